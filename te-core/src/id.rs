@@ -1,0 +1,61 @@
+//! Names of things: an index and a generation, never a pointer.
+
+use core::fmt;
+
+macro_rules! generational_id {
+    ($(#[$doc:meta])* $name:ident, $letter:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name {
+            /// Which slot.
+            pub index: u32,
+            /// Which tenant of the slot; a reused slot has another one.
+            pub generation: u32,
+        }
+
+        impl $name {
+            /// The id of slot `index` in its `generation`.
+            #[must_use]
+            pub const fn new(index: u32, generation: u32) -> Self {
+                Self { index, generation }
+            }
+
+            /// Both halves in one word: generation above, index below.
+            #[must_use]
+            pub const fn to_bits(self) -> u64 {
+                (self.generation as u64) << 32 | self.index as u64
+            }
+
+            /// The inverse of [`Self::to_bits`].
+            #[must_use]
+            pub const fn from_bits(bits: u64) -> Self {
+                Self { index: bits as u32, generation: (bits >> 32) as u32 }
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($letter, "{}.{}"), self.index, self.generation)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+generational_id!(
+    /// A region of local memory that is registered. Chosen by whoever registers it.
+    RegionId, "r"
+);
+generational_id!(
+    /// A peer's exported region that is attached here. Chosen by whoever attaches it.
+    SegmentId, "s"
+);
+
+/// The caller's name for one slice or fence, given back in its completion. Unique among those in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub u64);

@@ -1,0 +1,201 @@
+//! The Transport contract and its laws.
+//!
+//! Every fabric implements [`Transport`]; everything above is written against it. The laws below bind implementers and are
+//! what callers may rely on. One conformance suite (feature `testkit`) checks them for every transport.
+//!
+//! * **L1 One completion.** An accepted slice yields exactly one completion. A slice that was not accepted yields none.
+//! * **L2 No late local access.** After a slice's completion the fabric never again touches its local memory.
+//!   [`Outcome`](crate::Outcome) says whether the remote bytes are `Applied`, `NotApplied` or `Unknown`.
+//! * **L3 Cancel ends.** `cancel` starts the end of a slice; it still completes exactly once. When the fabric cannot stop
+//!   it at once (posted RDMA work), it drains or flushes first. What cannot be drained by the deadline is *quarantined*:
+//!   counted, reported, and its memory is not handed back.
+//! * **L4 No waiting.** `submit` and `poll` never block, allocate, or read a clock. Fullness is not an error.
+//! * **L5 Fences are the target's word.** Ending our side of a connection does not end the other: bytes on the wire or in
+//!   the target's socket buffer can still land. A fence completes `Applied` when the *target* said that nothing older will.
+//!   Until then the remote outcome is `Unknown`. Sending the *same* bytes to the *same* range again needs no fence;
+//!   moving different bytes there, or giving the range to someone else, does. A target that cannot be reached is fenced
+//!   when its incarnation has changed.
+//! * **L6 Only what was exported.** A peer reaches only what was exported, with the rights it was given: out of range, stale
+//!   generation or a wrong key is refused before a byte moves, and the connection survives.
+//! * **L7 No references.** Peer-writable bytes are never a `&[u8]`: they are read through a
+//!   [`VolatileSpan`](crate::VolatileSpan), or copied out.
+#![allow(unsafe_code, reason = "declares and forwards `register`, whose promise only the caller can make")]
+
+use alloc::boxed::Box;
+
+use crate::{Access, Completion, Error, Instant, MemSpan, RegionId, SegmentId, Slice, Token};
+
+bitflags::bitflags! {
+    /// What a transport can do. The conformance suite skips, by name, what is not offered.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Features: u32 {
+        /// One-sided reads.
+        const READ = 1;
+        /// One-sided writes.
+        const WRITE = 1 << 1;
+        /// A WRITE can end `Unknown`; fences do real work. Without it every outcome is known and a fence ends at once.
+        const FENCE = 1 << 2;
+        /// Payloads are checked end to end by the transport itself.
+        const CHECKSUM = 1 << 3;
+        /// The peer's process takes part in the copy; it must be polled for progress.
+        const TWO_SIDED_PROGRESS = 1 << 4;
+    }
+}
+
+/// What a transport offers, and its limits. Constant over its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Optional abilities.
+    pub features: Features,
+    /// Longest slice, bytes.
+    pub slice_bytes_max: u32,
+    /// The length at which one more cut no longer pays on this fabric, bytes.
+    pub slice_bytes_preferred: u32,
+    /// Slices accepted and not yet completed, at most.
+    pub inflight_max: u32,
+    /// Length of an export, bytes, at most.
+    pub export_bytes_max: u32,
+}
+
+/// A file descriptor that becomes readable when `poll` has something to do. For parking an idle poller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventSource(pub i32);
+
+/// Registration of local memory and attachment of remote memory. Control path: may allocate, may take microseconds.
+pub trait Memory {
+    /// Makes a span usable as the local side of slices and, with remote rights, exportable.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty span, `Busy` when the index is taken, `Full`, `System`.
+    ///
+    /// # Safety
+    /// Until [`deregister`](Self::deregister) returned `Ok` for `id`, `span` stays mapped, and no `&` or `&mut` exists to
+    /// bytes that a peer (remote rights) or an operation in flight (local rights) may write.
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error>;
+
+    /// Ends a registration. Afterwards neither we nor any peer touch the span through this transport.
+    ///
+    /// # Errors
+    /// `Busy` while slices or a peer's running operation refer to it; `NotFound`, `Stale`.
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error>;
+
+    /// Writes what a peer needs to [`attach`](Self::attach) the region into `out`; gives the number of bytes written.
+    ///
+    /// # Errors
+    /// `AccessDenied` for a region without remote rights, `OutOfRange` when `out` is too short, `NotFound`, `Stale`.
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error>;
+
+    /// Makes a peer's export addressable as `id`. Does not wait for the peer.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the blob does not parse or is of another version, `Busy` when the index is taken,
+    /// `Unreachable` when this transport cannot reach that peer at all, `Full`.
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error>;
+
+    /// Forgets an attached segment.
+    ///
+    /// # Errors
+    /// `Busy` while slices or fences refer to it; `NotFound`, `Stale`.
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error>;
+}
+
+/// Moves bytes between registered memory and attached segments. One rail, one `Transport`.
+///
+/// # For callers
+/// Submit a batch, then poll until every token has completed. A short count means "full": poll, then submit the rest.
+/// A transport has one owner at a time, and must be polled for progress, its own and (`TWO_SIDED_PROGRESS`) its peers'.
+///
+/// # For implementers
+/// You may complete in any order and from any call of `poll`. You may not complete inside `submit`. You may not touch a
+/// slice's memory after its completion (L2). Tokens are the caller's: do not read meaning into them.
+pub trait Transport: Memory {
+    /// Short, constant, lower case: `tcp`, `shm`, `sim`. Metrics and exports carry it.
+    fn name(&self) -> &'static str;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Accepts a prefix of `batch` and gives its length. Fewer than all means full: poll and submit the rest.
+    ///
+    /// # Errors
+    /// The first slice that can never be accepted ends the prefix; when it is the very first, the call gives its error and
+    /// nothing was accepted: `InvalidArgument`, `NotFound`, `Stale`, `OutOfRange`, `AccessDenied`, `Unreachable`.
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error>;
+
+    /// Makes progress and writes completions into `out`; gives how many. `now` never goes back.
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize;
+
+    /// When `poll` must run even if nothing arrives; `None`: only events matter.
+    fn poll_at(&self) -> Option<Instant>;
+
+    /// What to wait on between polls. `None`: poll in a loop, or at `poll_at`.
+    fn event_source(&self) -> Option<EventSource> {
+        None
+    }
+
+    /// Starts the end of a slice (L3). Its completion still comes, `Canceled` or with whatever end was faster.
+    ///
+    /// # Errors
+    /// `NotFound` when no slice in flight has this token.
+    fn cancel(&mut self, token: Token) -> Result<(), Error>;
+
+    /// Starts a fence (L5) that completes under `token`: `Applied` when the target has said that no slice to `segment`'s
+    /// owner that completed before this call can change its memory any more. Slices still in flight are not covered
+    /// and not disturbed. Without [`Features::FENCE`] it completes at the next poll.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Full`.
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error>;
+}
+
+macro_rules! forward {
+    ($($ty:ty),*) => {$(
+        impl<T: Transport + ?Sized> Memory for $ty {
+            unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { (**self).register(id, span, access) }
+            }
+            fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+                (**self).deregister(id)
+            }
+            fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+                (**self).export(id, out)
+            }
+            fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+                (**self).attach(id, blob)
+            }
+            fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+                (**self).detach(id)
+            }
+        }
+
+        impl<T: Transport + ?Sized> Transport for $ty {
+            fn name(&self) -> &'static str {
+                (**self).name()
+            }
+            fn capabilities(&self) -> Capabilities {
+                (**self).capabilities()
+            }
+            fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+                (**self).submit(batch)
+            }
+            fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+                (**self).poll(now, out)
+            }
+            fn poll_at(&self) -> Option<Instant> {
+                (**self).poll_at()
+            }
+            fn event_source(&self) -> Option<EventSource> {
+                (**self).event_source()
+            }
+            fn cancel(&mut self, token: Token) -> Result<(), Error> {
+                (**self).cancel(token)
+            }
+            fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+                (**self).fence(token, segment)
+            }
+        }
+    )*};
+}
+
+forward!(&mut T, Box<T>);
