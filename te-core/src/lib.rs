@@ -8,6 +8,7 @@ extern crate std;
 
 mod error;
 mod id;
+mod mailbox;
 mod memory;
 mod slice;
 mod time;
@@ -15,6 +16,7 @@ mod transport;
 
 pub use error::{Error, ErrorKind};
 pub use id::{RegionId, SegmentId, Token};
+pub use mailbox::Mailbox;
 pub use memory::{Access, Location, MemSpan, VolatileSpan, copy_bytes};
 pub use slice::{Completion, Op, Outcome, Slice};
 pub use time::Instant;
