@@ -10,7 +10,11 @@ mod error;
 mod id;
 mod mailbox;
 mod memory;
+#[cfg(feature = "testkit")]
+pub mod sim;
 mod slice;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 mod time;
 mod transport;
 
