@@ -207,7 +207,7 @@ impl Route for HealthRoute {
                 rail.paused_until = None;
                 rail.probing = false;
                 // A division a slice is dear: once a rail is known, one in eight is enough.
-                if nanos > 0 && (rail.slices_ended < 64 || rail.slices_ended % 8 == 0) {
+                if nanos > 0 && (rail.slices_ended < 64 || rail.slices_ended.is_multiple_of(8)) {
                     let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
                     rail.ns_per_byte_q16 = (rail.ns_per_byte_q16 * 7 + sample) / 8;
                     rail.ns_per_byte_q16 = rail.ns_per_byte_q16.max(1);
