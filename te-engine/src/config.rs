@@ -110,7 +110,10 @@ impl Config {
             return Err(StartError::Config { field: "slice_bytes", need: "must be at least 4096" });
         }
         if self.control.frame_bytes_max < 4096 {
-            return Err(StartError::Config { field: "control.frame_bytes_max", need: "must be at least 4096" });
+            return Err(StartError::Config {
+                field: "control.frame_bytes_max",
+                need: "must be at least 4096",
+            });
         }
         if self.advertise_host.is_none() && self.listen.ip().is_unspecified() {
             return Err(StartError::Config {
@@ -119,7 +122,10 @@ impl Config {
             });
         }
         if !self.fabrics.any() {
-            return Err(StartError::Config { field: "fabrics", need: "must leave at least one fabric of this build on" });
+            return Err(StartError::Config {
+                field: "fabrics",
+                need: "must leave at least one fabric of this build on",
+            });
         }
         Ok(())
     }

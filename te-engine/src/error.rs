@@ -6,9 +6,7 @@ use std::fmt;
 use std::io;
 use std::string::String;
 
-use te_core::Error;
-
-use crate::request::Status;
+use te_core::{Error, Status};
 
 /// Why an engine did not start.
 #[derive(Debug)]
@@ -61,8 +59,8 @@ pub enum RegisterError {
     NotFound,
     /// Transfers in flight use it.
     Busy {
-        /// How many slices; 0 when it is a peer's operation.
-        slices: u32,
+        /// How many requests; 0 when it is a peer's operation.
+        requests: u32,
     },
     /// The system has no such memory to give.
     Alloc(i32),
@@ -188,8 +186,10 @@ pub enum RequestProblem {
     RemoteRange,
     /// The local region's access rights do not allow it.
     LocalAccess,
-    /// The remote region's access rights do not allow it.
+    /// The owner does not export the remote region for this direction.
     RemoteAccess,
+    /// The local region is a [`Registered`](te_core::Registered) buffer, which only the owned API may move.
+    Owned,
 }
 
 impl fmt::Display for StartError {
@@ -197,7 +197,10 @@ impl fmt::Display for StartError {
         match self {
             Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
             Self::Listen { addr, source } => {
-                write!(f, "control port {addr}: {source}: choose another `listen`, or port 0 to have one picked")
+                write!(
+                    f,
+                    "control port {addr}: {source}: choose another `listen`, or port 0 to have one picked"
+                )
             }
             Self::Fabric { name, source } => {
                 write!(f, "fabric {name} did not start: {source}: repair it, or turn it off in `fabrics`")
@@ -228,18 +231,28 @@ impl fmt::Display for RegisterError {
         match self {
             Self::Empty => f.write_str("a region needs at least one byte"),
             Self::Overlap { addr, len } => {
-                write!(f, "overlaps the region of {len} bytes at {addr:#x}: use that one, or unregister it first")
+                write!(
+                    f,
+                    "overlaps the region of {len} bytes at {addr:#x}: use that one, or unregister it first"
+                )
             }
             Self::Full { regions_max } => {
                 write!(f, "{regions_max} regions are registered: unregister some, or raise `regions_max`")
             }
             Self::NotFound => f.write_str("no such region: it was never registered, or is unregistered"),
-            Self::Busy { slices: 0 } => f.write_str("a peer is using the region: try again"),
-            Self::Busy { slices } => {
-                write!(f, "{slices} slices in flight use the region: wait for or cancel their batches, then try again")
+            Self::Busy { requests: 0 } => f.write_str("a peer is using the region: try again"),
+            Self::Busy { requests } => {
+                write!(
+                    f,
+                    "{requests} requests in flight use the region: wait for or cancel their batches, then try again"
+                )
             }
             Self::Alloc(errno) => {
-                write!(f, "cannot allocate shared memory: {}: ask for less", io::Error::from_raw_os_error(*errno))
+                write!(
+                    f,
+                    "cannot allocate shared memory: {}: ask for less",
+                    io::Error::from_raw_os_error(*errno)
+                )
             }
             Self::Rails(error) => write!(f, "every fabric refused the memory; the last one: {error}"),
             Self::Closed => f.write_str("the engine has shut down: start another"),
@@ -257,23 +270,39 @@ impl fmt::Display for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotFound => f.write_str("no such segment: it was never opened, or is closed"),
-            Self::Name(name) => write!(f, "segment name {name:?} is not host:port: use the name its owner prints"),
+            Self::Name(name) => {
+                write!(f, "segment name {name:?} is not host:port: use the name its owner prints")
+            }
             Self::Unreachable { name, reason } => {
-                write!(f, "segment {name:?} does not answer ({reason}): check that its process runs and is reachable")
+                write!(
+                    f,
+                    "segment {name:?} does not answer ({reason}): check that its process runs and is reachable"
+                )
             }
             Self::Protocol { name, what } => {
-                write!(f, "segment {name:?}: {what}: check the address, and run the same release on both sides")
+                write!(
+                    f,
+                    "segment {name:?}: {what}: check the address, and run the same release on both sides"
+                )
             }
             Self::Restarted { name, expected, found } => {
-                write!(f, "segment {name:?} restarted (incarnation {found}, expected {expected}): open it again")
+                write!(
+                    f,
+                    "segment {name:?} restarted (incarnation {found}, expected {expected}): open it again"
+                )
             }
             Self::Full { segments_max } => {
-                write!(f, "{segments_max} remote regions are attached: close segments, or raise `segments_max`")
+                write!(
+                    f,
+                    "{segments_max} remote regions are attached: close segments, or raise `segments_max`"
+                )
             }
             Self::NoRail { name, source } => {
                 write!(f, "no fabric reaches segment {name:?}: {source}: switch on one that both sides have")
             }
-            Self::Busy => f.write_str("transfers in flight use the segment: wait for or cancel them, then try again"),
+            Self::Busy => {
+                f.write_str("transfers in flight use the segment: wait for or cancel them, then try again")
+            }
             Self::Refused { name, what } => write!(f, "segment {name:?} refused: {what}"),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
@@ -330,6 +359,7 @@ impl fmt::Display for RequestProblem {
             }
             Self::LocalAccess => "the local region is not registered for this direction",
             Self::RemoteAccess => "the owner does not export the remote region for this direction",
+            Self::Owned => "the local region is an owned buffer: use `read` and `write` with the buffer itself",
         })
     }
 }

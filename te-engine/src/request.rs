@@ -1,8 +1,9 @@
 //! What callers ask for and what they are told: requests, statuses, reports.
 
 use std::string::String;
+use std::vec::Vec;
 
-use te_core::{Access, Error, Location, Op, Outcome, RegionId};
+use te_core::{Access, Error, Location, Op, Outcome, RegionId, Status};
 
 /// An open segment: the memory that one peer exports. Names a row of the engine's table, never memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,32 +68,6 @@ impl From<(RegionId, u64)> for LocalAddr {
     }
 }
 
-/// How far a batch or a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Status {
-    /// Accepted; nothing posted yet.
-    Waiting,
-    /// On its way.
-    Pending,
-    /// Every byte is in place.
-    Completed,
-    /// Something went wrong; see the error.
-    Failed,
-    /// Its deadline passed. Nothing touches its memory any more, unless the report says `quarantined`.
-    TimedOut,
-    /// The caller cancelled it, and it has ended.
-    Canceled,
-}
-
-impl Status {
-    /// Whether it will not change any more.
-    #[must_use]
-    pub const fn is_final(self) -> bool {
-        !matches!(self, Self::Waiting | Self::Pending)
-    }
-}
-
 /// What is known about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestStatus {
@@ -102,7 +77,7 @@ pub struct RequestStatus {
     pub bytes: u64,
     /// Why it did not complete.
     pub error: Option<Error>,
-    /// What is known about the destination once it has ended; the worst of its slices.
+    /// What is known about the destination once it has ended; `Unknown` until then, and when only some bytes are in place.
     pub outcome: Outcome,
     /// Bytes of it may still land at the target: fence before the range gets other bytes or another owner.
     pub fence_needed: bool,
@@ -164,7 +139,7 @@ pub struct Notification {
     /// What it is about; the peers agree on names.
     pub name: String,
     /// Its body.
-    pub message: std::vec::Vec<u8>,
+    pub message: Vec<u8>,
 }
 
 /// Counters of one rail since the engine started.
@@ -190,7 +165,7 @@ pub struct RailStats {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// One row a rail.
-    pub rails: std::vec::Vec<RailStats>,
+    pub rails: Vec<RailStats>,
     /// Registered regions.
     pub regions: u32,
     /// Registered bytes.
