@@ -4,6 +4,7 @@
 
 extern crate alloc;
 
+pub mod client;
 mod codec;
 mod config;
 mod error;
