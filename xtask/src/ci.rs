@@ -306,5 +306,5 @@ fn deny(host: &Host) -> Plan {
     if !host.deny {
         return Plan::Skip("cargo-deny is not installed: `cargo install cargo-deny`".to_owned());
     }
-    commands(["cargo deny --all-features check bans licenses sources"])
+    commands(["cargo deny --all-features check --hide-inclusion-graph bans licenses sources"])
 }
