@@ -78,11 +78,6 @@ impl Host {
             root,
         })
     }
-
-    /// The member called `name`.
-    pub(crate) fn package(&self, name: &str) -> Option<&Package> {
-        self.packages.iter().find(|package| package.name == name)
-    }
 }
 
 fn package(value: &Value) -> Package {
