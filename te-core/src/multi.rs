@@ -20,6 +20,8 @@ use crate::{
 const REAP: usize = 64;
 /// Slices handed to one child in one go.
 const RUN: usize = 128;
+/// Slices that follow each other onto one rail while several are open.
+const SPRAY_RUN_MAX: usize = 16;
 /// "No slot" in the free list and the retry queue.
 const NONE: u32 = u32::MAX;
 
@@ -44,6 +46,9 @@ pub struct MultiTransport<C, R> {
     fence_generation: u32,
     features: Features,
     now: Instant,
+    /// What one call hands to a child or takes from it. Kept here: clearing them for each call would cost more than the call.
+    run: Box<[Slice; RUN]>,
+    reaped: Box<[Completion; REAP]>,
 }
 
 /// Fences in flight at most.
@@ -143,6 +148,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             fence_generation: 0,
             features,
             now: Instant::ZERO,
+            run: Box::new([empty; RUN]),
+            reaped: Box::new([Completion::applied(Token(0)); REAP]),
         })
     }
 
@@ -191,29 +198,51 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
-    /// Gives `slot`'s slice to a rail. `Ok(false)`: the rail is full.
-    fn post_run(&mut self, rail: usize, run: &[u32]) -> Result<usize, Error> {
-        let mut slices = [self.slots[0].slice; RUN];
-        for (out, &slot) in slices.iter_mut().zip(run) {
-            *out = Slice {
-                token: child_token(slot, self.slots[slot as usize].generation),
-                ..self.slots[slot as usize].slice
-            };
-        }
-        let accepted = self.rails[rail].submit(&slices[..run.len()])?;
-        for &slot in &run[..accepted] {
-            let slice = self.slots[slot as usize].slice;
-            self.route.accepted(rail, &slice);
-            let slot = &mut self.slots[slot as usize];
+    /// Gives the first `len` slices of `run` to a rail; they carry child tokens. Fewer accepted: the rail is full.
+    fn post_run(&mut self, rail: usize, len: usize) -> Result<usize, Error> {
+        let run = &self.run[..len];
+        let accepted = self.rails[rail].submit(run)?;
+        for slice in &run[..accepted] {
+            let slot = &mut self.slots[slot_of(slice.token)];
             slot.state = State::Posted;
             slot.rail = rail as u8;
             slot.accepted_at = self.now;
-            slot.bytes_ahead = self.route.bytes_in_flight(rail);
         }
         Ok(accepted)
     }
 
-    fn take_slot(&mut self, slice: &Slice) -> Option<u32> {
+    /// Stages slices from the front of `batch` that go to one rail: how many, which rail, and why it stopped if the next
+    /// slice can never go.
+    ///
+    /// The route is asked once a run. A run is short enough that a batch still spreads over all rails that reach it.
+    fn stage_run(&mut self, batch: &[Slice], excluded: u32) -> (usize, usize, Option<Error>) {
+        let first = &batch[0];
+        let mask = match self.usable(first) {
+            Ok(mask) => mask & !excluded,
+            Err(error) => return (0, 0, Some(error)),
+        };
+        let Some(rail) = self.route.route(first, mask) else { return (0, 0, None) };
+        let burst = if mask.is_power_of_two() {
+            RUN
+        } else {
+            (batch.len() / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
+        };
+        let mut filled = 0;
+        for slice in batch.iter().take(burst) {
+            let alike = slice.local.0 == first.local.0 && slice.remote.0 == first.remote.0;
+            if !alike
+                || (filled > 0 && !self.route.takes_more(rail))
+                || self.stage(slice, rail, filled).is_none()
+            {
+                break;
+            }
+            filled += 1;
+        }
+        (filled, rail, None)
+    }
+
+    /// Books a slice for `rail` and puts it into `run[at]`, under a child token. `None`: every slot is taken.
+    fn stage(&mut self, slice: &Slice, rail: usize, at: usize) -> Option<()> {
         let index = self.free;
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
@@ -221,8 +250,10 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         slot.tried = 0;
         slot.stray = false;
         slot.canceled = false;
-        slot.next = NONE;
-        Some(index)
+        self.route.accepted(rail, slice);
+        slot.bytes_ahead = self.route.bytes_in_flight(rail);
+        self.run[at] = Slice { token: child_token(index, slot.generation), ..*slice };
+        Some(())
     }
 
     fn put_slot(&mut self, index: u32) {
@@ -239,9 +270,9 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if child.token.0 & FENCE_TAG != 0 {
             return self.reap_fence(rail, child);
         }
-        let index = child.token.0 as u32;
+        let index = slot_of(child.token) as u32;
         let generation = (child.token.0 >> 32) as u32;
-        let slot = *self.slots.get(index as usize)?;
+        let slot = self.slots.get(index as usize)?;
         if slot.state != State::Posted || slot.generation != generation || usize::from(slot.rail) != rail {
             debug_assert!(false, "rail {rail} completed a slice twice (L1)");
             return None;
@@ -312,7 +343,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             } else {
                 match self.route.route(&slot.slice, untried) {
                     None => None,
-                    Some(rail) => match self.post_run(rail, &[index]) {
+                    Some(rail) => match self.post_again(rail, index) {
                         Ok(1) => {
                             index = next;
                             continue;
@@ -341,6 +372,19 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             index = next;
         }
         written
+    }
+
+    fn post_again(&mut self, rail: usize, index: u32) -> Result<usize, Error> {
+        let slot = &self.slots[index as usize];
+        let slice = Slice { token: child_token(index, slot.generation), ..slot.slice };
+        self.run[0] = slice;
+        self.route.accepted(rail, &slice);
+        self.slots[index as usize].bytes_ahead = self.route.bytes_in_flight(rail);
+        let posted = self.post_run(rail, 1);
+        if posted != Ok(1) {
+            self.route.returned(rail, &slice);
+        }
+        posted
     }
 
     fn reap_fence(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
@@ -372,6 +416,10 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 /// Set in the tokens that children see for fences.
 const FENCE_TAG: u64 = 1 << 63;
 const GENERATION: u32 = u32::MAX >> 1;
+
+const fn slot_of(child: Token) -> usize {
+    child.0 as u32 as usize
+}
 
 const fn child_token(slot: u32, generation: u32) -> Token {
     Token((generation as u64) << 32 | slot as u64)
@@ -525,46 +573,17 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
-        let mut run = [0; RUN];
         let mut done = 0;
         // Rails that refused the slice that is next, for reasons of their own.
         let mut excluded = 0;
         // Slices that follow each other onto the same rail go there in one call.
         while done < batch.len() {
-            let mut filled = 0;
-            let mut rail = usize::MAX;
-            let mut refused = None;
-            let mut bytes = 0;
-            for slice in batch[done..].iter().take(RUN) {
-                let mask = match self.usable(slice) {
-                    Ok(mask) if filled == 0 => mask & !excluded,
-                    Ok(mask) => mask,
-                    Err(error) => {
-                        refused = Some(error);
-                        break;
-                    }
-                };
-                // What this run adds to its rail is not in the route's books yet: weigh it in by asking with a longer slice.
-                let weighed = Slice { len: slice.len.saturating_add(bytes), ..*slice };
-                let chosen = if mask.is_power_of_two() || rail == usize::MAX {
-                    self.route.route(slice, mask)
-                } else {
-                    self.route.route(&weighed, mask)
-                };
-                let Some(chosen) = chosen else { break };
-                if rail != usize::MAX && chosen != rail {
-                    break;
-                }
-                let Some(slot) = self.take_slot(slice) else { break };
-                rail = chosen;
-                bytes = bytes.saturating_add(slice.len);
-                run[filled] = slot;
-                filled += 1;
-            }
-            let accepted = if filled == 0 { Ok(0) } else { self.post_run(rail, &run[..filled]) };
+            let (filled, rail, refused) = self.stage_run(&batch[done..], excluded);
+            let accepted = if filled == 0 { Ok(0) } else { self.post_run(rail, filled) };
             let count = *accepted.as_ref().unwrap_or(&0);
-            for &slot in run[count..filled].iter().rev() {
-                self.put_slot(slot);
+            for at in (count..filled).rev() {
+                self.route.returned(rail, &self.run[at]);
+                self.put_slot(slot_of(self.run[at].token) as u32);
             }
             for slice in &batch[done..done + count] {
                 self.segments[slice.remote.0.index as usize].in_use += 1;
@@ -597,7 +616,6 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.now = now;
         self.route.tick(now);
         let mut written = 0;
-        let mut reaped = [Completion::applied(Token(0)); REAP];
         // A fence over rails that all ended within `fence` itself.
         while let Some(position) = self.fences.iter().position(|fence| fence.pending == 0) {
             let Some(room) = out.get_mut(written) else { return written };
@@ -609,9 +627,10 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             loop {
                 // Never take more from a child than there is room for: a completion is told once.
                 let room = REAP.min(out.len() - written);
-                let count = self.rails[rail].poll(now, &mut reaped[..room]);
-                for child in &reaped[..count] {
-                    if let Some(completion) = self.reap(rail, child) {
+                let count = self.rails[rail].poll(now, &mut self.reaped[..room]);
+                for at in 0..count {
+                    let child = self.reaped[at];
+                    if let Some(completion) = self.reap(rail, &child) {
                         out[written] = completion;
                         written += 1;
                     }

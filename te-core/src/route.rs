@@ -14,8 +14,14 @@ pub const RAILS_MAX: usize = 32;
 pub trait Route {
     /// The rail for `slice` among those set in `reachable`; `None`: none of them may be used now.
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize>;
-    /// `rail` took the slice.
+    /// Whether `rail`, just chosen, may get the slices that follow as well without being asked again.
+    fn takes_more(&self, _rail: usize) -> bool {
+        true
+    }
+    /// The slice is given to `rail`.
     fn accepted(&mut self, rail: usize, slice: &Slice);
+    /// `rail` was full, or refused a slice that was just given to it.
+    fn returned(&mut self, rail: usize, slice: &Slice);
     /// A slice that `rail` had accepted ended, `nanos` after it was accepted, when `bytes_ahead` bytes (its own included)
     /// were in flight on the rail at that time.
     fn completed(
@@ -164,10 +170,20 @@ impl Route for HealthRoute {
         best
     }
 
+    fn takes_more(&self, rail: usize) -> bool {
+        self.rails[rail].paused_until.is_none()
+    }
+
     fn accepted(&mut self, rail: usize, slice: &Slice) {
         let rail = &mut self.rails[rail];
         rail.in_flight += u64::from(slice.len);
         rail.probing |= rail.paused_until.is_some();
+    }
+
+    fn returned(&mut self, rail: usize, slice: &Slice) {
+        let rail = &mut self.rails[rail];
+        rail.in_flight = rail.in_flight.saturating_sub(u64::from(slice.len));
+        rail.probing = false;
     }
 
     fn completed(
@@ -190,7 +206,8 @@ impl Route for HealthRoute {
                 rail.cooldown_ns /= 2;
                 rail.paused_until = None;
                 rail.probing = false;
-                if nanos > 0 {
+                // A division a slice is dear: once a rail is known, one in eight is enough.
+                if nanos > 0 && (rail.slices_ended < 64 || rail.slices_ended.is_multiple_of(8)) {
                     let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
                     rail.ns_per_byte_q16 = (rail.ns_per_byte_q16 * 7 + sample) / 8;
                     rail.ns_per_byte_q16 = rail.ns_per_byte_q16.max(1);
