@@ -166,7 +166,12 @@ fn print_summary(ended: &[Ended], took: Duration) {
 fn steps(host: &Host, args: &Args) -> Vec<Step> {
     let step = |name, what, limit_s, plan| Step { name, what, limit_s, plan };
     vec![
-        step("fmt", "formatting", 60, commands(["cargo fmt --all --check"])),
+        step(
+            "fmt",
+            "formatting",
+            60,
+            commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
+        ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
         step(
             "clippy",
