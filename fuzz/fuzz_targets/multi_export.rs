@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, HealthConfig, HealthRoute, Instant, MemSpan,
-    Memory, MultiTransport, RegionId, SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, Features, HealthConfig, HealthRoute, Instant,
+    MemSpan, Memory, MultiTransport, RegionId, SegmentId, Slice, Token, Transport,
 };
 
 /// Takes any export that is not empty and does nothing with it.
