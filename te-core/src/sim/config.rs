@@ -51,6 +51,8 @@ impl LinkConfig {
 /// The fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimConfig {
+    /// What [`Transport::name`](crate::Transport::name) says; rails of one `MultiTransport` need names of their own.
+    pub name: &'static str,
     /// Every link, unless [`SimNet::set_link`](super::SimNet::set_link) says otherwise.
     pub link: LinkConfig,
     /// How long an initiator waits for an answer before it gives a slice or fence up.
@@ -72,6 +74,7 @@ pub struct SimConfig {
 impl SimConfig {
     /// [`LinkConfig::CALM`] everywhere.
     pub const CALM: Self = Self {
+        name: "sim",
         link: LinkConfig::CALM,
         timeout: Duration::from_millis(20),
         cancel_max: Duration::from_micros(20),

@@ -113,7 +113,7 @@ impl Memory for SimTransport {
 
 impl Transport for SimTransport {
     fn name(&self) -> &'static str {
-        "sim"
+        self.net.world.lock().config.name
     }
 
     fn capabilities(&self) -> Capabilities {

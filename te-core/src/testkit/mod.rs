@@ -7,12 +7,13 @@
 //! use te_core::sim::SimConfig;
 //! use te_core::testkit::SimHarness;
 //!
-//! # mod hidden { use super::*;
+//! // In the fabric's tests: one named test a case.
 //! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM));
-//! # }
-//! // or all at once, with a table of what passed and what was skipped, and why
-//! println!("{}", te_core::testkit::conformance(&mut SimHarness::new(1, SimConfig::CALM)));
-//! # fn main() {}
+//!
+//! // Or all at once, with a table of what passed and what was skipped, and why.
+//! fn main() {
+//!     println!("{}", te_core::testkit::conformance(&mut SimHarness::new(1, SimConfig::CALM)));
+//! }
 //! ```
 //!
 //! A broken law panics with a sentence that starts with the law's number. What a fabric does not offer

@@ -9,6 +9,8 @@ use super::{Harness, Hook, Pair, Side};
 use crate::sim::{NodeId, SimConfig, SimNet, SimTransport};
 use crate::{Instant, Transport};
 
+const RAIL_NAMES: [&str; 4] = ["sim", "sim-b", "sim-c", "sim-d"];
+
 type Build = Box<dyn FnMut(Side, Vec<SimTransport>) -> Box<dyn Transport>>;
 
 /// Pairs on [`sim`](crate::sim): each end is built from one node on each of some networks.
@@ -54,8 +56,11 @@ impl SimHarness {
 impl Harness for SimHarness {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let rails: Vec<Rail> = (0..self.rails)
-            .map(|i| SimNet::new(self.seed.wrapping_add(i as u64 * 1_000_003), self.config))
-            .map(|net| Rail { initiator: NodeId(0), target: NodeId(1), net })
+            .map(|i| {
+                let config = SimConfig { name: RAIL_NAMES[i % RAIL_NAMES.len()], ..self.config };
+                let net = SimNet::new(self.seed.wrapping_add(i as u64 * 1_000_003), config);
+                Rail { initiator: NodeId(0), target: NodeId(1), net }
+            })
             .collect();
         let initiator = (self.build)(Side::Initiator, rails.iter().map(|rail| rail.net.node()).collect());
         let target = (self.build)(Side::Target, rails.iter().map(|rail| rail.net.node()).collect());

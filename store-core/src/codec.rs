@@ -1,0 +1,215 @@
+//! Bodies: postcard, read where they lie.
+//!
+//! A body is a *head* (one postcard value) and a sequence of *items* (a postcard `Vec`: a varint count, then the items).
+//! [`Items`] reads the sequence lazily from the frame, so that a batch of thousands of keys allocates nothing.
+
+use alloc::vec::Vec;
+use core::fmt::{self, Write};
+use core::marker::PhantomData;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::wire::{KEYS_PER_BATCH_MAX, WireError};
+
+/// A key: bytes, not text. Printed as text, with what is not UTF-8 replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key<'a>(pub &'a [u8]);
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            if !chunk.invalid().is_empty() {
+                f.write_char(char::REPLACEMENT_CHARACTER)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Key<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&'a [u8]>::deserialize(deserializer).map(Key)
+    }
+}
+
+/// A sequence of `T` that was checked as a whole and is decoded one by one.
+#[derive(Debug)]
+pub struct Items<'a, T> {
+    bytes: &'a [u8],
+    left: usize,
+    _item: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Items<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Items<'_, T> {}
+
+impl<'a, T: Deserialize<'a>> Items<'a, T> {
+    /// Reads a count and checks that as many items follow, and nothing else.
+    pub(crate) fn parse(body: &'a [u8]) -> Result<Self, WireError> {
+        let (count, bytes) = postcard::take_from_bytes::<u32>(body).map_err(|_| WireError::Body)?;
+        let left = count as usize;
+        if left > KEYS_PER_BATCH_MAX {
+            return Err(WireError::TooManyKeys { keys: left });
+        }
+        let mut rest = bytes;
+        for _ in 0..left {
+            rest = postcard::take_from_bytes::<T>(rest).map_err(|_| WireError::Body)?.1;
+        }
+        if rest.is_empty() { Ok(Self { bytes, left, _item: PhantomData }) } else { Err(WireError::Body) }
+    }
+}
+
+impl<T> Items<'_, T> {
+    /// How many.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.left
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl<'a, T: Deserialize<'a>> Iterator for Items<'a, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        // `parse` has decoded these very bytes, so this does not fail.
+        let (item, rest) = postcard::take_from_bytes(self.bytes).ok()?;
+        self.bytes = rest;
+        Some(item)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<'a, T: Deserialize<'a>> ExactSizeIterator for Items<'a, T> {}
+
+/// A list of at most `N` items; on the wire a postcard `Vec`.
+///
+/// Kept inline, because an object has one replica as a rule and eight at most.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Short<T, const N: usize> {
+    len: u8,
+    items: [T; N],
+}
+
+impl<T: Copy + Default, const N: usize> Short<T, N> {
+    /// Empty.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { len: 0, items: [T::default(); N] }
+    }
+
+    /// Appends; gives the item back when there is no room.
+    ///
+    /// # Errors
+    /// The item itself.
+    pub fn push(&mut self, item: T) -> Result<(), T> {
+        match self.items.get_mut(usize::from(self.len)) {
+            Some(slot) => {
+                *slot = item;
+                self.len += 1;
+                Ok(())
+            }
+            None => Err(item),
+        }
+    }
+}
+
+impl<T: Copy + Default, const N: usize> Default for Short<T, N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T, const N: usize> core::ops::Deref for Short<T, N> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.items[..usize::from(self.len)]
+    }
+}
+
+impl<T: fmt::Debug, const N: usize> fmt::Debug for Short<T, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: Serialize, const N: usize> Serialize for Short<T, N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+impl<'de, T: Deserialize<'de> + Copy + Default, const N: usize> Deserialize<'de> for Short<T, N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T, const N: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Copy + Default, const N: usize> de::Visitor<'de> for Visitor<T, N> {
+            type Value = Short<T, N>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {N} items")
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut list = Short::new();
+                while let Some(item) = seq.next_element()? {
+                    list.push(item).map_err(|_| de::Error::invalid_length(N + 1, &self))?;
+                }
+                Ok(list)
+            }
+        }
+        deserializer.deserialize_seq(Visitor(PhantomData))
+    }
+}
+
+/// Appends the postcard form of `value`.
+pub(crate) fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> Result<(), WireError> {
+    struct Append<'v>(&'v mut Vec<u8>);
+    impl postcard::ser_flavors::Flavor for Append<'_> {
+        type Output = ();
+
+        fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+            self.0.push(byte);
+            Ok(())
+        }
+
+        fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+            self.0.extend_from_slice(bytes);
+            Ok(())
+        }
+
+        fn finalize(self) -> postcard::Result<()> {
+            Ok(())
+        }
+    }
+    postcard::serialize_with_flavor(value, Append(out)).map_err(|_| WireError::Body)
+}
+
+/// Reads one value from the front; gives it and the rest.
+pub(crate) fn take<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(T, &'a [u8]), WireError> {
+    postcard::take_from_bytes(body).map_err(|_| WireError::Body)
+}

@@ -1,0 +1,142 @@
+//! The master's settings and their limits.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::REPLICAS_MAX;
+use crate::wire;
+
+/// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MasterConfig {
+    /// How long a reader may read what a get returned, ms. Default 5,000.
+    pub lease_ttl_ms: u32,
+    /// How much longer than promised a lease is kept, ms: covers a clock that is read once a loop, and drift. Default 100.
+    pub lease_guard_ms: u32,
+    /// How long a writer may take before another may displace it, ms. Default 30,000.
+    pub put_start_discard_timeout_ms: u32,
+    /// How long the space of a writer that never said it is quiet is held back, ms. Must be longer than the discard timeout
+    /// plus the longest time that a write can be under way in the fabric. Default 600,000.
+    pub put_start_release_timeout_ms: u32,
+    /// A node that is silent for longer is given up, ms. Default 10,000.
+    pub node_ttl_ms: u32,
+    /// Eviction begins when this share of all bytes is used. Default 0.95.
+    pub eviction_high_watermark: f64,
+    /// Eviction ends this share below the watermark. Default 0.05.
+    pub eviction_ratio: f64,
+    /// Most objects evicted in one call, so that a call stays short; the rest follows in the next. Default 4,096.
+    pub evictions_per_call_max: u32,
+    /// Most replicas of an object, 1 to 8. Default 8.
+    pub replicas_max: u8,
+    /// Most objects, those being written included. Default 100,000,000.
+    pub objects_max: u32,
+    /// Longest key, bytes. Default 1,024.
+    pub key_bytes_max: u32,
+    /// Most segments mounted at a time. Default 4,096.
+    pub segments_max: u32,
+    /// Most nodes known at a time, those lately given up included. Default 4,096.
+    pub nodes_max: u32,
+    /// Which life of the master this is; must be higher in each. Generations begin at `epoch << 32`, so that a writer of a
+    /// former life cannot commit in this one. Seconds of wall time at start are a good one. Default 1.
+    pub epoch: u32,
+    /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
+    pub hash_seed: u64,
+}
+
+impl Default for MasterConfig {
+    fn default() -> Self {
+        Self {
+            lease_ttl_ms: 5_000,
+            lease_guard_ms: 100,
+            put_start_discard_timeout_ms: 30_000,
+            put_start_release_timeout_ms: 600_000,
+            node_ttl_ms: 10_000,
+            eviction_high_watermark: 0.95,
+            eviction_ratio: 0.05,
+            evictions_per_call_max: 4_096,
+            replicas_max: REPLICAS_MAX as u8,
+            objects_max: 100_000_000,
+            key_bytes_max: wire::KEY_BYTES_MAX as u32,
+            segments_max: 4_096,
+            nodes_max: 4_096,
+            epoch: 1,
+            hash_seed: 0,
+        }
+    }
+}
+
+impl MasterConfig {
+    /// Checks every setting against its limits.
+    ///
+    /// # Errors
+    /// The first that is out of them.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let whole = |setting: &'static str, value: u32, min: u32, max: u32| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(ConfigError {
+                    setting,
+                    reason: Reason::Range { min: f64::from(min), max: f64::from(max) },
+                })
+            }
+        };
+        let share = |setting: &'static str, value: f64, min: f64, max: f64| {
+            if value >= min && value <= max {
+                Ok(())
+            } else {
+                Err(ConfigError { setting, reason: Reason::Range { min, max } })
+            }
+        };
+        const DAY_MS: u32 = 86_400_000;
+        whole("lease_ttl_ms", self.lease_ttl_ms, 1, DAY_MS)?;
+        whole("lease_guard_ms", self.lease_guard_ms, 0, DAY_MS)?;
+        whole("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
+        whole("put_start_release_timeout_ms", self.put_start_release_timeout_ms, 1, DAY_MS)?;
+        whole("node_ttl_ms", self.node_ttl_ms, 1, DAY_MS)?;
+        share("eviction_high_watermark", self.eviction_high_watermark, 0.01, 1.0)?;
+        share("eviction_ratio", self.eviction_ratio, 0.0, self.eviction_high_watermark)?;
+        whole("evictions_per_call_max", self.evictions_per_call_max, 1, u32::MAX)?;
+        whole("replicas_max", self.replicas_max.into(), 1, REPLICAS_MAX as u32)?;
+        whole("objects_max", self.objects_max, 1, 1 << 31)?;
+        whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
+        whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
+        whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
+        if self.put_start_release_timeout_ms <= self.put_start_discard_timeout_ms {
+            return Err(ConfigError {
+                setting: "put_start_release_timeout_ms",
+                reason: Reason::ReleaseBeforeDiscard,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A setting that is out of its limits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConfigError {
+    /// Its name.
+    pub setting: &'static str,
+    reason: Reason,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reason {
+    Range { min: f64, max: f64 },
+    ReleaseBeforeDiscard,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reason {
+            Reason::Range { min, max } => write!(f, "{}: choose a value from {min} to {max}", self.setting),
+            Reason::ReleaseBeforeDiscard => {
+                write!(f, "{}: must be longer than put_start_discard_timeout_ms", self.setting)
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}

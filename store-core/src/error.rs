@@ -1,0 +1,124 @@
+//! One error for every operation of the store, under Mooncake's numbers.
+
+use core::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $advice:literal;)*) => {
+        /// Why an operation, or one key of a batch, did not succeed.
+        ///
+        /// The numbers are those of Mooncake's `ErrorCode`, so that logs, dashboards and clients of either agree.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[repr(i32)]
+        pub enum ErrorCode {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl ErrorCode {
+            /// Every code that this release can give.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The code with this number; `None` for 0 (success) and for numbers of other releases.
+            #[must_use]
+            pub const fn from_code(code: i32) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Mooncake's name of it, for logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+
+            const fn advice(self) -> &'static str {
+                match self {
+                    $(Self::$name => $advice,)*
+                }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// Something that should be impossible, or a code that this release does not know.
+    InternalError = -1, "INTERNAL_ERROR", "report it with the master's log, and run the same release on both sides";
+    /// The object is longer than the buffer it should be read into.
+    BufferOverflow = -10, "BUFFER_OVERFLOW", "the object is longer than the buffer: ask for its size, then pass a larger one";
+    /// No segment has this id, or it is gone.
+    SegmentNotFound = -101, "SEGMENT_NOT_FOUND", "the segment was unmounted or its node died: look the key up again";
+    /// The name is mounted by somebody who is not older than the asker.
+    SegmentAlreadyExists = -102, "SEGMENT_ALREADY_EXISTS", "another node has mounted this name: choose another, or restart with a newer incarnation";
+    /// The master does not know this node.
+    ClientNotFound = -103, "CLIENT_NOT_FOUND", "the node is unknown or expired: mount its segments again";
+    /// No segment has room, even after eviction.
+    NoAvailableHandle = -200, "NO_AVAILABLE_HANDLE", "no segment has room: add nodes or capacity, or wait for leases to end";
+    /// The peer speaks another version of the protocol.
+    InvalidVersion = -300, "INVALID_VERSION", "run the same release on both sides";
+    /// The key is empty or too long.
+    InvalidKey = -400, "INVALID_KEY", "keys have 1 to key_bytes_max bytes";
+    /// Lengths, counts or flags make no sense.
+    InvalidParams = -600, "INVALID_PARAMS", "check lengths (1 byte at least), replica counts and batch sizes";
+    /// A node that was replaced or expired still speaks under its old incarnation.
+    IllegalClient = -601, "ILLEGAL_CLIENT", "this incarnation of the node is over: export its memory afresh and mount with a newer one";
+    /// The put is already committed; it cannot be revoked or committed differently.
+    InvalidWrite = -700, "INVALID_WRITE", "the object is committed already: remove it instead";
+    /// It exists, but is still being written.
+    ReplicaIsNotReady = -703, "REPLICA_IS_NOT_READY", "the object is being written: try again when its writer has finished";
+    /// No such object, or no longer.
+    ObjectNotFound = -704, "OBJECT_NOT_FOUND", "not cached: compute it, and put it";
+    /// The key is taken: committed, or being written by somebody whose time is not up.
+    ObjectAlreadyExists = -705, "OBJECT_ALREADY_EXISTS", "the key is stored or being stored: get it, or remove it first";
+    /// A reader may still be copying.
+    ObjectHasLease = -706, "OBJECT_HAS_LEASE", "readers hold a lease: try again after the lease time, or force";
+    /// The copy took longer than the lease; what was read does not count.
+    LeaseExpired = -707, "LEASE_EXPIRED", "the read outlived its lease: read again, or raise lease_ttl_ms";
+    /// The fabric could not move the bytes.
+    TransferFail = -800, "TRANSFER_FAIL", "no replica could be moved: check the nodes and their fabric";
+    /// The bytes are not those that were committed.
+    ChecksumMismatch = -801, "CHECKSUM_MISMATCH", "the stored bytes are damaged: treated as a miss, put the object again";
+    /// The call to the master failed; whether it was carried out is not known.
+    RpcFail = -900, "RPC_FAIL", "the master did not answer: check that it runs and is reachable";
+    /// No answer in time; whether it was carried out is not known.
+    RpcTimeout = -901, "RPC_TIMEOUT", "the master did not answer in time: check its load, or raise the timeout";
+    /// The master is stopping or not ready.
+    UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the master is starting or stopping: try again";
+    /// This release has no such operation.
+    NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
+    /// More objects, or more keys in a batch, than the limit.
+    KeysUltraLimit = -1203, "KEYS_ULTRA_LIMIT", "a limit on keys is reached: smaller batches, or raise objects_max";
+}
+
+impl ErrorCode {
+    /// Its number on the wire.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        self as i32
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} ({})", self.name(), self.advice(), self.code())
+    }
+}
+
+impl core::error::Error for ErrorCode {}
+
+impl Serialize for ErrorCode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_i32(self.code())
+    }
+}
+
+impl<'de> Deserialize<'de> for ErrorCode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        i32::deserialize(deserializer).map(|code| Self::from_code(code).unwrap_or(Self::InternalError))
+    }
+}

@@ -1,0 +1,500 @@
+//! Messages: what is asked and what is answered, operation by operation.
+//!
+//! Every operation is a batch: a head said once, then one item for each key; one key is a batch of one. Answers have one
+//! item for each item asked, in the same order. Nothing is allocated to decode one.
+//!
+//! | Kind | head asked, items asked | head answered, items answered |
+//! |---|---|---|
+//! | [`Hello`] | version · – | [`Welcome`] · – |
+//! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – |
+//! | [`Unmount`] | [`UnmountSegment`] · – | – · – |
+//! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – |
+//! | [`PutStart`] | [`PutOptions`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error |
+//! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error |
+//! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error |
+//! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error |
+//! | [`Exists`] | – · [`Key`]s | – · `bool` |
+//! | [`Remove`] | – · [`Removal`]s | – · `()` or error |
+//! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] |
+//! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error |
+//! | [`ReadStats`] | – · – | [`Stats`] · – |
+//!
+//! ```
+//! use store_core::{Frame, Key, message::{Get, Operation}};
+//!
+//! let mut out = Vec::new();
+//! Get::encode_request(&mut out, 7, &(), [b"a".as_slice(), b"bc"].map(Key).into_iter())?;
+//! let (frame, len) = Frame::parse(&out)?.expect("complete");
+//! assert_eq!(len, out.len());
+//! let ((), keys) = Get::decode_request(frame.body)?;
+//! assert_eq!(keys.map(|key| key.0.len()).collect::<Vec<_>>(), [1, 2]);
+//! # Ok::<(), store_core::WireError>(())
+//! ```
+
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, Items, Key, Short};
+use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
+use crate::{ErrorCode, Stats};
+
+/// Most replicas that an object can have.
+pub const REPLICAS_MAX: usize = 8;
+/// Longest name and longest endpoint of a segment, bytes.
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// The number of a segment in its master's life: counted up, never used twice.
+pub type SegmentNo = u32;
+
+/// One operation: its number on the wire and the types of its messages.
+pub trait Operation {
+    /// Its number.
+    const KIND: Kind;
+    /// Said once in the request.
+    type Ask<'a>: Serialize + Deserialize<'a>;
+    /// Said for each key in the request.
+    type AskItem<'a>: Serialize + Deserialize<'a>;
+    /// Said once in the response.
+    type Answer<'a>: Serialize + Deserialize<'a>;
+    /// Said for each key in the response.
+    type AnswerItem<'a>: Serialize + Deserialize<'a>;
+
+    /// Appends a request frame.
+    ///
+    /// # Errors
+    /// `TooManyKeys`, `TooLong`; `out` is as it was.
+    fn encode_request<'a>(
+        out: &mut Vec<u8>,
+        request_id: u64,
+        ask: &Self::Ask<'_>,
+        items: impl ExactSizeIterator<Item = Self::AskItem<'a>>,
+    ) -> Result<(), WireError> {
+        let header = Header { kind: Self::KIND as u8, response: false, request_id, status: 0 };
+        encode(out, &header, ask, items)
+    }
+
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// `Body`, `TooManyKeys`.
+    fn decode_request(body: &[u8]) -> Result<(Self::Ask<'_>, Items<'_, Self::AskItem<'_>>), WireError> {
+        let (ask, rest) = codec::take(body)?;
+        Ok((ask, Items::parse(rest)?))
+    }
+
+    /// Appends a response frame. A server that answers as it goes wants [`Answer`] instead.
+    ///
+    /// # Errors
+    /// `TooManyKeys`, `TooLong`; `out` is as it was.
+    fn encode_response<'a>(
+        out: &mut Vec<u8>,
+        request_id: u64,
+        answer: &Self::Answer<'_>,
+        items: impl ExactSizeIterator<Item = Self::AnswerItem<'a>>,
+    ) -> Result<(), WireError> {
+        let header = Header { kind: Self::KIND as u8, response: true, request_id, status: 0 };
+        encode(out, &header, answer, items)
+    }
+
+    /// Reads a response: its body, or why the request failed as a whole.
+    ///
+    /// # Errors
+    /// The status of the response; `InternalError` for one that does not decode or is not of this operation.
+    fn decode_response<'a>(
+        frame: &Frame<'a>,
+    ) -> Result<(Self::Answer<'a>, Items<'a, Self::AnswerItem<'a>>), ErrorCode> {
+        frame.header.result()?;
+        if frame.header.kind != Self::KIND as u8 || !frame.header.response {
+            return Err(ErrorCode::InternalError);
+        }
+        let (answer, rest) = codec::take(frame.body).map_err(|_| ErrorCode::InternalError)?;
+        Ok((answer, Items::parse(rest).map_err(|_| ErrorCode::InternalError)?))
+    }
+}
+
+/// A response whose items are appended one by one; the count is known before.
+#[derive(Debug)]
+pub struct Answer<'v> {
+    frame: FrameWriter<'v>,
+}
+
+impl<'v> Answer<'v> {
+    /// Appends header, head and count.
+    ///
+    /// # Errors
+    /// `Body` when the head does not serialise.
+    pub fn begin<O: Operation>(
+        out: &'v mut Vec<u8>,
+        request_id: u64,
+        answer: &O::Answer<'_>,
+        count: usize,
+    ) -> Result<Self, WireError> {
+        let header = Header { kind: O::KIND as u8, response: true, request_id, status: 0 };
+        let mut frame = FrameWriter::begin(out, &header);
+        codec::put(frame.body(), answer)?;
+        codec::put(frame.body(), &(count as u32))?;
+        Ok(Self { frame })
+    }
+
+    /// Appends one item.
+    ///
+    /// # Errors
+    /// `Body` when it does not serialise.
+    pub fn item<T: Serialize>(&mut self, item: &T) -> Result<(), WireError> {
+        codec::put(self.frame.body(), item)
+    }
+
+    /// Fills in the length.
+    ///
+    /// # Errors
+    /// `TooLong`; the buffer is as it was before.
+    pub fn finish(self) -> Result<(), WireError> {
+        self.frame.finish()
+    }
+}
+
+/// Appends a response to a request that failed as a whole.
+pub fn encode_failure(out: &mut Vec<u8>, kind: u8, request_id: u64, error: ErrorCode) {
+    let header = Header { kind, response: true, request_id, status: error.code() };
+    // An empty body is never too long.
+    let _ = FrameWriter::begin(out, &header).finish();
+}
+
+fn encode<T: Serialize, H: Serialize>(
+    out: &mut Vec<u8>,
+    header: &Header,
+    head: &H,
+    items: impl ExactSizeIterator<Item = T>,
+) -> Result<(), WireError> {
+    let keys = items.len();
+    if keys > KEYS_PER_BATCH_MAX {
+        return Err(WireError::TooManyKeys { keys });
+    }
+    let mut frame = FrameWriter::begin(out, header);
+    codec::put(frame.body(), head)?;
+    codec::put(frame.body(), &(keys as u32))?;
+    for item in items {
+        codec::put(frame.body(), &item)?;
+    }
+    frame.finish()
+}
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, ($ask:ty, $ask_item:ty) -> ($answer:ty, $answer_item:ty);)*) => {
+        /// The number of an operation in a frame's header.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[repr(u8)]
+        pub enum Kind {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl Kind {
+            /// Every operation of this release.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The operation with this number.
+            #[must_use]
+            pub const fn from_byte(byte: u8) -> Option<Self> {
+                match byte {
+                    $($number => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Its name, for logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+        }
+
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub enum $name {}
+
+            impl Operation for $name {
+                const KIND: Kind = Kind::$name;
+                type Ask<'a> = $ask;
+                type AskItem<'a> = $ask_item;
+                type Answer<'a> = $answer;
+                type AnswerItem<'a> = $answer_item;
+            }
+        )*
+    };
+}
+
+operations! {
+    /// First on every connection: versions and limits.
+    Hello = 1, (u16, ()) -> (Welcome, ());
+    /// A node contributes memory.
+    Mount = 2, (MountSegment<'a>, ()) -> (Mounted, ());
+    /// A node takes it back.
+    Unmount = 3, (UnmountSegment, ()) -> ((), ());
+    /// A node says that it lives.
+    Beat = 4, (Heartbeat, ()) -> (NodeStatus, ());
+    /// Space for new objects. They are not readable yet.
+    PutStart = 5, (PutOptions, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
+    /// The bytes are in place, all of them: readable from here.
+    PutEnd = 6, ((), Commit<'a>) -> ((), Result<(), ErrorCode>);
+    /// The writer gives up.
+    PutRevoke = 7, ((), Revocation<'a>) -> ((), Result<(), ErrorCode>);
+    /// Where objects are, with a lease to read them.
+    Get = 8, ((), Key<'a>) -> (Lease, Result<Object, ErrorCode>);
+    /// Whether they are readable. Neither leases nor counts as a use.
+    Exists = 9, ((), Key<'a>) -> ((), bool);
+    /// Forget objects.
+    Remove = 10, ((), Removal<'a>) -> ((), Result<(), ErrorCode>);
+    /// Keys, a page at a time.
+    List = 11, (ListQuery<'a>, ()) -> (ListPosition, Listed<'a>);
+    /// What segments are and where.
+    Segments = 12, ((), SegmentNo) -> ((), Result<SegmentInfo<'a>, ErrorCode>);
+    /// Counters and gauges.
+    ReadStats = 13, ((), ()) -> (Stats, ());
+}
+
+/// The master introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The protocol's version here.
+    pub version: u16,
+    /// Which life of the master this is. When it changes, forget every segment, lease and generation of the former one.
+    pub epoch: u64,
+    /// Most keys in a request.
+    pub keys_per_batch_max: u32,
+    /// Longest key, bytes.
+    pub key_bytes_max: u32,
+    /// Most replicas of an object.
+    pub replicas_max: u8,
+    /// How long a read may take.
+    pub lease_ms: u32,
+    /// A node that is silent for longer is given up.
+    pub node_ttl_ms: u32,
+}
+
+/// A piece of a node's memory.
+///
+/// `incarnation` belongs to the node's *exports*: a node that restarts, or that is told [`NodeStatus::NeedRemount`],
+/// first tears down what it exported, so that nobody holding the old export can still write there, then exports afresh
+/// and mounts under a higher incarnation. Nanoseconds of wall time at export are a good one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountSegment<'a> {
+    /// Which node; chosen by it, unique in the cluster (a random number will do).
+    pub node: u64,
+    /// Which life of the node's exports. Later is higher.
+    pub incarnation: u64,
+    /// The segment's name, unique in the cluster. Mounting it with a higher incarnation replaces the old one.
+    pub name: &'a str,
+    /// Where the transfer engine finds it, `host:port`.
+    pub endpoint: &'a str,
+    /// Added to every offset in it to make a replica's address; 0 for engines that address exports by offset.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A mounted segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Its number.
+    pub segment: SegmentNo,
+    /// Send a heartbeat at least this often; a third of it is good.
+    pub node_ttl_ms: u32,
+}
+
+/// A node takes a segment back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnmountSegment {
+    /// Whose.
+    pub node: u64,
+    /// Which.
+    pub segment: SegmentNo,
+}
+
+/// A node says that it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Which node.
+    pub node: u64,
+    /// Which life of it.
+    pub incarnation: u64,
+}
+
+/// What the master knows about a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeStatus {
+    /// Its segments are mounted.
+    Ok,
+    /// It has none here (never had, or was given up): export afresh and mount under a higher incarnation.
+    NeedRemount,
+}
+
+/// How to place new objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutOptions {
+    /// Replicas wanted; at least one is had, each on a segment of its own.
+    pub replicas: u8,
+    /// Try this segment first.
+    pub preferred: Option<SegmentNo>,
+}
+
+impl Default for PutOptions {
+    fn default() -> Self {
+        Self { replicas: 1, preferred: None }
+    }
+}
+
+/// An object to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewObject<'a> {
+    /// Its key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// Bytes; not 0.
+    pub len: u64,
+}
+
+/// For how long a writer may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutWindow {
+    /// From the moment the request was *sent*. Later, another writer may take the key over.
+    pub window_ms: u32,
+}
+
+/// One copy of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replica {
+    /// Where.
+    pub segment: SegmentNo,
+    /// The first byte's address in the segment's export: its base plus the offset.
+    pub addr: u64,
+}
+
+/// The copies of an object.
+pub type Replicas = Short<Replica, REPLICAS_MAX>;
+
+/// Space to write an object to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// Names this put; [`Commit`] and [`Revocation`] carry it. Never given twice.
+    pub generation: u64,
+    /// Write all of them.
+    pub replicas: Replicas,
+}
+
+/// A put that is finished.
+///
+/// Whoever sends it vouches that every replica was written and that no write of this put is still on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit<'a> {
+    /// Its key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// As given at its start.
+    pub generation: u64,
+    /// CRC-32C of all bytes.
+    pub checksum: u32,
+}
+
+/// A put that is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation<'a> {
+    /// Its key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// As given at its start.
+    pub generation: u64,
+    /// The writer vouches that no write of this put can land any more: none was sent, all are known to have ended, or the
+    /// targets were fenced. Without it the space is held back until the release timeout.
+    pub quiet: bool,
+}
+
+/// For how long what a get returned may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// From the moment the request was *sent*, on the reader's own clock.
+    pub lease_ms: u32,
+}
+
+/// A readable object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    /// Bytes.
+    pub len: u64,
+    /// CRC-32C of all bytes; what was read counts only if it agrees.
+    pub checksum: u32,
+    /// Which put it is from.
+    pub generation: u64,
+    /// Any one of them has all bytes.
+    pub replicas: Replicas,
+}
+
+/// An object to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal<'a> {
+    /// Its key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// Even under a lease, even while it is written. (Its space is still held back until the lease or the writer is over.)
+    pub force: bool,
+}
+
+/// Which keys to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListQuery<'a> {
+    /// Keys that begin so; empty for all.
+    #[serde(borrow)]
+    pub prefix: Key<'a>,
+    /// 0 to begin; then what the answer before gave.
+    pub cursor: u64,
+    /// Most keys in the answer; at most `KEYS_PER_BATCH_MAX`.
+    pub limit: u32,
+}
+
+/// Where the next page begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListPosition {
+    /// 0: that was all. A page may be short or empty and still not be the last.
+    pub cursor: u64,
+}
+
+/// One key of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed<'a> {
+    /// The key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// Bytes.
+    pub len: u64,
+    /// Copies.
+    pub replicas: u8,
+    /// Readable; else it is being written.
+    pub complete: bool,
+    /// Readers hold a lease.
+    pub leased: bool,
+}
+
+/// What a segment is and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentInfo<'a> {
+    /// Its number.
+    pub segment: SegmentNo,
+    /// Whose.
+    pub node: u64,
+    /// Which life of that node's exports.
+    pub incarnation: u64,
+    /// Its name.
+    pub name: &'a str,
+    /// Where the transfer engine finds it, `host:port`.
+    pub endpoint: &'a str,
+    /// Added to offsets to make addresses.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Bytes that are allocated or held back.
+    pub used: u64,
+}
