@@ -117,7 +117,7 @@ mod tests {
         for _ in 0..20_000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let token = (x >> 33) % 100;
-            if (x >> 20) % 2 == 0 && !model.contains(&token) {
+            if (x >> 20).is_multiple_of(2) && !model.contains(&token) {
                 let fits = model.len() < 40;
                 assert_eq!(ledger.insert(entry(token)), fits);
                 if fits {
