@@ -49,7 +49,13 @@ impl ErrorKind {
     pub const fn is_retryable_elsewhere(self) -> bool {
         matches!(
             self,
-            Self::PeerDead | Self::Unreachable | Self::Rail | Self::TimedOut | Self::Protocol | Self::Corrupt | Self::System
+            Self::PeerDead
+                | Self::Unreachable
+                | Self::Rail
+                | Self::TimedOut
+                | Self::Protocol
+                | Self::Corrupt
+                | Self::System
         )
     }
 
@@ -100,10 +106,14 @@ impl fmt::Display for Error {
             ErrorKind::Busy => "busy: wait for what still refers to it, then try again",
             ErrorKind::Full => "full: poll, then try again",
             ErrorKind::Unsupported => "not offered by this transport",
-            ErrorKind::Unreachable => "no transport reaches this segment: check the peer's address and both sides' fabrics",
+            ErrorKind::Unreachable => {
+                "no transport reaches this segment: check the peer's address and both sides' fabrics"
+            }
             ErrorKind::PeerDead => "the peer is gone: check that its process runs and is reachable",
             ErrorKind::PeerRestarted => "the peer restarted: open the segment again",
-            ErrorKind::Protocol => "the peer speaks another protocol or version: run the same release on both sides",
+            ErrorKind::Protocol => {
+                "the peer speaks another protocol or version: run the same release on both sides"
+            }
             ErrorKind::Corrupt => "the bytes that arrived are not the bytes that were sent: check the link",
             ErrorKind::Rail => "the rail failed: check the device and its link",
             ErrorKind::TimedOut => "the deadline passed",

@@ -6,16 +6,32 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+mod batch;
 mod error;
 mod id;
+mod mailbox;
 mod memory;
+mod multi;
+mod registered;
+mod route;
+#[cfg(feature = "testkit")]
+pub mod sim;
 mod slice;
+mod slicer;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 mod time;
 mod transport;
 
+pub use batch::{BatchHandle, BatchTable, CancelReason, Progress, Status};
 pub use error::{Error, ErrorKind};
 pub use id::{RegionId, SegmentId, Token};
+pub use mailbox::Mailbox;
 pub use memory::{Access, Location, MemSpan, VolatileSpan, copy_bytes};
+pub use multi::MultiTransport;
+pub use registered::{Buffer, Registered};
+pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, Route};
 pub use slice::{Completion, Op, Outcome, Slice};
+pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
 pub use transport::{Capabilities, EventSource, Features, Memory, Transport};

@@ -1,0 +1,732 @@
+//! Many rails behind one `Transport`: spraying, pausing and failing over are one mechanism, the [`Route`].
+//!
+//! Exports are the children's exports, each under its child's name, so that two processes built with different fabrics
+//! find the ones they share:
+//!
+//! ```text
+//!   count u8, then count times:  name_len u8 | name | blob_len u16 LE | blob
+//! ```
+#![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
+    Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
+};
+
+/// Slices taken from one child in one go.
+const REAP: usize = 64;
+/// Slices handed to one child in one go.
+const RUN: usize = 128;
+/// Slices that follow each other onto one rail while several are open.
+const SPRAY_RUN_MAX: usize = 16;
+/// "No slot" in the free list and the retry queue.
+const NONE: u32 = u32::MAX;
+
+/// Several transports as one. Owns its children; see the module's header for the export format.
+///
+/// A slice that fails on one rail in a way that another rail may not (see [`ErrorKind::is_retryable_elsewhere`]) is sent
+/// again over another rail that reaches the segment. The caller sees one completion. When an earlier attempt was a WRITE
+/// that ended `Unknown`, that completion says `fence_needed`.
+pub struct MultiTransport<C, R> {
+    rails: heapless::Vec<C, RAILS_MAX>,
+    route: R,
+    /// By segment index.
+    segments: Vec<Segment>,
+    /// By region index: generation and the rails that took it.
+    regions: Vec<Region>,
+    slots: Box<[Slot]>,
+    free: u32,
+    in_flight: u32,
+    /// Slots that wait for a rail after a failure, linked through `Slot::next`, first and last.
+    retry: (u32, u32),
+    fences: heapless::Vec<Fence, FENCES_MAX>,
+    fence_generation: u32,
+    features: Features,
+    now: Instant,
+    /// What one call hands to a child or takes from it. Kept here: clearing them for each call would cost more than the call.
+    run: Box<[Slice; RUN]>,
+    reaped: Box<[Completion; REAP]>,
+}
+
+/// Fences in flight at most.
+const FENCES_MAX: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Segment {
+    generation: u32,
+    reachable: u32,
+    in_use: u32,
+    live: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Region {
+    generation: u32,
+    rails: u32,
+    live: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    slice: Slice,
+    accepted_at: Instant,
+    bytes_ahead: u64,
+    generation: u32,
+    next: u32,
+    tried: u32,
+    rail: u8,
+    state: State,
+    /// An earlier attempt ended `Unknown`.
+    stray: bool,
+    canceled: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    Posted,
+    Retry,
+}
+
+struct Fence {
+    token: Token,
+    generation: u32,
+    segment: SegmentId,
+    pending: u32,
+    error: Option<Error>,
+}
+
+impl<C: Transport, R: Route> MultiTransport<C, R> {
+    /// `rails` under `route`, with at most `inflight_max` slices accepted at a time.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no rails, more than [`RAILS_MAX`], or an `inflight_max` of 0 or above 2^24.
+    pub fn new(rails: impl IntoIterator<Item = C>, route: R, inflight_max: u32) -> Result<Self, Error> {
+        let mut own = heapless::Vec::new();
+        for rail in rails {
+            own.push(rail).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
+        }
+        if own.is_empty() || inflight_max == 0 || inflight_max > 1 << 24 {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
+        let features =
+            own.iter().map(|rail| rail.capabilities().features).fold(Features::empty(), Features::union);
+        let empty = Slice {
+            token: Token(0),
+            local: (RegionId::new(0, 0), 0),
+            remote: (SegmentId::new(0, 0), 0),
+            len: 0,
+            op: crate::Op::Read,
+        };
+        let slots = (0..inflight_max)
+            .map(|index| Slot {
+                slice: empty,
+                accepted_at: Instant::ZERO,
+                bytes_ahead: 0,
+                generation: 0,
+                next: if index + 1 == inflight_max { NONE } else { index + 1 },
+                tried: 0,
+                rail: 0,
+                state: State::Free,
+                stray: false,
+                canceled: false,
+            })
+            .collect();
+        Ok(Self {
+            rails: own,
+            route,
+            segments: Vec::new(),
+            regions: Vec::new(),
+            slots,
+            free: 0,
+            in_flight: 0,
+            retry: (NONE, NONE),
+            fences: heapless::Vec::new(),
+            fence_generation: 0,
+            features,
+            now: Instant::ZERO,
+            run: Box::new([empty; RUN]),
+            reaped: Box::new([Completion::applied(Token(0)); REAP]),
+        })
+    }
+
+    /// The children.
+    #[must_use]
+    pub fn rails(&self) -> &[C] {
+        &self.rails
+    }
+
+    /// The children, to inject faults or read statistics. Do not submit to them.
+    pub fn rails_mut(&mut self) -> &mut [C] {
+        &mut self.rails
+    }
+
+    /// The route, with what it has learnt.
+    #[must_use]
+    pub fn route(&self) -> &R {
+        &self.route
+    }
+
+    /// Which rails reach the segment, as a mask.
+    #[must_use]
+    pub fn reachable(&self, segment: SegmentId) -> u32 {
+        self.segment(segment).map_or(0, |segment| segment.reachable)
+    }
+
+    fn segment(&self, id: SegmentId) -> Result<&Segment, Error> {
+        match self.segments.get(id.index as usize) {
+            Some(segment) if segment.live && segment.generation == id.generation => Ok(segment),
+            Some(segment) if segment.live => Err(Error::new(ErrorKind::Stale)),
+            _ => Err(Error::new(ErrorKind::NotFound)),
+        }
+    }
+
+    fn region(&self, id: RegionId) -> Result<&Region, Error> {
+        match self.regions.get(id.index as usize) {
+            Some(region) if region.live && region.generation == id.generation => Ok(region),
+            Some(region) if region.live => Err(Error::new(ErrorKind::Stale)),
+            _ => Err(Error::new(ErrorKind::NotFound)),
+        }
+    }
+
+    /// Rails that reach the slice's segment and know its region.
+    fn usable(&self, slice: &Slice) -> Result<u32, Error> {
+        let mask = self.segment(slice.remote.0)?.reachable & self.region(slice.local.0)?.rails;
+        if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
+    }
+
+    /// Gives the first `len` slices of `run` to a rail; they carry child tokens. Fewer accepted: the rail is full.
+    fn post_run(&mut self, rail: usize, len: usize) -> Result<usize, Error> {
+        let run = &self.run[..len];
+        let accepted = self.rails[rail].submit(run)?;
+        for slice in &run[..accepted] {
+            let slot = &mut self.slots[slot_of(slice.token)];
+            slot.state = State::Posted;
+            slot.rail = rail as u8;
+            slot.accepted_at = self.now;
+        }
+        Ok(accepted)
+    }
+
+    /// Stages slices from the front of `batch` that go to one rail: how many, which rail, and why it stopped if the next
+    /// slice can never go.
+    ///
+    /// The route is asked once a run. A run is short enough that a batch still spreads over all rails that reach it.
+    fn stage_run(&mut self, batch: &[Slice], excluded: u32) -> (usize, usize, Option<Error>) {
+        let first = &batch[0];
+        let mask = match self.usable(first) {
+            Ok(mask) => mask & !excluded,
+            Err(error) => return (0, 0, Some(error)),
+        };
+        let Some(rail) = self.route.route(first, mask) else { return (0, 0, None) };
+        let burst = if mask.is_power_of_two() {
+            RUN
+        } else {
+            (batch.len() / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
+        };
+        let mut filled = 0;
+        for slice in batch.iter().take(burst) {
+            let alike = slice.local.0 == first.local.0 && slice.remote.0 == first.remote.0;
+            if !alike
+                || (filled > 0 && !self.route.takes_more(rail))
+                || self.stage(slice, rail, filled).is_none()
+            {
+                break;
+            }
+            filled += 1;
+        }
+        (filled, rail, None)
+    }
+
+    /// Books a slice for `rail` and puts it into `run[at]`, under a child token. `None`: every slot is taken.
+    fn stage(&mut self, slice: &Slice, rail: usize, at: usize) -> Option<()> {
+        let index = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
+        slot.slice = *slice;
+        slot.tried = 0;
+        slot.stray = false;
+        slot.canceled = false;
+        self.route.accepted(rail, slice);
+        slot.bytes_ahead = self.route.bytes_in_flight(rail);
+        self.run[at] = Slice { token: child_token(index, slot.generation), ..*slice };
+        Some(())
+    }
+
+    fn put_slot(&mut self, index: u32) {
+        let free = self.free;
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Free;
+        slot.generation = slot.generation.wrapping_add(1) & GENERATION;
+        slot.next = free;
+        self.free = index;
+    }
+
+    /// Handles one completion of a child. `Some` when the caller must hear of it.
+    fn reap(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
+        if child.token.0 & FENCE_TAG != 0 {
+            return self.reap_fence(rail, child);
+        }
+        let index = slot_of(child.token) as u32;
+        let generation = (child.token.0 >> 32) as u32;
+        let slot = self.slots.get(index as usize)?;
+        if slot.state != State::Posted || slot.generation != generation || usize::from(slot.rail) != rail {
+            debug_assert!(false, "rail {rail} completed a slice twice (L1)");
+            return None;
+        }
+        self.route.completed(
+            rail,
+            &slot.slice,
+            child,
+            self.now.nanos_since(slot.accepted_at),
+            slot.bytes_ahead,
+        );
+        let stray = slot.stray || (child.fence_needed && child.outcome == Outcome::Unknown);
+        if let Err(error) = child.result {
+            let tried = slot.tried | 1 << rail;
+            let elsewhere = self.usable(&slot.slice).map_or(0, |mask| mask & !tried);
+            if error.kind.is_retryable_elsewhere() && !slot.canceled && elsewhere != 0 {
+                let slot = &mut self.slots[index as usize];
+                slot.tried = tried;
+                slot.stray = stray;
+                self.enqueue_retry(index);
+                return None;
+            }
+        }
+        let stray = stray || child.fence_needed;
+        // A copy on another rail may still land: the remote side is not known to be untouched.
+        let outcome = match child.outcome {
+            Outcome::NotApplied if stray => Outcome::Unknown,
+            outcome => outcome,
+        };
+        Some(self.end(index, Completion { token: slot.slice.token, outcome, fence_needed: stray, ..*child }))
+    }
+
+    fn end(&mut self, index: u32, completion: Completion) -> Completion {
+        let segment = self.slots[index as usize].slice.remote.0;
+        if let Some(segment) = self.segments.get_mut(segment.index as usize) {
+            segment.in_use -= 1;
+        }
+        self.in_flight -= 1;
+        self.put_slot(index);
+        completion
+    }
+
+    fn enqueue_retry(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Retry;
+        slot.next = NONE;
+        let (first, last) = self.retry;
+        if last == NONE {
+            self.retry = (index, index);
+        } else {
+            self.slots[last as usize].next = index;
+            self.retry = (first, index);
+        }
+    }
+
+    /// Sends queued slices over rails that they have not tried. Ends those for which there is none.
+    fn run_retries(&mut self, out: &mut [Completion]) -> usize {
+        let mut written = 0;
+        let mut index = core::mem::replace(&mut self.retry, (NONE, NONE)).0;
+        while index != NONE {
+            let slot = self.slots[index as usize];
+            let next = slot.next;
+            let untried = self.usable(&slot.slice).map_or(0, |mask| mask & !slot.tried);
+            let failed = if slot.canceled {
+                Some(Error::new(ErrorKind::Canceled))
+            } else if untried == 0 {
+                Some(Error::new(ErrorKind::Unreachable))
+            } else {
+                match self.route.route(&slot.slice, untried) {
+                    None => None,
+                    Some(rail) => match self.post_again(rail, index) {
+                        Ok(1) => {
+                            index = next;
+                            continue;
+                        }
+                        Ok(_) => None,
+                        Err(_) => {
+                            self.slots[index as usize].tried |= 1 << rail;
+                            None
+                        }
+                    },
+                }
+            };
+            match failed {
+                Some(error) if written < out.len() => {
+                    let token = slot.slice.token;
+                    let end = if slot.stray {
+                        Completion::unknown(token, error)
+                    } else {
+                        Completion::not_applied(token, error)
+                    };
+                    out[written] = self.end(index, end);
+                    written += 1;
+                }
+                _ => self.enqueue_retry(index),
+            }
+            index = next;
+        }
+        written
+    }
+
+    fn post_again(&mut self, rail: usize, index: u32) -> Result<usize, Error> {
+        let slot = &self.slots[index as usize];
+        let slice = Slice { token: child_token(index, slot.generation), ..slot.slice };
+        self.run[0] = slice;
+        self.route.accepted(rail, &slice);
+        self.slots[index as usize].bytes_ahead = self.route.bytes_in_flight(rail);
+        let posted = self.post_run(rail, 1);
+        if posted != Ok(1) {
+            self.route.returned(rail, &slice);
+        }
+        posted
+    }
+
+    fn reap_fence(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
+        let generation = child.token.0 as u32;
+        let position = self.fences.iter().position(|fence| fence.generation == generation)?;
+        let fence = &mut self.fences[position];
+        fence.pending &= !(1 << rail);
+        if let Err(error) = child.result {
+            fence.error.get_or_insert(error);
+        }
+        if fence.pending != 0 {
+            return None;
+        }
+        let fence = self.fences.swap_remove(position);
+        Some(self.end_fence(&fence))
+    }
+
+    fn end_fence(&mut self, fence: &Fence) -> Completion {
+        if let Some(segment) = self.segments.get_mut(fence.segment.index as usize) {
+            segment.in_use -= 1;
+        }
+        match fence.error {
+            None => Completion::applied(fence.token),
+            Some(error) => Completion::unknown(fence.token, error),
+        }
+    }
+}
+
+/// Set in the tokens that children see for fences.
+const FENCE_TAG: u64 = 1 << 63;
+const GENERATION: u32 = u32::MAX >> 1;
+
+const fn slot_of(child: Token) -> usize {
+    child.0 as u32 as usize
+}
+
+const fn child_token(slot: u32, generation: u32) -> Token {
+    Token((generation as u64) << 32 | slot as u64)
+}
+
+impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        let index = id.index as usize;
+        if self.regions.get(index).is_some_and(|region| region.live) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        let mut mask = 0;
+        let mut first_error = None;
+        for (rail, child) in self.rails.iter_mut().enumerate() {
+            // SAFETY: the caller's promise covers every child.
+            match unsafe { child.register(id, span, access) } {
+                Ok(()) => mask |= 1 << rail,
+                Err(error) if error.kind == ErrorKind::Unsupported => {}
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        if let Some(error) = first_error.or((mask == 0).then_some(Error::new(ErrorKind::Unsupported))) {
+            for (rail, child) in self.rails.iter_mut().enumerate().filter(|(rail, _)| mask & 1 << rail != 0) {
+                let undone = child.deregister(id);
+                debug_assert!(undone.is_ok(), "rail {rail} keeps a region that nothing used");
+            }
+            return Err(error);
+        }
+        if self.regions.len() <= index {
+            self.regions.resize(index + 1, Region::default());
+        }
+        self.regions[index] = Region { generation: id.generation, rails: mask, live: true };
+        Ok(())
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        self.region(id)?;
+        let waiting = |slot: &Slot| slot.state == State::Retry && slot.slice.local.0 == id;
+        if self.retry.0 != NONE && self.slots.iter().any(waiting) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain.
+        for (rail, child) in self.rails.iter_mut().enumerate() {
+            let region = &mut self.regions[id.index as usize];
+            if region.rails & 1 << rail != 0 {
+                child.deregister(id)?;
+                region.rails &= !(1 << rail);
+            }
+        }
+        self.regions[id.index as usize].live = false;
+        Ok(())
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let region = self.region(id)?;
+        let short = Error::new(ErrorKind::OutOfRange);
+        *out.first_mut().ok_or(short)? = 0;
+        let mut at = 1;
+        let mut first_error = None;
+        for (_, child) in self.rails.iter().enumerate().filter(|(rail, _)| region.rails & 1 << rail != 0) {
+            let name = child.name().as_bytes();
+            let head = at + 1 + name.len();
+            let body = head + 2;
+            let room = out.get_mut(body..).ok_or(short)?;
+            match child.export(id, room) {
+                Ok(len) => {
+                    out[at] = name.len() as u8;
+                    out[at + 1..head].copy_from_slice(name);
+                    out[head..body].copy_from_slice(&u16::try_from(len).map_err(|_| short)?.to_le_bytes());
+                    at = body + len;
+                    out[0] += 1;
+                }
+                Err(error) if error.kind == ErrorKind::OutOfRange => return Err(error),
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        match first_error {
+            Some(error) if out[0] == 0 => Err(error),
+            _ => Ok(at),
+        }
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        let index = id.index as usize;
+        if self.segments.get(index).is_some_and(|segment| segment.live) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        // Parse all of it before any child hears of it.
+        exports(blob).try_for_each(|export| export.map(|_| ()))?;
+        let mut reachable = 0;
+        let mut first_error = None;
+        for (rail, child) in self.rails.iter_mut().enumerate() {
+            let named =
+                exports(blob).filter_map(Result::ok).find(|(name, _)| *name == child.name().as_bytes());
+            match named.map(|(_, blob)| child.attach(id, blob)) {
+                Some(Ok(())) => reachable |= 1 << rail,
+                Some(Err(error)) => {
+                    first_error.get_or_insert(error);
+                }
+                None => {}
+            }
+        }
+        if reachable == 0 {
+            return Err(first_error.unwrap_or(Error::new(ErrorKind::Unreachable)));
+        }
+        if self.segments.len() <= index {
+            self.segments.resize(index + 1, Segment::default());
+        }
+        self.segments[index] = Segment { generation: id.generation, reachable, in_use: 0, live: true };
+        Ok(())
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        if self.segment(id)?.in_use > 0 {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        for (rail, child) in self.rails.iter_mut().enumerate() {
+            let segment = &mut self.segments[id.index as usize];
+            if segment.reachable & 1 << rail != 0 {
+                child.detach(id)?;
+                segment.reachable &= !(1 << rail);
+            }
+        }
+        self.segments[id.index as usize].live = false;
+        Ok(())
+    }
+}
+
+impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
+    fn name(&self) -> &'static str {
+        "multi"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let each = || self.rails.iter().map(Transport::capabilities);
+        Capabilities {
+            features: self.features,
+            slice_bytes_max: each().map(|c| c.slice_bytes_max).min().unwrap_or(0),
+            slice_bytes_preferred: each().map(|c| c.slice_bytes_preferred).min().unwrap_or(0),
+            inflight_max: self.slots.len() as u32,
+            export_bytes_max: 1 + self
+                .rails
+                .iter()
+                .map(|rail| 3 + rail.name().len() as u32 + rail.capabilities().export_bytes_max)
+                .sum::<u32>(),
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let mut done = 0;
+        // Rails that refused the slice that is next, for reasons of their own.
+        let mut excluded = 0;
+        // Slices that follow each other onto the same rail go there in one call.
+        while done < batch.len() {
+            let (filled, rail, refused) = self.stage_run(&batch[done..], excluded);
+            let accepted = if filled == 0 { Ok(0) } else { self.post_run(rail, filled) };
+            let count = *accepted.as_ref().unwrap_or(&0);
+            for at in (count..filled).rev() {
+                self.route.returned(rail, &self.run[at]);
+                self.put_slot(slot_of(self.run[at].token) as u32);
+            }
+            for slice in &batch[done..done + count] {
+                self.segments[slice.remote.0.index as usize].in_use += 1;
+            }
+            self.in_flight += count as u32;
+            done += count;
+            match accepted {
+                Err(error) => {
+                    excluded |= 1 << rail;
+                    let elsewhere = self.usable(&batch[done]).map_or(0, |mask| mask & !excluded);
+                    if error.kind.is_retryable_elsewhere() && elsewhere != 0 {
+                        continue;
+                    }
+                    return if done == 0 { Err(error) } else { Ok(done) };
+                }
+                Ok(_) if count < filled => return Ok(done),
+                Ok(_) => excluded = 0,
+            }
+            match refused {
+                Some(error) if done == 0 => return Err(error),
+                Some(_) => return Ok(done),
+                None if filled == 0 => return Ok(done),
+                None => {}
+            }
+        }
+        Ok(done)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.now = now;
+        self.route.tick(now);
+        let mut written = 0;
+        // A fence over rails that all ended within `fence` itself.
+        while let Some(position) = self.fences.iter().position(|fence| fence.pending == 0) {
+            let Some(room) = out.get_mut(written) else { return written };
+            let fence = self.fences.swap_remove(position);
+            *room = self.end_fence(&fence);
+            written += 1;
+        }
+        for rail in 0..self.rails.len() {
+            loop {
+                // Never take more from a child than there is room for: a completion is told once.
+                let room = REAP.min(out.len() - written);
+                let count = self.rails[rail].poll(now, &mut self.reaped[..room]);
+                for at in 0..count {
+                    let child = self.reaped[at];
+                    if let Some(completion) = self.reap(rail, &child) {
+                        out[written] = completion;
+                        written += 1;
+                    }
+                }
+                if count < REAP {
+                    break;
+                }
+            }
+        }
+        if self.retry.0 != NONE {
+            written += self.run_retries(&mut out[written..]);
+        }
+        written
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        let retry = if self.retry.0 == NONE { None } else { Some(self.route.wake_at().unwrap_or(self.now)) };
+        let fence = self.fences.iter().any(|fence| fence.pending == 0).then_some(self.now);
+        self.rails.iter().filter_map(Transport::poll_at).chain(retry).chain(fence).min()
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        match &*self.rails {
+            [only] => only.event_source(),
+            _ => None,
+        }
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        let wanted = |slot: &Slot| slot.state != State::Free && slot.slice.token == token;
+        let index = self.slots.iter().position(wanted).ok_or(Error::new(ErrorKind::NotFound))?;
+        let slot = &mut self.slots[index];
+        slot.canceled = true;
+        if slot.state == State::Retry {
+            return Ok(());
+        }
+        let (rail, child) = (usize::from(slot.rail), child_token(index as u32, slot.generation));
+        match self.rails[rail].cancel(child) {
+            // It ended already and waits in the child to be polled.
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        let reachable = self.segment(segment)?.reachable;
+        if self.fences.is_full() {
+            return Err(Error::new(ErrorKind::Full));
+        }
+        self.fence_generation = self.fence_generation.wrapping_add(1);
+        let child = Token(FENCE_TAG | u64::from(self.fence_generation));
+        let mut fence = Fence { token, generation: self.fence_generation, segment, pending: 0, error: None };
+        for (rail, transport) in
+            self.rails.iter_mut().enumerate().filter(|(rail, _)| reachable & 1 << rail != 0)
+        {
+            match transport.fence(child, segment) {
+                Ok(()) => fence.pending |= 1 << rail,
+                Err(error) => {
+                    fence.error.get_or_insert(error);
+                }
+            }
+        }
+        self.segments[segment.index as usize].in_use += 1;
+        let pushed = self.fences.push(fence);
+        debug_assert!(pushed.is_ok(), "room was checked above");
+        Ok(())
+    }
+}
+
+/// The children's exports in a blob, or where it stops making sense.
+fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> {
+    let bad = Error::new(ErrorKind::InvalidArgument);
+    let (mut left, mut rest) = match blob.split_first() {
+        Some((&count, rest)) => (usize::from(count), rest),
+        None => (usize::MAX, &[][..]),
+    };
+    core::iter::from_fn(move || {
+        if left == 0 {
+            return (!core::mem::take(&mut rest).is_empty()).then_some(Err(bad));
+        }
+        left -= 1;
+        let mut take = |len: usize| {
+            let (head, tail) = rest.split_at_checked(len)?;
+            rest = tail;
+            Some(head)
+        };
+        let mut entry = || {
+            let name_len = usize::from(take(1)?[0]);
+            let name = take(name_len)?;
+            let len = take(2)?;
+            Some((name, take(usize::from(u16::from_le_bytes([len[0], len[1]])))?))
+        };
+        let parsed = entry();
+        if parsed.is_none() {
+            (left, rest) = (0, &[]);
+        }
+        Some(parsed.ok_or(bad))
+    })
+}

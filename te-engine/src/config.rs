@@ -1,0 +1,218 @@
+//! One typed struct configures an engine. TOML, environment and flags are the binaries' business.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::string::String;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::StartError;
+
+/// Everything an engine can be told. `Config::default()` listens on loopback and uses every fabric of this build.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Where the control port listens: peers fetch descriptors, send notifications and probe here. Port 0 picks one.
+    pub listen: SocketAddr,
+    /// The host under which peers reach `listen` (a name or an address). Without it, the address that is bound; needed
+    /// when that is `0.0.0.0` or `[::]`.
+    pub advertise_host: Option<String>,
+    /// Which fabrics to use.
+    pub fabrics: Fabrics,
+    /// Length at which requests are cut, bytes. Rounded up to what the nearest rail prefers when it is the only usable one.
+    pub slice_bytes: u32,
+    /// Batches that exist at a time, at most.
+    pub batches_max: u32,
+    /// Requests in one batch, at most.
+    pub requests_per_batch_max: u32,
+    /// Slices in flight over all rails, at most.
+    pub inflight_slices_max: u32,
+    /// Registered regions, at most.
+    pub regions_max: u32,
+    /// Attached remote regions over all open segments, at most.
+    pub segments_max: u32,
+    /// How long the worker of a [`TransferEngine`](crate::TransferEngine) polls without result before it parks, and how
+    /// long a waiting caller spins before it sleeps, microseconds.
+    pub spin_us: u32,
+    /// How long a batch past its deadline, or an `unregister` that meets a peer's running operation, may drain before
+    /// the engine gives up on it, milliseconds. A batch that did not drain is quarantined.
+    pub drain_ms: u32,
+    /// Commands that callers of a [`TransferEngine`](crate::TransferEngine) may have queued, at most.
+    pub mailbox_commands_max: u32,
+    /// The control port's limits.
+    pub control: ControlConfig,
+    /// The TCP fabric.
+    pub tcp: TcpConfig,
+}
+
+/// Which fabrics an engine uses. One that this build lacks is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fabrics {
+    /// Copies within the process.
+    pub local: bool,
+    /// Shared memory between processes of one host.
+    pub shm: bool,
+    /// TCP.
+    pub tcp: bool,
+}
+
+/// Limits of the control port, and of our own requests to a peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ControlConfig {
+    /// Connections at a time, at most; one more is closed at once.
+    pub connections_max: u32,
+    /// Longest frame that is accepted from a server (a descriptor), bytes.
+    pub frame_bytes_max: u32,
+    /// How long a connection may sit in the middle of a frame, and how long our own requests take at most, milliseconds.
+    pub timeout_ms: u32,
+    /// Notifications that wait to be taken, at most; further ones are refused with an error to their sender.
+    pub notifications_max: u32,
+    /// Longest name and message of one notification together, bytes.
+    pub notification_bytes_max: u32,
+}
+
+/// What the TCP fabric can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TcpConfig {
+    /// Port of the data listener; 0 picks one. The address is that of the control port.
+    pub port: u16,
+    /// Connections to each peer.
+    pub lanes: u16,
+    /// Checks payloads end to end with CRC32C.
+    pub checksum: bool,
+}
+
+impl Config {
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// `StartError::Config` names the field and what it may be.
+    pub fn validate(&self) -> Result<(), StartError> {
+        let at_least_one = [
+            ("batches_max", self.batches_max),
+            ("requests_per_batch_max", self.requests_per_batch_max),
+            ("inflight_slices_max", self.inflight_slices_max),
+            ("regions_max", self.regions_max),
+            ("segments_max", self.segments_max),
+            ("mailbox_commands_max", self.mailbox_commands_max),
+            ("control.connections_max", self.control.connections_max),
+            ("control.timeout_ms", self.control.timeout_ms),
+            ("tcp.lanes", u32::from(self.tcp.lanes)),
+        ];
+        for (field, value) in at_least_one {
+            if value == 0 {
+                return Err(StartError::Config { field, need: "must be at least 1" });
+            }
+        }
+        if self.slice_bytes < 4096 {
+            return Err(StartError::Config { field: "slice_bytes", need: "must be at least 4096" });
+        }
+        if self.control.frame_bytes_max < 4096 {
+            return Err(StartError::Config {
+                field: "control.frame_bytes_max",
+                need: "must be at least 4096",
+            });
+        }
+        if self.advertise_host.is_none() && self.listen.ip().is_unspecified() {
+            return Err(StartError::Config {
+                field: "advertise_host",
+                need: "must be set when listen is 0.0.0.0 or [::]: peers cannot dial that",
+            });
+        }
+        if !self.fabrics.any() {
+            return Err(StartError::Config {
+                field: "fabrics",
+                need: "must leave at least one fabric of this build on",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            advertise_host: None,
+            fabrics: Fabrics::default(),
+            slice_bytes: 64 << 10,
+            batches_max: 1024,
+            requests_per_batch_max: 4096,
+            inflight_slices_max: 4096,
+            regions_max: 4096,
+            segments_max: 16384,
+            spin_us: 50,
+            drain_ms: 1000,
+            mailbox_commands_max: 1024,
+            control: ControlConfig::default(),
+            tcp: TcpConfig::default(),
+        }
+    }
+}
+
+impl Fabrics {
+    /// None; switch on what is wanted.
+    pub const NONE: Self = Self { local: false, shm: false, tcp: false };
+    /// Copies within the process alone.
+    pub const LOCAL: Self = Self { local: true, ..Self::NONE };
+    /// Shared memory alone.
+    pub const SHM: Self = Self { shm: true, ..Self::NONE };
+    /// TCP alone.
+    pub const TCP: Self = Self { tcp: true, ..Self::NONE };
+
+    /// Whether one that this build has is on.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.local || self.shm || (self.tcp && cfg!(feature = "tcp"))
+    }
+}
+
+impl Default for Fabrics {
+    fn default() -> Self {
+        Self { local: true, shm: true, tcp: true }
+    }
+}
+
+impl Default for ControlConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 64,
+            frame_bytes_max: 8 << 20,
+            timeout_ms: 5000,
+            notifications_max: 4096,
+            notification_bytes_max: 64 << 10,
+        }
+    }
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self { port: 0, lanes: 1, checksum: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid() {
+        Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn an_unspecified_address_needs_a_name_to_advertise() {
+        let mut config = Config { listen: "0.0.0.0:0".parse().unwrap(), ..Config::default() };
+        assert!(matches!(config.validate(), Err(StartError::Config { field: "advertise_host", .. })));
+        config.advertise_host = Some("node-7".into());
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn an_engine_without_fabrics_is_refused() {
+        let config = Config { fabrics: Fabrics::NONE, ..Config::default() };
+        assert!(matches!(config.validate(), Err(StartError::Config { field: "fabrics", .. })));
+    }
+}
