@@ -13,7 +13,8 @@ use store_client::{
     Address, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig, RpcConnection,
 };
 use store_core::message::{
-    Allocation, Commit, Exists, Get, Mount, MountSegment, NewObject, Operation, PutEnd, PutOptions, PutStart,
+    Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutEnd,
+    PutOptions, PutStart,
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
@@ -95,9 +96,10 @@ fn measure_master() -> Result<()> {
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;
     println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");
-    for (batch, depth, rounds) in [(1, 1, 20_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
+    for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
         let keys: Vec<Vec<u8>> =
             (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
+        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, std::iter::empty())?;
         let started = Instant::now();
         let mut started_keys = Vec::with_capacity(keys.len());
         pipeline::<PutStart, _>(
