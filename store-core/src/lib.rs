@@ -4,11 +4,19 @@
 
 extern crate alloc;
 
+pub mod client;
 mod codec;
 mod config;
 mod error;
+mod limbo;
 mod master;
 pub mod message;
+mod nodes;
+mod objects;
+pub mod offset;
+mod segments;
+mod serve;
+mod slab;
 mod stats;
 pub mod wire;
 

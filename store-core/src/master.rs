@@ -1,21 +1,59 @@
-//! The master: who owns which bytes of whose memory.
+//! The master: which object lies where, who may read it, and which bytes may be given out.
+//!
+//! ```text
+//!            put_start            put_end                   get
+//!    (none) ───────────▶ processing ─────────▶ idle ◀─────────────▶ leased
+//!      ▲                 │      │               │      lease over      │
+//!      │ quiet revoke    │      │ revoke,       │ remove, evict        │ forced remove
+//!      │                 │      │ displaced     │                      │
+//!      ├─────────────────┘      ▼               │                      ▼
+//!      │◀── quiet, or ──── limbo (zombie)       │                limbo (leased)
+//!      │    release timeout                     │                      │ lease over
+//!      └────────────────────────────────────────┴──────────────────────┘
+//! ```
+//!
+//! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
+//! or the release timeout is over) and nobody holds a lease to read it.
 
-use alloc::vec::Vec;
+use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::codec::Short;
+use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NodeStatus, Object, PutOptions,
-    SegmentInfo, UnmountSegment, encode_failure,
+    Allocation, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, Object,
+    PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, UnmountSegment,
 };
-use crate::wire::Frame;
-use crate::{ConfigError, ErrorCode, MasterConfig, SegmentNo, Stats};
+use crate::nodes::Nodes;
+use crate::objects::{Entry, Objects, Placements, State};
+use crate::offset::{GRAIN_BYTES, OffsetAllocator};
+use crate::segments::{HELD, Placed, Segment, Segments};
+use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::{ConfigError, ErrorCode, Key, MasterConfig, SegmentNo, Stats};
+
+/// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
+const EVICTIONS_PER_PUT: u32 = 8;
+/// Entries that one call of [`Master::list`] looks at.
+const LIST_SCAN_MAX: u32 = 16_384;
 
 /// The master of one store. One owner, no locks.
+///
+/// *Inputs*: [`Self::handle`] for frames, or the operations themselves. *Timeouts*: [`Self::handle_timeout`], due at
+/// [`Self::poll_timeout`]. *Getters*: the rest. There are no outputs but the answers. Time never goes back.
 #[derive(Debug)]
 pub struct Master {
     config: MasterConfig,
-    stats: Stats,
+    pub(crate) segments: Segments,
+    objects: Objects,
+    limbo: Limbo,
+    nodes: Nodes,
+    /// Counters only; gauges are filled in by [`Self::stats`].
+    pub(crate) stats: Stats,
+    generation: u64,
+    /// The watermark was passed and the low mark is not reached yet.
+    evicting: bool,
+    starved: bool,
 }
 
 impl Master {
@@ -25,65 +63,17 @@ impl Master {
     /// A setting is out of its limits.
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { config, stats: Stats::default() })
-    }
-
-    /// The settings.
-    #[must_use]
-    pub const fn config(&self) -> &MasterConfig {
-        &self.config
-    }
-
-    /// Counters and gauges.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.stats
-    }
-
-    /// Estimated memory of the master itself, bytes.
-    #[must_use]
-    pub fn memory_bytes(&self) -> usize {
-        0
-    }
-
-    /// Carries out one request frame and appends exactly one response frame to `out`.
-    pub fn handle(&mut self, _now: Instant, frame: &Frame<'_>, out: &mut Vec<u8>) {
-        encode_failure(
-            out,
-            frame.header.kind,
-            frame.header.request_id,
-            ErrorCode::UnavailableInCurrentStatus,
-        );
-    }
-
-    /// Does what is due. Call when [`Self::poll_timeout`] has passed; earlier or later does no harm.
-    pub fn handle_timeout(&mut self, _now: Instant) {}
-
-    /// When [`Self::handle_timeout`] is to be called next. May change after every call of a `&mut self` method.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    /// Mounts a segment.
-    ///
-    /// # Errors
-    /// `InvalidParams`, `SegmentAlreadyExists`, `IllegalClient`, `KeysUltraLimit`.
-    pub fn mount(&mut self, _now: Instant, _segment: &MountSegment<'_>) -> Result<Mounted, ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
-    }
-
-    /// Unmounts a segment; replicas on it are gone.
-    ///
-    /// # Errors
-    /// `SegmentNotFound`, `IllegalClient` when it is another node's.
-    pub fn unmount(&mut self, _now: Instant, _segment: &UnmountSegment) -> Result<(), ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
-    }
-
-    /// Notes that a node lives.
-    pub fn heartbeat(&mut self, _now: Instant, _beat: &Heartbeat) -> NodeStatus {
-        NodeStatus::NeedRemount
+        Ok(Self {
+            segments: Segments::default(),
+            objects: Objects::new(config.hash_seed),
+            limbo: Limbo::new(),
+            nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
+            stats: Stats::default(),
+            generation: u64::from(config.epoch) << 32,
+            evicting: false,
+            starved: false,
+            config,
+        })
     }
 
     /// Allocates space for a new object.
@@ -92,76 +82,527 @@ impl Master {
     /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
     pub fn put_start(
         &mut self,
-        _now: Instant,
-        _key: &[u8],
-        _len: u64,
-        _options: &PutOptions,
+        now: Instant,
+        key: &[u8],
+        len: u64,
+        options: &PutOptions,
     ) -> Result<Allocation, ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
+        self.check_key(key)?;
+        if len == 0 || options.replicas == 0 || options.replicas > self.config.replicas_max {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if let Some(index) = self.objects.find(key) {
+            self.displace(now, index)?;
+        }
+        if self.objects.len() >= self.config.objects_max && !self.evict_one(now) {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        self.evict_to_watermark(now, EVICTIONS_PER_PUT);
+        let placed = self.place(now, len, options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        if placed.len() < usize::from(options.replicas) {
+            self.stats.puts_partial_total += 1;
+        }
+        self.generation += 1;
+        self.objects.insert(key, len, self.generation, now, Placements::new(&placed));
+        self.stats.put_starts_total += 1;
+        Ok(Allocation { generation: self.generation, replicas: replicas_of(&placed) })
     }
 
-    /// Commits a put; the object is readable from here.
+    /// Commits a put; the object is readable from here. Whoever calls it vouches that no write of this put is under way.
+    /// Repeating it is harmless.
     ///
     /// # Errors
-    /// `ObjectNotFound` when this generation is not (or no longer) there, `InvalidWrite` when it is committed with another checksum.
+    /// `ObjectNotFound` when this put is not there any more (displaced, removed, or its segments are gone), `InvalidWrite`
+    /// when it is committed with another checksum.
     pub fn put_end(
         &mut self,
         _now: Instant,
-        _key: &[u8],
-        _generation: u64,
-        _checksum: u32,
+        key: &[u8],
+        generation: u64,
+        checksum: u32,
     ) -> Result<(), ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
+        let Some(index) = self.find_generation(key, generation) else {
+            self.limbo.release_zombie(&mut self.segments, generation);
+            return Err(ErrorCode::ObjectNotFound);
+        };
+        let entry = self.objects.entry(index);
+        if entry.is_complete() {
+            return if entry.checksum == checksum { Ok(()) } else { Err(ErrorCode::InvalidWrite) };
+        }
+        self.objects.complete(index, checksum);
+        self.stats.put_ends_total += 1;
+        Ok(())
     }
 
-    /// Gives a put up.
+    /// Gives a put up. With `quiet` the caller vouches that no write of it can land any more, and the space is free at
+    /// once; without, it is held back for the release timeout from now. Repeating it is harmless.
     ///
     /// # Errors
-    /// `ObjectNotFound` when this generation is not there, `InvalidWrite` when it is committed.
+    /// `ObjectNotFound` when this put is not there, `InvalidWrite` when it is committed.
     pub fn put_revoke(
         &mut self,
-        _now: Instant,
-        _key: &[u8],
-        _generation: u64,
-        _quiet: bool,
+        now: Instant,
+        key: &[u8],
+        generation: u64,
+        quiet: bool,
     ) -> Result<(), ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
+        let release = now + millis(self.config.put_start_release_timeout_ms);
+        if let Some(index) = self.find_generation(key, generation) {
+            if self.objects.entry(index).is_complete() {
+                return Err(ErrorCode::InvalidWrite);
+            }
+            if quiet {
+                self.drop_object(index, None)
+            } else {
+                self.drop_object(index, Some((release, Reason::Zombie)))
+            }
+            self.stats.put_revokes_total += 1;
+            return Ok(());
+        }
+        let here = if quiet {
+            self.limbo.release_zombie(&mut self.segments, generation)
+        } else {
+            self.limbo.put_off_zombie(generation, release)
+        };
+        if here { Ok(()) } else { Err(ErrorCode::ObjectNotFound) }
     }
 
     /// Finds an object and leases it for reading.
     ///
     /// # Errors
     /// `ObjectNotFound`, `ReplicaIsNotReady` while it is written.
-    pub fn get(&mut self, _now: Instant, _key: &[u8]) -> Result<Object, ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
+    pub fn get(&mut self, now: Instant, key: &[u8]) -> Result<Object, ErrorCode> {
+        self.stats.gets_total += 1;
+        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        if !entry.is_complete() {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        let object = Object {
+            len: entry.len,
+            checksum: entry.checksum,
+            generation: entry.generation,
+            replicas: replicas_of(entry.replicas.as_slice()),
+        };
+        self.objects.lease(index, now + self.lease());
+        self.stats.get_hits_total += 1;
+        Ok(object)
     }
 
     /// Whether a get would find it. Neither leases nor counts as a use.
-    pub fn exists(&mut self, _key: &[u8]) -> bool {
-        false
+    pub fn exists(&mut self, key: &[u8]) -> bool {
+        let found = self.objects.find(key).is_some_and(|index| self.objects.entry(index).is_complete());
+        self.stats.exists_total += 1;
+        self.stats.exists_hits_total += u64::from(found);
+        found
     }
 
-    /// Forgets an object.
+    /// Forgets an object. Space that a reader holds a lease to, or that a writer may still write, comes back later.
     ///
     /// # Errors
     /// `ObjectNotFound`; without `force` `ObjectHasLease`, `ReplicaIsNotReady`.
-    pub fn remove(&mut self, _now: Instant, _key: &[u8], _force: bool) -> Result<(), ErrorCode> {
-        Err(ErrorCode::UnavailableInCurrentStatus)
+    pub fn remove(&mut self, now: Instant, key: &[u8], force: bool) -> Result<(), ErrorCode> {
+        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        if !force && !entry.is_complete() {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        if !force && entry.is_leased(now) {
+            return Err(ErrorCode::ObjectHasLease);
+        }
+        let hold = if !entry.is_complete() {
+            Some((now + millis(self.config.put_start_release_timeout_ms), Reason::Zombie))
+        } else {
+            entry.is_leased(now).then_some((entry.time, Reason::Leased))
+        };
+        self.drop_object(index, hold);
+        self.stats.removes_total += 1;
+        Ok(())
     }
 
     /// Calls `each` for a page of keys; gives the cursor of the next page, 0 at the end. `each` returns false to stop early.
-    pub fn list(&self, _now: Instant, _query: &ListQuery<'_>, _each: impl FnMut(Listed<'_>) -> bool) -> u64 {
-        0
+    /// Objects that come or go between pages may be seen or not; those that stay are seen once.
+    pub fn list<'a>(
+        &'a self,
+        now: Instant,
+        query: &ListQuery<'_>,
+        mut each: impl FnMut(Listed<'a>) -> bool,
+    ) -> u64 {
+        // A cursor is the next slot plus one, because 0 means the beginning, and the end.
+        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
+        let start = u32::try_from(query.cursor.saturating_sub(1)).unwrap_or(u32::MAX);
+        let slots = self.objects.slots();
+        let end = slots.min(start.saturating_add(LIST_SCAN_MAX));
+        let mut listed = 0;
+        for index in start..end {
+            let entry = self.objects.entry(index);
+            if entry.state == State::Vacant || !entry.key.as_slice().starts_with(query.prefix.0) {
+                continue;
+            }
+            if listed == limit || !each(listing(entry, now)) {
+                return u64::from(index) + 1;
+            }
+            listed += 1;
+        }
+        if end < slots { u64::from(end) + 1 } else { 0 }
+    }
+
+    /// Mounts a segment. Repeating the same mount gives the same number.
+    ///
+    /// # Errors
+    /// `InvalidParams`; `SegmentAlreadyExists` when somebody else has the name; `IllegalClient` when this incarnation is
+    /// over; `KeysUltraLimit` for too many segments or nodes.
+    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<Mounted, ErrorCode> {
+        let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
+        let fits = segment.len >= GRAIN_BYTES && segment.base.checked_add(segment.len).is_some();
+        if !named(segment.name) || !named(segment.endpoint) || !fits {
+            return Err(ErrorCode::InvalidParams);
+        }
+        let stale_node =
+            self.nodes.get(segment.node).is_some_and(|node| segment.incarnation < node.incarnation);
+        if stale_node || self.nodes.is_buried(now, segment.name, segment.incarnation) {
+            return Err(ErrorCode::IllegalClient);
+        }
+        if let Some(old) = self.segments.named(segment.name) {
+            let (no, old_incarnation) = (old.no, old.incarnation);
+            if old_incarnation > segment.incarnation {
+                return Err(ErrorCode::IllegalClient);
+            }
+            if old_incarnation == segment.incarnation {
+                let same = old.node == segment.node
+                    && old.base == segment.base
+                    && old.len == segment.len
+                    && *old.endpoint == *segment.endpoint;
+                return if same { Ok(self.mounted(no)) } else { Err(ErrorCode::SegmentAlreadyExists) };
+            }
+            self.drop_segment(now, no);
+        }
+        self.drop_older(now, segment.node, segment.incarnation);
+        let new_node = self.nodes.get(segment.node).is_none();
+        if self.segments.len() >= self.config.segments_max as usize
+            || (new_node && self.nodes.len() >= self.config.nodes_max as usize)
+        {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        let make = |no| Segment {
+            no,
+            node: segment.node,
+            incarnation: segment.incarnation,
+            name: segment.name.into(),
+            endpoint: segment.endpoint.into(),
+            base: segment.base,
+            len: segment.len,
+            allocator: OffsetAllocator::new(segment.len),
+        };
+        let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;
+        self.nodes.mounted(now, segment.node, segment.incarnation, no);
+        self.stats.mounts_total += 1;
+        Ok(self.mounted(no))
+    }
+
+    /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`, `IllegalClient` when it is another node's.
+    pub fn unmount(&mut self, now: Instant, unmount: &UnmountSegment) -> Result<(), ErrorCode> {
+        let segment = self.segments.get(unmount.segment).ok_or(ErrorCode::SegmentNotFound)?;
+        if segment.node != unmount.node {
+            return Err(ErrorCode::IllegalClient);
+        }
+        self.drop_segment(now, unmount.segment);
+        Ok(())
+    }
+
+    /// Notes that a node lives.
+    pub fn heartbeat(&mut self, now: Instant, beat: &Heartbeat) -> NodeStatus {
+        self.drop_older(now, beat.node, beat.incarnation);
+        match self.nodes.get_mut(beat.node).filter(|node| node.incarnation == beat.incarnation) {
+            Some(node) => {
+                node.seen = node.seen.max(now);
+                NodeStatus::Ok
+            }
+            None => NodeStatus::NeedRemount,
+        }
+    }
+
+    /// Does what is due: gives silent nodes up, gives space back, evicts. Call when [`Self::poll_timeout`] has passed;
+    /// earlier or later does no harm.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for node in self.nodes.expired(now) {
+            let segments = self.nodes.get(node).map(|node| node.segments.clone()).unwrap_or_default();
+            segments.into_iter().for_each(|no| self.drop_segment(now, no));
+            self.stats.nodes_expired_total += 1;
+        }
+        while let Some(index) = self.objects.front(State::Processing) {
+            if self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms) > now {
+                break;
+            }
+            self.drop_object(index, None);
+            self.stats.zombies_total += 1;
+        }
+        self.limbo.settle(&mut self.segments, now);
+        self.objects.settle(now);
+        self.evict_to_watermark(now, self.config.evictions_per_call_max);
+    }
+
+    /// When [`Self::handle_timeout`] is to be called next; in the past means at once. May change after every call of a
+    /// `&mut self` method.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let processing = self
+            .objects
+            .front(State::Processing)
+            .map(|index| self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms));
+        let eviction = if !self.evicting && !self.is_over_watermark() {
+            None
+        } else if self.objects.front(State::Idle).is_some() {
+            Some(Instant::ZERO)
+        } else {
+            self.objects.front(State::Leased).map(|index| self.objects.entry(index).time)
+        };
+        [processing, eviction, self.limbo.due(), self.nodes.due()].into_iter().flatten().min()
+    }
+
+    /// The settings.
+    #[must_use]
+    pub const fn config(&self) -> &MasterConfig {
+        &self.config
     }
 
     /// What a segment is and where.
     #[must_use]
-    pub fn segment(&self, _segment: SegmentNo) -> Option<SegmentInfo<'_>> {
-        None
+    pub fn segment(&self, segment: SegmentNo) -> Option<SegmentInfo<'_>> {
+        self.segments.get(segment).map(Segment::info)
     }
 
     /// Every mounted segment, in the order of mounting.
     pub fn segments(&self) -> impl Iterator<Item = SegmentInfo<'_>> {
-        core::iter::empty()
+        self.segments.iter().map(Segment::info)
     }
+
+    /// Counters and gauges. Walks the segments, not the objects.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let leased = self.objects.count(State::Leased);
+        Stats {
+            objects: u64::from(self.objects.count(State::Idle)) + u64::from(leased),
+            objects_processing: self.objects.count(State::Processing).into(),
+            objects_leased: leased.into(),
+            object_bytes: self.objects.complete_bytes(),
+            segments: self.segments.len() as u64,
+            nodes: self.nodes.len() as u64,
+            capacity_bytes: self.segments.capacity_bytes(),
+            used_bytes: self.segments.used_bytes(),
+            quarantined_bytes: self.limbo.bytes(Reason::Zombie),
+            deferred_bytes: self.limbo.bytes(Reason::Leased),
+            free_bytes_largest: self
+                .segments
+                .iter()
+                .map(|each| each.allocator.largest_free())
+                .max()
+                .unwrap_or(0),
+            memory_bytes: self.memory_bytes() as u64,
+            ..self.stats
+        }
+    }
+
+    /// Memory of the master itself, bytes, estimated.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.objects.memory_bytes()
+            + self.segments.memory_bytes()
+            + self.limbo.memory_bytes()
+    }
+
+    fn check_key(&self, key: &[u8]) -> Result<(), ErrorCode> {
+        if key.is_empty() || key.len() > self.config.key_bytes_max as usize {
+            return Err(ErrorCode::InvalidKey);
+        }
+        Ok(())
+    }
+
+    fn find_generation(&self, key: &[u8], generation: u64) -> Option<u32> {
+        self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
+    }
+
+    /// Makes way for a new put of a key that is taken, if its writer has had its time.
+    fn displace(&mut self, now: Instant, index: u32) -> Result<(), ErrorCode> {
+        let entry = self.objects.entry(index);
+        let since = entry.time;
+        let taken = entry.is_complete() || now < since + millis(self.config.put_start_discard_timeout_ms);
+        if taken {
+            self.stats.puts_exist_total += 1;
+            return Err(ErrorCode::ObjectAlreadyExists);
+        }
+        let until = since + millis(self.config.put_start_release_timeout_ms);
+        self.drop_object(index, Some((until, Reason::Zombie)));
+        self.stats.zombies_total += 1;
+        Ok(())
+    }
+
+    /// Takes an object out of the table and gives its space back, now or later.
+    fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
+        let entry = self.objects.entry(index);
+        let (generation, len) = (entry.generation, entry.len);
+        let (_, _, replicas) = self.objects.remove(index);
+        match hold {
+            Some((until, reason)) => {
+                self.limbo.hold(&mut self.segments, generation, replicas, len, until, reason);
+            }
+            None => replicas.as_slice().iter().for_each(|placed| {
+                self.segments.free(placed);
+            }),
+        }
+    }
+
+    fn place(
+        &mut self,
+        now: Instant,
+        len: u64,
+        options: &PutOptions,
+    ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
+        let tag = self.objects.next_index();
+        let mut placed = Short::new();
+        let first = match self.segments.place(len, tag, options.preferred, &[]) {
+            Some(first) => first,
+            None => self.place_by_eviction(now, len).ok_or(ErrorCode::NoAvailableHandle)?,
+        };
+        let _ = placed.push(first);
+        // Eviction may have vacated a slot of the slab, which the object will then have.
+        let tag = self.objects.next_index();
+        // Further replicas are a wish: nothing is evicted for them.
+        while placed.len() < usize::from(options.replicas) {
+            let Some(next) = self.segments.place(len, tag, None, &placed) else { break };
+            let _ = placed.push(next);
+        }
+        Ok(placed)
+    }
+
+    /// Evicts until an object of `len` bytes fits where the last victim was.
+    fn place_by_eviction(&mut self, now: Instant, len: u64) -> Option<Placed> {
+        if !self.segments.could_hold(len) {
+            return None;
+        }
+        // An object that does not fit because the free space is scattered must not cost the whole cache.
+        let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
+        let mut budget = share.max(len.saturating_mul(4));
+        for _ in 0..self.config.evictions_per_call_max {
+            let (victim, bytes) = self.evict(now)?;
+            let tag = self.objects.next_index();
+            let place =
+                victim.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, len, tag));
+            if place.is_some() {
+                return place;
+            }
+            budget = budget.checked_sub(bytes)?;
+        }
+        None
+    }
+
+    fn is_over_watermark(&self) -> bool {
+        let mark = self.segments.capacity_bytes() as f64 * self.config.eviction_high_watermark;
+        self.segments.used_bytes() as f64 > mark
+    }
+
+    fn evict_to_watermark(&mut self, now: Instant, count_max: u32) {
+        if !self.evicting && !self.is_over_watermark() {
+            return;
+        }
+        self.evicting = true;
+        let low = self.config.eviction_high_watermark - self.config.eviction_ratio;
+        let low = (self.segments.capacity_bytes() as f64 * low) as u64;
+        for _ in 0..count_max {
+            if self.segments.used_bytes() <= low {
+                self.evicting = false;
+                return;
+            }
+            if !self.evict_one(now) {
+                // Everything is leased or being written. What keeps the mark passed may also be held back: then the
+                // next put or timeout tries again.
+                self.evicting = false;
+                return;
+            }
+        }
+    }
+
+    fn evict_one(&mut self, now: Instant) -> bool {
+        self.evict(now).is_some()
+    }
+
+    /// Evicts the least recently used object that nobody may be reading; gives where it was and how long it was.
+    fn evict(&mut self, now: Instant) -> Option<(Placements, u64)> {
+        self.objects.settle(now);
+        let Some(index) = self.objects.front(State::Idle) else {
+            self.stats.evictions_starved_total += u64::from(!self.starved);
+            self.starved = true;
+            return None;
+        };
+        self.starved = false;
+        let len = self.objects.entry(index).len;
+        let (_, _, replicas) = self.objects.remove(index);
+        replicas.as_slice().iter().for_each(|placed| {
+            self.segments.free(placed);
+        });
+        self.stats.evictions_total += 1;
+        self.stats.evicted_bytes_total += len;
+        Some((replicas, len))
+    }
+
+    /// Drops what a node mounted under lower incarnations.
+    fn drop_older(&mut self, now: Instant, node: u64, incarnation: u64) {
+        let Some(known) = self.nodes.get(node).filter(|known| known.incarnation < incarnation) else {
+            return;
+        };
+        for no in known.segments.clone() {
+            self.drop_segment(now, no);
+        }
+    }
+
+    fn drop_segment(&mut self, now: Instant, no: SegmentNo) {
+        if let Some(segment) = self.segments.get(no) {
+            self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+        }
+        let Some(segment) = self.segments.remove(no) else { return };
+        for (.., index) in segment.allocator.blocks().filter(|(.., tag)| *tag != HELD) {
+            if !self.objects.drop_segment(index, no) {
+                let (state, ..) = self.objects.remove(index);
+                self.stats.objects_lost_total += u64::from(state != State::Processing);
+            }
+        }
+        let until = now + millis(self.config.put_start_release_timeout_ms);
+        self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
+        self.stats.unmounts_total += 1;
+    }
+
+    fn mounted(&self, segment: SegmentNo) -> Mounted {
+        Mounted { segment, node_ttl_ms: self.config.node_ttl_ms }
+    }
+
+    fn lease(&self) -> Duration {
+        millis(self.config.lease_ttl_ms) + millis(self.config.lease_guard_ms)
+    }
+}
+
+fn replicas_of(placed: &[Placed]) -> Replicas {
+    let mut replicas = Replicas::new();
+    for placed in placed {
+        // There are no more than fit.
+        let _ = replicas.push(Replica { segment: placed.segment, addr: placed.addr });
+    }
+    replicas
+}
+
+fn listing(entry: &Entry, now: Instant) -> Listed<'_> {
+    Listed {
+        key: Key(entry.key.as_slice()),
+        len: entry.len,
+        replicas: entry.replicas.as_slice().len() as u8,
+        complete: entry.is_complete(),
+        leased: entry.is_leased(now),
+    }
+}
+
+const fn millis(ms: u32) -> Duration {
+    Duration::from_millis(ms as u64)
 }

@@ -1,1 +1,46 @@
-//! To come.
+//! The master of the store: who has which bytes of whose memory.
+//!
+//! A shell around [`store_core::Master`], which decides everything; here are sockets, a clock and a thread.
+//!
+//! ```text
+//!   nodes, clients                  one thread                         one thread
+//!   ──────────────      ┌──────────────────────────────┐       ┌──────────────────────┐
+//!    TCP, Unix   ──────▶│ poll ▶ Connection ▶ Frame ─┐  │       │ /health /ready       │◀── people,
+//!    sockets     ◀──────│        one write a round   ▼  │       │ /metrics             │    Prometheus
+//!                       │  store_core::Master (&mut) ───┼──────▶│ (a copy, when asked) │
+//!                       └──────────────────────────────┘       └──────────────────────┘
+//! ```
+//!
+//! - Nobody else touches the master, so nothing is locked. Requests that arrived together are answered with one write.
+//! - It spins for `spin_us` after the last request, then sleeps in the kernel: an idle master burns no CPU.
+//! - Whatever a peer sends, the worst is the end of its own connection, after an answer that says why.
+//!
+//! ```
+//! use store_master::{Config, MasterServer};
+//!
+//! let config = Config {
+//!     rpc_listen: "127.0.0.1:0".parse()?,
+//!     http_listen: Some("127.0.0.1:0".parse()?),
+//!     ..Config::default()
+//! };
+//! let server = MasterServer::bind(config)?;
+//! let stopper = server.stopper(); // give it to a signal handler
+//! println!("clients connect to {}", server.rpc_addr());
+//! let master = server.spawn()?; // or `server.run()`, on this thread
+//! # drop(stopper);
+//! master.stop()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod connection;
+mod epoch;
+mod error;
+mod http;
+mod metrics;
+mod server;
+
+pub use config::Config;
+pub use error::{BindError, ConfigError, ServeError};
+pub use server::{MasterHandle, MasterServer, Stopper};

@@ -1,0 +1,138 @@
+//! The client: one get or put of many keys, as a state machine without sockets or clocks.
+//!
+//! ```text
+//!            poll ─▶ Call ──▶ the master ──▶ handle_response / handle_call_failed
+//!            poll ─▶ Transfer ─▶ the fabric ──▶ handle_transfer        ┐ until is_done
+//!            poll ─▶ Cancel ──▶ the fabric (the transfer's end still comes)
+//!            poll ─▶ Fence ───▶ the fabric ──▶ handle_fence            ┘ then result(item)
+//! ```
+//!
+//! [`GetOp`] and [`PutOp`] keep their buffers between operations: `start` one, run it until [`GetOp::is_done`], read the
+//! results, `start` the next. Their methods come in quinn's four groups: *inputs* (`start`, `abort`, `handle_*`), *outputs*
+//! (`poll`, `poll_timeout`), *timeouts* (`handle_timeout`) and *getters*. After any input or timeout, call `poll` until it
+//! gives `None`.
+//!
+//! Operations that are one call and one answer (exists, remove, list, …) need no machine: use [`crate::message`] directly.
+
+mod get;
+mod put;
+
+use alloc::vec::Vec;
+
+use te_core::{Op, Outcome};
+
+pub use get::{Fetched, GetItem, GetOp};
+pub use put::{PutItem, PutOp};
+
+use crate::SegmentNo;
+
+/// What the shell is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A request frame was appended to `out`, under the request id that the caller passed: send it.
+    Call,
+    /// Move bytes. The end goes to `handle_transfer`, exactly once.
+    Transfer(Transfer),
+    /// Cancel a transfer that was asked for. Its end still comes.
+    Cancel {
+        /// Which.
+        transfer: u32,
+    },
+    /// Fence the owner of a segment (L5). The end goes to `handle_fence`, exactly once.
+    Fence {
+        /// Which.
+        segment: SegmentNo,
+    },
+}
+
+/// Bytes to move between the caller's buffer for an item and one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Names it, within its operation.
+    pub id: u32,
+    /// Which item of the operation: the caller knows its buffer.
+    pub item: u32,
+    /// Read or write.
+    pub op: Op,
+    /// The replica's segment. Unknown here: ask the master for [`crate::message::Segments`].
+    pub segment: SegmentNo,
+    /// The replica's address in the segment's export.
+    pub addr: u64,
+    /// Bytes, from the buffer's beginning.
+    pub len: u64,
+}
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferEnd {
+    /// What is known about the destination; the worst over all slices.
+    pub outcome: Outcome,
+    /// Some slice said that a copy of the bytes may still land.
+    pub fence_needed: bool,
+    /// A read that was applied: CRC-32C of the bytes that arrived. Else ignored.
+    pub checksum: u32,
+}
+
+impl TransferEnd {
+    /// A write that is in place.
+    #[must_use]
+    pub const fn written() -> Self {
+        Self { outcome: Outcome::Applied, fence_needed: false, checksum: 0 }
+    }
+
+    /// A read that is in place, and what arrived.
+    #[must_use]
+    pub const fn read(checksum: u32) -> Self {
+        Self { outcome: Outcome::Applied, fence_needed: false, checksum }
+    }
+
+    /// It failed and no byte will change.
+    #[must_use]
+    pub const fn not_applied() -> Self {
+        Self { outcome: Outcome::NotApplied, fence_needed: false, checksum: 0 }
+    }
+
+    /// A write of which bytes may still land.
+    #[must_use]
+    pub const fn unknown() -> Self {
+        Self { outcome: Outcome::Unknown, fence_needed: true, checksum: 0 }
+    }
+}
+
+/// How often a call may be tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// Tries of a call that may safely be repeated (get, put end, put revoke). A put's start is tried once: repeated, it
+    /// would find its own first try in the way. Default 3.
+    pub rpc_tries_max: u8,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self { rpc_tries_max: 3 }
+    }
+}
+
+/// Keys of one operation, end to end in one buffer that is kept.
+#[derive(Debug, Default)]
+struct KeyList {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl KeyList {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    fn key(&self, item: usize) -> crate::Key<'_> {
+        let start = if item == 0 { 0 } else { self.ends[item - 1] as usize };
+        crate::Key(&self.bytes[start..self.ends[item] as usize])
+    }
+}

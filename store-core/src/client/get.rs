@@ -1,0 +1,318 @@
+//! Get: ask where, read, verify, and only then believe.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use te_core::{Instant, Op, Outcome};
+
+use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
+use crate::message::{self, Object, Operation, Replicas};
+use crate::wire::{Frame, WireError};
+use crate::{ErrorCode, SegmentNo};
+
+/// One key to read.
+#[derive(Clone, Copy, Debug)]
+pub struct GetItem<'a> {
+    /// Its key.
+    pub key: &'a [u8],
+    /// Length of the caller's buffer; a longer object is `BufferOverflow`.
+    pub capacity: u64,
+}
+
+/// What was read and verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes of the buffer that hold the object.
+    pub len: u64,
+    /// Which put it is from.
+    pub generation: u64,
+    /// CRC-32C of the bytes, as committed and as read.
+    pub checksum: u32,
+}
+
+/// A get of many keys.
+///
+/// An item succeeds when every byte of one replica arrived, their checksum is the committed one, and the lease had not run
+/// out by the reader's own clock. Replicas are tried one after the other; whatever else happens is an error, and the
+/// caller treats it as a miss. The buffer of an item may have been written whichever way it ends; once the operation is
+/// done nothing will touch it again.
+#[derive(Debug, Default)]
+pub struct GetOp {
+    config: ClientConfig,
+    keys: KeyList,
+    items: Vec<State>,
+    prefer: Vec<SegmentNo>,
+    todo: VecDeque<Todo>,
+    call: Option<u64>,
+    tries: u8,
+    asked_at: Instant,
+    lease_end: Instant,
+    reading: u32,
+    unfinished: u32,
+    mismatches: u32,
+    canceled: bool,
+    aborted: Option<ErrorCode>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    capacity: u64,
+    object: Object,
+    first: u8,
+    tried: u8,
+    reading: bool,
+    result: Option<Result<Fetched, ErrorCode>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Todo {
+    Call,
+    Read(u32),
+    Cancel(u32),
+}
+
+impl GetOp {
+    /// Idle.
+    #[must_use]
+    pub fn new(config: ClientConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// Begins an operation. `prefer` are segments that are near (this host's): their replicas are read first.
+    ///
+    /// # Panics
+    /// When the operation before is not done.
+    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = GetItem<'a>>, prefer: &[SegmentNo]) {
+        assert!(self.is_done(), "the operation before is not done");
+        self.keys.clear();
+        self.items.clear();
+        self.todo.clear();
+        self.prefer.clear();
+        self.prefer.extend_from_slice(prefer);
+        let object = Object { len: 0, checksum: 0, generation: 0, replicas: Replicas::new() };
+        for item in items {
+            self.keys.push(item.key);
+            self.items.push(State {
+                capacity: item.capacity,
+                object,
+                first: 0,
+                tried: 0,
+                reading: false,
+                result: None,
+            });
+        }
+        (self.call, self.tries, self.reading, self.mismatches) = (None, 0, 0, 0);
+        (self.canceled, self.aborted) = (false, None);
+        self.unfinished = self.items.len() as u32;
+        if self.unfinished > 0 {
+            self.todo.push_back(Todo::Call);
+        }
+    }
+
+    /// What to do next. `request_id` names the call, should it be one.
+    pub fn poll(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
+        while let Some(todo) = self.todo.pop_front() {
+            match todo {
+                Todo::Call => {
+                    let keys = (0..self.items.len()).map(|item| self.keys.key(item));
+                    if let Err(error) = message::Get::encode_request(out, request_id, &(), keys) {
+                        self.finish_all(too_much(error));
+                        continue;
+                    }
+                    (self.call, self.asked_at, self.tries) = (Some(request_id), now, self.tries + 1);
+                    return Some(Action::Call);
+                }
+                Todo::Cancel(item) => {
+                    if self.items[item as usize].reading {
+                        return Some(Action::Cancel { transfer: item });
+                    }
+                }
+                Todo::Read(item) => {
+                    let state = &mut self.items[item as usize];
+                    if state.result.is_some() {
+                        continue;
+                    }
+                    if now >= self.lease_end {
+                        self.finish(item, Err(ErrorCode::LeaseExpired));
+                        continue;
+                    }
+                    let count = state.object.replicas.len();
+                    let replica =
+                        state.object.replicas[(usize::from(state.first) + usize::from(state.tried)) % count];
+                    state.reading = true;
+                    self.reading += 1;
+                    return Some(Action::Transfer(Transfer {
+                        id: item,
+                        item,
+                        op: Op::Read,
+                        segment: replica.segment,
+                        addr: replica.addr,
+                        len: state.object.len,
+                    }));
+                }
+            }
+        }
+        None
+    }
+
+    /// When [`Self::handle_timeout`] is to be called: the end of the lease, while something is read under it.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        (self.reading > 0 && !self.canceled).then_some(self.lease_end)
+    }
+
+    /// The lease is over: reads still under way are worth nothing and are cancelled.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.reading > 0 && !self.canceled && now >= self.lease_end {
+            self.cancel_reads();
+        }
+    }
+
+    /// Gives up: items that are not finished fail with `error` as soon as their reads have ended.
+    pub fn abort(&mut self, error: ErrorCode) {
+        self.call = None;
+        self.todo.clear();
+        self.aborted = Some(error);
+        for item in 0..self.items.len() as u32 {
+            if !self.items[item as usize].reading {
+                self.finish(item, Err(error));
+            }
+        }
+        self.cancel_reads();
+    }
+
+    /// The master answered. Frames of other requests are ignored.
+    pub fn handle_response(&mut self, frame: &Frame<'_>) {
+        if self.call != Some(frame.header.request_id) {
+            return;
+        }
+        self.call = None;
+        match message::Get::decode_response(frame) {
+            Ok((lease, objects)) if objects.len() == self.items.len() => {
+                self.lease_end = self.asked_at + Duration::from_millis(lease.lease_ms.into());
+                for (item, object) in objects.enumerate() {
+                    self.found(item as u32, object);
+                }
+            }
+            Ok(_) => self.finish_all(ErrorCode::InternalError),
+            Err(error) => self.finish_all(error),
+        }
+    }
+
+    /// A call was lost: no answer came, and none will be passed to this operation.
+    pub fn handle_call_failed(&mut self, request_id: u64, error: ErrorCode) {
+        if self.call != Some(request_id) {
+            return;
+        }
+        self.call = None;
+        if self.tries < self.config.rpc_tries_max {
+            self.todo.push_back(Todo::Call);
+        } else {
+            self.finish_all(error);
+        }
+    }
+
+    /// A transfer ended. `now` is a time after its last byte arrived.
+    pub fn handle_transfer(&mut self, now: Instant, id: u32, end: TransferEnd) {
+        let Some(state) = self.items.get_mut(id as usize).filter(|state| state.reading) else { return };
+        state.reading = false;
+        state.tried = state.tried.saturating_add(1);
+        self.reading -= 1;
+        let object = &state.object;
+        let applied = end.outcome == Outcome::Applied;
+        let intact = applied && end.checksum == object.checksum;
+        if applied && !intact {
+            self.mismatches += 1;
+        }
+        let more = usize::from(state.tried) < object.replicas.len();
+        let result = if let Some(error) = self.aborted {
+            Err(error)
+        } else if now >= self.lease_end {
+            Err(ErrorCode::LeaseExpired)
+        } else if intact {
+            Ok(Fetched { len: object.len, generation: object.generation, checksum: object.checksum })
+        } else if more {
+            return self.todo.push_back(Todo::Read(id));
+        } else if applied {
+            Err(ErrorCode::ChecksumMismatch)
+        } else {
+            Err(ErrorCode::TransferFail)
+        };
+        self.finish(id, result);
+    }
+
+    /// Whether every item has a result and nothing is under way.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        self.unfinished == 0 && self.reading == 0
+    }
+
+    /// Items of the operation.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// How an item ended; `None` while it has not.
+    #[must_use]
+    pub fn result(&self, item: usize) -> Option<Result<Fetched, ErrorCode>> {
+        self.items.get(item)?.result
+    }
+
+    /// Replicas of this operation whose bytes were not the committed ones.
+    #[must_use]
+    pub const fn mismatches(&self) -> u32 {
+        self.mismatches
+    }
+
+    fn found(&mut self, item: u32, object: Result<Object, ErrorCode>) {
+        let object = match object {
+            Ok(object) => object,
+            Err(error) => return self.finish(item, Err(error)),
+        };
+        let state = &mut self.items[item as usize];
+        if object.len > state.capacity {
+            return self.finish(item, Err(ErrorCode::BufferOverflow));
+        }
+        if object.replicas.is_empty() || object.len == 0 {
+            return self.finish(item, Err(ErrorCode::InternalError));
+        }
+        // Without a near one, the generation spreads readers of different objects over the replicas.
+        let near = object.replicas.iter().position(|replica| self.prefer.contains(&replica.segment));
+        state.first = near.unwrap_or((object.generation % object.replicas.len() as u64) as usize) as u8;
+        state.object = object;
+        self.todo.push_back(Todo::Read(item));
+    }
+
+    fn finish(&mut self, item: u32, result: Result<Fetched, ErrorCode>) {
+        let slot = &mut self.items[item as usize].result;
+        if slot.is_none() {
+            *slot = Some(result);
+            self.unfinished -= 1;
+        }
+    }
+
+    fn finish_all(&mut self, error: ErrorCode) {
+        for item in 0..self.items.len() as u32 {
+            self.finish(item, Err(error));
+        }
+    }
+
+    fn cancel_reads(&mut self) {
+        self.canceled = true;
+        let reading = (0..self.items.len() as u32).filter(|&item| self.items[item as usize].reading);
+        self.todo.extend(reading.map(Todo::Cancel));
+    }
+}
+
+/// What an operation that cannot be put into a frame ends with.
+pub(super) const fn too_much(error: WireError) -> ErrorCode {
+    error.code()
+}

@@ -1,0 +1,522 @@
+//! Put: reserve, write every replica, make sure that nothing is on its way any more, commit.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use te_core::{Instant, Op, Outcome};
+
+use super::get::too_much;
+use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
+use crate::message::{self, Allocation, Commit, NewObject, Operation, PutOptions, REPLICAS_MAX, Revocation};
+use crate::wire::Frame;
+use crate::{ErrorCode, SegmentNo};
+
+/// One key to store.
+#[derive(Clone, Copy, Debug)]
+pub struct PutItem<'a> {
+    /// Its key.
+    pub key: &'a [u8],
+    /// Bytes; not 0.
+    pub len: u64,
+    /// CRC-32C of them. May also be told later, with [`PutOp::set_checksum`].
+    pub checksum: u32,
+}
+
+/// A put of many keys.
+///
+/// An item is committed when *every* replica that was allocated has been written, and every write that lost sight of its
+/// bytes was fenced by the target; otherwise it is revoked. A revocation says whether the writer is quiet, that is whether
+/// the master may reuse the space at once. Writers stop when the window that the master gave is over.
+///
+/// `ObjectAlreadyExists` is how an item ends whose key is stored already; most callers take that for success.
+/// `RpcFail` or `RpcTimeout` after the writes: whether it was committed is not known; a get tells.
+#[derive(Debug, Default)]
+pub struct PutOp {
+    config: ClientConfig,
+    options: PutOptions,
+    keys: KeyList,
+    items: Vec<State>,
+    fences: Vec<(SegmentNo, Fence)>,
+    todo: VecDeque<Todo>,
+    phase: Phase,
+    start_call: Option<u64>,
+    end_call: Call,
+    revoke_call: Call,
+    asked_at: Instant,
+    window_end: Instant,
+    queued: u32,
+    writing: u32,
+    fencing: u32,
+    aborted: Option<ErrorCode>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    len: u64,
+    checksum: u32,
+    /// Bit per replica: asked for and not ended.
+    writing: u8,
+    /// Bit per replica: written.
+    written: u8,
+    /// Bit per replica: bytes may still land.
+    loose: u8,
+    allocation: Option<Allocation>,
+    /// Set once the item has failed; it will be revoked if it has an allocation.
+    error: Option<ErrorCode>,
+    result: Option<Result<u64, ErrorCode>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Done,
+    Start,
+    Write,
+    Fence,
+    Finish,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fence {
+    Asked,
+    Held,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Call {
+    id: Option<u64>,
+    tries: u8,
+    wanted: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Todo {
+    Start,
+    Write(u32),
+    Cancel(u32),
+    Fence(SegmentNo),
+    End,
+    Revoke,
+}
+
+impl PutOp {
+    /// Idle.
+    #[must_use]
+    pub fn new(config: ClientConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// Begins an operation.
+    ///
+    /// # Panics
+    /// When the operation before is not done.
+    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, options: PutOptions) {
+        assert!(self.is_done(), "the operation before is not done");
+        self.keys.clear();
+        self.items.clear();
+        self.fences.clear();
+        self.todo.clear();
+        for item in items {
+            self.keys.push(item.key);
+            self.items.push(State {
+                len: item.len,
+                checksum: item.checksum,
+                writing: 0,
+                written: 0,
+                loose: 0,
+                allocation: None,
+                error: None,
+                result: None,
+            });
+        }
+        self.options = options;
+        (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
+        (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
+        if !self.items.is_empty() {
+            self.phase = Phase::Start;
+            self.todo.push_back(Todo::Start);
+        }
+    }
+
+    /// Tells an item's checksum. At the latest before the item's last transfer is reported.
+    pub fn set_checksum(&mut self, item: usize, checksum: u32) {
+        if let Some(state) = self.items.get_mut(item) {
+            state.checksum = checksum;
+        }
+    }
+
+    /// What to do next. `request_id` names the call, should it be one.
+    pub fn poll(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
+        while let Some(todo) = self.todo.pop_front() {
+            let action = match todo {
+                Todo::Start => self.send_start(now, request_id, out),
+                Todo::Write(id) => self.send_write(now, id),
+                Todo::Cancel(id) => {
+                    let (item, bit) = split(id);
+                    (self.items[item].writing & bit != 0).then_some(Action::Cancel { transfer: id })
+                }
+                Todo::Fence(segment) => Some(Action::Fence { segment }),
+                Todo::End => self.send_end(request_id, out),
+                Todo::Revoke => self.send_revoke(request_id, out),
+            };
+            if action.is_some() {
+                return action;
+            }
+            self.advance();
+        }
+        None
+    }
+
+    /// When [`Self::handle_timeout`] is to be called: the end of the window, while something is written in it.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        (self.phase == Phase::Write && self.aborted.is_none()).then_some(self.window_end)
+    }
+
+    /// The window is over: what is not written by now is given up.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout().is_some_and(|end| now >= end) {
+            self.abort(ErrorCode::TransferFail);
+        }
+    }
+
+    /// Gives up: writes are cancelled and, once they have ended, revoked. Items that are being committed run on.
+    pub fn abort(&mut self, error: ErrorCode) {
+        if self.aborted.is_some() || !matches!(self.phase, Phase::Start | Phase::Write) {
+            return;
+        }
+        self.aborted = Some(error);
+        self.todo.clear();
+        self.queued = 0;
+        if self.phase == Phase::Start && self.start_call.is_none() {
+            return self.finish_all(error);
+        }
+        for item in 0..self.items.len() {
+            let state = &mut self.items[item];
+            let complete = state.allocation.is_some_and(|allocation| state.is_written(&allocation));
+            if self.phase == Phase::Write && state.result.is_none() && !complete {
+                state.error.get_or_insert(error);
+            }
+            let writing = state.writing;
+            let ids = (0..REPLICAS_MAX).filter(|replica| writing & (1 << replica) != 0);
+            self.todo.extend(ids.map(|replica| Todo::Cancel((item * REPLICAS_MAX + replica) as u32)));
+        }
+        self.advance();
+    }
+
+    /// The master answered. Frames of other requests are ignored.
+    pub fn handle_response(&mut self, now: Instant, frame: &Frame<'_>) {
+        let id = Some(frame.header.request_id);
+        if self.start_call == id {
+            self.start_call = None;
+            self.started(now, frame);
+        } else if self.end_call.id == id {
+            self.end_call = Call::default();
+            self.ended(frame);
+        } else if self.revoke_call.id == id {
+            // Whatever it says: the space comes back, now or at the release timeout.
+            self.revoke_call = Call::default();
+            self.revoked();
+        } else {
+            return;
+        }
+        self.advance();
+    }
+
+    /// A call was lost: no answer came, and none will be passed to this operation.
+    pub fn handle_call_failed(&mut self, request_id: u64, error: ErrorCode) {
+        let id = Some(request_id);
+        if self.start_call == id {
+            self.start_call = None;
+            self.finish_all(error);
+        } else if self.end_call.id == id {
+            self.end_call.id = None;
+            if self.end_call.tries < self.config.rpc_tries_max {
+                self.todo.push_back(Todo::End);
+            } else {
+                self.end_call = Call::default();
+                self.items
+                    .iter_mut()
+                    .filter(|state| state.commits())
+                    .for_each(|state| state.result = Some(Err(error)));
+            }
+        } else if self.revoke_call.id == id {
+            self.revoke_call.id = None;
+            if self.revoke_call.tries < self.config.rpc_tries_max {
+                self.todo.push_back(Todo::Revoke);
+            } else {
+                self.revoke_call = Call::default();
+                self.revoked();
+            }
+        }
+        self.advance();
+    }
+
+    /// A transfer ended.
+    pub fn handle_transfer(&mut self, id: u32, end: TransferEnd) {
+        let (item, bit) = split(id);
+        let Some(state) = self.items.get_mut(item).filter(|state| state.writing & bit != 0) else { return };
+        state.writing &= !bit;
+        self.writing -= 1;
+        if end.outcome == Outcome::Applied {
+            state.written |= bit;
+        } else {
+            state.error.get_or_insert(ErrorCode::TransferFail);
+        }
+        if end.fence_needed || end.outcome == Outcome::Unknown {
+            state.loose |= bit;
+        }
+        self.advance();
+    }
+
+    /// A fence ended: `held` when the target said that nothing older can land any more.
+    pub fn handle_fence(&mut self, segment: SegmentNo, held: bool) {
+        let asked = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Asked);
+        let Some((_, fence)) = asked else { return };
+        *fence = if held { Fence::Held } else { Fence::Failed };
+        self.fencing -= 1;
+        self.advance();
+    }
+
+    /// Whether every item has a result and nothing is under way.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Items of the operation.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// How an item ended, with the generation that was committed; `None` while it has not.
+    #[must_use]
+    pub fn result(&self, item: usize) -> Option<Result<u64, ErrorCode>> {
+        self.items.get(item)?.result
+    }
+
+    fn send_start(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
+        let objects = self
+            .items
+            .iter()
+            .enumerate()
+            .map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
+        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.options, objects) {
+            self.finish_all(too_much(error));
+            return None;
+        }
+        (self.start_call, self.asked_at) = (Some(request_id), now);
+        Some(Action::Call)
+    }
+
+    fn started(&mut self, now: Instant, frame: &Frame<'_>) {
+        let (window, allocations) = match message::PutStart::decode_response(frame) {
+            Ok(answer) if answer.1.len() == self.items.len() => answer,
+            Ok(_) => return self.finish_all(ErrorCode::InternalError),
+            Err(error) => return self.finish_all(error),
+        };
+        self.window_end = self.asked_at + Duration::from_millis(window.window_ms.into());
+        self.phase = Phase::Write;
+        // An answer that comes after the window must not lead to a single write.
+        let late = (now >= self.window_end).then_some(ErrorCode::TransferFail);
+        let refuse = self.aborted.or(late);
+        for (item, allocation) in allocations.enumerate() {
+            let state = &mut self.items[item];
+            match allocation {
+                Ok(allocation) => {
+                    state.allocation = Some(allocation);
+                    state.error = refuse;
+                    if refuse.is_none() {
+                        let ids = (0..allocation.replicas.len())
+                            .map(|replica| (item * REPLICAS_MAX + replica) as u32);
+                        self.queued += ids.len() as u32;
+                        self.todo.extend(ids.map(Todo::Write));
+                    }
+                }
+                Err(error) => state.result = Some(Err(error)),
+            }
+        }
+    }
+
+    fn send_write(&mut self, now: Instant, id: u32) -> Option<Action> {
+        self.queued -= 1;
+        let (item, bit) = split(id);
+        let state = &mut self.items[item];
+        if now >= self.window_end {
+            state.error.get_or_insert(ErrorCode::TransferFail);
+        }
+        if state.error.is_some() {
+            return None;
+        }
+        let replica = *state.allocation.as_ref()?.replicas.get(id as usize % REPLICAS_MAX)?;
+        state.writing |= bit;
+        self.writing += 1;
+        Some(Action::Transfer(Transfer {
+            id,
+            item: item as u32,
+            op: Op::Write,
+            segment: replica.segment,
+            addr: replica.addr,
+            len: state.len,
+        }))
+    }
+
+    fn send_end(&mut self, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
+        // Two passes, because the number of items goes first.
+        let count = self.items.iter().filter(|state| state.commits()).count();
+        let commits = self.items.iter().enumerate().filter_map(|(item, state)| {
+            let generation = state.commits().then_some(state.allocation)??.generation;
+            Some(Commit { key: self.keys.key(item), generation, checksum: state.checksum })
+        });
+        if let Err(error) = message::PutEnd::encode_request(out, request_id, &(), Counted(commits, count)) {
+            let error = too_much(error);
+            self.items
+                .iter_mut()
+                .filter(|state| state.commits())
+                .for_each(|state| state.result = Some(Err(error)));
+            self.end_call = Call::default();
+            return None;
+        }
+        self.end_call.id = Some(request_id);
+        self.end_call.tries += 1;
+        Some(Action::Call)
+    }
+
+    fn ended(&mut self, frame: &Frame<'_>) {
+        let waiting = self.items.iter_mut().filter(|state| state.commits());
+        match message::PutEnd::decode_response(frame) {
+            Ok((_, mut results)) => {
+                for state in waiting {
+                    let generation = state.allocation.map_or(0, |allocation| allocation.generation);
+                    let result = results.next().unwrap_or(Err(ErrorCode::InternalError));
+                    state.result = Some(result.map(|()| generation));
+                }
+            }
+            Err(error) => waiting.for_each(|state| state.result = Some(Err(error))),
+        }
+    }
+
+    fn send_revoke(&mut self, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
+        let count = self.items.iter().filter(|state| state.revokes()).count();
+        let revocations = self.items.iter().enumerate().filter_map(|(item, state)| {
+            let generation = state.revokes().then_some(state.allocation)??.generation;
+            Some(Revocation { key: self.keys.key(item), generation, quiet: self.is_quiet(state) })
+        });
+        if message::PutRevoke::encode_request(out, request_id, &(), Counted(revocations, count)).is_err() {
+            self.revoke_call = Call::default();
+            self.revoked();
+            return None;
+        }
+        self.revoke_call.id = Some(request_id);
+        self.revoke_call.tries += 1;
+        Some(Action::Call)
+    }
+
+    fn revoked(&mut self) {
+        for state in self.items.iter_mut().filter(|state| state.revokes()) {
+            state.result = Some(Err(state.error.unwrap_or(ErrorCode::InternalError)));
+        }
+    }
+
+    /// Whether every loose write of the item was fenced.
+    fn is_quiet(&self, state: &State) -> bool {
+        state.loose_segments().all(|segment| self.fences.contains(&(segment, Fence::Held)))
+    }
+
+    /// Goes on to the next phase when nothing of this one is left.
+    fn advance(&mut self) {
+        if self.phase == Phase::Write && self.writing == 0 && self.queued == 0 {
+            self.phase = Phase::Fence;
+            for state in &self.items {
+                for segment in state.loose_segments() {
+                    if !self.fences.iter().any(|(no, _)| *no == segment) {
+                        self.fences.push((segment, Fence::Asked));
+                        self.todo.push_back(Todo::Fence(segment));
+                        self.fencing += 1;
+                    }
+                }
+            }
+        }
+        if self.phase == Phase::Fence && self.fencing == 0 {
+            self.phase = Phase::Finish;
+            for item in 0..self.items.len() {
+                if !self.is_quiet(&self.items[item]) {
+                    self.items[item].error.get_or_insert(ErrorCode::TransferFail);
+                }
+            }
+            if self.items.iter().any(State::commits) {
+                self.end_call.wanted = true;
+                self.todo.push_back(Todo::End);
+            }
+            if self.items.iter().any(State::revokes) {
+                self.revoke_call.wanted = true;
+                self.todo.push_back(Todo::Revoke);
+            }
+        }
+        if self.phase == Phase::Finish && !self.end_call.wanted && !self.revoke_call.wanted {
+            self.phase = Phase::Done;
+        }
+    }
+
+    fn finish_all(&mut self, error: ErrorCode) {
+        for state in &mut self.items {
+            state.result.get_or_insert(Err(error));
+        }
+        self.todo.clear();
+        self.phase = Phase::Done;
+    }
+}
+
+impl State {
+    fn is_written(&self, allocation: &Allocation) -> bool {
+        u32::from(self.written).count_ones() as usize == allocation.replicas.len()
+    }
+
+    fn commits(&self) -> bool {
+        self.result.is_none() && self.error.is_none() && self.allocation.is_some()
+    }
+
+    fn revokes(&self) -> bool {
+        self.result.is_none() && self.error.is_some() && self.allocation.is_some()
+    }
+
+    fn loose_segments(&self) -> impl Iterator<Item = SegmentNo> {
+        let replicas = self.allocation.map(|allocation| allocation.replicas).unwrap_or_default();
+        (0..replicas.len())
+            .filter(|replica| self.loose & (1 << replica) != 0)
+            .map(move |replica| replicas[replica].segment)
+    }
+}
+
+/// An iterator whose length was counted before.
+struct Counted<I>(I, usize);
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let item = self.0.next()?;
+        self.1 -= 1;
+        Some(item)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.1, Some(self.1))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
+
+/// Item and replica bit of a transfer's id.
+const fn split(id: u32) -> (usize, u8) {
+    (id as usize / REPLICAS_MAX, 1 << (id as usize % REPLICAS_MAX))
+}

@@ -1,0 +1,126 @@
+//! Limbo: bytes that belong to no object any more, but must not be given out yet.
+//!
+//! Two things bring them here. A writer that never said it is quiet may still have writes under way in the fabric (*zombie*);
+//! its bytes come back when it says so, or at the release timeout. And a reader may still be copying under a lease that
+//! outlives the object (*leased*); its bytes come back when the lease is over, whatever anybody says.
+
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use te_core::Instant;
+
+use crate::objects::Placements;
+use crate::segments::Segments;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Zombie,
+    Leased,
+}
+
+#[derive(Debug)]
+struct Held {
+    replicas: Placements,
+    len: u64,
+    until: Instant,
+    reason: Reason,
+}
+
+/// What is held back, by the generation of the put that it was allocated to.
+#[derive(Debug)]
+pub(crate) struct Limbo {
+    held: HashMap<u64, Held, FixedState>,
+    /// May name what is gone or was put off; `held` decides.
+    queue: BinaryHeap<Reverse<(Instant, u64)>>,
+    bytes: [u64; 2],
+}
+
+impl Limbo {
+    pub(crate) fn new() -> Self {
+        Self { held: HashMap::with_hasher(FixedState::with_seed(0)), queue: BinaryHeap::new(), bytes: [0; 2] }
+    }
+
+    /// Holds the replicas of a put back until `until`.
+    pub(crate) fn hold(
+        &mut self,
+        segments: &mut Segments,
+        generation: u64,
+        replicas: Placements,
+        len: u64,
+        until: Instant,
+        reason: Reason,
+    ) {
+        let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
+        self.bytes[reason as usize] += bytes;
+        self.held.insert(generation, Held { replicas, len, until, reason });
+        self.queue.push(Reverse((until, generation)));
+    }
+
+    /// The writer of this put is quiet: its bytes come back now. Gives whether they were here.
+    pub(crate) fn release_zombie(&mut self, segments: &mut Segments, generation: u64) -> bool {
+        let here = self.held.get(&generation).is_some_and(|held| held.reason == Reason::Zombie);
+        if here {
+            self.release(segments, generation);
+        }
+        here
+    }
+
+    /// The writer of this put lives and may still write. Gives whether its bytes are here.
+    pub(crate) fn put_off_zombie(&mut self, generation: u64, until: Instant) -> bool {
+        let Some(held) = self.held.get_mut(&generation).filter(|held| held.reason == Reason::Zombie) else {
+            return false;
+        };
+        if until > held.until {
+            held.until = until;
+            self.queue.push(Reverse((until, generation)));
+        }
+        true
+    }
+
+    /// Gives back what is due.
+    pub(crate) fn settle(&mut self, segments: &mut Segments, now: Instant) {
+        while let Some(&Reverse((until, generation))) = self.queue.peek() {
+            if until > now {
+                return;
+            }
+            self.queue.pop();
+            if self.held.get(&generation).is_some_and(|held| held.until <= now) {
+                self.release(segments, generation);
+            }
+        }
+    }
+
+    /// A segment is going away, and with it what was held back there. Called while it is still mounted.
+    pub(crate) fn drop_segment(&mut self, no: u32, rounded: impl Fn(u64) -> u64) {
+        let bytes = &mut self.bytes;
+        self.held.retain(|_, held| {
+            if held.replicas.as_slice().iter().all(|placed| placed.segment != no) {
+                return true;
+            }
+            bytes[held.reason as usize] -= rounded(held.len);
+            held.replicas.drop_segment(no)
+        });
+    }
+
+    /// When something is due, at the earliest.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.queue.peek().map(|Reverse((until, _))| *until)
+    }
+
+    pub(crate) fn bytes(&self, reason: Reason) -> u64 {
+        self.bytes[reason as usize]
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.held.allocation_size() + self.queue.capacity() * size_of::<Reverse<(Instant, u64)>>()
+    }
+
+    fn release(&mut self, segments: &mut Segments, generation: u64) {
+        if let Some(held) = self.held.remove(&generation) {
+            let bytes: u64 = held.replicas.as_slice().iter().map(|placed| segments.free(placed)).sum();
+            self.bytes[held.reason as usize] -= bytes;
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! The offset allocator: which bytes of a segment are taken. It never sees the memory itself.
+//!
+//! Two-level segregated fit (M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004):
+//! free blocks hang in bins by size, 32 bins for every power of two, and two levels of bitmaps find a bin that fits in a
+//! few instructions. Both operations are O(1), and a freed block merges with its free neighbours at once.
+//!
+//! ```text
+//!   first level     ▏0 ▏1 ▏2 ▏3 ▏ …          one bit a power of two
+//!   second level          ▏0…31▏             one bit a bin: sizes within 1/32 of each other
+//!   bins                   └─▶ block ⇄ block ⇄ block
+//!   memory          │used│ free │used│used│  free   │     every block knows its neighbours
+//! ```
+//!
+//! A request is served from its own size's bin when a block there is long enough, else from the next bin that has one, so
+//! the block chosen is at most two bins longer than the shortest that would do: 1/16 of its size, which is not lost but
+//! split off.
+
+use alloc::boxed::Box;
+
+use crate::slab::{Chunks, NIL};
+
+/// Bytes to which every allocation is rounded up and aligned, unless chosen otherwise: a cache line.
+pub const GRAIN_BYTES: u64 = 64;
+
+const SECOND_BITS: u32 = 5;
+const SECONDS: usize = 1 << SECOND_BITS;
+const FIRSTS: usize = 64 - SECOND_BITS as usize + 1;
+/// Blocks of a request's own bin that are looked at before a higher bin is taken.
+const OWN_BIN_TRIES: usize = 4;
+/// And before the request is refused.
+const LAST_BIN_TRIES: usize = 64;
+
+/// An allocated block. Opaque; valid until it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block(u32);
+
+impl Block {
+    /// The block with this index: for callers that keep blocks as bare numbers.
+    #[must_use]
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// Its number, to be kept.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// What is allocated and what is free in `len` bytes.
+#[derive(Debug)]
+pub struct OffsetAllocator {
+    nodes: Chunks<Node>,
+    /// First of the unused nodes, linked by `b`.
+    vacant: u32,
+    grain_bits: u32,
+    grains: u64,
+    grains_free: u64,
+    blocks_used: u32,
+    first: u64,
+    second: [u32; FIRSTS],
+    heads: Box<[[u32; SECONDS]; FIRSTS]>,
+}
+
+/// A block, used or free; 32 bytes. Sizes and offsets count grains.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    offset: u64,
+    size: u64,
+    /// The neighbour below and above in memory.
+    below: u32,
+    above: u32,
+    /// Free: the block before in its bin, or `NIL`. Used: `USED`. Not a block: `VACANT`.
+    a: u32,
+    /// Free: the block after in its bin. Used: the tag. Not a block: the next vacant node.
+    b: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == 32);
+
+const USED: u32 = NIL - 1;
+const VACANT: u32 = NIL - 2;
+
+impl OffsetAllocator {
+    /// All of `len` bytes free, in grains of [`GRAIN_BYTES`]. A last part that is shorter than a grain is never used.
+    #[must_use]
+    pub fn new(len: u64) -> Self {
+        Self::with_grain(len, GRAIN_BYTES)
+    }
+
+    /// All of `len` bytes free, in grains of `grain_bytes`, rounded up to a power of two.
+    #[must_use]
+    pub fn with_grain(len: u64, grain_bytes: u64) -> Self {
+        let grain_bits = grain_bytes.max(1).checked_next_power_of_two().unwrap_or(1 << 63).trailing_zeros();
+        let grains = len >> grain_bits;
+        let mut allocator = Self {
+            nodes: Chunks::new(),
+            vacant: NIL,
+            grain_bits,
+            grains,
+            grains_free: grains,
+            blocks_used: 0,
+            first: 0,
+            second: [0; FIRSTS],
+            heads: Box::new([[NIL; SECONDS]; FIRSTS]),
+        };
+        if grains > 0 {
+            let all =
+                allocator.new_node(Node { offset: 0, size: grains, below: NIL, above: NIL, a: NIL, b: NIL });
+            allocator.link(all);
+        }
+        allocator
+    }
+
+    /// Takes `len` bytes; gives the block and its offset. `tag` is the caller's, see [`Self::tag`]. `None`: no room, or `len` is 0.
+    pub fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
+        let size = self.to_grains(len)?;
+        let index = self.find(size)?;
+        self.unlink(index);
+        let node = self.nodes[index];
+        if node.size > size {
+            let rest = self.new_node(Node {
+                offset: node.offset + size,
+                size: node.size - size,
+                below: index,
+                above: node.above,
+                a: NIL,
+                b: NIL,
+            });
+            if node.above != NIL {
+                self.nodes[node.above].below = rest;
+            }
+            self.nodes[index].above = rest;
+            self.link(rest);
+        }
+        let node = &mut self.nodes[index];
+        (node.size, node.a, node.b) = (size, USED, tag);
+        self.grains_free -= size;
+        self.blocks_used += 1;
+        Some((Block(index), node.offset << self.grain_bits))
+    }
+
+    /// Gives a block back; gives its length, bytes. `None`: it is not allocated.
+    pub fn free(&mut self, block: Block) -> Option<u64> {
+        let mut index = block.0;
+        let size = self.used(block)?.size;
+        self.grains_free += size;
+        self.blocks_used -= 1;
+        let Node { below, above, .. } = self.nodes[index];
+        if above != NIL && self.is_free(above) {
+            self.unlink(above);
+            self.absorb(index, above);
+        }
+        if below != NIL && self.is_free(below) {
+            self.unlink(below);
+            self.absorb(below, index);
+            index = below;
+        }
+        self.link(index);
+        Some(size << self.grain_bits)
+    }
+
+    /// The caller's tag of an allocated block.
+    #[must_use]
+    pub fn tag(&self, block: Block) -> Option<u32> {
+        self.used(block).map(|node| node.b)
+    }
+
+    /// Changes the tag of an allocated block; does nothing to one that is not.
+    pub fn set_tag(&mut self, block: Block, tag: u32) {
+        if self.used(block).is_some() {
+            self.nodes[block.0].b = tag;
+        }
+    }
+
+    /// Every allocated block with its offset, its length and its tag, in the order of offsets.
+    pub fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
+        // Merging keeps the lower node, so the block at offset 0 is node 0 for ever.
+        let mut next = if self.nodes.len() == 0 { NIL } else { 0 };
+        core::iter::from_fn(move || {
+            while next != NIL {
+                let index = next;
+                let node = &self.nodes[index];
+                next = node.above;
+                if node.a == USED {
+                    let bytes = |grains| grains << self.grain_bits;
+                    return Some((Block(index), bytes(node.offset), bytes(node.size), node.b));
+                }
+            }
+            None
+        })
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub const fn capacity_bytes(&self) -> u64 {
+        self.grains << self.grain_bits
+    }
+
+    /// Bytes that are free.
+    #[must_use]
+    pub const fn free_bytes(&self) -> u64 {
+        self.grains_free << self.grain_bits
+    }
+
+    /// Bytes that are allocated, rounding included.
+    #[must_use]
+    pub const fn used_bytes(&self) -> u64 {
+        (self.grains - self.grains_free) << self.grain_bits
+    }
+
+    /// Blocks that are allocated.
+    #[must_use]
+    pub const fn blocks_used(&self) -> u32 {
+        self.blocks_used
+    }
+
+    /// Bytes that `len` bytes take up.
+    #[must_use]
+    pub const fn rounded(&self, len: u64) -> u64 {
+        len.div_ceil(1 << self.grain_bits) << self.grain_bits
+    }
+
+    /// Length of a free block such that none is more than 1/32 longer, bytes; 0 when nothing is free.
+    #[must_use]
+    pub fn largest_free(&self) -> u64 {
+        if self.first == 0 {
+            return 0;
+        }
+        let first = 63 - self.first.leading_zeros() as usize;
+        let second = 31 - self.second[first].leading_zeros() as usize;
+        self.bin((first, second)).take(LAST_BIN_TRIES).map(|index| self.nodes[index].size).max().unwrap_or(0)
+            << self.grain_bits
+    }
+
+    /// Memory of the allocator itself, bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.nodes.memory_bytes() + size_of::<[[u32; SECONDS]; FIRSTS]>() + size_of::<Self>()
+    }
+
+    const fn to_grains(&self, len: u64) -> Option<u64> {
+        if len == 0 { None } else { Some(len.div_ceil(1 << self.grain_bits)) }
+    }
+
+    fn used(&self, block: Block) -> Option<&Node> {
+        (block.0 < self.nodes.len()).then(|| &self.nodes[block.0]).filter(|node| node.a == USED)
+    }
+
+    fn is_free(&self, index: u32) -> bool {
+        !matches!(self.nodes[index].a, USED | VACANT)
+    }
+
+    /// A free block of at least `size` grains.
+    fn find(&self, size: u64) -> Option<u32> {
+        let own = bin_of(size);
+        let fits = |tries: usize| self.bin(own).take(tries).find(|&index| self.nodes[index].size >= size);
+        if let Some(index) = fits(OWN_BIN_TRIES) {
+            return Some(index);
+        }
+        // Every block of a higher bin is long enough.
+        let (mut first, second) = own;
+        let mut seconds = self.second[first] & (u32::MAX << second).wrapping_sub(1 << second);
+        if seconds == 0 {
+            let firsts = self.first & (u64::MAX << first).wrapping_sub(1 << first);
+            if firsts == 0 {
+                return fits(LAST_BIN_TRIES);
+            }
+            first = firsts.trailing_zeros() as usize;
+            seconds = self.second[first];
+        }
+        Some(self.heads[first][seconds.trailing_zeros() as usize])
+    }
+
+    fn bin(&self, (first, second): (usize, usize)) -> impl Iterator<Item = u32> {
+        let mut next = self.heads[first][second];
+        core::iter::from_fn(move || {
+            let index = (next != NIL).then_some(next)?;
+            next = self.nodes[index].b;
+            Some(index)
+        })
+    }
+
+    fn link(&mut self, index: u32) {
+        let (first, second) = bin_of(self.nodes[index].size);
+        let head = core::mem::replace(&mut self.heads[first][second], index);
+        let node = &mut self.nodes[index];
+        (node.a, node.b) = (NIL, head);
+        if head != NIL {
+            self.nodes[head].a = index;
+        }
+        self.first |= 1 << first;
+        self.second[first] |= 1 << second;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Node { size, a: before, b: after, .. } = self.nodes[index];
+        if after != NIL {
+            self.nodes[after].a = before;
+        }
+        if before != NIL {
+            self.nodes[before].b = after;
+            return;
+        }
+        let (first, second) = bin_of(size);
+        self.heads[first][second] = after;
+        if after == NIL {
+            self.second[first] &= !(1 << second);
+            if self.second[first] == 0 {
+                self.first &= !(1 << first);
+            }
+        }
+    }
+
+    /// Adds the block `upper` to its neighbour `lower` and forgets it.
+    fn absorb(&mut self, lower: u32, upper: u32) {
+        let Node { size, above, .. } = self.nodes[upper];
+        self.nodes[lower].size += size;
+        self.nodes[lower].above = above;
+        if above != NIL {
+            self.nodes[above].below = lower;
+        }
+        let vacant = core::mem::replace(&mut self.vacant, upper);
+        let node = &mut self.nodes[upper];
+        (node.a, node.b) = (VACANT, vacant);
+    }
+
+    fn new_node(&mut self, node: Node) -> u32 {
+        if self.vacant == NIL {
+            return self.nodes.push(node);
+        }
+        let index = self.vacant;
+        self.vacant = self.nodes[index].b;
+        self.nodes[index] = node;
+        index
+    }
+}
+
+/// The bin of blocks of `size` grains: exact below 32, then 32 a power of two.
+const fn bin_of(size: u64) -> (usize, usize) {
+    if size < SECONDS as u64 {
+        return (0, size as usize);
+    }
+    let exponent = 63 - size.leading_zeros();
+    let second = (size >> (exponent - SECOND_BITS)) as usize % SECONDS;
+    ((exponent - SECOND_BITS + 1) as usize, second)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeMap;
+    use alloc::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The slow and obvious allocator: what is taken, by offset.
+    #[derive(Default)]
+    struct Model {
+        taken: BTreeMap<u64, u64>,
+    }
+
+    impl Model {
+        fn take(&mut self, offset: u64, len: u64, capacity: u64) {
+            assert!(offset + len <= capacity, "outside");
+            if let Some((below, below_len)) = self.taken.range(..=offset).next_back() {
+                assert!(below + below_len <= offset, "overlaps the block below");
+            }
+            if let Some((above, _)) = self.taken.range(offset..).next() {
+                assert!(offset + len <= *above, "overlaps the block above");
+            }
+            self.taken.insert(offset, len);
+        }
+
+        fn largest_gap(&self, capacity: u64) -> u64 {
+            let mut end = 0;
+            let mut largest = 0;
+            for (offset, len) in &self.taken {
+                largest = largest.max(offset - end);
+                end = offset + len;
+            }
+            largest.max(capacity - end)
+        }
+    }
+
+    fn size() -> impl Strategy<Value = u64> {
+        prop_oneof![1u64..300, Just(4096), (6u32..21).prop_flat_map(|bits| 1u64 << bits..=1 << (bits + 1))]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn it_agrees_with_an_interval_map_and_ends_as_one_block(
+            grain in prop_oneof![Just(1u64), Just(64), Just(4096)],
+            capacity in 1u64 << 16..1 << 24,
+            steps in prop::collection::vec((any::<bool>(), size(), any::<u32>()), 1..400),
+        ) {
+            let mut allocator = OffsetAllocator::with_grain(capacity, grain);
+            let capacity = allocator.capacity_bytes();
+            let mut model = Model::default();
+            let mut live: Vec<(Block, u64, u32)> = Vec::new();
+            for (allocate, len, pick) in steps {
+                if allocate || live.is_empty() {
+                    let rounded = allocator.rounded(len);
+                    match allocator.allocate(len, pick) {
+                        Some((block, offset)) => {
+                            prop_assert_eq!(offset % grain, 0);
+                            model.take(offset, rounded, capacity);
+                            live.push((block, offset, pick));
+                        }
+                        // Refused only when no gap is clearly long enough: the own bin is searched to a limit.
+                        None => prop_assert!(model.largest_gap(capacity) < rounded + rounded / 32 + grain),
+                    }
+                } else {
+                    let (block, offset, tag) = live.swap_remove(pick as usize % live.len());
+                    prop_assert_eq!(allocator.tag(block), Some(tag));
+                    prop_assert_eq!(allocator.free(block), model.taken.remove(&offset));
+                    prop_assert_eq!(allocator.free(block), None, "freed twice");
+                }
+                let taken: u64 = model.taken.values().sum();
+                prop_assert_eq!(allocator.used_bytes(), taken);
+                prop_assert_eq!(allocator.free_bytes(), capacity - taken);
+                let largest = model.largest_gap(capacity);
+                let stated = allocator.largest_free();
+                prop_assert!(stated <= largest && largest <= stated + stated / 32 + grain);
+            }
+            let walked: Vec<(u64, u64)> = allocator.blocks().map(|(_, offset, len, _)| (offset, len)).collect();
+            prop_assert_eq!(walked, model.taken.into_iter().collect::<Vec<_>>());
+            for (block, ..) in live {
+                prop_assert!(allocator.free(block).is_some());
+            }
+            prop_assert_eq!(allocator.largest_free(), capacity, "not one block at the end");
+            prop_assert_eq!(allocator.blocks_used(), 0);
+        }
+    }
+
+    #[test]
+    fn blocks_of_one_size_fill_everything_and_are_reused() {
+        for len in [4096, 5000, 70_001] {
+            let mut allocator = OffsetAllocator::new(64 * 1024 * 1024);
+            let mut blocks: Vec<Block> =
+                core::iter::from_fn(|| Some(allocator.allocate(len, 0)?.0)).collect();
+            assert!(allocator.free_bytes() < allocator.rounded(len));
+            for turn in 0..blocks.len() {
+                let at = turn * 7919 % blocks.len();
+                allocator.free(blocks[at]).unwrap();
+                blocks[at] = allocator.allocate(len, 0).expect("the hole just made fits").0;
+            }
+        }
+    }
+
+    #[test]
+    fn huge_and_tiny_segments_work() {
+        let mut huge = OffsetAllocator::new(u64::MAX);
+        let (block, offset) = huge.allocate(1 << 50, 7).unwrap();
+        assert_eq!((offset, huge.free(block)), (0, Some(1 << 50)));
+        assert_eq!(huge.allocate(0, 0), None);
+        let mut tiny = OffsetAllocator::new(63);
+        assert_eq!((tiny.capacity_bytes(), tiny.allocate(1, 0)), (0, None));
+    }
+
+    #[test]
+    fn a_request_is_never_served_from_a_block_much_longer_than_needed() {
+        // Holes of every size between used blocks: the hole taken is at most 1/16 longer than the best fit, plus a grain.
+        let mut allocator = OffsetAllocator::with_grain(1 << 30, 1);
+        let mut holes = BTreeMap::new();
+        let mut frees = Vec::new();
+        for len in (64..40_000u64).step_by(97) {
+            let (block, offset) = allocator.allocate(len, 0).unwrap();
+            allocator.allocate(1, 0).unwrap();
+            holes.insert(len, offset);
+            frees.push(block);
+        }
+        frees.into_iter().for_each(|block| assert!(allocator.free(block).is_some()));
+        for want in (64..30_000u64).step_by(1013) {
+            let (best, _) = holes.range(want..).next().unwrap();
+            let best = *best;
+            let (_, offset) = allocator.allocate(want, 0).unwrap();
+            let (&taken, _) = holes.iter().find(|(_, start)| **start == offset).unwrap();
+            assert!(taken <= best + best / 16 + 1, "{want} from {taken}, {best} would do");
+            holes.remove(&taken);
+        }
+    }
+}

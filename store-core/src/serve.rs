@@ -1,0 +1,142 @@
+//! Frames in, frames out: the master's operations behind the wire.
+
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use crate::message::{
+    self, Answer, Kind, Lease, ListPosition, Listed, Operation, PutWindow, Welcome, encode_failure,
+};
+use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
+use crate::{ErrorCode, Master};
+
+/// Bytes of keys in one page of a listing; the rest goes to the next page.
+const LIST_BYTES_MAX: usize = 1 << 20;
+
+impl Master {
+    /// Carries out one request frame and appends exactly one response frame to `out`.
+    ///
+    /// A request that cannot be read, or is of no operation here, is answered with a status and changes nothing.
+    pub fn handle(&mut self, now: Instant, frame: &Frame<'_>, out: &mut Vec<u8>) {
+        let start = out.len();
+        let result = match Kind::from_byte(frame.header.kind) {
+            _ if frame.header.response => Err(ErrorCode::InvalidParams),
+            None => Err(ErrorCode::NotSupported),
+            Some(kind) => self.serve(now, kind, frame, out),
+        };
+        if let Err(error) = result {
+            out.truncate(start);
+            encode_failure(out, frame.header.kind, frame.header.request_id, error);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        now: Instant,
+        kind: Kind,
+        frame: &Frame<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ErrorCode> {
+        let (id, body) = (frame.header.request_id, frame.body);
+        let done = match kind {
+            Kind::Hello => {
+                let (theirs, _) = message::Hello::decode_request(body).map_err(WireError::code)?;
+                if theirs != VERSION {
+                    return Err(ErrorCode::InvalidVersion);
+                }
+                message::Hello::encode_response(out, id, &self.welcome(), core::iter::empty())
+            }
+            Kind::Mount => {
+                let (segment, _) = message::Mount::decode_request(body).map_err(WireError::code)?;
+                let mounted = self.mount(now, &segment)?;
+                message::Mount::encode_response(out, id, &mounted, core::iter::empty())
+            }
+            Kind::Unmount => {
+                let (segment, _) = message::Unmount::decode_request(body).map_err(WireError::code)?;
+                self.unmount(now, &segment)?;
+                message::Unmount::encode_response(out, id, &(), core::iter::empty())
+            }
+            Kind::Beat => {
+                let (beat, _) = message::Beat::decode_request(body).map_err(WireError::code)?;
+                message::Beat::encode_response(out, id, &self.heartbeat(now, &beat), core::iter::empty())
+            }
+            Kind::PutStart => {
+                let window_ms = self.config().put_start_discard_timeout_ms;
+                batch::<message::PutStart>(body, id, out, &PutWindow { window_ms }, |options, new| {
+                    self.put_start(now, new.key.0, new.len, options)
+                })
+            }
+            Kind::PutEnd => batch::<message::PutEnd>(body, id, out, &(), |(), commit| {
+                self.put_end(now, commit.key.0, commit.generation, commit.checksum)
+            }),
+            Kind::PutRevoke => batch::<message::PutRevoke>(body, id, out, &(), |(), revocation| {
+                self.put_revoke(now, revocation.key.0, revocation.generation, revocation.quiet)
+            }),
+            Kind::Get => {
+                let lease_ms = self.config().lease_ttl_ms;
+                batch::<message::Get>(body, id, out, &Lease { lease_ms }, |(), key| self.get(now, key.0))
+            }
+            Kind::Exists => batch::<message::Exists>(body, id, out, &(), |(), key| self.exists(key.0)),
+            Kind::Remove => batch::<message::Remove>(body, id, out, &(), |(), item| {
+                self.remove(now, item.key.0, item.force)
+            }),
+            Kind::List => {
+                let (query, _) = message::List::decode_request(body).map_err(WireError::code)?;
+                let mut page: Vec<Listed<'_>> = Vec::new();
+                let mut bytes = 0;
+                let cursor = self.list(now, &query, |listed| {
+                    bytes += listed.key.0.len();
+                    let fits = bytes <= LIST_BYTES_MAX;
+                    if fits {
+                        page.push(listed);
+                    }
+                    fits
+                });
+                message::List::encode_response(out, id, &ListPosition { cursor }, page.into_iter())
+            }
+            Kind::Segments => {
+                let (_, wanted) = message::Segments::decode_request(body).map_err(WireError::code)?;
+                if wanted.is_empty() {
+                    let all: Vec<_> = self.segments().map(Ok).collect();
+                    message::Segments::encode_response(out, id, &(), all.into_iter())
+                } else {
+                    let found = wanted.map(|no| self.segment(no).ok_or(ErrorCode::SegmentNotFound));
+                    message::Segments::encode_response(out, id, &(), found)
+                }
+            }
+            Kind::ReadStats => {
+                message::ReadStats::encode_response(out, id, &self.stats(), core::iter::empty())
+            }
+        };
+        done.map_err(WireError::code)
+    }
+
+    fn welcome(&self) -> Welcome {
+        let config = self.config();
+        Welcome {
+            version: VERSION,
+            epoch: config.epoch.into(),
+            keys_per_batch_max: KEYS_PER_BATCH_MAX as u32,
+            key_bytes_max: config.key_bytes_max,
+            replicas_max: config.replicas_max,
+            lease_ms: config.lease_ttl_ms,
+            node_ttl_ms: config.node_ttl_ms,
+        }
+    }
+}
+
+/// One answer for each item asked, appended as they are found.
+fn batch<O: Operation>(
+    body: &[u8],
+    id: u64,
+    out: &mut Vec<u8>,
+    head: &O::Answer<'_>,
+    mut each: impl FnMut(&O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
+) -> Result<(), WireError> {
+    let (ask, items) = O::decode_request(body)?;
+    let mut answer = Answer::begin::<O>(out, id, head, items.len())?;
+    for item in items {
+        answer.item(&each(&ask, item))?;
+    }
+    answer.finish()
+}

@@ -1,0 +1,391 @@
+//! The master's rules, one by one.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use store_core::message::{Heartbeat, ListQuery, MountSegment, NodeStatus, PutOptions, UnmountSegment};
+use store_core::{ErrorCode, Key, Master, MasterConfig};
+use te_core::Instant;
+
+const KIB: u64 = 1024;
+const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
+const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn config() -> MasterConfig {
+    MasterConfig {
+        lease_ttl_ms: 1_000,
+        lease_guard_ms: 0,
+        put_start_discard_timeout_ms: 3_000,
+        put_start_release_timeout_ms: 60_000,
+        node_ttl_ms: 1_000_000,
+        eviction_high_watermark: 1.0,
+        eviction_ratio: 0.0,
+        ..MasterConfig::default()
+    }
+}
+
+fn segment(node: u64, incarnation: u64, name: &str, len: u64) -> MountSegment<'_> {
+    MountSegment { node, incarnation, name, endpoint: "host:1", base: 0x1000, len }
+}
+
+fn master_with(config: MasterConfig, segments: &[u64]) -> Master {
+    let mut master = Master::new(config).unwrap();
+    for (node, len) in segments.iter().enumerate() {
+        master.mount(at(0), &segment(node as u64 + 1, 1, &format!("s{}", node + 1), *len)).unwrap();
+    }
+    master
+}
+
+fn master(segments: &[u64]) -> Master {
+    master_with(config(), segments)
+}
+
+fn put(master: &mut Master, now: Instant, key: &str, len: u64) -> u64 {
+    let generation = master.put_start(now, key.as_bytes(), len, &ONE).unwrap().generation;
+    master.put_end(now, key.as_bytes(), generation, 7).unwrap();
+    generation
+}
+
+#[test]
+fn an_object_is_readable_exactly_from_put_end_on() {
+    let mut master = master(&[64 * KIB]);
+    let started = master.put_start(at(1), b"k", 5 * KIB, &ONE).unwrap();
+    assert_eq!(started.replicas.len(), 1);
+    assert!(started.replicas[0].addr >= 0x1000);
+    assert!(!master.exists(b"k"));
+    assert_eq!(master.get(at(2), b"k"), Err(ErrorCode::ReplicaIsNotReady));
+    assert_eq!(master.put_end(at(2), b"k", started.generation + 1, 9), Err(ErrorCode::ObjectNotFound));
+    master.put_end(at(3), b"k", started.generation, 9).unwrap();
+    let object = master.get(at(4), b"k").unwrap();
+    assert_eq!((object.len, object.checksum, object.generation), (5 * KIB, 9, started.generation));
+    assert_eq!(object.replicas, started.replicas);
+    assert_eq!(master.put_end(at(5), b"k", started.generation, 9), Ok(()), "a repeated commit is harmless");
+    assert_eq!(master.put_end(at(5), b"k", started.generation, 8), Err(ErrorCode::InvalidWrite));
+    assert_eq!(master.put_revoke(at(5), b"k", started.generation, true), Err(ErrorCode::InvalidWrite));
+    assert_eq!(master.put_start(at(6), b"k", KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
+}
+
+#[test]
+fn senseless_puts_are_refused() {
+    let mut master = master(&[64 * KIB]);
+    let none = PutOptions { replicas: 0, preferred: None };
+    assert_eq!(master.put_start(at(0), b"", 1, &ONE), Err(ErrorCode::InvalidKey));
+    assert_eq!(master.put_start(at(0), &[b'k'; 1025], 1, &ONE), Err(ErrorCode::InvalidKey));
+    assert_eq!(master.put_start(at(0), b"k", 0, &ONE), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.put_start(at(0), b"k", 1, &none), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.put_start(at(0), b"k", 65 * KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
+    assert_eq!(master.put_start(at(0), b"k", u64::MAX, &ONE), Err(ErrorCode::NoAvailableHandle));
+    assert_eq!(master.stats().used_bytes, 0);
+}
+
+#[test]
+fn replicas_lie_on_distinct_segments_and_best_effort_is_enough() {
+    let mut master = master(&[64 * KIB, 64 * KIB]);
+    for turn in 0..8 {
+        let started = master.put_start(at(0), format!("k{turn}").as_bytes(), KIB, &TWO).unwrap();
+        assert_eq!(started.replicas.len(), 2);
+        assert_ne!(started.replicas[0].segment, started.replicas[1].segment);
+    }
+    let eight = PutOptions { replicas: 8, preferred: None };
+    assert_eq!(master.put_start(at(0), b"many", KIB, &eight).unwrap().replicas.len(), 2);
+    assert_eq!(master.stats().puts_partial_total, 1);
+}
+
+#[test]
+fn replicas_prefer_another_node_over_another_segment_of_the_same() {
+    let mut master = Master::new(config()).unwrap();
+    master.mount(at(0), &segment(1, 1, "a", 64 * KIB)).unwrap();
+    master.mount(at(0), &segment(1, 1, "b", 64 * KIB)).unwrap();
+    let other = master.mount(at(0), &segment(2, 1, "c", 64 * KIB)).unwrap().segment;
+    for turn in 0..16 {
+        let started = master.put_start(at(0), format!("k{turn}").as_bytes(), KIB, &TWO).unwrap();
+        assert!(started.replicas.iter().any(|replica| replica.segment == other), "{started:?}");
+    }
+}
+
+#[test]
+fn a_preferred_segment_is_taken_while_it_has_room() {
+    let mut master = master(&[64 * KIB, 64 * KIB, 64 * KIB]);
+    let options = PutOptions { replicas: 1, preferred: Some(2) };
+    for turn in 0..5 {
+        let started = master.put_start(at(0), format!("k{turn}").as_bytes(), 16 * KIB, &options).unwrap();
+        assert_eq!(started.replicas[0].segment == 2, turn < 4);
+    }
+}
+
+#[test]
+fn a_dead_writers_key_is_free_after_the_discard_timeout_and_its_space_after_the_release_timeout() {
+    let mut master = master(&[64 * KIB]);
+    let zombie = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+    assert_eq!(master.put_start(at(2_999), b"k", 16 * KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
+    let fresh = master.put_start(at(3_000), b"k", 16 * KIB, &ONE).unwrap();
+    assert_ne!(fresh.replicas, zombie.replicas, "the zombie may still write there");
+    assert_eq!(master.stats().quarantined_bytes, 16 * KIB);
+    assert_eq!(master.put_end(at(3_001), b"k", fresh.generation, 1), Ok(()));
+    assert_eq!(master.poll_timeout(), Some(at(60_000)));
+    master.handle_timeout(at(59_999));
+    assert_eq!(master.stats().used_bytes, 32 * KIB);
+    master.handle_timeout(at(60_000));
+    assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
+}
+
+#[test]
+fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
+    for vouch in ["commit", "revoke"] {
+        let mut master = master(&[64 * KIB]);
+        let zombie = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+        master.put_start(at(3_000), b"k", 16 * KIB, &ONE).unwrap();
+        if vouch == "commit" {
+            assert_eq!(master.put_end(at(3_001), b"k", zombie.generation, 1), Err(ErrorCode::ObjectNotFound));
+        } else {
+            assert_eq!(master.put_revoke(at(3_001), b"k", zombie.generation, false), Ok(()));
+            assert_eq!(master.stats().quarantined_bytes, 16 * KIB, "not quiet yet");
+            assert_eq!(master.put_revoke(at(3_002), b"k", zombie.generation, true), Ok(()));
+        }
+        assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
+    }
+}
+
+#[test]
+fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
+    let mut master = master(&[16 * KIB]);
+    let put = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+    master.put_revoke(at(1_000), b"k", put.generation, false).unwrap();
+    assert_eq!(master.put_start(at(2_000), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
+    master.handle_timeout(at(60_999));
+    assert_eq!(master.stats().used_bytes, 16 * KIB);
+    master.handle_timeout(at(61_000));
+    assert_eq!(master.stats().used_bytes, 0);
+    assert!(master.put_start(at(61_000), b"k", KIB, &ONE).is_ok());
+}
+
+#[test]
+fn a_zombie_that_nobody_displaces_goes_at_the_release_timeout() {
+    let mut master = master(&[64 * KIB]);
+    let zombie = master.put_start(at(0), b"k", KIB, &ONE).unwrap();
+    assert_eq!(master.poll_timeout(), Some(at(60_000)));
+    master.handle_timeout(at(60_000));
+    assert_eq!((master.stats().objects_processing, master.stats().used_bytes), (0, 0));
+    assert_eq!(master.put_end(at(60_001), b"k", zombie.generation, 1), Err(ErrorCode::ObjectNotFound));
+}
+
+#[test]
+fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() {
+    let mut master = master(&[64 * KIB]);
+    put(&mut master, at(0), "k", 64 * KIB);
+    master.get(at(100), b"k").unwrap();
+    assert_eq!(master.remove(at(1_099), b"k", false), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(master.remove(at(500), b"k", true), Ok(()));
+    assert!(!master.exists(b"k"));
+    assert_eq!(master.stats().deferred_bytes, 64 * KIB);
+    assert_eq!(master.put_start(at(600), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
+    assert_eq!(master.poll_timeout().unwrap(), at(1_100));
+    master.handle_timeout(at(1_100));
+    assert_eq!((master.stats().used_bytes, master.stats().deferred_bytes), (0, 0));
+    put(&mut master, at(1_200), "k", KIB);
+    assert_eq!(master.remove(at(1_201), b"k", false), Ok(()), "a lease that is over does not count");
+    assert_eq!(master.remove(at(1_202), b"k", false), Err(ErrorCode::ObjectNotFound));
+}
+
+#[test]
+fn removing_what_is_being_written_needs_force_and_holds_the_space_back() {
+    let mut master = master(&[64 * KIB]);
+    master.put_start(at(0), b"k", KIB, &ONE).unwrap();
+    assert_eq!(master.remove(at(1), b"k", false), Err(ErrorCode::ReplicaIsNotReady));
+    assert_eq!(master.remove(at(1), b"k", true), Ok(()));
+    assert_eq!(master.stats().quarantined_bytes, KIB);
+}
+
+#[test]
+fn eviction_takes_the_least_recently_read_and_spares_the_leased_and_the_unfinished() {
+    let mut master = master(&[4 * KIB]);
+    for key in ["a", "b", "c"] {
+        put(&mut master, at(0), key, KIB);
+    }
+    master.put_start(at(0), b"unfinished", KIB, &ONE).unwrap();
+    master.get(at(10), b"a").unwrap();
+    assert!(master.exists(b"b"), "asking does not count as use");
+    put(&mut master, at(20), "d", KIB);
+    assert!(!master.exists(b"b") && master.exists(b"a") && master.exists(b"c"));
+    put(&mut master, at(30), "e", KIB);
+    assert!(!master.exists(b"c"));
+    master.get(at(40), b"d").unwrap();
+    master.get(at(40), b"e").unwrap();
+    assert_eq!(master.put_start(at(50), b"f", KIB, &ONE), Err(ErrorCode::NoAvailableHandle), "all leased");
+    assert_eq!(master.stats().evictions_starved_total, 1);
+    // The lease of "a" is the first to end.
+    put(&mut master, at(1_010), "f", KIB);
+    assert!(!master.exists(b"a") && master.exists(b"d") && master.exists(b"e"));
+}
+
+#[test]
+fn the_watermark_starts_eviction_and_the_timeout_carries_it_through() {
+    let config = MasterConfig { eviction_high_watermark: 0.5, eviction_ratio: 0.25, ..config() };
+    let mut master = master_with(config, &[100 * KIB]);
+    for key in 0..51 {
+        put(&mut master, at(0), &format!("{key:02}"), KIB);
+    }
+    assert_eq!(master.stats().evictions_total, 0);
+    assert_eq!(master.poll_timeout(), Some(Instant::ZERO), "at once");
+    master.handle_timeout(at(1));
+    assert_eq!(master.stats().used_bytes, 25 * KIB);
+    assert!(!master.exists(b"25") && master.exists(b"26"));
+}
+
+#[test]
+fn an_object_that_does_not_fit_does_not_cost_the_whole_cache() {
+    let config = MasterConfig { eviction_high_watermark: 1.0, eviction_ratio: 0.05, ..config() };
+    let mut master = master_with(config, &[1024 * KIB]);
+    // Every other block is being written, so that no hole is longer than one block.
+    for key in 0..512 {
+        put(&mut master, at(0), &format!("k{key}"), KIB);
+        master.put_start(at(0), format!("w{key}").as_bytes(), KIB, &ONE).unwrap();
+    }
+    assert_eq!(master.put_start(at(1), b"big", 2 * KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
+    let evicted = master.stats().evictions_total;
+    assert!((1..=52).contains(&evicted), "{evicted} objects were evicted for nothing");
+}
+
+#[test]
+fn what_is_read_all_the_time_does_not_keep_others_from_being_evicted() {
+    let mut master = master(&[4 * KIB]);
+    for key in ["hot", "a", "b", "c"] {
+        put(&mut master, at(0), key, KIB);
+    }
+    for ms in (0..10_000).step_by(100) {
+        master.get(at(ms), b"hot").unwrap();
+        if ms == 0 {
+            for key in ["a", "b", "c"] {
+                master.get(at(0), key.as_bytes()).unwrap();
+            }
+        }
+    }
+    for key in ["x", "y", "z"] {
+        put(&mut master, at(9_950), key, KIB);
+    }
+    assert!(master.exists(b"hot"));
+}
+
+#[test]
+fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
+    let mut master = master_with(MasterConfig { node_ttl_ms: 10_000, ..config() }, &[64 * KIB, 64 * KIB]);
+    let only = |segment| PutOptions { replicas: 1, preferred: Some(segment) };
+    for (key, options) in [("one", only(1)), ("two", only(2)), ("both", TWO)] {
+        let put = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
+        master.put_end(at(0), key.as_bytes(), put.generation, 1).unwrap();
+    }
+    let unfinished = master.put_start(at(0), b"unfinished", KIB, &only(1)).unwrap();
+    assert_eq!(master.poll_timeout(), Some(at(10_000)));
+    assert_eq!(master.heartbeat(at(9_000), &Heartbeat { node: 2, incarnation: 1 }), NodeStatus::Ok);
+    master.handle_timeout(at(10_000));
+    assert!(!master.exists(b"one") && master.exists(b"two") && master.exists(b"both"));
+    let left = master.get(at(10_001), b"both").unwrap().replicas;
+    assert_eq!((left.len(), left[0].segment), (1, 2));
+    assert_eq!(
+        master.put_end(at(10_001), b"unfinished", unfinished.generation, 1),
+        Err(ErrorCode::ObjectNotFound)
+    );
+    assert_eq!(master.stats().used_bytes, 2 * KIB);
+    assert_eq!(master.stats().objects_lost_total, 1);
+    assert_eq!(master.heartbeat(at(10_002), &Heartbeat { node: 1, incarnation: 1 }), NodeStatus::NeedRemount);
+    // Its old export may still be written through: only a new incarnation may come back, under a new number.
+    assert_eq!(master.mount(at(10_003), &segment(1, 1, "s1", 64 * KIB)), Err(ErrorCode::IllegalClient));
+    assert_eq!(master.mount(at(10_004), &segment(1, 2, "s1", 64 * KIB)).unwrap().segment, 3);
+    assert_eq!(master.heartbeat(at(10_005), &Heartbeat { node: 1, incarnation: 2 }), NodeStatus::Ok);
+    assert_eq!(master.poll_timeout(), Some(at(19_000)));
+}
+
+#[test]
+fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_nothing() {
+    let mut master = master(&[64 * KIB]);
+    put(&mut master, at(0), "k", KIB);
+    assert_eq!(master.mount(at(1), &segment(1, 1, "s1", 64 * KIB)).unwrap().segment, 1, "repeated");
+    assert_eq!(master.mount(at(1), &segment(9, 1, "s1", 64 * KIB)), Err(ErrorCode::SegmentAlreadyExists));
+    assert_eq!(master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().segment, 2);
+    assert!(!master.exists(b"k"));
+    assert_eq!(master.mount(at(3), &segment(1, 1, "s1", 64 * KIB)), Err(ErrorCode::IllegalClient));
+    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 1 }), NodeStatus::NeedRemount);
+    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 2 }), NodeStatus::Ok);
+    assert_eq!(master.heartbeat(at(4), &Heartbeat { node: 1, incarnation: 3 }), NodeStatus::NeedRemount);
+    assert_eq!((master.stats().segments, master.stats().capacity_bytes), (0, 0));
+}
+
+#[test]
+fn unmounting_takes_zombies_and_leased_remains_with_it() {
+    let mut master = master(&[64 * KIB]);
+    let revoked = master.put_start(at(0), b"z", KIB, &ONE).unwrap();
+    master.put_revoke(at(0), b"z", revoked.generation, false).unwrap();
+    put(&mut master, at(0), "l", KIB);
+    master.get(at(0), b"l").unwrap();
+    master.remove(at(0), b"l", true).unwrap();
+    assert_eq!(master.unmount(at(1), &UnmountSegment { node: 2, segment: 1 }), Err(ErrorCode::IllegalClient));
+    assert_eq!(master.unmount(at(1), &UnmountSegment { node: 1, segment: 1 }), Ok(()));
+    assert_eq!(
+        master.unmount(at(1), &UnmountSegment { node: 1, segment: 1 }),
+        Err(ErrorCode::SegmentNotFound)
+    );
+    let stats = master.stats();
+    assert_eq!((stats.used_bytes, stats.quarantined_bytes, stats.deferred_bytes), (0, 0, 0));
+    master.handle_timeout(at(100_000));
+    assert_eq!(
+        master.put_revoke(at(100_000), b"z", revoked.generation, true),
+        Err(ErrorCode::ObjectNotFound)
+    );
+}
+
+#[test]
+fn a_listing_in_pages_sees_every_key_once() {
+    let mut master = master(&[1024 * KIB]);
+    for key in 0..500 {
+        put(&mut master, at(0), &format!("{}/{key}", if key % 2 == 0 { "even" } else { "odd" }), 64);
+    }
+    for key in (0..500).step_by(4) {
+        master.remove(at(0), format!("even/{key}").as_bytes(), false).unwrap();
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let mut cursor = 0;
+    loop {
+        let query = ListQuery { prefix: Key(b"even/"), cursor, limit: 7 };
+        cursor = master.list(at(0), &query, |listed| seen.insert(listed.key.to_string()));
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 125);
+    assert!(seen.iter().all(|key| key.starts_with("even/")));
+}
+
+#[test]
+fn limits_hold() {
+    let config = MasterConfig { objects_max: 2, segments_max: 2, nodes_max: 2, ..config() };
+    let mut master = master_with(config, &[64 * KIB, 64 * KIB]);
+    assert_eq!(master.mount(at(0), &segment(3, 1, "s3", KIB)), Err(ErrorCode::KeysUltraLimit));
+    assert_eq!(master.mount(at(0), &segment(3, 1, "", KIB)), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.mount(at(0), &segment(3, 1, "s4", 1)), Err(ErrorCode::InvalidParams));
+    master.put_start(at(0), b"a", KIB, &ONE).unwrap();
+    master.put_start(at(0), b"b", KIB, &ONE).unwrap();
+    assert_eq!(master.put_start(at(0), b"c", KIB, &ONE), Err(ErrorCode::KeysUltraLimit));
+    let wrong = MasterConfig { put_start_release_timeout_ms: 10, ..MasterConfig::default() };
+    let error = Master::new(wrong).unwrap_err();
+    assert_eq!(error.setting, "put_start_release_timeout_ms");
+}
+
+#[test]
+fn space_is_even_over_nodes_and_a_fresh_node_does_not_draw_every_write() {
+    let mut master = master_with(config(), &[1 << 20; 8]);
+    for key in 0..4_000 {
+        put(&mut master, at(0), &format!("k{key}"), KIB);
+    }
+    let used: Vec<u64> = master.segments().map(|segment| segment.used).collect();
+    assert!(used.iter().all(|used| (400 * KIB..600 * KIB).contains(used)), "{used:?}");
+    master.mount(at(1) + Duration::from_millis(1), &segment(9, 1, "fresh", 1 << 20)).unwrap();
+    for key in 4_000..4_400 {
+        put(&mut master, at(2), &format!("k{key}"), KIB);
+    }
+    let fresh = master.segment(9).unwrap().used / KIB;
+    assert!((40..=160).contains(&fresh), "{fresh} of 400 went to the fresh node");
+}

@@ -1,0 +1,104 @@
+//! What a master can be told.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// Everything a master can be told. The default serves loopback only.
+///
+/// ```
+/// let config = store_master::Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), ..Default::default() };
+/// config.validate().unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Where nodes and clients connect. Port 0 picks one. Default `127.0.0.1:50051`.
+    pub rpc_listen: SocketAddr,
+    /// A Unix socket for clients on this host, besides `rpc_listen`. A socket that a dead master left is replaced.
+    /// Default none.
+    pub rpc_unix: Option<PathBuf>,
+    /// Where `/health`, `/ready` and `/metrics` are served; none: not at all. Default `127.0.0.1:9003`.
+    pub http_listen: Option<SocketAddr>,
+    /// RPC connections at a time; one more is told so and closed. Default 4096.
+    pub connections_max: u32,
+    /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
+    /// Default 1 MiB.
+    pub backlog_bytes_max: u32,
+    /// How long a connection may owe us something (the rest of a frame, room for its answers) without a byte moving,
+    /// milliseconds. Then it is closed. Default 10 s.
+    pub stall_ms_max: u32,
+    /// How long a connection may be silent altogether, milliseconds; 0: for ever. Clients reconnect by themselves.
+    /// Default one hour.
+    pub idle_ms_max: u32,
+    /// How long the master polls without result before it sleeps in the kernel, microseconds. Spinning saves the wake-up
+    /// of the next request; 0 never spins. Default 50.
+    pub spin_us: u32,
+    /// How long a graceful stop may take to hand out its last answers, milliseconds. Default 1 s.
+    pub stop_ms_max: u32,
+    /// The state machine's own: leases, limits, eviction.
+    pub store: store_core::MasterConfig,
+}
+
+impl Config {
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// Names the field and what it may be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let at_least_one = [
+            ("connections_max", self.connections_max),
+            ("stall_ms_max", self.stall_ms_max),
+            ("backlog_bytes_max", self.backlog_bytes_max),
+        ];
+        for (field, value) in at_least_one {
+            if value == 0 {
+                return Err(ConfigError { field, need: "must be at least 1" });
+            }
+        }
+        if self.spin_us > 1_000_000 {
+            return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: it burns a core" });
+        }
+        Ok(())
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self {
+            rpc_listen: SocketAddr::new(loopback, 50051),
+            rpc_unix: None,
+            http_listen: Some(SocketAddr::new(loopback, 9003)),
+            connections_max: 4096,
+            backlog_bytes_max: 1 << 20,
+            stall_ms_max: 10_000,
+            idle_ms_max: 3_600_000,
+            spin_us: 50,
+            stop_ms_max: 1000,
+            store: store_core::MasterConfig::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid() {
+        Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_field_that_cannot_be_is_named() {
+        let config = Config { connections_max: 0, ..Config::default() };
+        assert_eq!(
+            config.validate().unwrap_err().to_string(),
+            "configuration: connections_max must be at least 1"
+        );
+    }
+}

@@ -1,0 +1,316 @@
+//! One RPC connection: bytes in, frames to the handler, bytes out.
+//!
+//! Nothing here blocks. A connection is *pumped* when its socket may have something: it reads what is there, hands every
+//! complete frame on, and writes all answers of that round with one call. A peer that does not read its answers is not
+//! read from either, once `backlog_bytes_max` of them wait.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::time::Instant;
+
+use mio::net::{TcpStream, UnixStream};
+use mio::{Interest, Registry, Token};
+use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
+
+/// Bytes asked of the socket at a time.
+const READ_BYTES: usize = 64 << 10;
+/// Bytes of one connection handled before the others get their turn.
+const ROUND_BYTES_MAX: usize = 256 << 10;
+/// Capacity that an output buffer keeps when it is empty.
+const KEEP_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a broken stream that are read and dropped, so that the peer sees why rather than a reset.
+const DISCARD_BYTES_MAX: usize = 16 << 20;
+
+/// What answers requests.
+pub(crate) trait Handler {
+    /// Answers one frame by appending to `out`; a frame may need no answer.
+    fn frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>);
+    /// A stream is broken; the connection closes after an answer that says so.
+    fn broken(&mut self, error: WireError);
+}
+
+/// A connected socket of either kind.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What a pump left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pumped {
+    /// Wait for the socket.
+    Idle,
+    /// Its turn is over, but there is more: pump again soon.
+    More,
+    /// Over; drop it.
+    Closed,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: Stream,
+    input: FrameBuffer,
+    out: Vec<u8>,
+    /// Bytes of `out` that are written.
+    out_written: usize,
+    readable: bool,
+    writable: bool,
+    state: State,
+    /// Whether it is in the server's list of those to pump.
+    pub(crate) queued: bool,
+    /// When bytes last moved, either way.
+    last_progress: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// No more requests are taken; what is in `out` goes out, then `Discarding`.
+    Closing,
+    /// Our side is shut; what the peer still sends is dropped until it closes, too.
+    Discarding {
+        bytes: usize,
+    },
+}
+
+impl Connection {
+    pub(crate) fn new(stream: Stream, now: Instant) -> Self {
+        Self {
+            stream,
+            input: FrameBuffer::new(),
+            out: Vec::new(),
+            out_written: 0,
+            readable: true,
+            writable: true,
+            state: State::Open,
+            queued: false,
+            last_progress: now,
+        }
+    }
+
+    pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match &mut self.stream {
+            Stream::Tcp(stream) => registry.register(stream, token, interest),
+            Stream::Unix(stream) => registry.register(stream, token, interest),
+        }
+    }
+
+    /// The poll says so.
+    pub(crate) fn ready(&mut self, readable: bool, writable: bool) {
+        self.readable |= readable;
+        self.writable |= writable;
+    }
+
+    /// Answers that wait to be written, bytes.
+    pub(crate) fn backlog_bytes(&self) -> usize {
+        self.out.len() - self.out_written
+    }
+
+    /// Takes no further requests; what is answered already still goes out.
+    pub(crate) fn close_gracefully(&mut self) {
+        if self.state == State::Open {
+            self.state = State::Closing;
+        }
+    }
+
+    /// Whether the peer owes us something: the rest of a frame, or room for its answers.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.input.pending_bytes() > 0 || self.backlog_bytes() > 0 || self.state != State::Open
+    }
+
+    pub(crate) fn last_progress(&self) -> Instant {
+        self.last_progress
+    }
+
+    /// Gives back buffers that one large message made large.
+    pub(crate) fn shrink(&mut self) {
+        if self.input.pending_bytes() == 0 {
+            self.input = FrameBuffer::new();
+        }
+        if self.out.is_empty() {
+            self.out = Vec::new();
+        }
+    }
+
+    /// Reads, handles, writes.
+    pub(crate) fn pump(
+        &mut self,
+        now: Instant,
+        backlog_bytes_max: usize,
+        handler: &mut impl Handler,
+    ) -> Pumped {
+        let mut round_bytes = 0;
+        let mut more = false;
+        while self.state == State::Open {
+            let drained = self.handle_frames(backlog_bytes_max, handler);
+            if !drained || round_bytes >= ROUND_BYTES_MAX {
+                more = true;
+                break;
+            }
+            if self.state != State::Open || !self.readable {
+                break;
+            }
+            match self.read() {
+                Ok(0) => return self.peer_closed(),
+                Ok(len) => {
+                    round_bytes += len;
+                    self.last_progress = now;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return Pumped::Closed,
+            }
+        }
+        if self.flush(now).is_err() {
+            return Pumped::Closed;
+        }
+        let backlogged = self.backlog_bytes() >= backlog_bytes_max;
+        match self.state {
+            // Whoever is backlogged waits for the socket to take something, not for its turn.
+            State::Open if more && !backlogged => Pumped::More,
+            State::Open => Pumped::Idle,
+            State::Closing | State::Discarding { .. } => self.finish(),
+        }
+    }
+
+    /// Whether every complete frame is handled; otherwise too many answers wait.
+    fn handle_frames(&mut self, backlog_bytes_max: usize, handler: &mut impl Handler) -> bool {
+        while self.out.len() - self.out_written < backlog_bytes_max {
+            match self.input.next_frame() {
+                Ok(Some(frame)) => handler.frame(frame, &mut self.out),
+                Ok(None) => return true,
+                Err(error) => {
+                    handler.broken(error);
+                    answer_broken(error, &mut self.out);
+                    self.state = State::Closing;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn read(&mut self) -> io::Result<usize> {
+        let room = self.input.spare_mut(READ_BYTES);
+        let asked = room.len();
+        let result = loop {
+            match self.stream.read(room) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        match &result {
+            Ok(len) => {
+                self.input.filled(*len);
+                // A stream that gave less than was asked is drained; the next edge tells of more.
+                self.readable = *len == asked || *len == 0;
+            }
+            Err(_) => self.readable = false,
+        }
+        result
+    }
+
+    /// Answers of a peer that shut only its sending side still go out.
+    fn peer_closed(&mut self) -> Pumped {
+        self.readable = false;
+        if self.backlog_bytes() == 0 {
+            return Pumped::Closed;
+        }
+        self.state = State::Discarding { bytes: DISCARD_BYTES_MAX };
+        let _ = self.flush(self.last_progress);
+        if self.backlog_bytes() == 0 { Pumped::Closed } else { Pumped::Idle }
+    }
+
+    fn flush(&mut self, now: Instant) -> io::Result<()> {
+        while self.writable && self.out_written < self.out.len() {
+            match self.stream.write(&self.out[self.out_written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(len) => {
+                    self.out_written += len;
+                    self.last_progress = now;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.out_written == self.out.len() {
+            self.out.clear();
+            self.out_written = 0;
+            self.out.shrink_to(KEEP_BYTES_MAX);
+        }
+        Ok(())
+    }
+
+    /// The end of a connection that we close: the last answer out, our side shut, the rest of theirs dropped.
+    fn finish(&mut self) -> Pumped {
+        if self.backlog_bytes() > 0 {
+            return Pumped::Idle;
+        }
+        if self.state == State::Closing {
+            let shut = match &self.stream {
+                Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+                Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            };
+            if shut.is_err() {
+                return Pumped::Closed;
+            }
+            self.input = FrameBuffer::new();
+            self.state = State::Discarding { bytes: 0 };
+        }
+        let mut scrap = [0; 4096];
+        while let State::Discarding { bytes } = self.state {
+            if bytes >= DISCARD_BYTES_MAX {
+                return Pumped::Closed;
+            }
+            match self.stream.read(&mut scrap) {
+                Ok(0) => return Pumped::Closed,
+                Ok(len) => self.state = State::Discarding { bytes: bytes + len },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Pumped::Idle,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Pumped::Closed,
+            }
+        }
+        Pumped::Idle
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buf),
+            Self::Unix(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(buf),
+            Self::Unix(stream) => stream.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The last frame on a broken stream: its status says what was wrong with it.
+fn answer_broken(error: WireError, out: &mut Vec<u8>) {
+    let (kind, request_id) = match error {
+        WireError::Version { request_id, kind, .. } => (kind, request_id),
+        _ => (0, 0),
+    };
+    answer_status(kind, request_id, error.code(), out);
+}
+
+/// A response without a body.
+pub(crate) fn answer_status(kind: u8, request_id: u64, code: store_core::ErrorCode, out: &mut Vec<u8>) {
+    let header = Header { kind, response: true, request_id, status: code.code() };
+    // An empty body is never too long.
+    let _ = FrameWriter::begin(out, &header).finish();
+}

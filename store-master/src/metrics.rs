@@ -1,0 +1,241 @@
+//! What the master tells about itself: counted by the serving thread, handed over as a copy, rendered elsewhere.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use store_core::wire::HEADER_BYTES;
+use store_core::{ErrorCode, Kind, Master, Stats};
+
+/// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
+/// [`ErrorCode::ALL`].
+#[derive(Clone, Debug)]
+pub(crate) struct RequestCounters {
+    by_kind: Vec<[u64; RESULTS]>,
+    unknown_total: u64,
+    broken_total: u64,
+}
+
+const RESULTS: usize = ErrorCode::ALL.len() + 1;
+const KINDS: usize = 256;
+
+/// A copy of everything, taken between two requests.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) uptime: Duration,
+    pub(crate) epoch: u32,
+    pub(crate) stats: Stats,
+    pub(crate) requests: RequestCounters,
+    pub(crate) segments: Vec<SegmentUse>,
+    pub(crate) connections: u64,
+    pub(crate) accepted_total: u64,
+    pub(crate) refused_total: u64,
+}
+
+/// One segment's gauges.
+#[derive(Debug)]
+pub(crate) struct SegmentUse {
+    name: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+}
+
+impl RequestCounters {
+    /// Counts one request by the status of its answer.
+    pub(crate) fn count(&mut self, kind: u8, answer: &[u8]) {
+        let status = match answer.get(STATUS_AT..STATUS_AT + 4) {
+            Some(bytes) => i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            None => 0,
+        };
+        let result = if status == 0 {
+            0
+        } else {
+            ErrorCode::ALL.iter().position(|code| code.code() == status).map_or(1, |index| index + 1)
+        };
+        match Kind::from_byte(kind) {
+            Some(_) => self.by_kind[usize::from(kind)][result] += 1,
+            None => self.unknown_total += 1,
+        }
+    }
+
+    /// Counts a stream that could not go on.
+    pub(crate) fn count_broken(&mut self) {
+        self.broken_total += 1;
+    }
+}
+
+/// Where a frame's header has its status; see `store_core::wire`.
+const STATUS_AT: usize = 16;
+const _: () = assert!(STATUS_AT + 4 < HEADER_BYTES);
+
+impl Default for RequestCounters {
+    fn default() -> Self {
+        Self { by_kind: vec![[0; RESULTS]; KINDS], unknown_total: 0, broken_total: 0 }
+    }
+}
+
+/// The segments' part of a snapshot.
+pub(crate) fn segments(master: &Master) -> Vec<SegmentUse> {
+    let row = |info: store_core::message::SegmentInfo<'_>| SegmentUse {
+        name: info.name.to_owned(),
+        capacity_bytes: info.len,
+        used_bytes: info.used,
+    };
+    master.segments().map(row).collect()
+}
+
+impl Snapshot {
+    /// The OpenMetrics text.
+    ///
+    /// # Errors
+    /// Never, as far as anyone knows; the encoder's signature has one.
+    pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("snowskin_master");
+        self.register_requests(&mut registry);
+        self.register_segments(&mut registry);
+        let stats = &self.stats;
+        let gauges: [(&str, &str, u64); 15] = [
+            ("objects", "Readable objects", stats.objects),
+            ("objects_processing", "Objects being written", stats.objects_processing),
+            ("objects_leased", "Readable objects under a lease", stats.objects_leased),
+            ("object_bytes", "Bytes of readable objects, each counted once", stats.object_bytes),
+            ("segments", "Segments mounted", stats.segments),
+            ("active_nodes", "Nodes alive", stats.nodes),
+            ("capacity_bytes", "Bytes of all segments", stats.capacity_bytes),
+            ("allocated_bytes", "Bytes of all segments that are allocated or held back", stats.used_bytes),
+            (
+                "quarantined_bytes",
+                "Bytes held back because a writer may still write there",
+                stats.quarantined_bytes,
+            ),
+            ("deferred_bytes", "Bytes held back because of a reader's lease", stats.deferred_bytes),
+            (
+                "free_bytes_largest",
+                "Largest object there is room for without eviction",
+                stats.free_bytes_largest,
+            ),
+            ("metadata_bytes", "Memory of the metadata, estimated", stats.memory_bytes),
+            ("connections", "RPC connections", self.connections),
+            ("resident_bytes", "Resident memory of the process", resident_bytes()),
+            ("epoch", "Which life of the master this is", u64::from(self.epoch)),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = Gauge::<i64>::default();
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            registry.register(name, help, gauge);
+        }
+        let uptime = Gauge::<f64, AtomicU64>::default();
+        uptime.set(self.uptime.as_secs_f64());
+        registry.register("uptime_seconds", "Time since the start", uptime);
+        // The encoder appends `_total`.
+        let counters: [(&str, &str, u64); 22] = [
+            ("put_starts", "Puts started", stats.put_starts_total),
+            ("put_ends", "Puts committed", stats.put_ends_total),
+            ("put_revokes", "Puts revoked", stats.put_revokes_total),
+            ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
+            ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
+            ("puts_exist", "Puts refused because the key was taken", stats.puts_exist_total),
+            ("zombies", "Puts of dead writers", stats.zombies_total),
+            ("gets", "Keys looked up by get", stats.gets_total),
+            ("get_hits", "Keys found by get", stats.get_hits_total),
+            ("exists", "Keys asked by exists", stats.exists_total),
+            ("exists_hits", "Keys found by exists", stats.exists_hits_total),
+            ("removes", "Objects removed on request", stats.removes_total),
+            ("evictions", "Objects evicted", stats.evictions_total),
+            ("evicted_bytes", "Bytes of objects evicted", stats.evicted_bytes_total),
+            ("evictions_starved", "Evictions that found nothing to evict", stats.evictions_starved_total),
+            ("objects_lost", "Objects lost with their last segment", stats.objects_lost_total),
+            ("mounts", "Segments mounted", stats.mounts_total),
+            ("unmounts", "Segments unmounted", stats.unmounts_total),
+            ("nodes_expired", "Nodes given up for silence", stats.nodes_expired_total),
+            ("connections_accepted", "RPC connections accepted", self.accepted_total),
+            ("connections_refused", "RPC connections over the limit", self.refused_total),
+            ("streams_broken", "RPC streams closed because they made no sense", self.requests.broken_total),
+        ];
+        for (name, help, value) in counters {
+            let counter = Counter::<u64>::default();
+            counter.inc_by(value);
+            registry.register(name, help, counter);
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn register_requests(&self, registry: &mut Registry) {
+        let family = Family::<RequestLabels, Counter>::default();
+        for kind in Kind::ALL {
+            for (result, &value) in self.requests.by_kind[usize::from(*kind as u8)].iter().enumerate() {
+                if value > 0 || result == 0 {
+                    let result = result.checked_sub(1).map_or("OK", |index| ErrorCode::ALL[index].name());
+                    family.get_or_create(&RequestLabels { op: kind.name(), result }).inc_by(value);
+                }
+            }
+        }
+        let unknown = RequestLabels { op: "unknown", result: ErrorCode::NotSupported.name() };
+        family.get_or_create(&unknown).inc_by(self.requests.unknown_total);
+        registry.register("requests", "RPC requests by operation and result", family);
+    }
+
+    fn register_segments(&self, registry: &mut Registry) {
+        let capacity = Family::<SegmentLabels, Gauge>::default();
+        let used = Family::<SegmentLabels, Gauge>::default();
+        for segment in &self.segments {
+            let labels = SegmentLabels { segment: segment.name.clone() };
+            let clamp = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+            capacity.get_or_create(&labels).set(clamp(segment.capacity_bytes));
+            used.get_or_create(&labels).set(clamp(segment.used_bytes));
+        }
+        registry.register("segment_capacity_bytes", "Bytes of a segment", capacity);
+        registry.register(
+            "segment_allocated_bytes",
+            "Bytes of a segment that are allocated or held back",
+            used,
+        );
+    }
+
+    /// The `/health` body.
+    pub(crate) fn health(&self) -> String {
+        format!(
+            "{{\"status\":\"ok\",\"epoch\":{},\"uptime_s\":{:.3},\"nodes\":{},\"segments\":{},\"objects\":{},\
+             \"capacity_bytes\":{},\"allocated_bytes\":{},\"connections\":{}}}\n",
+            self.epoch,
+            self.uptime.as_secs_f64(),
+            self.stats.nodes,
+            self.stats.segments,
+            self.stats.objects,
+            self.stats.capacity_bytes,
+            self.stats.used_bytes,
+            self.connections,
+        )
+    }
+
+    /// Whether puts can succeed.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.stats.segments > 0
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    op: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SegmentLabels {
+    segment: String,
+}
+
+/// 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let Ok(status) = fs::read_to_string("/proc/self/status") else { return 0 };
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}

@@ -1,0 +1,256 @@
+//! The owner's side: whom our memory was handed to, and how it comes back.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::vec::Vec;
+
+use nix::errno::Errno;
+use nix::sys::epoll::Epoll;
+use te_core::{Access, Error, ErrorKind, RegionId};
+
+use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
+use super::{Tag, system, watch};
+use crate::blob::same_key;
+use crate::sys::{Ledger, SeqSocket, SharedMemory};
+
+/// Processes that may map our memory at a time.
+const HOLDERS_MAX: usize = 1024;
+/// Messages of one holder handled before the others have their turn.
+const MESSAGES_MAX: usize = 64;
+
+pub(super) struct Owner {
+    listener: Option<SeqSocket>,
+    /// By region index.
+    shared: Vec<Option<Shared>>,
+    holders: Vec<Option<Holder>>,
+}
+
+/// A region that can be had.
+pub(super) struct Shared {
+    pub(super) generation: u32,
+    pub(super) key: [u8; 16],
+    pub(super) memory: Arc<SharedMemory>,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) access: Access,
+}
+
+/// A process that maps some of our memory.
+struct Holder {
+    socket: SeqSocket,
+    /// From its `Hello` on.
+    ledger: Option<Ledger>,
+    /// By ledger row. A row is taken until its holder releases it.
+    grants: Vec<Option<Grant>>,
+    /// An answer that its socket had no room for; nothing more is read from it until this is sent.
+    blocked: Option<(Message, Option<OwnedFd>)>,
+}
+
+#[derive(Clone, Copy)]
+struct Grant {
+    region: RegionId,
+    /// Revoked, and seen not to be in use since.
+    ended: bool,
+    revoked: bool,
+}
+
+impl Owner {
+    pub(super) fn new() -> Self {
+        Self { listener: None, shared: Vec::new(), holders: Vec::new() }
+    }
+
+    /// Listens, if it does not yet.
+    pub(super) fn listen(&mut self, epoll: &Epoll, name: &[u8]) -> Result<(), Error> {
+        if self.listener.is_none() {
+            let listener = SeqSocket::listen(name).map_err(system)?;
+            watch(epoll, &listener, Tag::Listener)?;
+            self.listener = Some(listener);
+        }
+        Ok(())
+    }
+
+    pub(super) fn share(&mut self, id: RegionId, shared: Shared) {
+        let index = id.index as usize;
+        if self.shared.len() <= index {
+            self.shared.resize_with(index + 1, || None);
+        }
+        self.shared[index] = Some(shared);
+    }
+
+    /// Revokes what was granted of a region. True: nobody copies to or from it any more.
+    pub(super) fn unshare(&mut self, id: RegionId) -> bool {
+        if let Some(slot) = self.shared.get_mut(id.index as usize)
+            && slot.as_ref().is_some_and(|shared| shared.generation == id.generation)
+        {
+            *slot = None;
+        }
+        let mut all_out = true;
+        for holder in self.holders.iter_mut().flatten() {
+            for (row, grant) in holder.grants.iter_mut().enumerate() {
+                let Some(grant) = grant.as_mut().filter(|grant| grant.region == id && !grant.ended) else {
+                    continue;
+                };
+                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32));
+                all_out &= grant.ended;
+                if !grant.revoked {
+                    grant.revoked = true;
+                    // The ledger is the truth. This is so that the peer unmaps soon; it will see the ledger otherwise.
+                    let _ = send(&holder.socket, Message::Revoked { row: row as u32 }, None);
+                }
+            }
+        }
+        all_out
+    }
+
+    pub(super) fn accept(&mut self, epoll: &Epoll) {
+        let Some(listener) = &self.listener else { return };
+        for _ in 0..MESSAGES_MAX {
+            let socket = match listener.accept() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(errno) => {
+                    log::warn!("shm: accepting a peer failed: {errno}");
+                    return;
+                }
+            };
+            let free = self.holders.iter().position(Option::is_none);
+            let index = free.unwrap_or(self.holders.len());
+            if index == HOLDERS_MAX {
+                log::warn!("shm: {HOLDERS_MAX} peers map our memory; one more is refused");
+                continue;
+            }
+            if let Err(error) = watch(epoll, &socket, Tag::Holder(index as u32)) {
+                log::warn!("shm: a peer is refused: {error}");
+                continue;
+            }
+            if index == self.holders.len() {
+                self.holders.push(None);
+            }
+            self.holders[index] = Some(Holder { socket, ledger: None, grants: Vec::new(), blocked: None });
+        }
+    }
+
+    /// Handles what a holder says. One that says nonsense, or is gone, loses its grants.
+    pub(super) fn receive(&mut self, index: u32) {
+        let Self { shared, holders, .. } = self;
+        let Some(slot) = holders.get_mut(index as usize) else { return };
+        let Some(holder) = slot else { return };
+        for _ in 0..MESSAGES_MAX {
+            if !holder.unblock() {
+                return;
+            }
+            let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+            let heard = match holder.socket.recv(&mut bytes) {
+                Ok(None) => return,
+                Ok(Some((0, _))) | Err(_) => Err(None),
+                Ok(Some((len, _))) => Message::decode(&bytes[..len]).map_err(Some),
+            };
+            let kept = heard.and_then(|message| holder.handle(message, shared).map_err(Some));
+            if let Err(reason) = kept {
+                if let Some(error) = reason {
+                    log::warn!("shm: a peer is dropped: {error}");
+                }
+                *slot = None;
+                return;
+            }
+        }
+    }
+
+    /// Sends what sockets had no room for.
+    pub(super) fn flush(&mut self) {
+        for index in 0..self.holders.len() {
+            if self.holders[index].as_ref().is_some_and(|holder| holder.blocked.is_some()) {
+                self.receive(index as u32);
+            }
+        }
+    }
+
+    /// Whether `flush` has something to do.
+    pub(super) fn blocked(&self) -> bool {
+        self.holders.iter().flatten().any(|holder| holder.blocked.is_some())
+    }
+}
+
+impl Holder {
+    fn handle(&mut self, message: Message, shared: &[Option<Shared>]) -> Result<(), Error> {
+        match message {
+            Message::Hello { protocol: PROTOCOL } if self.ledger.is_none() => {
+                let (ledger, fd) = Ledger::create().map_err(system)?;
+                self.ledger = Some(ledger);
+                self.answer(Message::Welcome, Some(fd))
+            }
+            Message::Ask { request, region, key } if self.ledger.is_some() => {
+                match self.grant(request, region, &key, shared) {
+                    Ok((grant, fd)) => self.answer(grant, Some(fd)),
+                    Err(error) => {
+                        let stale = error.kind == ErrorKind::Stale;
+                        self.answer(Message::Refuse { request, stale }, None)
+                    }
+                }
+            }
+            Message::Release { row } => {
+                if let Some(grant) = self.grants.get_mut(row as usize) {
+                    *grant = None;
+                }
+                Ok(())
+            }
+            _ => Err(Error::new(ErrorKind::Protocol)),
+        }
+    }
+
+    fn grant(
+        &mut self,
+        request: u32,
+        region: RegionId,
+        key: &[u8; 16],
+        shared: &[Option<Shared>],
+    ) -> Result<(Message, OwnedFd), Error> {
+        let stale = Error::new(ErrorKind::Stale);
+        let shared = shared.get(region.index as usize).and_then(Option::as_ref).ok_or(stale)?;
+        if shared.generation != region.generation {
+            return Err(stale);
+        }
+        if !same_key(&shared.key, key) {
+            return Err(Error::new(ErrorKind::AccessDenied));
+        }
+        let row = self.grants.iter().position(Option::is_none).unwrap_or(self.grants.len());
+        let ledger = self.ledger.as_ref().filter(|_| row < Ledger::ROWS as usize);
+        let ledger = ledger.ok_or(Error::new(ErrorKind::Full))?;
+        let fd = shared.memory.share(shared.access.contains(Access::REMOTE_WRITE)).map_err(system)?;
+        ledger.reset(row as u32);
+        if row == self.grants.len() {
+            self.grants.push(None);
+        }
+        self.grants[row] = Some(Grant { region, ended: false, revoked: false });
+        let Shared { offset, len, access, .. } = *shared;
+        Ok((Message::Grant { request, row: row as u32, offset, len, access }, fd))
+    }
+
+    fn answer(&mut self, message: Message, fd: Option<OwnedFd>) -> Result<(), Error> {
+        match send(&self.socket, message, fd.as_ref()) {
+            Err(Errno::EAGAIN) => {
+                self.blocked = Some((message, fd));
+                Ok(())
+            }
+            other => other.map_err(system),
+        }
+    }
+
+    /// Sends the answer that waits. False: there is still no room.
+    fn unblock(&mut self) -> bool {
+        match self.blocked.take() {
+            None => true,
+            Some((message, fd)) => {
+                // An error other than fullness shows again when the socket is read.
+                let _ = self.answer(message, fd);
+                self.blocked.is_none()
+            }
+        }
+    }
+}
+
+pub(super) fn send(socket: &SeqSocket, message: Message, fd: Option<&OwnedFd>) -> Result<(), Errno> {
+    let mut bytes = [0; 128];
+    let len = message.encode(&mut bytes);
+    socket.send(&bytes[..len], fd.map(AsFd::as_fd))
+}

@@ -1,0 +1,145 @@
+//! Registered memory, and the guard under which it may be touched.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use te_core::{Error, ErrorKind, MemSpan};
+
+/// Set once the registration is ending: nobody enters any more.
+const REVOKED: u64 = 1 << 63;
+
+/// A registered span, shared by all who may touch it. They count themselves in, and ending the registration succeeds only
+/// when nobody is counted.
+#[derive(Debug)]
+pub(crate) struct HeldSpan {
+    span: MemSpan,
+    /// Users now, and [`REVOKED`].
+    state: AtomicU64,
+}
+
+/// The right to touch a [`HeldSpan`]'s memory while it lives.
+pub(crate) struct Use<'a>(&'a HeldSpan);
+
+/// Memory that may be touched for `'a`.
+#[derive(Clone, Copy)]
+pub(crate) struct Window<'a> {
+    ptr: *mut u8,
+    len: u64,
+    writable: bool,
+    _alive: PhantomData<&'a ()>,
+}
+
+impl HeldSpan {
+    /// # Safety
+    /// The promise of `Memory::register` holds for `span` until [`revoke`](Self::revoke) returned true.
+    pub(crate) unsafe fn new(span: MemSpan) -> Self {
+        Self { span, state: AtomicU64::new(0) }
+    }
+
+    /// Counts the caller in; `None` when the registration is ending.
+    pub(crate) fn enter(&self) -> Option<Use<'_>> {
+        // Acquire pairs with nothing that writes the memory; it keeps our accesses behind the check.
+        let guard = (self.state.fetch_add(1, Ordering::Acquire), Use(self));
+        (guard.0 & REVOKED == 0).then_some(guard.1)
+    }
+
+    /// Lets nobody in any more. True: nobody is in, and the memory is its owner's again.
+    pub(crate) fn revoke(&self) -> bool {
+        // Acquire pairs with the Release of each guard's drop: what its holder did has happened.
+        self.state.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0
+    }
+
+    /// First address and length.
+    pub(crate) fn span(&self) -> MemSpan {
+        self.span
+    }
+}
+
+impl Use<'_> {
+    /// The memory, for as long as this guard is borrowed.
+    pub(crate) fn window(&self) -> Window<'_> {
+        let span = self.0.span;
+        Window { ptr: span.as_ptr(), len: span.len() as u64, writable: true, _alive: PhantomData }
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl<'a> Window<'a> {
+    /// # Safety
+    /// `len` bytes at `ptr` are mapped readable, and writable when `writable` says so, for `'a`, and no `&` or `&mut` to them
+    /// exists in that time.
+    pub(super) unsafe fn new(ptr: *mut u8, len: u64, writable: bool) -> Self {
+        Self { ptr, len, writable, _alive: PhantomData }
+    }
+
+    fn at(self, offset: u64, len: u64) -> Result<*mut u8, Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.ptr.wrapping_add(offset as usize)),
+            _ => Err(Error::new(ErrorKind::OutOfRange)),
+        }
+    }
+}
+
+/// Copies `len` bytes; the ranges may overlap.
+///
+/// # Errors
+/// `OutOfRange` when a range does not lie in its window, `AccessDenied` when `to` is read-only; nothing was copied.
+pub(crate) fn copy(
+    from: Window<'_>,
+    from_at: u64,
+    to: Window<'_>,
+    to_at: u64,
+    len: u64,
+) -> Result<(), Error> {
+    let (from, to_ptr) = (from.at(from_at, len)?, to.at(to_at, len)?);
+    if !to.writable {
+        return Err(Error::new(ErrorKind::AccessDenied));
+    }
+    // SAFETY: both ranges lie inside their windows, which are mapped and free of references while they live (the contract of
+    // `Window::new`, and of `HeldSpan::new` under its guard). `copy` allows overlap. Peers may change the bytes
+    // meanwhile: this is the opaque copy that `te_core::copy_bytes` describes.
+    unsafe { std::ptr::copy(from.cast_const(), to_ptr, len as usize) };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(bytes: &mut [u8]) -> HeldSpan {
+        // SAFETY: the tests touch the bytes through windows alone while the span is held.
+        unsafe { HeldSpan::new(MemSpan::new(bytes.as_mut_ptr(), bytes.len())) }
+    }
+
+    #[test]
+    fn a_revoked_span_lets_nobody_in_and_waits_for_those_inside() {
+        let mut bytes = [0; 8];
+        let span = held(&mut bytes);
+        let inside = span.enter().unwrap();
+        assert!(!span.revoke());
+        assert!(span.enter().is_none());
+        assert!(!span.revoke(), "a refused entrant does not change that somebody is inside");
+        drop(inside);
+        assert!(span.revoke());
+    }
+
+    #[test]
+    fn a_copy_stays_inside_its_windows() {
+        let (mut a, mut b) = ([1u8; 8], [0u8; 8]);
+        {
+            let (a, b) = (held(&mut a), held(&mut b));
+            let (a, b) = (a.enter().unwrap(), b.enter().unwrap());
+            copy(a.window(), 0, b.window(), 4, 4).unwrap();
+            for (from_at, to_at, len) in [(5, 0, 4), (0, 5, 4), (u64::MAX, 0, 2), (0, 0, 9)] {
+                let error = copy(a.window(), from_at, b.window(), to_at, len).unwrap_err();
+                assert_eq!(error.kind, ErrorKind::OutOfRange);
+            }
+        }
+        assert_eq!(b, [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+}
