@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant as Clock};
 
 use common::{Node, PATIENCE, finish, pair, write};
-use te_core::{Access, Transport};
+use te_core::Access;
 use te_tcp::Config;
 use te_tcp::frame::{
     self, Export, FLAG_CHECKSUM, Header, Hello, Kind, LaneEntry, MAGIC, Operation, Response, Status, Step,
