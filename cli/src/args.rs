@@ -1,0 +1,120 @@
+//! The command tree, and the options that every command has.
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::commands::{bench, doctor, get, ls, master, node, put, replay, rm, stat};
+use crate::exit::EXIT_CODES;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Cyan.on_default().bold())
+    .usage(AnsiColor::Cyan.on_default().bold())
+    .literal(AnsiColor::Green.on_default())
+    .placeholder(AnsiColor::Yellow.on_default());
+
+const AFTER_HELP: &str = "Try it, all on this machine and without setting anything up:
+  snowskin replay                          a cluster of processes, a multi-turn workload, a table
+  snowskin replay --trace requests.jsonl   the same with your own trace
+
+Run a cluster:
+  snowskin master &
+  snowskin node --memory 1GiB &
+  snowskin put greeting hello.txt && snowskin get greeting
+
+When something is slow or does not start:
+  snowskin doctor";
+
+/// Moves and stores KV-cache blocks: a cluster of memory behind one master, in one binary.
+#[derive(Debug, Parser)]
+#[command(name = "snowskin", version, styles = STYLES, propagate_version = true, max_term_width = 100)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Global {
+    /// Say more on stderr: -v what happens, -vv why, -vvv everything. RUST_LOG overrides it.
+    #[arg(short, long, action = ArgAction::Count, global = true, display_order = 900)]
+    pub(crate) verbose: u8,
+    /// No progress bars. They only ever show on a terminal.
+    #[arg(short, long, global = true, env = "SNOWSKIN_QUIET", value_parser = clap::builder::FalseyValueParser::new(), action = ArgAction::SetTrue, hide_env_values = true, display_order = 901)]
+    pub(crate) quiet: bool,
+}
+
+impl Global {
+    /// Sends logs to stderr, as much of them as was asked for.
+    pub(crate) fn start_logging(self) {
+        use tracing_subscriber::EnvFilter;
+        let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
+    }
+
+    /// The same for a child.
+    pub(crate) fn to_args(self) -> Vec<String> {
+        (0..self.verbose).map(|_| "--verbose".to_owned()).collect()
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the master: it knows where every object is
+    Master(master::Args),
+    /// Run a node: it lends its memory to the store
+    Node(node::Args),
+    /// Store a file, or stdin, under a key
+    Put(put::Args),
+    /// Fetch an object and check every byte
+    Get(get::Args),
+    /// Remove objects
+    Rm(rm::Args),
+    /// List keys
+    Ls(ls::Args),
+    /// Show the cluster, or one object's replicas
+    Stat(stat::Args),
+    /// Replay a request trace against a real cluster of processes on this machine
+    Replay(replay::Args),
+    /// Measure transfers, the store, or the master
+    Bench(bench::Args),
+    /// Look for what would make this machine slow or fail, and say how to fix it
+    Doctor(doctor::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_teaches_with_examples_and_exit_codes() {
+        fn walk(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            let text = command.clone().render_long_help().to_string();
+            assert!(text.contains("Exit codes:"), "{path} does not say how it ends");
+            assert!(command.get_about().is_some(), "{path} does not say what it is");
+            let leaf = command.get_subcommands().next().is_none();
+            assert!(!leaf || text.contains("Examples:"), "{path} has no examples");
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{path}: {} has no help", argument.get_id());
+            }
+            for sub in command.get_subcommands() {
+                walk(sub, &path);
+            }
+        }
+        walk(&Cli::command(), "");
+    }
+}

@@ -1,0 +1,56 @@
+//! `snowskin bench`: measurements that anybody can repeat.
+
+mod master;
+mod store;
+mod target;
+mod transfer;
+
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::args::Global;
+use crate::exit::EXIT_CODES;
+use crate::size::GIB;
+
+const AFTER_HELP: &str = "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes, µs are of one batch, and
+CPU time is that of all processes taking part.
+
+Examples:
+  snowskin bench transfer --fabric shm --block 1MiB
+  snowskin bench store --value 4KiB,1MiB --op get
+  snowskin bench master --op put --batch 1,128 --clients 2";
+
+/// Measures transfers, the store, or the master.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+/// What to measure.
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Bytes between two processes, over a fabric
+    Transfer(transfer::Args),
+    /// Puts and gets of whole objects
+    Store(store::Args),
+    /// Questions to the master
+    Master(master::Args),
+    /// The other side of `bench transfer`, to run on another machine
+    Target(target::Args),
+}
+
+pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    match &args.what {
+        What::Transfer(args) => transfer::run(args, global),
+        What::Store(args) => store::run(args, global),
+        What::Master(args) => master::run(args, global),
+        What::Target(args) => target::run(args),
+    }
+}
+
+/// CPU seconds for each GiB.
+fn cpu_s_per_gib(cpu: Duration, bytes: u64) -> f64 {
+    if bytes == 0 { 0.0 } else { cpu.as_secs_f64() / (bytes as f64 / GIB) }
+}

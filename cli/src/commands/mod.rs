@@ -1,0 +1,127 @@
+//! One file a command, and what several of them share.
+
+pub(crate) mod bench;
+pub(crate) mod cluster;
+pub(crate) mod doctor;
+pub(crate) mod get;
+pub(crate) mod ls;
+pub(crate) mod master;
+pub(crate) mod node;
+pub(crate) mod put;
+pub(crate) mod replay;
+pub(crate) mod rm;
+pub(crate) mod stat;
+
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use store_client::{Address, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_core::ErrorCode;
+use store_core::message::ReadStats;
+use te_engine::Fabrics;
+
+use crate::Outcome;
+use crate::args::{Cli, Command};
+use crate::exit::{Exit, Failure};
+
+/// Runs what was asked for.
+pub(crate) fn run(cli: Cli) -> Outcome {
+    let global = cli.global;
+    match &cli.command {
+        Command::Master(args) => master::run(args),
+        Command::Node(args) => node::run(args, global),
+        Command::Put(args) => put::run(args, global),
+        Command::Get(args) => get::run(args),
+        Command::Rm(args) => rm::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Stat(args) => stat::run(args),
+        Command::Replay(args) => replay::run(args, global),
+        Command::Bench(args) => bench::run(args, global),
+        Command::Doctor(args) => doctor::run(args, global),
+    }
+}
+
+/// Which master to talk to.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct MasterArg {
+    /// The master, as host:port or unix:/path/of/socket.
+    #[arg(long, env = "SNOWSKIN_MASTER", default_value = "127.0.0.1:50051", value_name = "HOST:PORT")]
+    pub(crate) master: String,
+}
+
+impl MasterArg {
+    /// As the client library wants it.
+    pub(crate) fn address(&self) -> anyhow::Result<Address> {
+        self.master.parse::<Address>().map_err(|error| Failure::usage(format!("--master: {error}")).into())
+    }
+
+    /// A connection for questions that move no objects.
+    pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
+        RpcConnection::connect(self.address()?, RpcConfig::default()).map_err(no_master)
+    }
+}
+
+/// Says how to get a master when there is none.
+pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
+    let away = matches!(error, RpcError::Connect { .. });
+    let failure = Failure::failed(error.to_string());
+    if away { failure.hint("start one with `snowskin master`, or name yours with --master HOST:PORT").into() } else { failure.into() }
+}
+
+/// An operation on `key` that the store refused.
+pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
+    let exit = match error.code() {
+        ErrorCode::ObjectNotFound => Exit::NotFound,
+        ErrorCode::ChecksumMismatch => Exit::Verification,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, format!("{}: {error}", crate::output::printable(key))).into()
+}
+
+/// Which fabrics to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum FabricChoice {
+    /// Whatever is fastest: memory within a process, shared memory on one host, TCP otherwise
+    Auto,
+    /// TCP, even within one host
+    Tcp,
+    /// Shared memory between processes of one host
+    Shm,
+}
+
+impl FabricChoice {
+    /// As the engine wants it.
+    pub(crate) const fn fabrics(self) -> Fabrics {
+        match self {
+            Self::Auto => Fabrics { local: true, shm: true, tcp: true },
+            Self::Tcp => Fabrics::TCP,
+            Self::Shm => Fabrics::SHM,
+        }
+    }
+
+    /// As written on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+        }
+    }
+}
+
+/// Bytes of memory that can still be taken.
+pub(crate) fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Asks a master whether it is there; gives the time of one question.
+pub(crate) fn ping_master(address: &str) -> anyhow::Result<Duration> {
+    let mut rpc = RpcConnection::connect(address.parse()?, RpcConfig::default())?;
+    let started = Instant::now();
+    rpc.call::<ReadStats>(&(), std::iter::empty())?;
+    Ok(started.elapsed())
+}

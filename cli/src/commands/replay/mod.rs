@@ -1,0 +1,205 @@
+//! `snowskin replay`: the main job, from end to end: real processes, real bytes, every byte checked.
+
+mod driver;
+mod report;
+mod source;
+mod store;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::args::Global;
+use crate::commands::FabricChoice;
+use crate::commands::cluster::{Cluster, ClusterConfig};
+use crate::content::Content;
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::progress::Bar;
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output, sys};
+use driver::Driver;
+use report::Report;
+use source::Source;
+
+const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
+  1. ask the master how long the cached prefix is        (one batch_exists)
+  2. get the blocks of that prefix, check every byte      (batches of --batch blocks)
+  3. put the blocks that were missing                     (batches of --batch blocks)
+A block counts as hit when it lies in the longest prefix that was really read and whose bytes were right.
+
+What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls, cpu_s_per_gib is the CPU
+time of all processes (client with its checking, master, nodes) for each GiB read or written.
+
+A trace has one JSON object a line:
+  {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
+one id = one block of 512 tokens, standing for itself and all before it. Without --trace a multi-turn workload is made up.
+
+Examples:
+  snowskin replay                                           made-up workload, two nodes, ample capacity
+  snowskin replay --trace conversation_trace.jsonl --json   a published trace, one JSON object at the end
+  snowskin replay --capacity-blocks 2000                    less memory than the workload wants: evictions
+  snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp";
+
+/// Replays a trace of LLM requests against a real cluster on this machine: starts a master and nodes as processes of their
+/// own, looks up, gets, checks and puts KV-cache blocks, and says how often, how fast and for how much CPU. Nothing is left
+/// running afterwards.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// Trace to replay; without one, a seeded multi-turn workload.
+    #[arg(long, env = "SNOWSKIN_TRACE", value_name = "FILE.jsonl")]
+    trace: Option<PathBuf>,
+    /// Requests to replay [default: the whole trace; 2000 without one].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    requests: Option<u64>,
+    /// Node processes.
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    nodes: u16,
+    /// Bytes of one block.
+    #[arg(long, default_value = "4KiB", value_name = "SIZE")]
+    block_bytes: ByteSize,
+    /// Blocks that fit into the pool, all nodes together [default: all that the trace has, and some room].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    capacity_blocks: Option<u64>,
+    /// Blocks in one get or put call.
+    #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    batch: u16,
+    /// How bytes travel between client and nodes.
+    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
+    fabric: FabricChoice,
+    /// Seed of block contents and of the made-up workload.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// How long a reader is protected from eviction, milliseconds.
+    #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..))]
+    lease_ms: u32,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Longest block, bytes: a batch of them must fit into memory twice over.
+const BLOCK_BYTES_MAX: u64 = 64 << 20;
+/// Requests without a trace.
+const REQUESTS_DEFAULT: u64 = 2_000;
+/// How often children and the bar are looked after.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    let block_bytes = args.block_bytes.bytes();
+    if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+        return fail(Failure::usage(format!(
+            "--block-bytes {}: choose 1 B to {}",
+            args.block_bytes,
+            ByteSize(BLOCK_BYTES_MAX)
+        )));
+    }
+    sys::catch_interrupts();
+    let limit = args.requests.or(args.trace.is_none().then_some(REQUESTS_DEFAULT));
+    let source = Source::new(args.trace.as_deref(), args.seed, limit)?;
+    let survey = {
+        let _bar = Bar::spinner("reading the trace", global.quiet);
+        source.survey(args.capacity_blocks.is_some())?
+    };
+    let pool = pool_bytes(args, survey.distinct_blocks)?;
+
+    let bar = Bar::spinner(format!("starting a master and {} nodes", args.nodes), global.quiet);
+    let config = ClusterConfig {
+        nodes: args.nodes,
+        node_bytes: pool.div_ceil(u64::from(args.nodes)),
+        fabric: args.fabric,
+        lease_ms: Some(args.lease_ms),
+        global,
+    };
+    let mut cluster = Cluster::start(&config)?;
+    let store = store::ClusterStore::open(cluster.address(), args.fabric, usize::from(args.batch), block_bytes as usize)?;
+    drop(bar);
+
+    let bar = Bar::new(survey.requests.unwrap_or(0), "requests", global.quiet);
+    let mut driver = Driver::new(store, Content::new(args.seed));
+    let stats_before = driver.store_mut().stats()?;
+    let (cpu_before, started) = (cluster.cpu(), Instant::now());
+    let mut looked = started;
+    let mut interrupted = None;
+    for request in source.requests()? {
+        let request = request?;
+        if let Err(error) = driver.request(&request.hash_ids) {
+            // The master's obituary says more than our broken connection to it.
+            std::thread::sleep(LOOK);
+            cluster.look_after(&bar)?;
+            return Err(error);
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            cluster.look_after(&bar)?;
+            bar.set(driver.counters().requests);
+            bar.message(format!("hit rate {:.3}", driver.counters().hit_rate()));
+        }
+        interrupted = sys::interrupted();
+        if interrupted.is_some() {
+            break;
+        }
+    }
+    let elapsed = started.elapsed();
+    cluster.look_after(&bar)?;
+    let cpu = cluster.cpu().since(cpu_before);
+    let stats = driver.store_mut().stats()?;
+    drop(bar);
+    if let Some(sample) = driver.first_mismatch() {
+        eprintln!("snowskin: wrong bytes were read: {sample}");
+    }
+    let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
+    report.evicted = stats.evictions_total - stats_before.evictions_total;
+    report.nodes = args.nodes;
+    report.nodes_lost = cluster.nodes_lost();
+    report.block_bytes = block_bytes;
+    report.capacity_bytes = pool;
+    report.fabric = args.fabric.name();
+    report.interrupted = interrupted.is_some();
+    drop(driver);
+    cluster.stop();
+
+    if args.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&report.table())?;
+    }
+    Ok(match interrupted {
+        _ if report.verify_failures > 0 => Exit::Verification,
+        Some(exit) => exit,
+        None if report.nodes_lost > 0 => Exit::Failed,
+        None => Exit::Ok,
+    })
+}
+
+/// Bytes of the whole pool: what was asked for, or enough for the whole trace, if this machine has it.
+fn pool_bytes(args: &Args, distinct_blocks: Option<u64>) -> anyhow::Result<u64> {
+    /// Below this share eviction stays asleep, whichever node a block lands on.
+    const FILL: f64 = 0.8;
+    const ROOM_BLOCKS: u64 = 256;
+    let block_bytes = args.block_bytes.bytes();
+    let blocks = match (args.capacity_blocks, distinct_blocks) {
+        (Some(blocks), _) => blocks,
+        (None, Some(distinct)) => (distinct as f64 / FILL) as u64 + ROOM_BLOCKS * u64::from(args.nodes),
+        (None, None) => return fail(Failure::usage("--capacity-blocks is needed when the trace can be read only once")),
+    };
+    let Some(bytes) = blocks.checked_mul(block_bytes) else {
+        return fail(Failure::usage("--capacity-blocks times --block-bytes is more than any machine has"));
+    };
+    // A page at least, so that every node has something to lend.
+    let bytes = bytes.max(u64::from(args.nodes) * 4096);
+    let available = crate::commands::available_memory();
+    if let Some(available) = available
+        && bytes > available / 10 * 9
+    {
+        return fail(
+            Failure::failed(format!(
+                "{blocks} blocks of {} need {}, and this machine has {} available",
+                args.block_bytes,
+                ByteSize(bytes).approximate(),
+                ByteSize(available).approximate()
+            ))
+            .hint("choose a smaller --block-bytes, fewer --requests, or a --capacity-blocks that fits (older blocks are evicted)"),
+        );
+    }
+    Ok(bytes)
+}

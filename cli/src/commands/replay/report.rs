@@ -1,0 +1,180 @@
+//! What a replay found, as a table and as JSON.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::driver::{Counters, Latencies};
+use crate::commands::cluster::ClusterCpu;
+use crate::output::{Align, Table, figure, rounded, thousands};
+use crate::size::{ByteSize, GIB};
+
+/// Everything that is printed. Field names are the JSON's.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) requests: u64,
+    pub(super) block_refs: u64,
+    pub(super) blocks_hit: u64,
+    pub(super) hit_rate: f64,
+    pub(super) blocks_put: u64,
+    pub(super) evicted: u64,
+    pub(super) verify_failures: u64,
+    pub(super) read_gib: f64,
+    pub(super) written_gib: f64,
+    pub(super) get_p50_us: f64,
+    pub(super) get_p99_us: f64,
+    pub(super) put_p50_us: f64,
+    pub(super) put_p99_us: f64,
+    pub(super) exists_p50_us: f64,
+    pub(super) exists_p99_us: f64,
+    pub(super) read_gib_s: f64,
+    pub(super) write_gib_s: f64,
+    pub(super) cpu_s_per_gib: f64,
+    pub(super) cpu_client_s: f64,
+    pub(super) cpu_master_s: f64,
+    pub(super) cpu_nodes_s: f64,
+    pub(super) elapsed_s: f64,
+    pub(super) get_calls: u64,
+    pub(super) put_calls: u64,
+    pub(super) get_misses: u64,
+    pub(super) get_failures: u64,
+    pub(super) put_exists: u64,
+    pub(super) put_no_room: u64,
+    pub(super) put_failures: u64,
+    pub(super) nodes: u16,
+    pub(super) nodes_lost: u16,
+    pub(super) block_bytes: u64,
+    pub(super) capacity_bytes: u64,
+    pub(super) fabric: &'static str,
+    pub(super) interrupted: bool,
+}
+
+impl Report {
+    /// What follows from the counts; who ran where is filled in by the caller.
+    pub(super) fn new(counters: &Counters, latencies: &Latencies, elapsed: Duration, cpu: ClusterCpu) -> Self {
+        let (read_gib, written_gib) = (counters.bytes_read as f64 / GIB, counters.bytes_written as f64 / GIB);
+        let per = |amount: f64, of: f64| if of > 0.0 { rounded(amount / of) } else { 0.0 };
+        let us = |histogram: &crate::histogram::Histogram, q| rounded(histogram.quantile_us(q));
+        Self {
+            requests: counters.requests,
+            block_refs: counters.block_refs,
+            blocks_hit: counters.blocks_hit,
+            hit_rate: rounded(counters.hit_rate()),
+            blocks_put: counters.blocks_put,
+            evicted: 0,
+            verify_failures: counters.verify_failures,
+            read_gib: rounded(read_gib),
+            written_gib: rounded(written_gib),
+            get_p50_us: us(&latencies.get, 0.5),
+            get_p99_us: us(&latencies.get, 0.99),
+            put_p50_us: us(&latencies.put, 0.5),
+            put_p99_us: us(&latencies.put, 0.99),
+            exists_p50_us: us(&latencies.exists, 0.5),
+            exists_p99_us: us(&latencies.exists, 0.99),
+            read_gib_s: per(read_gib, latencies.get.sum_s()),
+            write_gib_s: per(written_gib, latencies.put.sum_s()),
+            cpu_s_per_gib: per(cpu.total().as_secs_f64(), read_gib + written_gib),
+            cpu_client_s: rounded(cpu.client.as_secs_f64()),
+            cpu_master_s: rounded(cpu.master.as_secs_f64()),
+            cpu_nodes_s: rounded(cpu.nodes.as_secs_f64()),
+            elapsed_s: rounded(elapsed.as_secs_f64()),
+            get_calls: latencies.get.count(),
+            put_calls: latencies.put.count(),
+            get_misses: counters.get_misses,
+            get_failures: counters.get_failures,
+            put_exists: counters.put_exists,
+            put_no_room: counters.put_no_room,
+            put_failures: counters.put_failures,
+            nodes: 0,
+            nodes_lost: 0,
+            block_bytes: 0,
+            capacity_bytes: 0,
+            fabric: "",
+            interrupted: false,
+        }
+    }
+
+    /// For people. What is zero and should be is left out.
+    pub(super) fn table(&self) -> String {
+        let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
+        let mut row = |name: &str, value: String, note: String| table.row([name.to_owned(), value, note]);
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let cut = if self.interrupted { "interrupted; so far" } else { "" };
+        row("requests", thousands(self.requests), cut.to_owned());
+        row("block references", thousands(self.block_refs), format!("{} each", ByteSize(self.block_bytes)));
+        row("  hit", thousands(self.blocks_hit), format!("hit rate {:.4}", self.hit_rate));
+        row("  put", thousands(self.blocks_put), String::new());
+        row("evicted", thousands(self.evicted), format!("pool {}", ByteSize(self.capacity_bytes).approximate()));
+        row("verify failures", thousands(self.verify_failures), "every byte read was compared".to_owned());
+        let odd = [
+            ("gone when read", self.get_misses, "evicted between lookup and get"),
+            ("get failures", self.get_failures, "the store could not read them; counted as misses"),
+            ("put by others", self.put_exists, ""),
+            ("put without room", self.put_no_room, "everything was leased: a larger pool, or a shorter --lease-ms"),
+            ("put failures", self.put_failures, "the store could not write them"),
+            ("nodes lost", u64::from(self.nodes_lost), "died on the way; see above"),
+        ];
+        for (name, count, note) in odd {
+            if count > 0 {
+                row(name, thousands(count), note.to_owned());
+            }
+        }
+        let speed = |gib: f64, rate: f64| (format!("{} GiB", figure(gib)), format!("{} GiB/s in calls", figure(rate)));
+        let (amount, rate) = speed(self.read_gib, self.read_gib_s);
+        row("read", amount, rate);
+        let (amount, rate) = speed(self.written_gib, self.write_gib_s);
+        row("written", amount, rate);
+        for (name, p50, p99) in [
+            ("get, a batch call", self.get_p50_us, self.get_p99_us),
+            ("put, a batch call", self.put_p50_us, self.put_p99_us),
+            ("exists, a request", self.exists_p50_us, self.exists_p99_us),
+        ] {
+            row(name, format!("{} µs", figure(p50)), format!("p50; p99 {} µs", figure(p99)));
+        }
+        let all = self.cpu_client_s + self.cpu_master_s + self.cpu_nodes_s;
+        let share = |part: f64| percent(if all > 0.0 { part / all } else { 0.0 });
+        row(
+            "CPU",
+            format!("{} s/GiB", figure(self.cpu_s_per_gib)),
+            format!(
+                "client {} (with its checking), master {}, nodes {}",
+                share(self.cpu_client_s),
+                share(self.cpu_master_s),
+                share(self.cpu_nodes_s)
+            ),
+        );
+        row("time", format!("{} s", figure(self.elapsed_s)), format!("{} nodes, fabric {}", self.nodes, self.fabric));
+        table.render()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_follow_from_counts_and_json_has_every_promised_field() {
+        let counters = Counters {
+            requests: 2,
+            block_refs: 8,
+            blocks_hit: 2,
+            bytes_read: 1 << 30,
+            bytes_written: 3 << 30,
+            ..Counters::default()
+        };
+        let mut latencies = Latencies::default();
+        latencies.get.record(Duration::from_secs(2));
+        let cpu = ClusterCpu { client: Duration::from_secs(2), master: Duration::from_secs(1), nodes: Duration::from_secs(1) };
+        let report = Report::new(&counters, &latencies, Duration::from_secs(9), cpu);
+        assert_eq!((report.hit_rate, report.read_gib_s, report.cpu_s_per_gib), (0.25, 0.5, 1.0));
+        let json = serde_json::to_value(&report).unwrap();
+        for field in [
+            "requests", "block_refs", "blocks_hit", "hit_rate", "blocks_put", "evicted", "verify_failures", "read_gib",
+            "written_gib", "get_p50_us", "get_p99_us", "put_p50_us", "put_p99_us", "read_gib_s", "write_gib_s", "cpu_s_per_gib",
+        ] {
+            assert!(json[field].is_number(), "{field}");
+        }
+        let table = report.table();
+        assert!(table.contains("hit rate 0.2500") && !table.contains("put failures"), "{table}");
+    }
+}

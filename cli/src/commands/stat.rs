@@ -1,0 +1,220 @@
+//! `snowskin stat`: the cluster, or one object.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use store_client::RpcConnection;
+use store_core::message::{Get, ReadStats, Segments};
+use store_core::{Key, Stats};
+
+use crate::commands::{MasterArg, no_master, refused};
+use crate::exit::{EXIT_CODES, Exit};
+use crate::output::{Align, Table, printable, thousands};
+use crate::size::ByteSize;
+use crate::{Outcome, output};
+
+const AFTER_HELP: &str = "Looking at an object leases it like a reader does: it cannot be removed without --force for a moment.
+
+Examples:
+  snowskin stat                     capacity, nodes, objects
+  snowskin stat greeting            size, checksum and replicas of one object
+  watch -n1 snowskin stat
+  snowskin stat --json | jq .used_bytes";
+
+/// Shows what the cluster has and holds; or, with a key, where that object is.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// The object to look at.
+    key: Option<String>,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Segment {
+    segment: u32,
+    name: String,
+    endpoint: String,
+    node: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ClusterView<'a> {
+    master: &'a str,
+    epoch: u64,
+    #[serde(flatten)]
+    stats: Stats,
+    segment_list: &'a [Segment],
+}
+
+#[derive(Serialize)]
+struct ObjectView<'a> {
+    key: &'a str,
+    bytes: u64,
+    checksum: String,
+    generation: u64,
+    replicas: Vec<ReplicaView>,
+}
+
+#[derive(Serialize)]
+struct ReplicaView {
+    segment: String,
+    endpoint: String,
+    address: String,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let mut rpc = args.master.connect()?;
+    match &args.key {
+        Some(key) => object(args, key, &mut rpc)?,
+        None => cluster(args, &mut rpc)?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
+    let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
+    let segments = segments(rpc, &[])?;
+    if args.json {
+        let epoch = rpc.welcome().epoch;
+        return output::print_json(&ClusterView { master: &args.master.master, epoch, stats, segment_list: &segments });
+    }
+    output::print(&render_cluster(&args.master.master, &stats, &segments))
+}
+
+fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
+    let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
+    let mut row = |name: &str, value: String, note: String| table.row([name.to_owned(), value, note]);
+    let size = |bytes| ByteSize(bytes).approximate();
+    row("nodes", thousands(stats.nodes), format!("{} segments, master {}", stats.segments, printable(master)));
+    row("capacity", size(stats.capacity_bytes), String::new());
+    row("used", size(stats.used_bytes), share(stats.used_bytes, stats.capacity_bytes));
+    row("objects", thousands(stats.objects), format!("{} of data, {} leased", size(stats.object_bytes), stats.objects_leased));
+    row("being written", thousands(stats.objects_processing), String::new());
+    row("gets", thousands(stats.gets_total), format!("{} found", share(stats.get_hits_total, stats.gets_total)));
+    row("puts", thousands(stats.put_ends_total), format!("{} without room", thousands(stats.puts_no_room_total)));
+    row("evicted", thousands(stats.evictions_total), format!("{} of data", size(stats.evicted_bytes_total)));
+    row("held back", size(stats.quarantined_bytes + stats.deferred_bytes), "until writers and readers are surely done".into());
+    row("master's memory", size(stats.memory_bytes), per_object(stats));
+    let mut text = table.render();
+    if segments.is_empty() {
+        text += "\nNo node lends memory yet: `snowskin node --memory 1GiB`\n";
+        return text;
+    }
+    let mut table = Table::new(&[
+        ("segment", Align::Left),
+        ("capacity", Align::Right),
+        ("used", Align::Right),
+        ("", Align::Right),
+        ("endpoint", Align::Left),
+    ]);
+    for segment in segments {
+        table.row([
+            printable(&segment.name),
+            size(segment.capacity_bytes),
+            size(segment.used_bytes),
+            share(segment.used_bytes, segment.capacity_bytes),
+            printable(&segment.endpoint),
+        ]);
+    }
+    text + "\n" + &table.render()
+}
+
+fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()> {
+    let found = {
+        let (_, mut objects) = rpc.call::<Get>(&(), [Key(key.as_bytes())].into_iter()).map_err(no_master)?;
+        objects.next().unwrap_or(Err(store_core::ErrorCode::InternalError))
+    };
+    let object = found.map_err(|code| refused(key, &code.into()))?;
+    let wanted: BTreeSet<u32> = object.replicas.iter().map(|replica| replica.segment).collect();
+    let segments = segments(rpc, &wanted.into_iter().collect::<Vec<_>>())?;
+    let replicas: Vec<ReplicaView> = object
+        .replicas
+        .iter()
+        .map(|replica| {
+            let segment = segments.iter().find(|segment| segment.segment == replica.segment);
+            ReplicaView {
+                segment: segment.map_or_else(|| "gone".to_owned(), |segment| segment.name.clone()),
+                endpoint: segment.map(|segment| segment.endpoint.clone()).unwrap_or_default(),
+                address: format!("{:#x}", replica.addr),
+            }
+        })
+        .collect();
+    let view = ObjectView {
+        key,
+        bytes: object.len,
+        checksum: format!("crc32c:{:08x}", object.checksum),
+        generation: object.generation,
+        replicas,
+    };
+    if args.json {
+        return output::print_json(&view);
+    }
+    let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
+    table.row(["key".to_owned(), printable(key)]);
+    table.row(["bytes".to_owned(), thousands(view.bytes)]);
+    table.row(["checksum".to_owned(), view.checksum.clone()]);
+    table.row(["generation".to_owned(), view.generation.to_string()]);
+    for replica in &view.replicas {
+        let place = format!("{} at {} {}", printable(&replica.segment), printable(&replica.endpoint), replica.address);
+        table.row(["replica".to_owned(), place]);
+    }
+    output::print(&table.render())
+}
+
+fn segments(rpc: &mut RpcConnection, which: &[u32]) -> anyhow::Result<Vec<Segment>> {
+    let ((), found) = rpc.call::<Segments>(&(), which.iter().copied()).map_err(no_master)?;
+    Ok(found
+        .flatten()
+        .map(|info| Segment {
+            segment: info.segment,
+            name: info.name.to_owned(),
+            endpoint: info.endpoint.to_owned(),
+            node: format!("{:016x}", info.node),
+            capacity_bytes: info.len,
+            used_bytes: info.used,
+        })
+        .collect())
+}
+
+fn share(part: u64, of: u64) -> String {
+    if of == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / of as f64) }
+}
+
+fn per_object(stats: &Stats) -> String {
+    match stats.objects {
+        0 => String::new(),
+        n => format!("{} B an object", stats.memory_bytes / n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_cluster_says_how_to_go_on() {
+        let text = render_cluster("m:1", &Stats::default(), &[]);
+        assert!(text.contains("snowskin node") && text.contains("–"), "{text}");
+    }
+
+    #[test]
+    fn names_of_others_cannot_drive_the_terminal() {
+        let segment = Segment {
+            segment: 1,
+            name: "evil\u{1b}[2J".into(),
+            endpoint: "h:1".into(),
+            node: String::new(),
+            capacity_bytes: 1 << 20,
+            used_bytes: 1 << 19,
+        };
+        let text = render_cluster("m:1", &Stats::default(), &[segment]);
+        assert!(!text.contains('\u{1b}') && text.contains("50.0 %"), "{text}");
+    }
+}

@@ -1,0 +1,126 @@
+//! How a command ends: codes that scripts can test, and errors that say what to do.
+
+use std::fmt;
+use std::io::Write as _;
+
+/// The lines on exit codes that every `--help` ends with.
+pub(crate) const EXIT_CODES: &str = "Exit codes:\n  0  ok\n  1  failed; stderr says why and what to do\n  2  wrong usage\n  \
+     3  not found: no such key\n  4  bytes differ from what was stored\n  130  interrupted (Ctrl-C)   143  terminated";
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Did what was asked.
+    Ok,
+    /// Did not.
+    Failed,
+    /// Was asked wrongly.
+    Usage,
+    /// The key is not there.
+    NotFound,
+    /// Bytes are not those that were stored.
+    Verification,
+    /// Ctrl-C.
+    Interrupted,
+    /// SIGTERM.
+    Terminated,
+}
+
+impl Exit {
+    /// As the shell sees it.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Verification => 4,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
+        }
+    }
+}
+
+/// An error that knows its exit code and, if it can, what to do next.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// Ends with `exit`, saying `message`; an empty one says nothing.
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into(), hint: None }
+    }
+
+    /// A failure of code 1.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// A misuse that clap cannot see.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// Ends without a word: whoever reads our output has left, or the user knows.
+    pub(crate) fn silent(exit: Exit) -> Self {
+        Self::new(exit, "")
+    }
+
+    /// What to do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Prints `error` on stderr and gives the code to end with.
+pub(crate) fn report(error: &anyhow::Error) -> Exit {
+    let failure = error.downcast_ref::<Failure>();
+    let text = describe(error, failure.and_then(|failure| failure.hint.as_deref()));
+    if !text.is_empty() {
+        // Nobody is left to tell when stderr is gone.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+    failure.map_or(Exit::Failed, |failure| failure.exit)
+}
+
+fn describe(error: &anyhow::Error, hint: Option<&str>) -> String {
+    let message = format!("{error:#}");
+    if message.is_empty() {
+        return String::new();
+    }
+    let hint = hint.map(|hint| format!("  hint: {hint}\n")).unwrap_or_default();
+    format!("snowskin: {message}\n{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn a_failure_keeps_its_code_and_hint_under_added_context() {
+        let failure = Failure::new(Exit::NotFound, "no object `a`").hint("put it first");
+        let error = Err::<(), _>(failure).context("get").unwrap_err();
+        assert_eq!(error.downcast_ref::<Failure>().map(|f| f.exit), Some(Exit::NotFound));
+        assert_eq!(describe(&error, Some("put it first")), "snowskin: get: no object `a`\n  hint: put it first\n");
+    }
+
+    #[test]
+    fn a_silent_end_prints_nothing() {
+        let error = anyhow::Error::from(Failure::silent(Exit::Ok));
+        assert_eq!(describe(&error, None), "");
+    }
+}

@@ -1,0 +1,72 @@
+//! The `snowskin` command line: start a cluster, use it, replay a trace against it, measure it, and ask what is wrong.
+//!
+//! ```text
+//!   args ──▶ commands ─┬─ master · node              daemons, one process each
+//!                      ├─ put get rm ls stat          one request against a master
+//!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
+//!                      ├─ bench transfer|store|master|target
+//!                      └─ doctor                      facts ──▶ checks ──▶ verdicts
+//!
+//!   what they share:  trace · workload (requests)   content (bytes that tell whose they are)   histogram
+//!                     size · output · progress · exit (codes)   sys (the only unsafe)
+//! ```
+//!
+//! The parts that parse or count are public, so that fuzz targets and benches reach them:
+//!
+//! ```
+//! use cli::{content::Content, histogram::Histogram, trace::Request};
+//!
+//! let line = br#"{"timestamp": 0, "input_length": 900, "output_length": 3, "hash_ids": [0, 7]}"#;
+//! let request = Request::parse(line, &Default::default())?;
+//! assert_eq!(request.hash_ids, [0, 7]);
+//!
+//! let content = Content::new(42);
+//! let mut block = vec![0; 4096];
+//! content.fill(7, &mut block);
+//! assert!(content.verify(7, &block).is_ok() && content.verify(8, &block).is_err());
+//!
+//! let mut latency = Histogram::new();
+//! latency.record_ns(20_000);
+//! assert_eq!(latency.quantile_us(0.5).round(), 20.0);
+//! # Ok::<(), cli::trace::LineError>(())
+//! ```
+
+mod args;
+mod commands;
+pub mod content;
+mod exit;
+pub mod histogram;
+mod output;
+mod process;
+mod progress;
+pub mod size;
+mod sys;
+pub mod trace;
+pub mod workload;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Cli;
+use crate::exit::{Exit, Failure};
+
+/// Parses the arguments, runs the command, and says how it ended.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.global.start_logging();
+    let exit = match commands::run(cli) {
+        Ok(exit) => exit,
+        Err(error) => exit::report(&error),
+    };
+    ExitCode::from(exit.code())
+}
+
+/// What a command gives: how it ended, or why it could not.
+type Outcome = anyhow::Result<Exit>;
+
+/// A failure with a code of its own, as an error.
+fn fail<T>(failure: Failure) -> anyhow::Result<T> {
+    Err(failure.into())
+}

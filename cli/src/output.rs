@@ -1,0 +1,198 @@
+//! What goes to stdout: tables for people, JSON for programs. Whoever stops reading ends the command, without noise.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure};
+
+/// Prints `text` as it is.
+///
+/// # Errors
+/// A silent end when the reader has left (`| head`); a failure when stdout cannot be written.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints `bytes` as they are. Errors as [`print`].
+pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(Exit::Ok).into()),
+        Err(error) => Err(Failure::failed(format!("cannot write to stdout: {error}")).into()),
+    }
+}
+
+/// Prints one JSON value and a newline. Errors as [`print`].
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string(value)?;
+    text.push('\n');
+    print(&text)
+}
+
+/// Where a column's cells stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Rows under a header, as wide as they need to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table with these columns. Nameless columns print no header.
+    pub(crate) fn new(columns: &[(&'static str, Align)]) -> Self {
+        Self { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+
+    /// The whole table.
+    pub(crate) fn render(&self) -> String {
+        let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| width(name)).collect();
+        for row in &self.rows {
+            for (most, cell) in widths.iter_mut().zip(row) {
+                *most = width(cell).max(*most);
+            }
+        }
+        let mut out = String::new();
+        if self.columns.iter().any(|(name, _)| !name.is_empty()) {
+            self.line(&mut out, &widths, self.columns.iter().map(|(name, _)| *name));
+        }
+        for row in &self.rows {
+            self.line(&mut out, &widths, row.iter().map(String::as_str));
+        }
+        out
+    }
+
+    fn line<'a>(&self, out: &mut String, widths: &[usize], cells: impl Iterator<Item = &'a str>) {
+        let start = out.len();
+        for (i, (cell, &most)) in cells.zip(widths).enumerate() {
+            if i > 0 {
+                out.push_str("  ");
+            }
+            let pad = most - width(cell).min(most);
+            match self.columns[i].1 {
+                Align::Left => {
+                    out.push_str(cell);
+                    out.extend(std::iter::repeat_n(' ', pad));
+                }
+                Align::Right => {
+                    out.extend(std::iter::repeat_n(' ', pad));
+                    out.push_str(cell);
+                }
+            }
+        }
+        let end = start + out[start..].trim_end().len();
+        out.truncate(end);
+        out.push('\n');
+    }
+}
+
+/// A table whose rows appear as they come: columns are as wide as their header or `WIDTH_MIN`.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveTable {
+    table: Table,
+    widths: Vec<usize>,
+    started: bool,
+}
+
+const WIDTH_MIN: usize = 7;
+
+impl LiveTable {
+    /// An empty table with these columns.
+    pub(crate) fn new(columns: &[(&'static str, Align)]) -> Self {
+        let widths = columns.iter().map(|(name, _)| width(name).max(WIDTH_MIN)).collect();
+        Self { table: Table::new(columns), widths, started: false }
+    }
+
+    /// Prints a row, the first time under the header. Errors as [`print`].
+    pub(crate) fn row(&mut self, cells: &[String]) -> anyhow::Result<()> {
+        let mut out = String::new();
+        if !self.started {
+            self.table.line(&mut out, &self.widths, self.table.columns.iter().map(|(name, _)| *name));
+            self.started = true;
+        }
+        self.table.line(&mut out, &self.widths, cells.iter().map(String::as_str));
+        print(&out)
+    }
+}
+
+/// A key, or anything else that others chose, fit for one line of a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}
+
+/// `1234567` as `1,234,567`.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number with as many decimals as its size bears.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v == 0.0 => "0".to_owned(),
+        v if v >= 1000.0 => thousands(value.round() as u64),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.01 => format!("{value:.2}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// A number as JSON should carry it: six significant digits.
+pub(crate) fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return 0.0;
+    }
+    let scale = 10f64.powi(5 - value.abs().log10().floor() as i32);
+    (value * scale).round() / scale
+}
+
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_lines_have_no_trailing_blanks() {
+        let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right), ("", Align::Left)]);
+        table.row(["a", "1", ""]);
+        table.row(["longer", "1234567", "µ"]);
+        assert_eq!(table.render(), "name      bytes\na             1\nlonger  1234567  µ\n");
+    }
+
+    #[test]
+    fn keys_cannot_drive_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc é"), "a\\u{1b}[2Jb\\nc é");
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0.0, 0.366, 7.25, 42.25, 421.6, 12_345.6].map(figure), ["0", "0.37", "7.25", "42.2", "422", "12,346"]);
+        assert_eq!([0.0, 0.123_456_789, 1_234_567.8, f64::NAN].map(rounded), [0.0, 0.123_457, 1_234_570.0, 0.0]);
+    }
+}

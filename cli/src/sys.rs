@@ -1,0 +1,175 @@
+//! System calls that the standard library does not wrap. The only unsafe code of this crate.
+#![allow(unsafe_code, reason = "system calls; every block names what it relies on")]
+
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use crate::exit::Exit;
+
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// From now on Ctrl-C and SIGTERM are noted, to be asked for with [`interrupted`]. A second one ends the process at once:
+/// its children die with it ([`die_with_parent`]).
+pub(crate) fn catch_interrupts() {
+    extern "C" fn note(signal: libc::c_int) {
+        SIGNAL.store(signal, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the zeroed struct is a valid sigaction with an empty mask; the handler only stores to an atomic, which
+        // is async-signal-safe. No SA_RESTART: system calls that wait return EINTR, and their callers look at the note.
+        unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = note as *const () as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESETHAND;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+/// How to end, if somebody asked us to.
+pub(crate) fn interrupted() -> Option<Exit> {
+    match SIGNAL.load(Ordering::Relaxed) {
+        0 => None,
+        libc::SIGINT => Some(Exit::Interrupted),
+        _ => Some(Exit::Terminated),
+    }
+}
+
+/// The child that `command` starts gets SIGKILL when the thread that starts it ends, however that comes about. It leads a
+/// process group of its own, so that Ctrl-C reaches us alone and we stop it in order.
+pub(crate) fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id().cast_signed();
+    command.process_group(0);
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the call above; then nobody will tell us.
+            if libc::getppid() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Asks a child of ours to stop.
+pub(crate) fn terminate(pid: u32) {
+    // SAFETY: no memory is involved. The caller has not yet waited for the child, so the id is still its own.
+    unsafe { libc::kill(pid.cast_signed(), libc::SIGTERM) };
+}
+
+/// CPU time of this process with all its threads, user and system.
+pub(crate) fn own_cpu() -> Duration {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
+}
+
+/// CPU time of another process with all its threads, user and system. `None` when it is gone.
+pub(crate) fn process_cpu(pid: u32) -> Option<Duration> {
+    let mut id: libc::clockid_t = 0;
+    // SAFETY: `id` outlives the call.
+    let failed = unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut id) } != 0;
+    if failed { None } else { clock(id) }
+}
+
+fn clock(id: libc::clockid_t) -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` outlives the call.
+    (unsafe { libc::clock_gettime(id, &raw mut time) } == 0).then(|| duration(time))
+}
+
+fn duration(time: libc::timespec) -> Duration {
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Soft and hard limit of a resource; `u64::MAX` is no limit.
+pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call.
+    (unsafe { libc::getrlimit(resource, &raw mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
+}
+
+/// Lifts the soft limit of open files to the hard one, as every server does. Failure changes nothing.
+pub(crate) fn lift_file_limit() {
+    if let Some((soft, hard)) = limit(libc::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        let limit = libc::rlimit { rlim_cur: hard, rlim_max: hard };
+        // SAFETY: `limit` outlives the call.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
+/// Bytes that may still be written to the file system at `path`.
+pub(crate) fn available_bytes(path: &str) -> Option<u64> {
+    let path = CString::new(path).ok()?;
+    let mut stat = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `path` ends with NUL, `stat` is large enough; it is read only after the call succeeded and filled it.
+    let stat = unsafe {
+        if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
+            return None;
+        }
+        stat.assume_init()
+    };
+    stat.f_bavail.checked_mul(stat.f_frsize)
+}
+
+/// Whether memory files can be made.
+pub(crate) fn try_memfd() -> Result<(), io::Error> {
+    // SAFETY: the name ends with NUL; the descriptor is ours alone and closed at once.
+    unsafe {
+        let fd = libc::memfd_create(c"snowskin-doctor".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::close(fd);
+    }
+    Ok(())
+}
+
+/// Whether a ring of io_uring can be made.
+pub(crate) fn try_io_uring() -> Result<(), io::Error> {
+    /// Bytes of `struct io_uring_params`.
+    const PARAMS_BYTES: usize = 120;
+    let mut params = [0u64; PARAMS_BYTES / 8];
+    // SAFETY: the kernel reads and writes exactly one zeroed `io_uring_params`; the descriptor is ours alone and closed.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_io_uring_setup, 4u32, params.as_mut_ptr());
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::close(fd as i32);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_of_this_process_is_the_same_from_both_sides_and_grows() {
+        let before = own_cpu();
+        let mut x = 1u64;
+        while own_cpu() - before < Duration::from_millis(2) {
+            x = std::hint::black_box(x.wrapping_mul(3));
+        }
+        let outside = process_cpu(std::process::id()).unwrap();
+        assert!(outside >= before + Duration::from_millis(2));
+    }
+
+    #[test]
+    fn limits_and_space_are_told() {
+        let (soft, hard) = limit(libc::RLIMIT_NOFILE).unwrap();
+        assert!(soft > 0 && soft <= hard);
+        assert!(available_bytes("/").is_some());
+        assert!(available_bytes("/no/such/place").is_none());
+    }
+}
