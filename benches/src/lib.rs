@@ -1,1 +1,34 @@
-//! To come.
+//! Criterion benchmarks of every layer, and what they share.
+//!
+//! ```text
+//! cargo bench -p benches                    all of them
+//! cargo bench -p benches --bench core       one file
+//! cargo bench -p benches -- multi           those whose name holds `multi`
+//! cargo test --workspace --bench '*'        each once, to see that it runs (CI)
+//! ```
+//!
+//! A benchmark that handles many slices in one iteration declares them as its throughput: the time of an iteration divided
+//! by the elements is the time of a slice.
+
+mod instant;
+mod ring;
+
+pub use instant::InstantRail;
+pub use ring::TokenRing;
+
+use te_core::{Op, RegionId, SegmentId, Slice, Token};
+
+/// Region 0, first generation.
+pub const REGION: RegionId = RegionId::new(0, 1);
+/// Segment 0, first generation.
+pub const SEGMENT: SegmentId = SegmentId::new(0, 1);
+
+/// `count` slices of `len` bytes, one after the other, with tokens from 0 on.
+#[must_use]
+pub fn slices(op: Op, count: u32, len: u32) -> Vec<Slice> {
+    let slice = |index: u32| {
+        let offset = u64::from(index) * u64::from(len);
+        Slice { token: Token(u64::from(index)), local: (REGION, offset), remote: (SEGMENT, offset), len, op }
+    };
+    (0..count).map(slice).collect()
+}

@@ -14,8 +14,12 @@ mod memory;
 mod multi;
 mod registered;
 mod route;
+#[cfg(feature = "testkit")]
+pub mod sim;
 mod slice;
 mod slicer;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 mod time;
 mod transport;
 

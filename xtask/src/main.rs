@@ -1,2 +1,56 @@
-//! To come.
-fn main() {}
+//! What the project does to itself, so that CI and people run the same commands.
+//!
+//! ```text
+//! cargo xtask ci            every check, one table at the end
+//! cargo xtask tidy          the house rules that no compiler checks
+//! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
+//! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
+//! ```
+#![forbid(unsafe_code)]
+
+mod bench_iperf;
+mod ci;
+mod cmd;
+mod fuzz;
+mod host;
+mod stats;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Tasks of the Snowskin workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run every check: formatting, lints, docs, tests, features, no_std, loom, benches, fuzzing, licences.
+    Ci(ci::Args),
+    /// Check the house rules that neither rustfmt nor clippy know.
+    Tidy,
+    /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
+    Fuzz(fuzz::Args),
+    /// Run our transfers beside iperf3 and memcpy and print the ratios.
+    BenchIperf(bench_iperf::Args),
+}
+
+fn main() -> ExitCode {
+    let run = match Cli::parse().task {
+        Task::Ci(args) => ci::run(&args),
+        Task::Tidy => tidy::run(),
+        Task::Fuzz(args) => fuzz::run(&args),
+        Task::BenchIperf(args) => bench_iperf::run(&args),
+    };
+    match run {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One node's handle on the network.
+#![allow(unsafe_code, reason = "implements `register`, whose promise the caller makes")]
+
+use super::blob::{BLOB_BYTES, Export};
+use super::lock::Guard;
+use super::world::{Segment, World};
+use super::{NodeId, SimNet};
+use crate::{
+    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, RegionId,
+    SegmentId, Slice, Token, Transport,
+};
+
+/// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
+/// to every call and completes nothing.
+#[derive(Debug)]
+pub struct SimTransport {
+    net: SimNet,
+    node: NodeId,
+    incarnation: u64,
+}
+
+impl SimTransport {
+    pub(super) fn new(net: SimNet, node: NodeId, incarnation: u64) -> Self {
+        Self { net, node, incarnation }
+    }
+
+    /// Which node it is.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Which of the node's lives; never 0.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The network it is on.
+    #[must_use]
+    pub fn net(&self) -> &SimNet {
+        &self.net
+    }
+
+    fn world(&self) -> Result<Guard<'_, World>, Error> {
+        let world = self.net.world.lock();
+        let me = &world.nodes[self.node.0 as usize];
+        if !me.alive || me.incarnation != self.incarnation {
+            return Err(ErrorKind::Rail.into());
+        }
+        Ok(world)
+    }
+}
+
+impl Memory for SimTransport {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        self.world()?.register(self.node, id, span, access)
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        self.world()?.deregister(self.node, id)
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let world = self.world()?;
+        let region = world.nodes[self.node.0 as usize].regions.get(&id.index).ok_or(ErrorKind::NotFound)?;
+        if region.generation != id.generation {
+            return Err(ErrorKind::Stale.into());
+        }
+        if !region.access.is_remote() {
+            return Err(ErrorKind::AccessDenied.into());
+        }
+        let export = Export {
+            node: self.node.0,
+            region: id,
+            access: region.access.intersection(Access::REMOTE_READ.union(Access::REMOTE_WRITE)),
+            len: region.span.len() as u64,
+            key: region.key,
+            incarnation: self.incarnation,
+        };
+        out.get_mut(..BLOB_BYTES).ok_or(ErrorKind::OutOfRange)?.copy_from_slice(&export.encode());
+        Ok(BLOB_BYTES)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        let export = Export::parse(blob)?;
+        let mut world = self.world()?;
+        if export.node as usize >= world.nodes.len() {
+            return Err(ErrorKind::Unreachable.into());
+        }
+        let segments = &mut world.nodes[self.node.0 as usize].segments;
+        if segments.contains_key(&id.index) {
+            return Err(ErrorKind::Busy.into());
+        }
+        segments.insert(id.index, Segment { generation: id.generation, export, users: 0 });
+        Ok(())
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        let mut world = self.world()?;
+        let segments = &mut world.nodes[self.node.0 as usize].segments;
+        let segment = segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
+        if segment.generation != id.generation {
+            return Err(ErrorKind::Stale.into());
+        }
+        if segment.users > 0 {
+            return Err(ErrorKind::Busy.into());
+        }
+        segments.remove(&id.index);
+        Ok(())
+    }
+}
+
+impl Transport for SimTransport {
+    fn name(&self) -> &'static str {
+        self.net.world.lock().config.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let config = self.net.world.lock().config;
+        Capabilities {
+            features: config.features.union(Features::FENCE),
+            slice_bytes_max: config.slice_bytes_max,
+            slice_bytes_preferred: config.slice_bytes_preferred,
+            inflight_max: config.inflight_max,
+            export_bytes_max: BLOB_BYTES as u32,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let mut world = self.world()?;
+        for (accepted, slice) in batch.iter().enumerate() {
+            match world.submit(self.node, slice) {
+                Ok(true) => {}
+                Ok(false) => return Ok(accepted),
+                Err(error) if accepted == 0 => return Err(error),
+                Err(_) => return Ok(accepted),
+            }
+        }
+        Ok(batch.len())
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        let Ok(mut world) = self.world() else { return 0 };
+        world.advance_to(now.as_nanos());
+        world.poll(self.node, out)
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        self.world().ok()?.poll_at(self.node)
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        self.world()?.cancel(self.node, token)
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        self.world()?.fence(self.node, token, segment)
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        if let Ok(mut world) = self.world() {
+            world.kill(self.node);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory under test: registered bytes between two guards that nobody may touch.
+#![allow(
+    unsafe_code,
+    reason = "allocates raw memory, so that no reference to peer-writable bytes ever exists (L7)"
+)]
+
+use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::{MemSpan, VolatileSpan};
+
+/// Bytes before and after the registered part.
+pub(super) const GUARD_BYTES: usize = 4096;
+const GUARD: u8 = 0xA5;
+
+pub(super) struct Buffer {
+    whole: MemSpan,
+    bytes: usize,
+    owned: Option<Layout>,
+}
+
+impl Buffer {
+    /// `bytes` to register, in `memory` or on the heap.
+    pub(super) fn new(bytes: usize, memory: impl FnOnce(usize) -> Option<MemSpan>) -> Self {
+        let whole_bytes = bytes + 2 * GUARD_BYTES;
+        let (whole, owned) = match memory(whole_bytes) {
+            Some(span) => {
+                assert!(span.len() >= whole_bytes, "the harness gave {} bytes for {whole_bytes}", span.len());
+                (span, None)
+            }
+            None => {
+                let Ok(layout) = Layout::from_size_align(whole_bytes, 4096) else {
+                    panic!("{whole_bytes} bytes do not fit into the address space")
+                };
+                // SAFETY: the layout is not empty; it has the guards.
+                let ptr = unsafe { alloc_zeroed(layout) };
+                if ptr.is_null() {
+                    handle_alloc_error(layout);
+                }
+                (MemSpan::new(ptr, whole_bytes), Some(layout))
+            }
+        };
+        let buffer = Self { whole, bytes, owned };
+        buffer.raw_write(0, &[GUARD; GUARD_BYTES]);
+        buffer.raw_write(GUARD_BYTES + bytes, &[GUARD; GUARD_BYTES]);
+        buffer
+    }
+
+    /// What to register.
+    pub(super) fn span(&self) -> MemSpan {
+        MemSpan::new(self.whole.as_ptr().wrapping_add(GUARD_BYTES), self.bytes).at(self.whole.location())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.bytes, "the suite reads inside its buffer");
+        self.raw_read(GUARD_BYTES + offset, len)
+    }
+
+    pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes, "the suite writes inside its buffer");
+        self.raw_write(GUARD_BYTES + offset, bytes);
+    }
+
+    pub(super) fn fill(&self, byte: u8) {
+        self.write(0, &vec![byte; self.bytes]);
+    }
+
+    pub(super) fn guards_intact(&self) -> bool {
+        let intact = |at| self.raw_read(at, GUARD_BYTES).iter().all(|&byte| byte == GUARD);
+        intact(0) && intact(GUARD_BYTES + self.bytes)
+    }
+
+    fn raw_read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let read = self.volatile().read(at as u64, &mut bytes);
+        assert!(read.is_ok(), "the suite reads inside its buffer");
+        bytes
+    }
+
+    fn raw_write(&self, at: usize, bytes: &[u8]) {
+        assert!(self.volatile().write(at as u64, bytes).is_ok(), "the suite writes inside its buffer");
+    }
+
+    pub(super) fn volatile(&self) -> VolatileSpan<'_> {
+        // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes is ever made.
+        unsafe { VolatileSpan::new(self.whole) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(layout) = self.owned {
+            // SAFETY: allocated in `new` with this layout; the rig has dropped the transports before its buffers.
+            unsafe { dealloc(self.whole.as_ptr(), layout) };
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The cases, by what they look at. Each is a sentence that must hold.
+
+mod access;
+mod cancel;
+mod capacity;
+mod completion;
+mod content;
+mod death;
+mod export;
+mod fence;
+mod late;
+mod volatile;
+
+use super::Case;
+
+pub(super) const CASES: &[Case] = crate::conformance_tests!(@for table ());

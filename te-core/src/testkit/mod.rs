@@ -1,0 +1,372 @@
+//! The conformance suite: one set of cases that holds every fabric, route and decorator to the laws of
+//! [`Transport`](crate::Transport).
+//!
+//! A fabric's crate implements [`Harness`] once and gets a test a case:
+//!
+//! ```
+//! use te_core::sim::SimConfig;
+//! use te_core::testkit::SimHarness;
+//!
+//! // In the fabric's tests: one named test a case.
+//! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM));
+//!
+//! // Or all at once, with a table of what passed and what was skipped, and why.
+//! fn main() {
+//!     println!("{}", te_core::testkit::conformance(&mut SimHarness::new(1, SimConfig::CALM)));
+//! }
+//! ```
+//!
+//! A broken law panics with a sentence that starts with the law's number. What a fabric does not offer
+//! ([`Capabilities`](crate::Capabilities)) or a harness cannot do ([`Hook`]) is *skipped* with a reason; a skipped case
+//! never counts as passed. Fabrics that lose packets may fail slices in every case: the suite resubmits what failed for the
+//! fabric's reasons, and holds each failure to its [`Outcome`](crate::Outcome).
+
+mod buffer;
+mod cases;
+mod counting;
+mod rig;
+mod sim_harness;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::Range;
+use core::time::Duration;
+
+use crate::{Instant, MemSpan, Transport};
+
+pub use counting::{CountingAlloc, allocations, is_counting};
+pub use rig::{Rig, Skip};
+pub use sim_harness::SimHarness;
+#[cfg(feature = "std")]
+pub use wall_clock::WallClock;
+
+/// Builds what the suite tests. Each case asks for a fresh pair.
+pub trait Harness {
+    /// Two transports of the fabric that can reach each other.
+    fn pair(&mut self) -> Box<dyn Pair + '_>;
+
+    /// A case that this harness must not run, with the reason that the report will show.
+    fn skip(&self, case: &str) -> Option<&'static str> {
+        let _ = case;
+        None
+    }
+}
+
+/// Two ends of a fabric, what can be done to them, and the time they live in. Dropping it ends both.
+pub trait Pair {
+    /// The end that submits.
+    fn initiator(&mut self) -> &mut dyn Transport;
+
+    /// The end whose memory is reached. Not called between [`kill_target`](Self::kill_target) and
+    /// [`restart_target`](Self::restart_target).
+    fn target(&mut self) -> &mut dyn Transport;
+
+    /// Lets some time pass and gives the time: a virtual clock jumps to what happens next, a real one rests for some
+    /// microseconds (see [`WallClock`]). The suite then polls both ends.
+    fn tick(&mut self) -> Instant;
+
+    /// How long a slice or fence may take to end before the suite calls it lost.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+
+    /// How long a WRITE that nobody waits for may still be on its way; the suite watches that long.
+    fn late_max(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
+    /// Memory for one side, where heap memory will not do. Valid until the pair is dropped, aligned to 4096.
+    fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
+        let _ = (side, bytes);
+        None
+    }
+
+    /// The bytes of an export that name the peer's address: the suite leaves them alone when it forges, lest it knock
+    /// at strangers' doors.
+    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+        let _ = export;
+        0..0
+    }
+
+    /// The bytes of an export that are the access key, if it can be told: every bit of it must matter.
+    fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
+        let _ = export;
+        None
+    }
+
+    /// The target's process dies without a word.
+    fn kill_target(&mut self) -> Hook {
+        Hook::Unsupported("the harness cannot kill the target")
+    }
+
+    /// A killed target comes back at the same address, as a new process with nothing registered.
+    fn restart_target(&mut self) -> Hook {
+        Hook::Unsupported("the harness cannot restart the target")
+    }
+
+    /// The target's process stops (true) or goes on (false). The suite does not poll a stalled target; if something else
+    /// serves it, this must stop that too.
+    fn stall_target(&mut self, stalled: bool) -> Hook {
+        let _ = stalled;
+        Hook::Unsupported("the harness cannot stall the target")
+    }
+
+    /// The connection breaks; both processes live on.
+    fn cut(&mut self) -> Hook {
+        Hook::Unsupported("the harness cannot cut the connection")
+    }
+}
+
+/// Which end of a [`Pair`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Submits.
+    Initiator,
+    /// Is reached.
+    Target,
+}
+
+/// Whether the harness did what it was asked.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// It did.
+    Done,
+    /// It cannot, for this reason; the case is skipped.
+    Unsupported(&'static str),
+}
+
+/// The laws, as in the documentation of [`Transport`](crate::Transport).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the laws are documented at the trait")]
+pub enum Law {
+    L1,
+    L2,
+    L3,
+    L4,
+    L5,
+    L6,
+    L7,
+}
+
+/// One case of the suite.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// A sentence, with underscores.
+    pub name: &'static str,
+    /// The law it checks first; the rig checks L1 in every case.
+    pub law: Law,
+    run: fn(&mut Rig<'_>) -> Result<(), Skip>,
+}
+
+/// How a case ended. A failure panics instead.
+#[must_use]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The law held.
+    Passed,
+    /// It was not checked, for this reason.
+    Skipped(String),
+}
+
+/// What the suite found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Case by case.
+    pub verdicts: Vec<(&'static str, Verdict)>,
+}
+
+/// Every case of the suite.
+#[must_use]
+pub fn cases() -> &'static [Case] {
+    cases::CASES
+}
+
+/// Runs the whole suite.
+///
+/// # Panics
+/// With a sentence, at the first law that does not hold.
+pub fn conformance(harness: &mut dyn Harness) -> Report {
+    Report { verdicts: cases().iter().map(|case| (case.name, run(case, harness))).collect() }
+}
+
+/// Runs the cases of one law.
+///
+/// # Panics
+/// As [`conformance`].
+pub fn conformance_of_law(law: Law, harness: &mut dyn Harness) -> Report {
+    let of_law = cases().iter().filter(|case| case.law == law);
+    Report { verdicts: of_law.map(|case| (case.name, run(case, harness))).collect() }
+}
+
+/// Runs one case.
+///
+/// # Panics
+/// As [`conformance`], and when there is no such case.
+pub fn run_case(name: &str, harness: &mut dyn Harness) -> Verdict {
+    match cases().iter().find(|case| case.name == name) {
+        Some(case) => run(case, harness),
+        None => panic!("the suite has no case {name}"),
+    }
+}
+
+fn run(case: &Case, harness: &mut dyn Harness) -> Verdict {
+    if let Some(reason) = harness.skip(case.name) {
+        return Verdict::Skipped(reason.into());
+    }
+    match Rig::new(case.law, harness.pair()).and_then(|mut rig| (case.run)(&mut rig)) {
+        Ok(()) => Verdict::Passed,
+        Err(Skip(reason)) => Verdict::Skipped(reason),
+    }
+}
+
+impl Report {
+    /// How many cases passed.
+    #[must_use]
+    pub fn passed(&self) -> usize {
+        self.verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Passed).count()
+    }
+
+    /// What was skipped, and why.
+    pub fn skipped(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.verdicts.iter().filter_map(|(name, verdict)| match verdict {
+            Verdict::Passed => None,
+            Verdict::Skipped(reason) => Some((*name, reason.as_str())),
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, verdict) in &self.verdicts {
+            match verdict {
+                Verdict::Passed => writeln!(f, "passed   {name}")?,
+                Verdict::Skipped(reason) => writeln!(f, "skipped  {name}: {reason}")?,
+            }
+        }
+        write!(f, "{} passed, {} skipped", self.passed(), self.verdicts.len() - self.passed())
+    }
+}
+
+/// Expands to one `#[test]` for each case of the suite, so that a failure has a name. Takes an expression that makes a
+/// [`Harness`]; several in one crate go into modules of their own.
+#[macro_export]
+macro_rules! conformance_tests {
+    (@tests ($harness:expr) [$($law:ident $module:ident $name:ident,)*]) => {$(
+        #[test]
+        fn $name() {
+            let verdict = $crate::testkit::run_case(stringify!($name), &mut $harness);
+            if let $crate::testkit::Verdict::Skipped(reason) = verdict {
+                ::std::println!("skipped: {reason}");
+            }
+        }
+    )*};
+    (@table () [$($law:ident $module:ident $name:ident,)*]) => {
+        &[$($crate::testkit::Case {
+            name: stringify!($name),
+            law: $crate::testkit::Law::$law,
+            run: $module::$name,
+        },)*]
+    };
+    (@for $what:ident $args:tt) => {
+        $crate::conformance_tests! { @$what $args [
+            L1 completion every_accepted_slice_completes_exactly_once,
+            L1 completion a_slice_that_was_not_accepted_never_completes,
+            L1 completion a_refused_batch_leaves_nothing_behind,
+            L1 completion poll_with_no_room_loses_nothing,
+            L1 completion completions_come_one_at_a_time_if_asked,
+            L1 completion an_idle_transport_completes_nothing,
+            L1 content a_write_puts_the_bytes_there_at_odd_offsets_and_lengths,
+            L1 content a_read_brings_the_bytes_at_odd_offsets_and_lengths,
+            L1 content overlapping_reads_agree,
+            L1 content a_slice_of_the_longest_length_arrives_whole,
+            L1 content what_was_written_is_read_back,
+            L2 late a_finished_read_never_writes_again,
+            L2 late a_cancelled_read_never_writes_again,
+            L2 late a_read_cancelled_under_a_stalled_target_never_writes_again,
+            L2 late the_source_of_a_finished_write_is_free_for_reuse,
+            L2 late outcomes_are_honest_under_cancels,
+            L2 late a_region_in_use_cannot_be_deregistered,
+            L2 late a_segment_in_use_cannot_be_detached,
+            L3 cancel cancel_before_the_first_poll_ends_the_slice,
+            L3 cancel cancel_in_mid_flight_ends_every_slice_once,
+            L3 cancel cancel_of_something_finished_is_not_found,
+            L3 cancel cancel_of_nothing_is_not_found,
+            L3 cancel a_cancel_ends_the_slice_even_when_the_target_is_stalled,
+            L3 cancel a_cancel_does_not_disturb_its_neighbours,
+            L4 capacity submit_and_poll_do_not_allocate,
+            L4 capacity a_full_transport_accepts_a_prefix_and_the_rest_later,
+            L4 capacity no_more_than_inflight_max_are_accepted,
+            L5 fence a_fence_on_a_quiet_segment_is_acknowledged,
+            L5 fence after_a_fence_nothing_lands,
+            L5 fence after_a_fence_nothing_lands_that_a_stalled_target_held_back,
+            L5 fence a_fence_leaves_slices_in_flight_alone,
+            L5 fence a_fence_needs_a_segment,
+            L5 fence a_fence_to_a_dead_target_ends,
+            L5 fence a_fence_after_a_restart_ends_and_holds,
+            L6 access out_of_range_by_one_is_refused,
+            L6 access a_huge_length_is_refused,
+            L6 access a_zero_length_is_refused,
+            L6 access a_read_only_export_cannot_be_written,
+            L6 access a_write_only_export_cannot_be_read,
+            L6 access local_rights_are_kept_too,
+            L6 access a_private_region_cannot_be_exported,
+            L6 access unknown_and_stale_ids_are_refused,
+            L6 access a_registered_again_region_does_not_answer_to_its_old_export,
+            L6 access a_deregistered_region_is_out_of_reach,
+            L6 access a_taken_index_is_busy,
+            L6 export a_truncated_export_is_refused_at_every_length,
+            L6 export a_forged_export_reaches_nothing_else,
+            L6 export a_wrong_key_opens_nothing,
+            L6 export garbage_is_not_an_export,
+            L7 volatile what_a_peer_writes_shows_through_a_volatile_span,
+            L7 volatile a_peer_reads_what_was_written_through_a_volatile_span,
+            L1 death when_the_target_dies_every_slice_ends_once,
+            L2 death after_a_restart_an_old_segment_is_refused_and_never_misread,
+            L6 death after_a_restart_a_new_export_works,
+            L1 death a_cut_connection_ends_every_slice_and_heals,
+        ] }
+    };
+    ($harness:expr $(,)?) => {
+        $crate::conformance_tests! { @for tests ($harness) }
+    };
+}
+
+#[cfg(feature = "std")]
+mod wall_clock {
+    use crate::Instant;
+    use core::time::Duration;
+
+    /// Real time for harnesses of real fabrics.
+    #[derive(Clone, Copy, Debug)]
+    pub struct WallClock {
+        epoch: std::time::Instant,
+        rest: Duration,
+    }
+
+    impl WallClock {
+        /// A clock that starts now and rests for `rest` at each tick.
+        #[must_use]
+        pub fn new(rest: Duration) -> Self {
+            Self { epoch: std::time::Instant::now(), rest }
+        }
+
+        /// What [`Pair::tick`](super::Pair::tick) asks for.
+        #[must_use]
+        pub fn tick(&self) -> Instant {
+            match self.rest.is_zero() {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(self.rest),
+            }
+            self.now()
+        }
+
+        /// Time since the start.
+        #[must_use]
+        pub fn now(&self) -> Instant {
+            Instant::ZERO + self.epoch.elapsed()
+        }
+    }
+}

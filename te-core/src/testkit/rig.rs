@@ -1,0 +1,567 @@
+//! What a case works with: a pair, its memory, and a ledger that holds every completion against L1.
+#![allow(unsafe_code, reason = "registers its own buffers")]
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
+
+use super::buffer::Buffer;
+use super::counting::allocations;
+use super::{Hook, Law, Pair, Side};
+use crate::sim::Rng;
+use crate::{
+    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId, SegmentId,
+    Slice, Token,
+};
+
+/// Bytes of the region at each end.
+pub(super) const REGION_BYTES: usize = 128 << 10;
+const REGION: RegionId = RegionId::new(0, 1);
+const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const STEPS_MAX: u64 = 20_000_000;
+/// How often a slice that fails for the fabric's reasons is tried again.
+const ATTEMPTS_MAX: usize = 500;
+
+/// Why a case was not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skip(pub String);
+
+impl Skip {
+    pub(super) fn because(reason: &str) -> Self {
+        Self(reason.into())
+    }
+}
+
+/// Stops a case with a sentence that names the law.
+macro_rules! broken {
+    ($law:expr, $($sentence:tt)+) => {
+        panic!("{:?} broken: {}", $law, ::alloc::format!($($sentence)+))
+    };
+}
+pub(super) use broken;
+
+/// A pair of transports with memory at both ends, under observation. What a case gets.
+pub struct Rig<'h> {
+    // First, so that the transports are gone before the memory is.
+    pair: Box<dyn Pair + 'h>,
+    pub(super) law: Law,
+    pub(super) caps: Capabilities,
+    pub(super) local: Buffer,
+    pub(super) remote: Buffer,
+    pub(super) more: Vec<Buffer>,
+    pub(super) rng: Rng,
+    pub(super) now: Instant,
+    /// Allocations inside `submit` and `poll`, so far.
+    pub(super) allocated: u64,
+    ledger: BTreeMap<u64, Entry>,
+    in_flight: usize,
+    next_token: u64,
+    next_index: u32,
+    target_is_polled: bool,
+}
+
+struct Entry {
+    slice: Option<Slice>,
+    completion: Option<Completion>,
+}
+
+impl<'h> Rig<'h> {
+    pub(super) fn new(law: Law, mut pair: Box<dyn Pair + 'h>) -> Result<Self, Skip> {
+        let caps = pair.initiator().capabilities();
+        let local = Buffer::new(REGION_BYTES, |bytes| pair.allocate(Side::Initiator, bytes));
+        let remote = Buffer::new(REGION_BYTES, |bytes| pair.allocate(Side::Target, bytes));
+        let mut rig = Self {
+            pair,
+            law,
+            caps,
+            local,
+            remote,
+            more: Vec::new(),
+            rng: Rng::new(law as u64 + 1),
+            now: Instant::ZERO,
+            allocated: 0,
+            ledger: BTreeMap::new(),
+            in_flight: 0,
+            next_token: 1,
+            next_index: 1,
+            target_is_polled: true,
+        };
+        if !caps.features.intersects(Features::READ.union(Features::WRITE)) {
+            return Err(Skip::because("the transport offers neither READ nor WRITE"));
+        }
+        rig.now = rig.pair.tick();
+        let span = rig.local.span();
+        // SAFETY: the buffer outlives the pair and is only reached through volatile spans.
+        let registered = unsafe { rig.pair.initiator().register(REGION, span, Access::LOCAL) };
+        rig.demand(registered, "registering local memory");
+        rig.export_remote(REGION, SEGMENT);
+        Ok(rig)
+    }
+
+    /// Registers the remote buffer at the target and attaches it.
+    pub(super) fn export_remote(&mut self, region: RegionId, segment: SegmentId) {
+        let access = Access::LOCAL.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
+        let blob = self.register_remote(region, access);
+        let attached = self.initiator().attach(segment, &blob);
+        self.demand(attached, "attaching a valid export");
+    }
+
+    /// Registers the remote buffer at the target and exports it.
+    pub(super) fn register_remote(&mut self, region: RegionId, access: Access) -> Vec<u8> {
+        let span = self.remote.span();
+        // SAFETY: as in `new`.
+        let registered = unsafe { self.pair.target().register(region, span, access) };
+        self.demand(registered, "registering the target's memory");
+        self.export(region)
+    }
+
+    pub(super) fn register_at(
+        &mut self,
+        side: Side,
+        region: RegionId,
+        buffer: &Buffer,
+        access: Access,
+    ) -> Result<(), Error> {
+        let end = match side {
+            Side::Initiator => self.pair.initiator(),
+            Side::Target => self.pair.target(),
+        };
+        // SAFETY: the suite keeps each buffer in `more` or in the rig, dropped after the pair.
+        unsafe { end.register(region, buffer.span(), access) }
+    }
+
+    pub(super) fn register_span(&mut self, region: RegionId, span: crate::MemSpan) -> Result<(), Error> {
+        // SAFETY: `span` lies in one of the rig's buffers, which outlive the pair.
+        unsafe { self.pair.initiator().register(region, span, Access::LOCAL) }
+    }
+
+    pub(super) fn export(&mut self, region: RegionId) -> Vec<u8> {
+        let mut blob = vec![0; self.caps.export_bytes_max as usize];
+        match self.pair.target().export(region, &mut blob) {
+            Ok(bytes) => blob.truncate(bytes),
+            Err(error) => broken!(self.law, "a region with remote rights could not be exported: {error}"),
+        }
+        blob
+    }
+
+    pub(super) fn initiator(&mut self) -> &mut dyn crate::Transport {
+        self.pair.initiator()
+    }
+
+    pub(super) fn target(&mut self) -> &mut dyn crate::Transport {
+        self.pair.target()
+    }
+
+    pub(super) fn pair(&mut self) -> &mut dyn Pair {
+        &mut *self.pair
+    }
+
+    pub(super) fn region(&self) -> RegionId {
+        REGION
+    }
+
+    pub(super) fn segment(&self) -> SegmentId {
+        SEGMENT
+    }
+
+    pub(super) fn fresh_index(&mut self) -> u32 {
+        self.next_index += 1;
+        self.next_index
+    }
+
+    pub(super) fn fresh_token(&mut self) -> Token {
+        self.next_token += 1;
+        // Spread over the word: a token is the caller's, not a small number.
+        Token(self.next_token << 33 ^ self.next_token)
+    }
+
+    /// More memory of one side, kept until after the pair has gone.
+    pub(super) fn allocate(&mut self, side: Side, bytes: usize) -> usize {
+        let pair = &mut self.pair;
+        self.more.push(Buffer::new(bytes, |bytes| pair.allocate(side, bytes)));
+        self.more.len() - 1
+    }
+
+    pub(super) fn slice(&mut self, op: Op, local: usize, remote: usize, len: usize) -> Slice {
+        Slice {
+            token: self.fresh_token(),
+            local: (REGION, local as u64),
+            remote: (SEGMENT, remote as u64),
+            len: len as u32,
+            op,
+        }
+    }
+
+    /// `count` slices at odd places, each within a cell of its own at both ends.
+    pub(super) fn random_slices(&mut self, count: usize, op: Option<Op>) -> Vec<Slice> {
+        let cell = REGION_BYTES / count;
+        let ops = self.ops();
+        (0..count)
+            .map(|i| {
+                let op = op.unwrap_or(ops[self.rng.index(ops.len())]);
+                let len = 1 + self.rng.index(cell - 1);
+                let (local, remote) = (self.rng.index(cell - len + 1), self.rng.index(cell - len + 1));
+                self.slice(op, i * cell + local, i * cell + remote, len)
+            })
+            .collect()
+    }
+
+    pub(super) fn ops(&self) -> Vec<Op> {
+        let offered = |(feature, op)| self.caps.features.contains(feature).then_some(op);
+        [(Features::READ, Op::Read), (Features::WRITE, Op::Write)].into_iter().filter_map(offered).collect()
+    }
+
+    pub(super) fn need(&self, feature: Features) -> Result<(), Skip> {
+        match self.caps.features.contains(feature) {
+            true => Ok(()),
+            false => Err(Skip(::alloc::format!("the transport does not offer {feature:?}"))),
+        }
+    }
+
+    /// Fills both ends with numbers that the seed decides.
+    pub(super) fn scramble(&mut self) {
+        let mut bytes = vec![0; REGION_BYTES];
+        self.rng.fill(&mut bytes);
+        self.local.write(0, &bytes);
+        self.rng.fill(&mut bytes);
+        self.remote.write(0, &bytes);
+    }
+
+    // Submitting.
+
+    /// One call of `submit`, recorded.
+    pub(super) fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let before = allocations();
+        let accepted = self.pair.initiator().submit(batch);
+        self.allocated += allocations() - before;
+        let count = accepted?;
+        if count > batch.len() {
+            broken!(Law::L1, "submit accepted {count} slices of {}", batch.len());
+        }
+        for slice in &batch[..count] {
+            self.expect(slice.token, Some(*slice));
+        }
+        Ok(count)
+    }
+
+    /// Submits until all are accepted.
+    pub(super) fn submit_all(&mut self, mut batch: &[Slice]) {
+        let give_up = self.deadline();
+        while !batch.is_empty() {
+            match self.submit(batch) {
+                Ok(0) => self.step_before(give_up, Law::L4, "submit accepts nothing any more"),
+                Ok(count) => batch = &batch[count..],
+                Err(error) if error.kind == ErrorKind::Full => {
+                    broken!(Law::L4, "fullness was reported as an error instead of a short count")
+                }
+                Err(error) => broken!(self.law, "a valid slice was refused: {error}"),
+            }
+        }
+    }
+
+    /// Submits one slice: accepted, or refused with this error.
+    pub(super) fn submit_one(&mut self, slice: Slice) -> Result<(), Error> {
+        let give_up = self.deadline();
+        while self.submit(&[slice])? == 0 {
+            self.step_before(give_up, Law::L4, "submit accepts nothing any more");
+        }
+        Ok(())
+    }
+
+    /// Submits one slice and waits for its end.
+    pub(super) fn run_one(&mut self, slice: Slice) -> Result<Completion, Error> {
+        self.submit_one(slice)?;
+        self.settle();
+        Ok(self.completion(slice.token))
+    }
+
+    pub(super) fn fence(&mut self, segment: SegmentId) -> Result<Token, Error> {
+        let token = self.fresh_token();
+        let give_up = self.deadline();
+        loop {
+            match self.initiator().fence(token, segment) {
+                Err(error) if error.kind == ErrorKind::Full => {
+                    self.step_before(give_up, Law::L5, "fences stay full for ever");
+                }
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
+        self.expect(token, None);
+        Ok(token)
+    }
+
+    /// Fences until the target has acknowledged.
+    pub(super) fn fence_for_sure(&mut self) {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.fence(SEGMENT) {
+                Ok(token) => {
+                    self.settle();
+                    if self.completion(token).outcome == Outcome::Applied {
+                        return;
+                    }
+                }
+                Err(error) => broken!(Law::L5, "a fence on an attached segment was refused: {error}"),
+            }
+        }
+        broken!(Law::L5, "{ATTEMPTS_MAX} fences in a row failed against a target that lives");
+    }
+
+    /// Moves all slices, again and again where the fabric loses them, until each was applied.
+    pub(super) fn transfer(&mut self, slices: &[Slice]) {
+        let mut todo = slices.to_vec();
+        for _ in 0..ATTEMPTS_MAX {
+            self.submit_all(&todo);
+            self.settle();
+            let mut again = Vec::new();
+            for slice in todo {
+                let end = self.completion(slice.token);
+                match end.result {
+                    Ok(()) => {}
+                    Err(error) if error.kind.is_retryable_elsewhere() => {
+                        again.push(Slice { token: self.fresh_token(), ..slice });
+                    }
+                    Err(error) => {
+                        broken!(self.law, "a valid {:?} of {} bytes failed: {error}", slice.op, slice.len)
+                    }
+                }
+            }
+            if again.is_empty() {
+                return;
+            }
+            todo = again;
+        }
+        broken!(
+            self.law,
+            "{} slices failed {ATTEMPTS_MAX} times in a row on a fabric that lives",
+            todo.len()
+        );
+    }
+
+    /// The fabric still does its work: refusals and cancels must not cost the connection.
+    pub(super) fn still_works(&mut self) {
+        let slices: Vec<Slice> = self.ops().into_iter().map(|op| self.slice(op, 3, 5, 1000)).collect();
+        for slice in slices {
+            self.transfer(&[slice]);
+            self.check_content(&slice);
+        }
+    }
+
+    /// Refused with one of `kinds`, by `submit` or by a completion, before any byte moved.
+    pub(super) fn refused(&mut self, slice: Slice, kinds: &[ErrorKind], what: &str) {
+        for _ in 0..ATTEMPTS_MAX {
+            let slice = Slice { token: self.fresh_token(), ..slice };
+            let before = (self.local.read(0, REGION_BYTES), self.remote.read(0, REGION_BYTES));
+            let kind = match self.run_one(slice) {
+                Err(error) => error.kind,
+                Ok(Completion { result: Ok(()), .. }) => broken!(self.law, "{what} was carried out"),
+                Ok(Completion { result: Err(error), .. }) => error.kind,
+            };
+            if slice.op == Op::Write && before.1 != self.remote.read(0, REGION_BYTES) {
+                broken!(self.law, "{what} was refused, but changed bytes at the target");
+            }
+            if slice.op == Op::Read && before.0 != self.local.read(0, REGION_BYTES) {
+                broken!(self.law, "{what} was refused, but changed local bytes");
+            }
+            self.check_guards(what);
+            if kinds.contains(&kind) {
+                return;
+            }
+            if !kind.is_retryable_elsewhere() {
+                broken!(self.law, "{what} was refused as {kind:?}, expected one of {kinds:?}");
+            }
+        }
+        broken!(self.law, "{what} was never refused, only lost");
+    }
+
+    // Time.
+
+    /// Lets some time pass and polls both ends.
+    pub(super) fn step(&mut self) {
+        self.step_with_room(64);
+    }
+
+    /// As `step`, with room for `room` completions; gives how many came.
+    pub(super) fn step_with_room(&mut self, room: usize) -> usize {
+        let blank = Completion::applied(Token(u64::MAX));
+        let mut out = [blank; 64];
+        self.now = self.pair.tick();
+        if self.target_is_polled {
+            let before = allocations();
+            let count = self.pair.target().poll(self.now, &mut out);
+            self.allocated += allocations() - before;
+            if count > 0 {
+                broken!(Law::L1, "the target completed {:?}, and was never given a slice", out[0].token);
+            }
+        }
+        let before = allocations();
+        let count = self.pair.initiator().poll(self.now, &mut out[..room]);
+        self.allocated += allocations() - before;
+        if count > room {
+            broken!(Law::L1, "poll gave {count} completions and had room for {room}");
+        }
+        for completion in &out[..count] {
+            self.record(*completion);
+        }
+        count
+    }
+
+    /// Steps until nothing is in flight.
+    pub(super) fn settle(&mut self) {
+        let give_up = self.deadline();
+        while self.in_flight > 0 {
+            let lost =
+                self.ledger.iter().find(|(_, entry)| entry.completion.is_none()).map(|(token, _)| *token);
+            let what = match lost.and_then(|token| self.ledger.get(&token)) {
+                Some(Entry { slice: Some(slice), .. }) => ::alloc::format!("{slice:?} never completed"),
+                _ => ::alloc::format!("fence {lost:?} never completed"),
+            };
+            self.step_before(give_up, self.law.min(Law::L5), &what);
+        }
+    }
+
+    /// Steps for `time`.
+    pub(super) fn linger(&mut self, time: Duration) {
+        let until = self.now + time;
+        for _ in 0..STEPS_MAX {
+            if self.now >= until {
+                return;
+            }
+            self.step();
+        }
+    }
+
+    /// Steps for as long as anything late may still land.
+    pub(super) fn linger_for_late_writes(&mut self) {
+        let late_max = self.pair.late_max();
+        self.linger(late_max);
+    }
+
+    pub(super) fn some_steps(&mut self, below: u64) {
+        for _ in 0..self.rng.below(below) {
+            self.step();
+        }
+    }
+
+    pub(super) fn deadline(&self) -> (Instant, Duration) {
+        (self.now + self.pair.patience(), self.pair.patience())
+    }
+
+    pub(super) fn step_before(&mut self, give_up: (Instant, Duration), law: Law, what: &str) {
+        self.step();
+        if self.now > give_up.0 {
+            broken!(law, "{what} (waited {:?})", give_up.1);
+        }
+    }
+
+    // What became of it.
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub(super) fn is_done(&self, token: Token) -> bool {
+        self.ledger.get(&token.0).is_some_and(|entry| entry.completion.is_some())
+    }
+
+    pub(super) fn completion(&self, token: Token) -> Completion {
+        match self.ledger.get(&token.0).and_then(|entry| entry.completion) {
+            Some(completion) => completion,
+            None => broken!(Law::L1, "{token:?} has not completed"),
+        }
+    }
+
+    /// Both ends of an applied slice hold the same bytes.
+    pub(super) fn check_content(&self, slice: &Slice) {
+        let local = self.local.read(slice.local.1 as usize, slice.len as usize);
+        let remote = self.remote.read(slice.remote.1 as usize, slice.len as usize);
+        if local != remote {
+            broken!(self.law, "after an applied {:?} of {} bytes the two ends differ", slice.op, slice.len);
+        }
+    }
+
+    pub(super) fn check_guards(&self, what: &str) {
+        if !self.local.guards_intact() {
+            broken!(Law::L2, "{what} changed local bytes outside the registered region");
+        }
+        if !self.remote.guards_intact() {
+            broken!(Law::L6, "{what} changed the target's bytes outside the exported region");
+        }
+    }
+
+    // What the harness can do.
+
+    pub(super) fn stall(&mut self, stalled: bool) -> Result<(), Skip> {
+        hooked(self.pair.stall_target(stalled))?;
+        self.target_is_polled = !stalled;
+        Ok(())
+    }
+
+    pub(super) fn kill(&mut self) -> Result<(), Skip> {
+        hooked(self.pair.kill_target())?;
+        self.target_is_polled = false;
+        Ok(())
+    }
+
+    pub(super) fn restart(&mut self) -> Result<(), Skip> {
+        hooked(self.pair.restart_target())?;
+        self.target_is_polled = true;
+        Ok(())
+    }
+
+    pub(super) fn cut(&mut self) -> Result<(), Skip> {
+        hooked(self.pair.cut())
+    }
+
+    fn expect(&mut self, token: Token, slice: Option<Slice>) {
+        self.in_flight += 1;
+        let twice = self.ledger.insert(token.0, Entry { slice, completion: None });
+        assert!(twice.is_none(), "the suite uses each token once");
+    }
+
+    fn record(&mut self, completion: Completion) {
+        let Some(entry) = self.ledger.get_mut(&completion.token.0) else {
+            broken!(Law::L1, "{:?} completed, and was never accepted", completion.token)
+        };
+        if let Some(first) = entry.completion {
+            broken!(Law::L1, "{:?} completed twice: {first:?}, then {completion:?}", completion.token);
+        }
+        if completion.result.is_ok() != (completion.outcome == Outcome::Applied) {
+            broken!(Law::L2, "a completion contradicts itself: {completion:?}");
+        }
+        if completion.outcome == Outcome::Unknown && !completion.fence_needed {
+            broken!(Law::L5, "an Unknown outcome must ask for a fence: {completion:?}");
+        }
+        if completion.outcome == Outcome::Unknown && entry.slice.is_some_and(|slice| slice.op == Op::Read) {
+            broken!(Law::L2, "a READ cannot end Unknown, it changes no remote byte: {completion:?}");
+        }
+        entry.completion = Some(completion);
+        self.in_flight -= 1;
+    }
+
+    fn demand(&self, result: Result<(), Error>, what: &str) {
+        if let Err(error) = result {
+            broken!(self.law, "{what} failed: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Rig<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rig")
+            .field("now", &self.now)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+fn hooked(hook: Hook) -> Result<(), Skip> {
+    match hook {
+        Hook::Done => Ok(()),
+        Hook::Unsupported(reason) => Err(Skip::because(reason)),
+    }
+}

@@ -1,0 +1,329 @@
+//! Every check there is, in the order in which they tell the most for the least time.
+//!
+//! A step is a name and some work. All steps run even when one fails; the table at the end has a line for each, and the
+//! exit code tells whether any failed. What cannot run on this machine is skipped, and the table says why.
+
+use crate::cmd::Cmd;
+use crate::host::Host;
+use crate::{fuzz, stats, tidy};
+use anyhow::{Result, bail, ensure};
+use std::time::{Duration, Instant};
+
+/// Options of `cargo xtask ci`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps (repeat the option, or separate with commas).
+    #[arg(long, value_delimiter = ',', value_name = "STEP")]
+    only: Vec<String>,
+    /// Leave these steps out.
+    #[arg(long, value_delimiter = ',', value_name = "STEP")]
+    skip: Vec<String>,
+    /// List the steps and their commands, run nothing.
+    #[arg(long)]
+    list: bool,
+    /// Seconds for each fuzz target; all of them together get no more than `--fuzz-seconds-total`.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    fuzz_seconds: u64,
+    /// Seconds of wall time for all fuzz targets together.
+    #[arg(long, default_value_t = 240, value_name = "SECONDS")]
+    fuzz_seconds_total: u64,
+}
+
+/// A named check.
+struct Step {
+    name: &'static str,
+    what: &'static str,
+    /// Kept by coreutils' `timeout` for each command of the step when `CI` is set; people have Ctrl-C.
+    limit_s: u64,
+    plan: Plan,
+}
+
+enum Plan {
+    /// Commands and checks, all of which run, and what the table shall say beside `ok`.
+    Run(Vec<Work>, String),
+    /// Not on this machine, and why.
+    Skip(String),
+}
+
+enum Work {
+    Command(Cmd),
+    Check(&'static str, Box<dyn Fn() -> Result<()>>),
+}
+
+/// How a step ended, for the table.
+struct Ended {
+    name: &'static str,
+    result: &'static str,
+    took: Duration,
+    note: String,
+}
+
+/// Runs the steps that `args` choose.
+///
+/// # Errors
+/// When one failed, or `args` name a step that does not exist.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let host = Host::probe()?;
+    let steps = steps(&host, args);
+    for name in args.only.iter().chain(&args.skip) {
+        let known = || steps.iter().map(|step| step.name).collect::<Vec<_>>().join(", ");
+        ensure!(steps.iter().any(|step| step.name == name), "no step `{name}`; there are: {}", known());
+    }
+    if args.list {
+        list(&steps);
+        return Ok(());
+    }
+
+    let chosen = |step: &&Step| {
+        let named = |names: &[String]| names.iter().any(|name| name == step.name);
+        (args.only.is_empty() || named(&args.only)) && !named(&args.skip)
+    };
+    let unattended = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
+    let began = Instant::now();
+    let ended: Vec<Ended> =
+        steps.iter().filter(chosen).map(|step| run_step(&host, step, unattended)).collect();
+    print_summary(&ended, began.elapsed());
+    let failed: Vec<&str> =
+        ended.iter().filter(|ended| ended.result == "FAILED").map(|ended| ended.name).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!("failed: {}; repeat with `cargo xtask ci --only {}`", failed.join(", "), failed.join(","))
+}
+
+fn run_step(host: &Host, step: &Step, unattended: bool) -> Ended {
+    println!("\n==> {}: {}", step.name, step.what);
+    let began = Instant::now();
+    let end = |result, note| Ended { name: step.name, result, took: began.elapsed(), note };
+    let (works, note) = match &step.plan {
+        Plan::Skip(reason) => {
+            println!("    skipped: {reason}");
+            return end("skipped", reason.clone());
+        }
+        Plan::Run(works, note) => (works, note),
+    };
+    let mut failures = Vec::new();
+    for work in works {
+        let outcome = match work {
+            Work::Command(cmd) => {
+                println!("    $ {cmd}");
+                cmd.run(&host.root, unattended.then_some(step.limit_s))
+            }
+            Work::Check(what, check) => {
+                println!("    - {what}");
+                check()
+            }
+        };
+        if let Err(error) = outcome {
+            println!("    FAILED: {error:#}");
+            let what = match work {
+                Work::Command(cmd) => cmd.to_string(),
+                Work::Check(what, _) => (*what).to_owned(),
+            };
+            failures.push(format!("{what}: {error:#}"));
+        }
+    }
+    let (result, note) = match failures.first() {
+        None => ("ok", note.clone()),
+        Some(first) if failures.len() == 1 => ("FAILED", first.clone()),
+        Some(first) => ("FAILED", format!("{first} (and {} more)", failures.len() - 1)),
+    };
+    let ended = end(result, note);
+    println!("    {} after {}", ended.result, stats::duration(ended.took));
+    ended
+}
+
+fn list(steps: &[Step]) {
+    for step in steps {
+        println!("{}: {}", step.name, step.what);
+        match &step.plan {
+            Plan::Skip(reason) => println!("    skipped here: {reason}"),
+            Plan::Run(works, _) => works.iter().for_each(|work| match work {
+                Work::Command(cmd) => println!("    $ {cmd}"),
+                Work::Check(what, _) => println!("    - {what}"),
+            }),
+        }
+    }
+}
+
+fn print_summary(ended: &[Ended], took: Duration) {
+    let mut rows = vec![["step", "result", "time", "note"].map(str::to_owned).to_vec()];
+    rows.extend(ended.iter().map(|ended| {
+        vec![ended.name.to_owned(), ended.result.to_owned(), stats::duration(ended.took), ended.note.clone()]
+    }));
+    let count = |result| ended.iter().filter(|ended| ended.result == result).count();
+    println!("\n{}\n", stats::table(&rows));
+    println!(
+        "{} steps in {}: {} ok, {} failed, {} skipped",
+        ended.len(),
+        stats::duration(took),
+        count("ok"),
+        count("FAILED"),
+        count("skipped"),
+    );
+}
+
+fn steps(host: &Host, args: &Args) -> Vec<Step> {
+    let step = |name, what, limit_s, plan| Step { name, what, limit_s, plan };
+    vec![
+        step(
+            "fmt",
+            "formatting",
+            60,
+            commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
+        ),
+        step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
+        step(
+            "clippy",
+            "lints of everything, as users build it and with every feature",
+            600,
+            commands([
+                "cargo clippy --workspace --all-targets -- -D warnings",
+                "cargo clippy --workspace --all-targets --all-features -- -D warnings",
+            ]),
+        ),
+        step("features", "each feature alone, none, all", 600, feature_sets(host)),
+        step("msrv", "the oldest compiler that is promised", 600, msrv(host)),
+        step("doc", "documentation without warnings", 600, docs()),
+        step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
+        step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
+        step(
+            "test-features",
+            "the fabrics again, with features that change how they work",
+            900,
+            tests(host, "-p te-core -p te-tcp -p te-engine --all-features"),
+        ),
+        step("no-std", "te-core and store-core without std", 300, no_std(host)),
+        step("loom", "every interleaving of the mailbox", 600, loom(host)),
+        step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
+        step("fuzz", "parsers of what a peer sends", 900, fuzzing(host, args)),
+        step("miri", "undefined behaviour in te-core", 900, miri(host)),
+        step("deny", "licences, advisories, sources", 120, deny(host)),
+        step(
+            "replay",
+            "the main job, as the README starts it",
+            600,
+            commands(["cargo run --release -- replay --requests 100 --json"]),
+        ),
+    ]
+}
+
+fn commands<const N: usize>(lines: [&str; N]) -> Plan {
+    Plan::Run(lines.map(|line| Work::Command(Cmd::new(line))).into(), String::new())
+}
+
+fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
+    Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
+}
+
+fn tests(host: &Host, selection: &str) -> Plan {
+    let runner = if host.nextest { "cargo nextest run" } else { "cargo test --tests" };
+    let note = if host.nextest { "nextest" } else { "cargo test; nextest is not installed" };
+    Plan::Run(vec![Work::Command(Cmd::new(&format!("{runner} {selection}")))], note.to_owned())
+}
+
+fn docs() -> Plan {
+    let cmd = Cmd::new("cargo doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings");
+    Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+/// For each package with features: none of them, each alone, all.
+fn feature_sets(host: &Host) -> Plan {
+    let mut works = Vec::new();
+    for package in host.packages.iter().filter(|package| !package.features.is_empty()) {
+        let mut sets = vec!["--no-default-features".to_owned()];
+        sets.extend(
+            package.features.iter().map(|feature| format!("--no-default-features --features {feature}")),
+        );
+        if package.features.len() > 1 {
+            sets.push("--all-features".to_owned());
+        }
+        works.extend(sets.into_iter().map(|set| {
+            Work::Command(Cmd::new(&format!("cargo clippy --quiet -p {} {set} -- -D warnings", package.name)))
+        }));
+    }
+    let note = format!("{} combinations", works.len());
+    Plan::Run(works, note)
+}
+
+/// Clippy's `incompatible_msrv` sees newer library functions; the compiler itself sees newer syntax, too.
+fn msrv(host: &Host) -> Plan {
+    let version = &host.rust_version;
+    if !host.rust_version_installed {
+        return Plan::Skip(format!(
+            "Rust {version} is not installed; clippy has checked the library functions"
+        ));
+    }
+    let cmd = Cmd::new(&format!("cargo +{version} check --workspace --all-features"))
+        .env("CARGO_TARGET_DIR", host.target_dir.join("msrv").display().to_string());
+    Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+/// A build proves little on a host that has std: the example is linked without it, and so are the bare-metal targets.
+fn no_std(host: &Host) -> Plan {
+    const CRATES: &str = "-p te-core -p store-core --lib --no-default-features";
+    let mut works = vec![Work::Command(Cmd::new(&format!("cargo check {CRATES}")))];
+    let example = host.root.join("te-core/examples/embed.rs");
+    if example.exists() {
+        works.extend(link_without_std(host).into_iter().map(Work::Command));
+    }
+    for target in &host.bare_metal_targets {
+        works.push(Work::Command(Cmd::new(&format!("cargo check {CRATES} --target {target}"))));
+    }
+    let note = match host.bare_metal_targets.as_slice() {
+        [] => "host only; no bare-metal target is installed".to_owned(),
+        targets => targets.join(", "),
+    };
+    Plan::Run(works, note)
+}
+
+fn link_without_std(host: &Host) -> Vec<Cmd> {
+    let target_dir = host.target_dir.join("no-std").display().to_string();
+    vec![
+        Cmd::new("cargo rustc -p te-core --example embed --no-default-features --")
+            .arg("-Cpanic=abort")
+            .arg("-Clink-arg=-nostartfiles")
+            .env("CARGO_TARGET_DIR", target_dir),
+    ]
+}
+
+/// Another `--cfg` for the whole tree: its own target directory, or it would rebuild everybody else's.
+fn loom(host: &Host) -> Plan {
+    let cmd = Cmd::new("cargo test -p te-core --release --test loom_mailbox")
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", host.target_dir.join("loom").display().to_string())
+        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+    Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+fn fuzzing(host: &Host, args: &Args) -> Plan {
+    if !host.nightly {
+        return Plan::Skip("no nightly toolchain: `rustup toolchain install nightly`".to_owned());
+    }
+    let targets = match fuzz::targets(&host.root) {
+        Ok(targets) if targets.is_empty() => return Plan::Skip("no fuzz targets".to_owned()),
+        Ok(targets) => targets,
+        Err(error) => return Plan::Skip(format!("{error:#}")),
+    };
+    let options = fuzz::Args::within(args.fuzz_seconds, args.fuzz_seconds_total, targets.len());
+    let note = format!("{} targets, {} s each", targets.len(), options.seconds);
+    Plan::Run(vec![Work::Check("cargo xtask fuzz", Box::new(move || fuzz::run(&options)))], note)
+}
+
+fn miri(host: &Host) -> Plan {
+    if !host.miri {
+        let hint = "`rustup +nightly component add miri`";
+        return Plan::Skip(format!("Miri is not installed on a nightly toolchain: {hint}"));
+    }
+    let cmd = Cmd::new("cargo +nightly miri test -p te-core --lib")
+        .env("CARGO_TARGET_DIR", host.target_dir.join("miri").display().to_string())
+        .env("PROPTEST_CASES", "4");
+    Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+fn deny(host: &Host) -> Plan {
+    if !host.deny {
+        return Plan::Skip("cargo-deny is not installed: `cargo install cargo-deny`".to_owned());
+    }
+    commands(["cargo deny --all-features check --hide-inclusion-graph bans licenses sources"])
+}

@@ -1,0 +1,106 @@
+//! What this machine and this workspace offer: asked once, before the first step.
+
+use crate::cmd::Cmd;
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The workspace and the tools that are installed around it.
+pub(crate) struct Host {
+    /// Root of the workspace.
+    pub(crate) root: PathBuf,
+    /// Where cargo builds.
+    pub(crate) target_dir: PathBuf,
+    /// Members, in the order of the manifest.
+    pub(crate) packages: Vec<Package>,
+    /// Targets that are installed, and have no operating system.
+    pub(crate) bare_metal_targets: Vec<String>,
+    /// The target of this machine.
+    pub(crate) host_target: String,
+    /// `cargo-nextest`.
+    pub(crate) nextest: bool,
+    /// `cargo-deny`.
+    pub(crate) deny: bool,
+    /// A nightly toolchain.
+    pub(crate) nightly: bool,
+    /// Miri in that toolchain.
+    pub(crate) miri: bool,
+    /// The oldest compiler that the workspace promises to build with.
+    pub(crate) rust_version: String,
+    /// Whether that toolchain is installed.
+    pub(crate) rust_version_installed: bool,
+}
+
+/// One member of the workspace.
+pub(crate) struct Package {
+    /// As cargo knows it.
+    pub(crate) name: String,
+    /// Features in the order of their names, `default` left out.
+    pub(crate) features: Vec<String>,
+    /// Whether it has a library.
+    pub(crate) has_lib: bool,
+    /// Its `Cargo.toml`.
+    pub(crate) manifest: PathBuf,
+}
+
+/// Root of the workspace: the directory above this crate.
+pub(crate) fn workspace_root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_path_buf()
+}
+
+impl Host {
+    /// Asks cargo and rustup.
+    ///
+    /// # Errors
+    /// When `cargo metadata` fails.
+    pub(crate) fn probe() -> Result<Self> {
+        let root = workspace_root();
+        let metadata = Cmd::new("cargo metadata --no-deps --format-version 1 --quiet")
+            .stdout(&root)
+            .context("`cargo metadata` failed: run it by hand to see why")?;
+        let metadata: Value = serde_json::from_str(&metadata).context("`cargo metadata` gave no JSON")?;
+        let target_dir = metadata["target_directory"].as_str().context("no target_directory")?.into();
+        let mut packages: Vec<Package> =
+            metadata["packages"].as_array().into_iter().flatten().map(package).collect();
+        packages.sort_by(|a, b| a.name.cmp(&b.name));
+
+        let rust_version =
+            metadata["packages"][0]["rust_version"].as_str().context("no rust-version")?.to_owned();
+        let toolchains = Cmd::new("rustup toolchain list").stdout(&root).unwrap_or_default();
+        let installed_targets = Cmd::new("rustup target list --installed").stdout(&root).unwrap_or_default();
+        let bare_metal = |target: &&str| target.split('-').any(|part| part == "none" || part == "uefi");
+        let nightly_works = Cmd::new("cargo +nightly --version").stdout(&root).is_some();
+        let version = Cmd::new("rustc -vV").stdout(&root).unwrap_or_default();
+        let host_target = version.lines().find_map(|line| line.strip_prefix("host: "));
+        Ok(Self {
+            target_dir,
+            packages,
+            bare_metal_targets: installed_targets.lines().filter(bare_metal).map(str::to_owned).collect(),
+            host_target: host_target.unwrap_or("x86_64-unknown-linux-gnu").to_owned(),
+            nextest: Cmd::new("cargo nextest --version").stdout(&root).is_some(),
+            deny: Cmd::new("cargo deny --version").stdout(&root).is_some(),
+            nightly: nightly_works,
+            miri: nightly_works && Cmd::new("cargo +nightly miri --version").stdout(&root).is_some(),
+            rust_version_installed: toolchains.lines().any(|line| line.starts_with(&rust_version)),
+            rust_version,
+            root,
+        })
+    }
+}
+
+fn package(value: &Value) -> Package {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let features = value["features"].as_object();
+    let is_lib = |target: &Value| {
+        target["kind"].as_array().into_iter().flatten().any(|kind| kind.as_str() == Some("lib"))
+    };
+    Package {
+        name: text(&value["name"]),
+        features: features.map_or_else(Vec::new, |features| {
+            features.keys().filter(|name| *name != "default").cloned().collect()
+        }),
+        has_lib: value["targets"].as_array().into_iter().flatten().any(is_lib),
+        manifest: text(&value["manifest_path"]).into(),
+    }
+}

@@ -1,0 +1,362 @@
+//! The house rules that neither rustfmt nor clippy know. A rule that is not checked is a wish.
+//!
+//! Each rule is a function from the tree to findings; a finding names its file, its line and what to do. Long files are
+//! only listed: they are a reason to look again, not an error.
+
+use crate::host::{self, Package};
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines from which on a file is listed.
+const FILE_LINES_LOOK_AGAIN: usize = 800;
+/// Crates that build without std.
+const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
+/// Crates that no other program links: their `main.rs` or `lib.rs` needs no picture and no example.
+const TOOLS: [&str; 3] = ["benches", "cli", "xtask"];
+/// Directories that hold no sources of ours.
+const NOT_OURS: [&str; 4] = ["target", "corpus", "artifacts", "node_modules"];
+
+/// One text file of the tree.
+struct Source {
+    /// Relative to the root, with `/`.
+    path: String,
+    text: String,
+}
+
+/// What is wrong, and where.
+#[derive(Debug, PartialEq)]
+struct Finding {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+impl Source {
+    fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    fn finding(&self, line: usize, what: impl Into<String>) -> Finding {
+        Finding { path: self.path.clone(), line, what: what.into() }
+    }
+
+    /// Findings for the lines that `judge` complains about.
+    fn lines(&self, judge: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
+        let numbered = self.text.lines().enumerate();
+        numbered.filter_map(|(index, line)| Some(self.finding(index + 1, judge(line)?))).collect()
+    }
+}
+
+/// Checks the whole tree.
+///
+/// # Errors
+/// When a rule is broken; the findings have been printed.
+pub(crate) fn run() -> Result<()> {
+    let host = host::Host::probe()?;
+    let sources = read_tree(&host.root)?;
+    let mut findings = Vec::new();
+    for source in &sources {
+        findings.extend(text_hygiene(source));
+        findings.extend(paths_of_one_machine(source));
+        if source.is_rust() {
+            findings.extend(unsafe_outside_its_home(source));
+            findings.extend(ignored_tests_say_why(source));
+        }
+        if source.path.ends_with(".md") {
+            findings.extend(dead_links(source, &host.root));
+        }
+    }
+    for package in &host.packages {
+        findings.extend(crate_opens_with_docs(package, &host.root)?);
+        findings.extend(manifest(package, &host.root)?);
+    }
+    findings.extend(dependencies_have_reasons(&sources));
+
+    for source in sources.iter().filter(|source| source.is_rust()) {
+        let lines = source.text.lines().count();
+        if lines > FILE_LINES_LOOK_AGAIN {
+            println!("      look again: {} has {lines} lines; is it one idea?", source.path);
+        }
+    }
+    for finding in &findings {
+        println!("      {}:{}: {}", finding.path, finding.line, finding.what);
+    }
+    match findings.len() {
+        0 => Ok(()),
+        count => bail!("{count} findings"),
+    }
+}
+
+fn read_tree(root: &Path) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    let mut dirs: Vec<PathBuf> = vec![root.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
+            let entry = entry?;
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let kind = entry.file_type()?;
+            if kind.is_dir() && name != ".git" && !NOT_OURS.contains(&name.as_str()) {
+                dirs.push(path);
+            } else if kind.is_file() && is_text(&name) {
+                let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+                let text = fs::read_to_string(&path).with_context(|| format!("cannot read {relative}"))?;
+                sources.push(Source { path: relative, text });
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(sources)
+}
+
+fn is_text(name: &str) -> bool {
+    const EXTENSIONS: [&str; 5] = [".rs", ".toml", ".md", ".sh", ".yml"];
+    EXTENSIONS.iter().any(|extension| name.ends_with(extension)) || name == "run"
+}
+
+fn text_hygiene(source: &Source) -> Vec<Finding> {
+    let mut findings = source.lines(|line| {
+        let merge_marker = ["<<<<<<< ", ">>>>>>> "].iter().any(|marker| line.starts_with(marker));
+        if merge_marker {
+            return Some("a merge conflict that was committed".to_owned());
+        }
+        if line.ends_with([' ', '\t']) && !line.trim_start().starts_with("//") {
+            return Some("trailing white space".to_owned());
+        }
+        // The project's language is English; the box drawings and arrows of the pictures stay below these planes.
+        if line.chars().any(|c| matches!(c, '\u{3000}'..='\u{9fff}' | '\u{ff00}'..='\u{ffef}')) {
+            return Some("write English".to_owned());
+        }
+        None
+    });
+    if !source.text.is_empty() && !source.text.ends_with('\n') {
+        findings.push(source.finding(source.text.lines().count(), "no newline at the end of the file"));
+    }
+    let unfinished = [["TO", "DO"].concat(), ["FIX", "ME"].concat()];
+    findings.extend(source.lines(|line| {
+        let word = unfinished.iter().find(|word| line.contains(word.as_str()))?;
+        Some(format!("{word}: do it, or describe what is missing where a user will read it"))
+    }));
+    findings
+}
+
+/// Paths that exist on the machine of whoever wrote them.
+fn paths_of_one_machine(source: &Source) -> Vec<Finding> {
+    let private = ["/work", "/home", "/root", "/Users"].map(|dir| format!("{dir}/"));
+    source.lines(|line| {
+        let starts_here = |at: usize| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|c| c.is_ascii_alphanumeric() || "._-/}*".contains(c))
+        };
+        let found = |dir: &&String| line.match_indices(dir.as_str()).any(|(at, _)| starts_here(at));
+        let dir = private.iter().find(found)?;
+        Some(format!("`{dir}` is a path of one machine: make it relative, or an argument"))
+    })
+}
+
+/// Where unsafe code may be: the system-call layers, te-core's memory and ring modules, tests and benches.
+fn unsafe_outside_its_home(source: &Source) -> Vec<Finding> {
+    let path = source.path.as_str();
+    let parts: Vec<&str> = path.split('/').collect();
+    let (Some(package), Some(file)) = (parts.first(), parts.last()) else { return Vec::new() };
+    let exempt = parts.iter().any(|part| ["sys", "tests", "benches", "examples", "fuzz"].contains(part))
+        || ["sys.rs", "tests.rs"].contains(file);
+    if exempt || !NO_STD_CRATES.contains(package) {
+        return Vec::new();
+    }
+    let said_why =
+        source.text.contains("#![allow(unsafe_code") || source.text.contains("#![forbid(unsafe_code");
+    if said_why {
+        return Vec::new();
+    }
+    source.lines(|line| {
+        let code = line.split("//").next().unwrap_or_default();
+        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|form| code.contains(form));
+        is_unsafe.then(|| "unsafe outside the modules that state its contract".to_owned())
+    })
+}
+
+fn ignored_tests_say_why(source: &Source) -> Vec<Finding> {
+    let bare = ["#[ig", "nore]"].concat();
+    source.lines(|line| line.contains(&bare).then(|| "say why: `#[ignore = \"...\"]`".to_owned()))
+}
+
+/// Relative links of a document whose target is not there.
+fn dead_links(source: &Source, root: &Path) -> Vec<Finding> {
+    let dir = root.join(&source.path);
+    let dir = dir.parent().unwrap_or(root);
+    source.lines(|line| {
+        let targets = line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split(')').next());
+        let mut local = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+        let dead = local.find(|target| !dir.join(target.split('#').next().unwrap_or_default()).exists())?;
+        Some(format!("the link to `{dead}` leads nowhere"))
+    })
+}
+
+fn crate_opens_with_docs(package: &Package, root: &Path) -> Result<Vec<Finding>> {
+    let dir = package.manifest.parent().unwrap_or(root);
+    let file = dir.join(if package.has_lib { "src/lib.rs" } else { "src/main.rs" });
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let path = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned();
+    let source = Source { path, text };
+    Ok(opening(&source, &package.name))
+}
+
+fn opening(source: &Source, package: &str) -> Vec<Finding> {
+    let docs: Vec<&str> = source
+        .text
+        .lines()
+        .take_while(|line| !line.starts_with("mod ") && !line.starts_with("pub "))
+        .collect();
+    let docs: Vec<&str> = docs.into_iter().filter_map(|line| line.strip_prefix("//!")).collect();
+    let mut findings = Vec::new();
+    if docs.is_empty() {
+        findings.push(source.finding(1, "a crate opens by saying what it is (`//!`)"));
+    }
+    if !TOOLS.contains(&package) {
+        let fences = docs.iter().filter(|line| line.trim_start().starts_with("```")).count();
+        if !docs.iter().any(|line| line.trim() == "```text") {
+            findings.push(source.finding(1, "a crate opens with a picture of its parts (a `text` block)"));
+        }
+        if fences < 4 {
+            findings.push(source.finding(1, "a crate opens with an example that compiles"));
+        }
+    }
+    if NO_STD_CRATES.contains(&package) && !source.text.contains("no_std") {
+        findings.push(source.finding(1, "this crate is `#![no_std]`"));
+    }
+    findings
+}
+
+fn manifest(package: &Package, root: &Path) -> Result<Vec<Finding>> {
+    let text = fs::read_to_string(&package.manifest)
+        .with_context(|| format!("cannot read {}", package.manifest.display()))?;
+    let path = package.manifest.strip_prefix(root).unwrap_or(&package.manifest);
+    Ok(manifest_rules(&Source { path: path.to_string_lossy().into_owned(), text }))
+}
+
+/// Lints are the workspace's, versions are the workspace's, and each feature has a paragraph.
+fn manifest_rules(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !source.text.contains("[lints]\nworkspace = true") {
+        findings.push(source.finding(1, "inherit the lints: `[lints]` with `workspace = true`"));
+    }
+    let mut section = "";
+    let mut previous = "";
+    for (index, line) in source.text.lines().enumerate() {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[features]" && line.contains('=') && !line.starts_with(['#', ' ', ']']) {
+            if !previous.starts_with("##") && !line.starts_with("default ") {
+                findings.push(
+                    source.finding(index + 1, "a feature has a line of `##` above it that explains it"),
+                );
+            }
+        } else if section.contains("dependencies]") {
+            let versioned = line.contains("version = ") || line.contains(" = \"");
+            if versioned && !line.starts_with('#') && !line.contains("path = ") {
+                findings.push(
+                    source.finding(index + 1, "versions live in the workspace: `NAME.workspace = true`"),
+                );
+            }
+        }
+        previous = line;
+    }
+    findings
+}
+
+/// Every dependency of the workspace has its paragraph in DEPENDENCIES.md.
+fn dependencies_have_reasons(sources: &[Source]) -> Vec<Finding> {
+    let find = |path: &str| sources.iter().find(|source| source.path == path);
+    let (Some(manifest), Some(reasons)) = (find("Cargo.toml"), find("DEPENDENCIES.md")) else {
+        return Vec::new();
+    };
+    let mut inside = false;
+    let mut findings = Vec::new();
+    for (index, line) in manifest.text.lines().enumerate() {
+        if line.starts_with('[') {
+            inside = line == "[workspace.dependencies]";
+        } else if let Some((name, spec)) = line.split_once(" = ")
+            && inside
+            && !spec.contains("path = ")
+            && !reasons.text.contains(&format!("`{name}`"))
+        {
+            findings
+                .push(manifest.finding(index + 1, format!("say in DEPENDENCIES.md why `{name}` is needed")));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, text: &str) -> Source {
+        Source { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    fn what(findings: &[Finding]) -> Vec<(usize, &str)> {
+        findings.iter().map(|finding| (finding.line, finding.what.as_str())).collect()
+    }
+
+    #[test]
+    fn trailing_space_and_a_missing_last_newline_are_found() {
+        let findings = text_hygiene(&source("a.rs", "let a; \nlet b;"));
+        assert_eq!(what(&findings), [(1, "trailing white space"), (2, "no newline at the end of the file")]);
+    }
+
+    #[test]
+    fn a_path_of_one_machine_is_found_and_a_url_is_not() {
+        let private = format!("open(\"/{}/me/trace\")\n", "home");
+        assert_eq!(paths_of_one_machine(&source("a.rs", &private)).len(), 1);
+        let url = format!("see https://example.org/{}/x and ./{}/y\n", "work", "work");
+        assert_eq!(paths_of_one_machine(&source("a.rs", &url)), []);
+    }
+
+    #[test]
+    fn unsafe_needs_a_module_that_says_why() {
+        let code = "fn f() { unsafe { g() } }\n";
+        assert_eq!(unsafe_outside_its_home(&source("te-core/src/batch.rs", code)).len(), 1);
+        let argued = format!("#![allow(unsafe_code, reason = \"memory\")]\n{code}");
+        assert_eq!(unsafe_outside_its_home(&source("te-core/src/memory.rs", &argued)), []);
+        assert_eq!(unsafe_outside_its_home(&source("te-tcp/src/sys/socket.rs", code)), []);
+    }
+
+    #[test]
+    fn a_feature_without_a_paragraph_is_found() {
+        let text = "[lints]\nworkspace = true\n[features]\ndefault = []\n## Good.\na = []\nb = []\n";
+        let findings = manifest_rules(&source("x/Cargo.toml", text));
+        assert_eq!(what(&findings), [(7, "a feature has a line of `##` above it that explains it")]);
+    }
+
+    #[test]
+    fn a_version_outside_the_workspace_is_found() {
+        let text = "[lints]\nworkspace = true\n[dependencies]\nlibc.workspace = true\nnix = \"0.31\"\n";
+        assert_eq!(manifest_rules(&source("x/Cargo.toml", text)).len(), 1);
+    }
+
+    #[test]
+    fn a_dependency_without_a_reason_is_found() {
+        let tree = [
+            source(
+                "Cargo.toml",
+                "[workspace.dependencies]\nte-core = { path = \"te-core\" }\nlibc = \"0.2\"\n",
+            ),
+            source("DEPENDENCIES.md", "nothing\n"),
+        ];
+        assert_eq!(
+            what(&dependencies_have_reasons(&tree)),
+            [(3, "say in DEPENDENCIES.md why `libc` is needed")]
+        );
+    }
+
+    #[test]
+    fn a_library_opens_with_a_picture_and_an_example() {
+        let good =
+            "//! What.\n//!\n//! ```text\n//! a - b\n//! ```\n//!\n//! ```\n//! x();\n//! ```\nmod a;\n";
+        assert_eq!(opening(&source("te-tcp/src/lib.rs", good), "te-tcp"), []);
+        assert_eq!(opening(&source("te-tcp/src/lib.rs", "//! What.\nmod a;\n"), "te-tcp").len(), 2);
+        assert_eq!(opening(&source("xtask/src/main.rs", "//! What.\nmod a;\n"), "xtask"), []);
+    }
+}
