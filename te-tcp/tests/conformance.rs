@@ -102,8 +102,8 @@ mod many_lanes_and_small_pieces {
 mod tight_buffers {
     use te_tcp::Config;
     te_core::conformance_tests!(super::Loopback(Config {
-        send_buffer_bytes: Some(4_096),
-        receive_buffer_bytes: Some(4_096),
+        send_buffer_bytes: Some(32_768),
+        receive_buffer_bytes: Some(65_536),
         aside_bytes_max: 0,
         ..super::plain()
     }));
