@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op, RegionId,
-    SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op,
+    RegionId, SegmentId, Slice, Token, Transport,
 };
 
 use crate::sys::{HeldSpan, Use};
@@ -40,11 +40,23 @@ pub(crate) trait Reach {
     type Link;
 
     /// Prepares a region with remote rights for export. `None`: this fabric cannot export such memory.
-    fn share(&mut self, id: RegionId, held: &Arc<HeldSpan>, access: Access) -> Result<Option<Self::Export>, Error>;
+    fn share(
+        &mut self,
+        id: RegionId,
+        held: &Arc<HeldSpan>,
+        access: Access,
+    ) -> Result<Option<Self::Export>, Error>;
     /// Ends an export. True: no peer touches the memory, and none will. Asked again until it is.
     fn unshare(&mut self, id: RegionId, export: &Self::Export) -> bool;
     /// Writes the export.
-    fn export(&self, id: RegionId, export: &Self::Export, access: Access, len: u64, out: &mut [u8; 128]) -> usize;
+    fn export(
+        &self,
+        id: RegionId,
+        export: &Self::Export,
+        access: Access,
+        len: u64,
+        out: &mut [u8; 128],
+    ) -> usize;
     /// Understands an export: the way to its memory, its length and the rights that it claims.
     fn attach(&mut self, blob: &[u8]) -> Result<(Self::Link, u64, Access), Error>;
     /// Forgets a way.
@@ -379,7 +391,10 @@ impl<R: Reach> Drop for Copier<R> {
                     break;
                 }
                 if start.elapsed().as_secs() >= 1 {
-                    log::error!("{}: a peer is still inside region {id} after 1 s; its memory may change", R::NAME);
+                    log::error!(
+                        "{}: a peer is still inside region {id} after 1 s; its memory may change",
+                        R::NAME
+                    );
                     break;
                 }
                 std::thread::yield_now();

@@ -1,22 +1,33 @@
 //! [`TransferEngine`]: the handle that threads share.
 
+use std::fmt;
 use std::ops::Range;
 use std::string::String;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 
-use te_core::{Access, Buffer, Error, ErrorKind, MemSpan, RegionId, Registered};
+use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
 
 use crate::config::Config;
-use crate::error::{RegisterError, SegmentError, StartError, TransferError};
-use crate::request::{Liveness, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest};
-use crate::transfer::Transfer;
+use crate::control::Inbox;
+use crate::engine::{self, Engine};
+use crate::error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
+use crate::metadata::Metadata;
+use crate::payload::{Abandoned, Payload};
+use crate::region::SharedRegion;
+use crate::request::{
+    Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
+};
+use crate::sys::{AllocOptions, SharedMemory};
+use crate::transfer::{Shared, Transfer};
+use crate::worker::{Command, Link, Worker};
 
 /// A transfer engine behind a worker thread. Clones are handles to the same engine; the last one to go stops it.
 #[derive(Clone)]
-pub struct TransferEngine {
-    name: String,
-}
+pub struct TransferEngine(Arc<Inner>);
 
 impl TransferEngine {
     /// Opens the control port and the fabrics, and starts the worker.
@@ -24,20 +35,39 @@ impl TransferEngine {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
-        config.validate()?;
-        Ok(Self { name: String::new() })
+        Self::start_with(config, None)
+    }
+
+    /// As [`start`](Self::start), with another source of descriptors than asking peers themselves.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
+        let engine = Engine::start_with(config.clone(), metadata)?;
+        let (name, incarnation) = (engine.name().into(), engine.incarnation());
+        let (metadata, inbox) = engine.parts();
+        let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
+        let worker = Worker::new(engine, link.clone());
+        let thread = std::thread::Builder::new().name("te-worker".into()).spawn(move || worker.run())?;
+        Ok(Self(Arc::new(Inner { link, thread: Some(thread), config, name, incarnation, metadata, inbox })))
     }
 
     /// The name under which peers open this engine's memory: `host:port` of its control port.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// Which life of the process this is; another one after every start.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
-        0
+        self.0.incarnation
+    }
+
+    /// What it was started with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.0.config
     }
 
     /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
@@ -49,24 +79,58 @@ impl TransferEngine {
     /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
     /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
-    pub unsafe fn register(&self, _span: MemSpan, _access: Access) -> Result<RegionId, RegisterError> {
-        Err(RegisterError::Closed)
+    pub unsafe fn register(&self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
+        // SAFETY: the caller's promise.
+        let registered = self.call(move |engine| unsafe { engine.register(span, access) });
+        registered.unwrap_or(Err(RegisterError::Closed))
     }
 
-    /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's.
+    /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's. Waits for a peer's running
+    /// operation, at most `drain_ms`.
     ///
     /// # Errors
     /// `Busy` while requests in flight use it; `NotFound`.
-    pub fn unregister(&self, _region: RegionId) -> Result<(), RegisterError> {
-        Err(RegisterError::Closed)
+    pub fn unregister(&self, region: RegionId) -> Result<(), RegisterError> {
+        let give_up = Instant::now() + Duration::from_millis(u64::from(self.0.config.drain_ms));
+        loop {
+            let ended =
+                self.call(move |engine| engine.unregister(region)).unwrap_or(Err(RegisterError::Closed));
+            match ended {
+                Err(RegisterError::Busy { requests: 0 }) if Instant::now() < give_up => {
+                    std::thread::sleep(PEER_COPY);
+                }
+                ended => return ended,
+            }
+        }
     }
 
     /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
     ///
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
-    pub fn alloc_shared(&self, _len: usize, _access: Access) -> Result<SharedRegion, RegisterError> {
-        Err(RegisterError::Closed)
+    pub fn alloc_shared(&self, len: usize, access: Access) -> Result<SharedRegion, RegisterError> {
+        self.alloc_shared_with(len, access, false)
+    }
+
+    /// As [`alloc_shared`](Self::alloc_shared); with `populate`, every page is touched now, on the calling thread, rather
+    /// than on first use.
+    ///
+    /// # Errors
+    /// As [`alloc_shared`](Self::alloc_shared).
+    pub fn alloc_shared_with(
+        &self,
+        len: usize,
+        access: Access,
+        populate: bool,
+    ) -> Result<SharedRegion, RegisterError> {
+        if len == 0 {
+            return Err(RegisterError::Empty);
+        }
+        let peers_may_write = access.contains(Access::REMOTE_WRITE);
+        let options = AllocOptions { peers_may_write, populate, huge_pages: true };
+        let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
+        let registered = self.call(move |engine| engine.register_shared(memory, access));
+        registered.unwrap_or(Err(RegisterError::Closed))
     }
 
     /// Registers a buffer that the engine takes apart until it is given back.
@@ -76,9 +140,26 @@ impl TransferEngine {
     pub fn register_buffer<B: Buffer>(
         &self,
         buffer: B,
-        _access: Access,
-    ) -> Result<Registered<B>, (RegisterError, B)> {
-        Err((RegisterError::Closed, buffer))
+        access: Access,
+    ) -> Result<Registered<B>, GivenBack<RegisterError, B>> {
+        // The owner is taken apart before anybody else knows its memory, so the id comes first.
+        let region = match self.call(Engine::reserve_region).unwrap_or(Err(RegisterError::Closed)) {
+            Ok(region) => region,
+            Err(error) => return Err(GivenBack::new(error, buffer)),
+        };
+        let buffer = Registered::new(buffer, region, access);
+        let span = buffer.span();
+        #[allow(unsafe_code, reason = "registers a buffer that is taken apart, or puts it together again")]
+        // SAFETY: `Buffer` keeps the span in place and unreferenced while the owner is apart, and `Registered` lends only
+        // what no peer and no transfer can write; the owner is put together only after `unregister` returned `Ok`, or here,
+        // where nothing is registered.
+        unsafe {
+            let registered = self.call(move |engine| engine.register_as(region, span, access, true, None));
+            match registered.unwrap_or(Err(RegisterError::Closed)) {
+                Ok(()) => Ok(buffer),
+                Err(error) => Err(GivenBack::new(error, buffer.into_inner())),
+            }
+        }
     }
 
     /// Ends the registration of a buffer and gives the owner back.
@@ -88,8 +169,17 @@ impl TransferEngine {
     pub fn unregister_buffer<B: Buffer>(
         &self,
         buffer: Registered<B>,
-    ) -> Result<B, (RegisterError, Registered<B>)> {
-        Err((RegisterError::Closed, buffer))
+    ) -> Result<B, GivenBack<RegisterError, Registered<B>>> {
+        let (region, span) = (buffer.region(), buffer.span());
+        // The span tells another engine's buffer from ours, whatever its id.
+        let ours = self.call(move |engine| engine.owns(region, span)).unwrap_or(false);
+        let ended = if ours { self.unregister(region) } else { Err(RegisterError::NotFound) };
+        match ended {
+            #[allow(unsafe_code, reason = "puts a buffer together whose registration has ended")]
+            // SAFETY: `unregister` returned `Ok` for its region.
+            Ok(()) => Ok(unsafe { buffer.into_inner() }),
+            Err(error) => Err(GivenBack::new(error, buffer)),
+        }
     }
 
     /// Opens the memory that the engine called `name` (`host:port`) exports. Asks it for its descriptor; waits for the answer
@@ -99,31 +189,35 @@ impl TransferEngine {
     /// # Errors
     /// See [`SegmentError`].
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, SegmentError> {
-        Err(SegmentError::Name(name.into()))
+        let descriptor = self.0.metadata.fetch(name)?;
+        let name: String = name.into();
+        self.call_segment(move |engine| engine.attach_segment(&name, &descriptor))
     }
 
     /// Learns which regions the owner has registered and unregistered since.
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
-    pub fn refresh_segment(&self, _segment: SegmentHandle) -> Result<(), SegmentError> {
-        Err(SegmentError::Closed)
+    pub fn refresh_segment(&self, segment: SegmentHandle) -> Result<(), SegmentError> {
+        let (name, _) = self.call_segment(move |engine| engine.segment_name(segment))?;
+        let descriptor = self.0.metadata.fetch(&name)?;
+        self.call_segment(move |engine| engine.sync_segment(segment, &descriptor))
     }
 
     /// Forgets a segment. It must be closed as often as it was opened.
     ///
     /// # Errors
     /// `Busy` while requests in flight use it; `NotFound`.
-    pub fn close_segment(&self, _segment: SegmentHandle) -> Result<(), SegmentError> {
-        Err(SegmentError::Closed)
+    pub fn close_segment(&self, segment: SegmentHandle) -> Result<(), SegmentError> {
+        self.call_segment(move |engine| engine.close_segment(segment))
     }
 
     /// The regions that the segment's owner exports, by address.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn segment_regions(&self, _segment: SegmentHandle) -> Result<Vec<RemoteRegion>, SegmentError> {
-        Err(SegmentError::Closed)
+    pub fn segment_regions(&self, segment: SegmentHandle) -> Result<Vec<RemoteRegion>, SegmentError> {
+        self.call_segment(move |engine| engine.segment_regions(segment))
     }
 
     /// Submits requests as one batch. With `timeout`, what has not ended by then is cancelled and ends `TimedOut`.
@@ -132,10 +226,10 @@ impl TransferEngine {
     /// `BatchLength`, `Full`, `Closed`. What is wrong with a single request is told by the transfer: [`Transfer::wait`].
     pub fn submit(
         &self,
-        _requests: &[TransferRequest],
-        _timeout: Option<Duration>,
+        requests: &[TransferRequest],
+        timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
-        Err(TransferError::Closed)
+        self.submit_holding(requests, timeout, None, ()).map_err(|refused| refused.error)
     }
 
     /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds until it has ended.
@@ -145,12 +239,12 @@ impl TransferEngine {
     pub fn read<B: Buffer>(
         &self,
         buffer: Registered<B>,
-        _range: Range<usize>,
-        _segment: SegmentHandle,
-        _remote_addr: u64,
-        _timeout: Option<Duration>,
-    ) -> Result<Transfer<Registered<B>>, (TransferError, Registered<B>)> {
-        Err((TransferError::Closed, buffer))
+        range: Range<usize>,
+        segment: SegmentHandle,
+        remote_addr: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
+        self.transfer_buffer(Op::Read, buffer, range, segment, remote_addr, timeout)
     }
 
     /// Writes `range` of an owned buffer to `remote_addr`; the transfer holds the buffer until it has ended.
@@ -160,12 +254,12 @@ impl TransferEngine {
     pub fn write<B: Buffer>(
         &self,
         buffer: Registered<B>,
-        _range: Range<usize>,
-        _segment: SegmentHandle,
-        _remote_addr: u64,
-        _timeout: Option<Duration>,
-    ) -> Result<Transfer<Registered<B>>, (TransferError, Registered<B>)> {
-        Err((TransferError::Closed, buffer))
+        range: Range<usize>,
+        segment: SegmentHandle,
+        remote_addr: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
+        self.transfer_buffer(Op::Write, buffer, range, segment, remote_addr, timeout)
     }
 
     /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still land there.
@@ -174,10 +268,12 @@ impl TransferEngine {
     /// `Full`, `Closed`; an unknown segment is told by the transfer.
     pub fn fence(
         &self,
-        _segment: SegmentHandle,
-        _timeout: Option<Duration>,
+        segment: SegmentHandle,
+        timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
-        Err(TransferError::Closed)
+        let shared = Arc::new(Shared::new(Box::default(), None));
+        self.begin(Command::Fence(shared.clone(), segment, timeout)).map_err(|_| self.refusal())?;
+        Ok(Transfer::new(shared, self.0.clone(), ()))
     }
 
     /// Sends a message to the segment's owner, who finds it with [`take_notifications`](Self::take_notifications). Returns
@@ -185,77 +281,170 @@ impl TransferEngine {
     ///
     /// # Errors
     /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
-    pub fn notify(&self, _segment: SegmentHandle, _name: &str, _message: &[u8]) -> Result<(), SegmentError> {
-        Err(SegmentError::Closed)
+    pub fn notify(&self, segment: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
+        let (peer, incarnation) = self.call_segment(move |engine| engine.segment_name(segment))?;
+        let told = engine::notify(&self.0.config, &peer, incarnation, name, message);
+        if let Err(SegmentError::Restarted { found, .. }) = told {
+            self.note_restart(segment, found);
+        }
+        told
     }
 
     /// Takes all notifications that peers have sent since the last call.
     #[must_use]
     pub fn take_notifications(&self) -> Vec<Notification> {
-        Vec::new()
+        self.0.inbox.take()
     }
 
     /// Asks the segment's owner whether it lives; waits at most `timeout`.
     ///
     /// # Errors
     /// `NotFound`, `Closed`. That nobody answers is not an error but [`Liveness::Unreachable`].
-    pub fn probe(&self, _segment: SegmentHandle, _timeout: Duration) -> Result<Liveness, SegmentError> {
-        Err(SegmentError::Closed)
+    pub fn probe(&self, segment: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
+        let (name, expected) = self.call_segment(move |engine| engine.segment_name(segment))?;
+        let liveness = engine::probe(&self.0.config, &name, expected, timeout);
+        if let Liveness::Restarted { found, .. } = liveness {
+            self.note_restart(segment, found);
+        }
+        Ok(liveness)
     }
 
     /// Counters of the engine and of each rail.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats::default()
+        let mut stats = self.call(|engine| engine.stats()).unwrap_or_default();
+        stats.leaked_buffers = self.0.link.leaked_buffers.load(Ordering::Relaxed);
+        stats.leaked_bytes = self.0.link.leaked_bytes.load(Ordering::Relaxed);
+        stats
+    }
+
+    fn transfer_buffer<B: Buffer>(
+        &self,
+        op: Op,
+        buffer: Registered<B>,
+        range: Range<usize>,
+        segment: SegmentHandle,
+        remote_addr: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
+        let span = buffer.span();
+        if range.start >= range.end || range.end > span.len() {
+            let problem =
+                if range.start >= range.end { RequestProblem::Empty } else { RequestProblem::LocalRange };
+            return Err(GivenBack::new(TransferError::Request { index: 0, problem }, buffer));
+        }
+        let local = LocalAddr::Region(buffer.region(), range.start as u64);
+        let request = TransferRequest { op, local, segment, remote_addr, len: range.len() as u64 };
+        self.submit_holding(&[request], timeout, Some(span), buffer)
+    }
+
+    fn submit_holding<P: Payload>(
+        &self,
+        requests: &[TransferRequest],
+        timeout: Option<Duration>,
+        owned: Option<MemSpan>,
+        payload: P,
+    ) -> Result<Transfer<P>, GivenBack<TransferError, P>> {
+        let requests_per_batch_max = self.0.config.requests_per_batch_max;
+        if requests.is_empty() || requests.len() > requests_per_batch_max as usize {
+            let error = TransferError::BatchLength { requests: requests.len(), requests_per_batch_max };
+            return Err(GivenBack::new(error, payload));
+        }
+        let shared = Arc::new(Shared::new(requests.into(), owned));
+        match self.begin(Command::Submit(shared.clone(), timeout)) {
+            Ok(()) => Ok(Transfer::new(shared, self.0.clone(), payload)),
+            Err(_) => Err(GivenBack::new(self.refusal(), payload)),
+        }
+    }
+
+    /// Hands over what begins a transfer, if one more may be.
+    fn begin(&self, command: Command) -> Result<(), Command> {
+        let link = &self.0.link;
+        if link.outstanding.fetch_add(1, Ordering::Relaxed) >= self.0.config.batches_max {
+            link.outstanding.fetch_sub(1, Ordering::Relaxed);
+            return Err(command);
+        }
+        link.push(command).inspect_err(|_| {
+            link.outstanding.fetch_sub(1, Ordering::Relaxed);
+        })
+    }
+
+    fn refusal(&self) -> TransferError {
+        if self.0.link.is_closed() { TransferError::Closed } else { TransferError::Full }
+    }
+
+    fn note_restart(&self, segment: SegmentHandle, found: u64) {
+        // Without a worker there is nobody who could use the segment.
+        let _ = self.call(move |engine| engine.note_restart(segment, found));
+    }
+
+    /// Runs `ask` on the worker; `None` when it is gone.
+    fn call<T: Send + 'static>(&self, ask: impl FnOnce(&mut Engine) -> T + Send + 'static) -> Option<T> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        let call = move |engine: &mut Engine| {
+            // Whoever asked waits for it.
+            let _ = reply.send(ask(engine));
+        };
+        if !self.0.link.push_all(Command::Call(Box::new(call))) {
+            return None;
+        }
+        answer.recv().ok()
+    }
+
+    fn call_segment<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&mut Engine) -> Result<T, SegmentError> + Send + 'static,
+    ) -> Result<T, SegmentError> {
+        self.call(ask).unwrap_or(Err(SegmentError::Closed))
     }
 }
 
-/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are copied in and
-/// out, never borrowed (L7). Freed when it is unregistered and the last clone of this is gone.
-#[derive(Clone)]
-pub struct SharedRegion {
-    id: RegionId,
-    len: usize,
+impl fmt::Debug for TransferEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferEngine")
+            .field("name", &self.0.name)
+            .field("incarnation", &self.0.incarnation)
+            .finish()
+    }
 }
 
-impl SharedRegion {
-    /// Its id, for requests and `unregister`.
-    #[must_use]
-    pub fn id(&self) -> RegionId {
-        self.id
+/// How long a peer's running copy may take before it is worth looking again.
+const PEER_COPY: Duration = Duration::from_micros(200);
+
+/// What the clones of a handle share. Stops the worker when the last is gone.
+pub(crate) struct Inner {
+    link: Arc<Link>,
+    thread: Option<JoinHandle<()>>,
+    pub(crate) config: Config,
+    name: String,
+    incarnation: u64,
+    metadata: Arc<dyn Metadata>,
+    inbox: Arc<Inbox>,
+}
+
+impl Inner {
+    pub(crate) fn cancel(&self, shared: Arc<Shared>) {
+        // Without a worker nothing is in flight.
+        let _ = self.link.push_all(Command::Cancel(shared));
     }
 
-    /// Its first address, by which peers name it.
-    #[must_use]
-    pub fn addr(&self) -> u64 {
-        0
+    /// Frees a buffer once nothing uses it. Without a worker nobody knows when that is: it leaks.
+    pub(crate) fn abandon(&self, shared: Arc<Shared>, abandoned: Abandoned) {
+        let bytes = abandoned.bytes;
+        if !self.link.push_all(Command::Abandon(shared, abandoned)) {
+            self.link.leaked_buffers.fetch_add(1, Ordering::Relaxed);
+            self.link.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
+}
 
-    /// Bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Never.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Copies bytes out.
-    ///
-    /// # Errors
-    /// `OutOfRange`.
-    pub fn read(&self, _offset: u64, _out: &mut [u8]) -> Result<(), Error> {
-        Err(Error::new(ErrorKind::OutOfRange))
-    }
-
-    /// Copies bytes in.
-    ///
-    /// # Errors
-    /// `OutOfRange`.
-    pub fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), Error> {
-        Err(Error::new(ErrorKind::OutOfRange))
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.link.stop();
+        let Some(thread) = self.thread.take() else { return };
+        // The worker itself may drop the last handle, with a waker that held it. It stops on its own then.
+        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+            log::error!("the engine's worker panicked");
+        }
     }
 }

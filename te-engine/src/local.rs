@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, Op, RegionId, SegmentId,
-    Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, Op, RegionId,
+    SegmentId, Slice, Token, Transport,
 };
 
 use crate::blob::{Fields, put, random, remote_bits, same_key};
@@ -77,7 +77,12 @@ impl Reach for LocalReach {
     /// Or why it cannot be reached.
     type Link = Result<Arc<Entry>, Error>;
 
-    fn share(&mut self, _id: RegionId, held: &Arc<HeldSpan>, access: Access) -> Result<Option<Arc<Entry>>, Error> {
+    fn share(
+        &mut self,
+        _id: RegionId,
+        held: &Arc<HeldSpan>,
+        access: Access,
+    ) -> Result<Option<Arc<Entry>>, Error> {
         let key = random()?;
         let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let number = table.next;
@@ -96,7 +101,14 @@ impl Reach for LocalReach {
         true
     }
 
-    fn export(&self, _id: RegionId, export: &Arc<Entry>, access: Access, len: u64, out: &mut [u8; 128]) -> usize {
+    fn export(
+        &self,
+        _id: RegionId,
+        export: &Arc<Entry>,
+        access: Access,
+        len: u64,
+        out: &mut [u8; 128],
+    ) -> usize {
         let number = export.number.to_le_bytes();
         put(
             out,

@@ -153,8 +153,8 @@ pub struct RailStats {
     pub slices: u64,
     /// Slices that did not.
     pub errors: u64,
-    /// Slices in flight now.
-    pub inflight: u32,
+    /// Bytes in flight now.
+    pub inflight_bytes: u64,
     /// Recent throughput, smoothed, GB/s (10⁹ bytes).
     pub ewma_gb_s: f64,
     /// Whether the route leaves it out for now.

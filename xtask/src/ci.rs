@@ -183,6 +183,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             ]),
         ),
         step("features", "each feature alone, none, all", 600, feature_sets(host)),
+        step("msrv", "the oldest compiler that is promised", 600, msrv(host)),
         step("doc", "documentation without warnings", 600, docs()),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
@@ -243,6 +244,19 @@ fn feature_sets(host: &Host) -> Plan {
     }
     let note = format!("{} combinations", works.len());
     Plan::Run(works, note)
+}
+
+/// Clippy's `incompatible_msrv` sees newer library functions; the compiler itself sees newer syntax, too.
+fn msrv(host: &Host) -> Plan {
+    let version = &host.rust_version;
+    if !host.rust_version_installed {
+        return Plan::Skip(format!(
+            "Rust {version} is not installed; clippy has checked the library functions"
+        ));
+    }
+    let cmd = Cmd::new(&format!("cargo +{version} check --workspace --all-features"))
+        .env("CARGO_TARGET_DIR", host.target_dir.join("msrv").display().to_string());
+    Plan::Run(vec![Work::Command(cmd)], String::new())
 }
 
 /// A build proves little on a host that has std: the example is linked without it, and so are the bare-metal targets.

@@ -204,7 +204,10 @@ fn build(host: &Host) -> Result<PathBuf> {
         .env("RUSTFLAGS", INSTRUMENTATION)
         .env("CARGO_TARGET_DIR", build_dir.display().to_string());
     println!("      $ {cmd}");
-    cmd.run(&host.root, None).context("the fuzz targets do not build")?;
+    cmd.run(&host.root, None).context(
+        "the fuzz targets do not build; when only their lock file is old: \
+         `cargo update --workspace --manifest-path fuzz/Cargo.toml`",
+    )?;
     Ok(build_dir.join(&host.host_target).join("release"))
 }
 

@@ -25,6 +25,10 @@ pub(crate) struct Host {
     pub(crate) nightly: bool,
     /// Miri in that toolchain.
     pub(crate) miri: bool,
+    /// The oldest compiler that the workspace promises to build with.
+    pub(crate) rust_version: String,
+    /// Whether that toolchain is installed.
+    pub(crate) rust_version_installed: bool,
 }
 
 /// One member of the workspace.
@@ -61,6 +65,9 @@ impl Host {
             metadata["packages"].as_array().into_iter().flatten().map(package).collect();
         packages.sort_by(|a, b| a.name.cmp(&b.name));
 
+        let rust_version =
+            metadata["packages"][0]["rust_version"].as_str().context("no rust-version")?.to_owned();
+        let toolchains = Cmd::new("rustup toolchain list").stdout(&root).unwrap_or_default();
         let installed_targets = Cmd::new("rustup target list --installed").stdout(&root).unwrap_or_default();
         let bare_metal = |target: &&str| target.split('-').any(|part| part == "none" || part == "uefi");
         let nightly_works = Cmd::new("cargo +nightly --version").stdout(&root).is_some();
@@ -75,6 +82,8 @@ impl Host {
             deny: Cmd::new("cargo deny --version").stdout(&root).is_some(),
             nightly: nightly_works,
             miri: nightly_works && Cmd::new("cargo +nightly miri --version").stdout(&root).is_some(),
+            rust_version_installed: toolchains.lines().any(|line| line.starts_with(&rust_version)),
+            rust_version,
             root,
         })
     }

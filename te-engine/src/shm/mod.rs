@@ -35,8 +35,8 @@ use std::vec::Vec;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId, SegmentId, Slice,
-    Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId,
+    SegmentId, Slice, Token, Transport,
 };
 
 use crate::blob::{Fields, put, random, remote_bits};

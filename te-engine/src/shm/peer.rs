@@ -60,9 +60,16 @@ struct Link {
 
 enum State {
     /// The socket had no room for the question.
-    Unasked { since: Option<Instant> },
-    Asked { since: Option<Instant> },
-    Ready { mapping: Mapping, row: u32 },
+    Unasked {
+        since: Option<Instant>,
+    },
+    Asked {
+        since: Option<Instant>,
+    },
+    Ready {
+        mapping: Mapping,
+        row: u32,
+    },
     Closed(Error),
 }
 
@@ -184,7 +191,9 @@ impl Peers {
     }
 
     fn host(&mut self, epoll: &Epoll, name: [u8; 16]) -> Result<u32, Error> {
-        let known = |host: &Option<Host>| host.as_ref().is_some_and(|host| host.name == name && host.socket.is_some());
+        let known = |host: &Option<Host>| {
+            host.as_ref().is_some_and(|host| host.name == name && host.socket.is_some())
+        };
         if let Some(index) = self.hosts.iter().position(known) {
             return Ok(index as u32);
         }
@@ -257,7 +266,8 @@ impl Peers {
                 }
             }
             Message::Revoked { row } => {
-                let holds = |link: &&mut Link| matches!(link.state, State::Ready { row: own, .. } if own == row);
+                let holds =
+                    |link: &&mut Link| matches!(link.state, State::Ready { row: own, .. } if own == row);
                 if let Some(link) = self.links.iter_mut().flatten().filter(mine).find(holds) {
                     link.state = State::Closed(Error::new(ErrorKind::Stale));
                     host.release(row);
@@ -275,9 +285,8 @@ impl Peers {
         host.socket = None;
         for link in self.links.iter_mut().flatten().filter(|link| link.host == index) {
             self.waiting -= usize::from(link.state.is_waiting());
-            if !matches!(link.state, State::Closed(_)) {
-                link.state = State::Closed(error);
-            }
+            // Revoked links too: an owner that goes takes its memory back first, and its end is the better reason.
+            link.state = State::Closed(error);
         }
     }
 }

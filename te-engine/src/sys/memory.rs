@@ -242,7 +242,8 @@ impl Map {
     fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> Result<Self, Errno> {
         let len = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
         let offset = offset.try_into().map_err(|_| Errno::EINVAL)?;
-        let rights = if writable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_READ };
+        let rights =
+            if writable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_READ };
         // SAFETY: the kernel picks the address, so nothing that exists is replaced.
         let ptr = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, fd, offset) }?;
         Ok(Self { ptr: ptr.cast(), len })
@@ -341,7 +342,8 @@ mod tests {
 
     #[test]
     fn a_revoked_grant_lets_the_peer_finish_and_never_in_again() {
-        let memory = SharedMemory::new(4096, AllocOptions { peers_may_write: true, ..Default::default() }).unwrap();
+        let memory =
+            SharedMemory::new(4096, AllocOptions { peers_may_write: true, ..Default::default() }).unwrap();
         let fd = memory.share(true).unwrap();
         let mapping = Mapping::new(fd.as_fd(), 0, 4096, true).unwrap();
         let (owner, fd) = Ledger::create().unwrap();

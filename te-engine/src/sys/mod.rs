@@ -3,14 +3,17 @@
 //! Two contracts carry it. Memory that callers registered: their promise to `register` holds until the [`HeldSpan`] made
 //! from it was revoked, and every access goes through a guard that `revoke` waits for. Memory that we mapped: the mapping
 //! lives as long as its owner here, and its file is sealed against shrinking, so no access can fault.
-#![allow(unsafe_code, reason = "raw memory, descriptors from the kernel; the contracts are in this module's header")]
+#![allow(
+    unsafe_code,
+    reason = "raw memory, descriptors from the kernel; the contracts are in this module's header"
+)]
 
 mod held;
 mod memory;
 mod park;
 mod socket;
 
-pub(crate) use held::{HeldSpan, Use, Window, copy};
-pub(crate) use memory::{AllocOptions, Lease, Ledger, Mapping, SharedMemory};
+pub(crate) use held::{HeldSpan, Use, copy};
+pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use park::park;
 pub(crate) use socket::SeqSocket;

@@ -24,7 +24,8 @@ pub(crate) fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duratio
         None => PollTimeout::NONE,
         Some(timeout) => {
             let millis = timeout.as_nanos().div_ceil(1_000_000);
-            PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX).min(60_000)).unwrap_or(PollTimeout::MAX)
+            PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX).min(60_000))
+                .unwrap_or(PollTimeout::MAX)
         }
     };
     match poll(&mut polled, timeout) {

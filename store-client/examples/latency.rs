@@ -1,0 +1,252 @@
+//! Measures a store on this machine: a master, a node and this process, all real processes.
+//!
+//! ```text
+//! cargo run --release -p store-client --example latency [-- master | store | all]
+//! ```
+
+use std::env;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use store_client::{
+    Address, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig, RpcConnection,
+};
+use store_core::message::{
+    Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutEnd,
+    PutOptions, PutStart,
+};
+use store_core::{ErrorCode, Key};
+use store_master::{Config, MasterServer};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result<()> {
+    let role = env::args().nth(1).unwrap_or_else(|| "all".into());
+    match role.as_str() {
+        "serve-master" => serve_master(),
+        "serve-node" => serve_node(),
+        "master" => measure_master(),
+        "store" => measure_store(),
+        "all" => measure_master().and_then(|()| measure_store()),
+        other => Err(format!("`{other}`: say master, store or all").into()),
+    }
+}
+
+fn serve_master() -> Result<()> {
+    let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
+    let server = MasterServer::bind(config)?;
+    println!("{}", server.rpc_addr());
+    stop_with_parent(server.stopper());
+    Ok(server.run()?)
+}
+
+fn serve_node() -> Result<()> {
+    let master: Address = env::args().nth(2).ok_or("no address")?.parse()?;
+    let node = Node::start(NodeConfig::new("node", master, 256 << 20))?;
+    println!("{}", node.endpoint());
+    let _ = std::io::stdin().read(&mut [0]);
+    node.stop();
+    Ok(())
+}
+
+/// The pipe breaks when the parent ends, whichever way.
+fn stop_with_parent(stopper: store_master::Stopper) {
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        stopper.stop();
+    });
+}
+
+struct Process {
+    child: Child,
+    says: String,
+}
+
+impl Process {
+    fn start(args: &[&str]) -> Result<Self> {
+        let mut child = Command::new(env::current_exe()?)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut says = String::new();
+        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut says)?;
+        Ok(Self { child, says: says.trim().to_owned() })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn measure_master() -> Result<()> {
+    let master = Process::start(&["serve-master"])?;
+    let mut rpc = RpcConnection::connect(master.says.parse()?, RpcConfig::default())?;
+    let segment = MountSegment {
+        node: 1,
+        incarnation: 1,
+        name: "fake",
+        endpoint: "127.0.0.1:1",
+        base: 0,
+        len: 1 << 40,
+    };
+    rpc.call::<Mount>(&segment, std::iter::empty())?;
+    println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");
+    for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
+        let keys: Vec<Vec<u8>> =
+            (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
+        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, std::iter::empty())?;
+        let started = Instant::now();
+        let mut started_keys = Vec::with_capacity(keys.len());
+        pipeline::<PutStart, _>(
+            &mut rpc,
+            depth,
+            keys.chunks(batch),
+            |rpc, keys| {
+                let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
+                rpc.queue::<PutStart>(&PutOptions::default(), objects)
+            },
+            |results| {
+                started_keys.extend(
+                    results.map(|result: std::result::Result<Allocation, ErrorCode>| {
+                        result.map(|a| a.generation)
+                    }),
+                )
+            },
+        )?;
+        let generations: std::result::Result<Vec<u64>, ErrorCode> = started_keys.into_iter().collect();
+        let pairs: Vec<(&[u8], u64)> = keys.iter().map(Vec::as_slice).zip(generations?).collect();
+        pipeline::<PutEnd, _>(
+            &mut rpc,
+            depth,
+            pairs.chunks(batch),
+            |rpc, pairs| {
+                let commits =
+                    pairs.iter().map(|&(key, generation)| Commit { key: Key(key), generation, checksum: 7 });
+                rpc.queue::<PutEnd>(&(), commits)
+            },
+            |results| assert!(results.into_iter().all(|result| result.is_ok())),
+        )?;
+        row("put", batch, depth, rounds, started.elapsed());
+        let started = Instant::now();
+        pipeline::<Exists, _>(
+            &mut rpc,
+            depth,
+            keys.chunks(batch),
+            |rpc, keys| rpc.queue::<Exists>(&(), keys.iter().map(|key| Key(key))),
+            |found| assert!(found.into_iter().all(|found| found)),
+        )?;
+        row("exists", batch, depth, rounds, started.elapsed());
+        let started = Instant::now();
+        pipeline::<Get, _>(
+            &mut rpc,
+            depth,
+            keys.chunks(batch),
+            |rpc, keys| rpc.queue::<Get>(&(), keys.iter().map(|key| Key(key))),
+            |found| assert!(found.into_iter().all(|found| found.is_ok())),
+        )?;
+        row("get", batch, depth, rounds, started.elapsed());
+    }
+    Ok(())
+}
+
+fn row(op: &str, batch: usize, depth: usize, requests: usize, took: Duration) {
+    let per_s = requests as f64 / took.as_secs_f64();
+    println!("{op:<8} {batch:>6} {depth:>6} {per_s:>12.0} {:>12.0}", per_s * batch as f64);
+}
+
+/// Keeps up to `depth` requests under way: whenever half of them are answered, as many more are sent.
+fn pipeline<'k, O: Operation, T>(
+    rpc: &mut RpcConnection,
+    depth: usize,
+    mut chunks: std::slice::Chunks<'k, T>,
+    mut send: impl FnMut(&mut RpcConnection, &'k [T]) -> std::result::Result<u64, store_client::RpcError>,
+    mut each: impl FnMut(store_core::Items<'_, O::AnswerItem<'_>>),
+) -> Result<()> {
+    let mut under_way = 0;
+    loop {
+        while under_way < depth {
+            let Some(chunk) = chunks.next() else { break };
+            send(rpc, chunk)?;
+            under_way += 1;
+        }
+        if under_way == 0 {
+            return Ok(());
+        }
+        let low = under_way / 2;
+        while under_way > low {
+            let frame = rpc.recv()?;
+            each(O::decode_response(&frame)?.1);
+            under_way -= 1;
+        }
+    }
+}
+
+fn measure_store() -> Result<()> {
+    let master = Process::start(&["serve-master"])?;
+    let _node = Process::start(&["serve-node", &master.says])?;
+    for (name, fabrics) in [("shm", Fabrics::SHM), ("tcp", Fabrics::TCP)] {
+        println!("\n{name}");
+        let mut client = Client::connect(ClientConfig::new(master.says.parse()?).fabrics(fabrics))?;
+        for value_bytes in [4 << 10, 1 << 20] {
+            measure_values(&mut client, name, value_bytes)?;
+        }
+        println!("{:?}", client.counters());
+    }
+    Ok(())
+}
+
+fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result<()> {
+    let rounds = if value_bytes > 1 << 16 { 100 } else { 2_000 };
+    let value: Vec<u8> = (0..value_bytes).map(|i| (i * 31) as u8).collect();
+    let keys: Vec<Vec<u8>> = (0..rounds).map(|i| format!("{name}-{value_bytes}-{i}").into_bytes()).collect();
+    let region = client.alloc(value_bytes)?;
+    region.write(0, &value).map_err(|error| format!("{error:?}"))?;
+    let range = BufferRange::all(&region);
+    let options = PutOptions::default();
+    sample("put", &keys, value_bytes, |key| Ok(drop(client.put(key, &value, &options)?)))?;
+    sample("get", &keys, value_bytes, |key| match client.get(key)? {
+        Some(found) if found == value => Ok(()),
+        _ => Err("missed".into()),
+    })?;
+    sample("get_into", &keys, value_bytes, |key| match client.get_into(key, range)? {
+        Some(len) if len == value_bytes as u64 => Ok(()),
+        _ => Err("missed".into()),
+    })?;
+    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
+    sample("put_from", &keys, value_bytes, |key| Ok(drop(client.put_from(key, range, &options)?)))?;
+    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    client.unregister(region.id())?;
+    Ok(())
+}
+
+fn sample(
+    what: &str,
+    keys: &[Vec<u8>],
+    value_bytes: usize,
+    mut each: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut us = Vec::with_capacity(keys.len());
+    let started = Instant::now();
+    for key in keys {
+        let begun = Instant::now();
+        each(key)?;
+        us.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    let took = started.elapsed().as_secs_f64();
+    us.sort_by(f64::total_cmp);
+    let at = |share: f64| us[((us.len() - 1) as f64 * share) as usize];
+    let gb_s = (keys.len() * value_bytes) as f64 / took / 1e9;
+    println!(
+        "{what:<9} {:>8} B  p50 {:>8.1} us  p99 {:>8.1} us  {gb_s:>6.2} GB/s",
+        value_bytes,
+        at(0.5),
+        at(0.99)
+    );
+    Ok(())
+}

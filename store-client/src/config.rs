@@ -1,0 +1,124 @@
+//! What clients and nodes can be told.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use te_engine::Fabrics;
+
+use crate::error::ConnectError;
+use crate::rpc::{Address, RpcConfig};
+
+/// What a [`Client`](crate::Client) can be told.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Where the master is.
+    pub master: Address,
+    /// Times of the connection to it.
+    pub rpc: RpcConfig,
+    /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
+    pub engine: te_engine::Config,
+    /// How long moving the bytes of one operation may take, milliseconds. The lease or the put's window may end it
+    /// earlier. Default 10,000.
+    pub transfer_ms_max: u32,
+    /// Memory through which `put` and `get` of plain bytes pass, bytes; a larger value passes in pieces. Default 8 MiB.
+    pub bounce_bytes: usize,
+    /// Longest value that `get` makes room for, bytes. Default 1 GiB.
+    pub value_bytes_max: u64,
+    /// A node that could not be reached is left alone for this long, milliseconds. Default 500.
+    pub unreachable_ms: u32,
+    /// Tries of a call that may be repeated. Default 3.
+    pub rpc_tries_max: u8,
+}
+
+/// What a [`Node`](crate::Node) can be told.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its name, unique in the cluster. Its memory appears under it.
+    pub name: String,
+    /// Where the master is.
+    pub master: Address,
+    /// Times of the connection to it.
+    pub rpc: RpcConfig,
+    /// Memory to contribute, bytes.
+    pub capacity_bytes: u64,
+    /// The engine that serves it: `engine.listen` is where clients connect.
+    pub engine: te_engine::Config,
+    /// How often the node says that it lives, milliseconds; 0: a third of what the master tolerates. Default 0.
+    pub heartbeat_ms: u32,
+}
+
+impl ClientConfig {
+    /// The defaults, for the master there.
+    #[must_use]
+    pub fn new(master: Address) -> Self {
+        let mut engine = te_engine::Config::default();
+        engine.control.timeout_ms = 1_000;
+        Self {
+            master,
+            rpc: RpcConfig::default(),
+            engine,
+            transfer_ms_max: 10_000,
+            bounce_bytes: 8 << 20,
+            value_bytes_max: 1 << 30,
+            unreachable_ms: 500,
+            rpc_tries_max: 3,
+        }
+    }
+
+    /// The same, over these fabrics only.
+    #[must_use]
+    pub fn fabrics(mut self, fabrics: Fabrics) -> Self {
+        self.engine.fabrics = fabrics;
+        self
+    }
+
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// Names the field and what it may be.
+    pub fn validate(&self) -> Result<(), ConnectError> {
+        if self.bounce_bytes < 64 << 10 {
+            return Err(ConnectError::Config { field: "bounce_bytes", need: "must be at least 65536" });
+        }
+        if self.transfer_ms_max == 0 {
+            return Err(ConnectError::Config { field: "transfer_ms_max", need: "must be at least 1" });
+        }
+        Ok(())
+    }
+}
+
+impl NodeConfig {
+    /// The defaults, for a node of this name that listens on loopback.
+    #[must_use]
+    pub fn new(name: &str, master: Address, capacity_bytes: u64) -> Self {
+        let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        Self {
+            name: name.to_owned(),
+            master,
+            rpc: RpcConfig::default(),
+            capacity_bytes,
+            engine: te_engine::Config { listen, ..te_engine::Config::default() },
+            heartbeat_ms: 0,
+        }
+    }
+
+    /// The same, over these fabrics only.
+    #[must_use]
+    pub fn fabrics(mut self, fabrics: Fabrics) -> Self {
+        self.engine.fabrics = fabrics;
+        self
+    }
+
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// Names the field and what it may be.
+    pub fn validate(&self) -> Result<(), ConnectError> {
+        if self.name.is_empty() || self.name.len() > store_core::message::NAME_BYTES_MAX {
+            return Err(ConnectError::Config { field: "name", need: "must have 1 to 256 bytes" });
+        }
+        if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {
+            return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! Registered memory of a client: what there is, and how to read and checksum it.
+
+use std::collections::HashMap;
+
+use te_engine::{MemSpan, RegionId, SharedRegion};
+
+use crate::checksum::Checksum;
+use crate::sys;
+
+/// A part of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferRange {
+    /// The region.
+    pub region: RegionId,
+    /// Where in it, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl BufferRange {
+    /// All of a region.
+    #[must_use]
+    pub fn all(region: &SharedRegion) -> Self {
+        Self { region: region.id(), offset: 0, len: region.len() as u64 }
+    }
+
+    /// `len` bytes of a region from `offset` on.
+    #[must_use]
+    pub fn part(region: &SharedRegion, offset: u64, len: u64) -> Self {
+        Self { region: region.id(), offset, len }
+    }
+}
+
+/// What a region is made of.
+#[derive(Clone)]
+pub(crate) enum Held {
+    /// The engine's own.
+    Shared(SharedRegion),
+    /// The caller's, kept alive by the contract of [`Client::register`](crate::Client::register).
+    Raw(MemSpan),
+}
+
+/// Every region that a client may name.
+#[derive(Default)]
+pub(crate) struct Memory {
+    regions: HashMap<RegionId, Held>,
+}
+
+impl Memory {
+    pub(crate) fn insert(&mut self, region: RegionId, held: Held) {
+        self.regions.insert(region, held);
+    }
+
+    pub(crate) fn remove(&mut self, region: RegionId) -> Option<Held> {
+        self.regions.remove(&region)
+    }
+
+    /// Whether the range is of a known region and inside it.
+    pub(crate) fn contains(&self, range: BufferRange) -> bool {
+        let len = match self.regions.get(&range.region) {
+            Some(Held::Shared(shared)) => shared.len() as u64,
+            Some(Held::Raw(span)) => span.len() as u64,
+            None => return false,
+        };
+        range.offset.checked_add(range.len).is_some_and(|end| end <= len)
+    }
+
+    /// Takes a range into a checksum. A range that is not there changes nothing.
+    pub(crate) fn checksum(&self, range: BufferRange, checksum: &mut Checksum) {
+        let Some(held) = self.regions.get(&range.region).filter(|_| self.contains(range)) else { return };
+        let mut piece = [0; PIECE_BYTES];
+        let mut offset = range.offset;
+        let end = range.offset + range.len;
+        while offset < end {
+            let piece = &mut piece[..(end - offset).min(PIECE_BYTES as u64) as usize];
+            // Inside, as was checked; if it failed all the same, the checksum would not fit.
+            let _ = match held {
+                Held::Shared(shared) => shared.read(offset, piece),
+                Held::Raw(span) => sys::read(*span, offset, piece),
+            };
+            checksum.update(piece);
+            offset += piece.len() as u64;
+        }
+    }
+}
+
+/// Copied out at a time, because memory that a fabric writes is never borrowed (L7). Fits the first-level cache.
+const PIECE_BYTES: usize = 8 << 10;

@@ -1,0 +1,252 @@
+//! [`Node`]: contributes memory.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use store_core::message::{Beat, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment};
+use store_core::{ErrorCode, SegmentNo};
+use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
+
+use crate::config::NodeConfig;
+use crate::error::{ConnectError, RpcError};
+use crate::rpc::RpcConnection;
+
+/// Memory of this process in the store.
+///
+/// Clients read and write it over the fabrics, without this process being asked; a thread tells the master that it lives.
+/// When the master has given it up, or was restarted, the memory is exported afresh and mounted anew, empty. Dropping the
+/// node unmounts it.
+pub struct Node {
+    endpoint: String,
+    shared: Arc<Shared>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a node has seen since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeStatusReport {
+    /// The number under which its memory is mounted now; none: it is not.
+    pub segment: Option<SegmentNo>,
+    /// Times it was mounted.
+    pub mounts: u64,
+    /// Heartbeats that were answered.
+    pub heartbeats: u64,
+    /// Times that the master could not be asked.
+    pub failures: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Segment number plus one; 0: not mounted.
+    segment: AtomicU64,
+    mounts: AtomicU64,
+    heartbeats: AtomicU64,
+    failures: AtomicU64,
+    region: Mutex<Option<SharedRegion>>,
+}
+
+/// What the thread owns.
+struct Keeper {
+    config: NodeConfig,
+    engine: TransferEngine,
+    rpc: RpcConnection,
+    node: u64,
+    incarnation: u64,
+    mounted: Option<SegmentNo>,
+    ttl: Duration,
+    shared: Arc<Shared>,
+}
+
+impl Node {
+    /// Starts an engine, allocates the memory and mounts it.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn start(config: NodeConfig) -> Result<Self, ConnectError> {
+        config.validate()?;
+        let rpc = RpcConnection::connect(config.master.clone(), config.rpc)?;
+        let engine = TransferEngine::start(config.engine.clone())?;
+        let endpoint = engine.name().to_owned();
+        let shared = Arc::new(Shared::default());
+        let mut keeper = Keeper {
+            ttl: Duration::from_millis(rpc.welcome().node_ttl_ms.into()),
+            config,
+            engine,
+            rpc,
+            node: RandomState::new().build_hasher().finish(),
+            incarnation: 0,
+            mounted: None,
+            shared: Arc::clone(&shared),
+        };
+        keeper.mount()?;
+        let (stop, stopped) = channel();
+        let thread = thread::Builder::new()
+            .name("snowskin-node".into())
+            .spawn(move || keeper.run(&stopped))
+            .map_err(ConnectError::System)?;
+        Ok(Self { endpoint, shared, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where clients' engines find its memory.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// What it has seen.
+    #[must_use]
+    pub fn status(&self) -> NodeStatusReport {
+        let segment = self.shared.segment.load(Ordering::Relaxed);
+        NodeStatusReport {
+            segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
+            mounts: self.shared.mounts.load(Ordering::Relaxed),
+            heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),
+            failures: self.shared.failures.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The memory that is mounted now: for tests that corrupt it, and for the curious.
+    #[must_use]
+    pub fn region(&self) -> Option<SharedRegion> {
+        self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Unmounts the memory and ends. Objects that are nowhere else are gone.
+    pub fn stop(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        // Hanging up is the sign.
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl Keeper {
+    fn run(mut self, stopped: &Receiver<()>) {
+        loop {
+            match stopped.recv_timeout(self.pause()) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => break,
+            }
+            if let Err(error) = self.beat() {
+                self.shared.failures.fetch_add(1, Ordering::Relaxed);
+                log::warn!("node {}: {error}", self.config.name);
+            }
+        }
+        self.unmount();
+    }
+
+    fn pause(&self) -> Duration {
+        let third = self.ttl / 3;
+        let wanted = match self.config.heartbeat_ms {
+            0 => third,
+            ms => Duration::from_millis(ms.into()).min(third),
+        };
+        // Whoever is not mounted wants to be.
+        let wanted = if self.mounted.is_some() { wanted } else { wanted.min(Duration::from_millis(200)) };
+        wanted.max(Duration::from_millis(1))
+    }
+
+    fn beat(&mut self) -> Result<(), ConnectError> {
+        if self.mounted.is_none() {
+            return self.mount();
+        }
+        let beat = Heartbeat { node: self.node, incarnation: self.incarnation };
+        let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
+        match status {
+            Ok(NodeStatus::Ok) => {
+                self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Ok(NodeStatus::NeedRemount)
+            | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
+                log::info!("node {}: the master wants it mounted anew", self.config.name);
+                self.forget_mount();
+                self.mount()
+            }
+            Err(error) => {
+                // The next beat is to find a fresh connection.
+                self.rpc.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Exports fresh memory under a higher incarnation, and mounts it. What was exported before is torn down first, so that
+    /// nobody who still holds the old export can write to the new one.
+    fn mount(&mut self) -> Result<(), ConnectError> {
+        self.tear_down()?;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        self.incarnation = wall.max(self.incarnation + 1);
+        // `validate` has seen that it fits.
+        let len = usize::try_from(self.config.capacity_bytes).unwrap_or(usize::MAX);
+        let region = self.engine.alloc_shared(len, Access::all())?;
+        let segment = MountSegment {
+            node: self.node,
+            incarnation: self.incarnation,
+            name: &self.config.name,
+            endpoint: self.engine.name(),
+            base: region.addr(),
+            len: self.config.capacity_bytes,
+        };
+        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
+        match self.rpc.call::<Mount>(&segment, std::iter::empty()).map(|(mounted, _)| mounted) {
+            Ok(mounted) => {
+                self.mounted = Some(mounted.segment);
+                self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
+                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
+                self.shared.mounts.fetch_add(1, Ordering::Relaxed);
+                log::info!("node {}: {} bytes mounted as segment {}", self.config.name, len, mounted.segment);
+                Ok(())
+            }
+            Err(error) => {
+                self.rpc.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn forget_mount(&mut self) {
+        self.mounted = None;
+        self.shared.segment.store(0, Ordering::Relaxed);
+    }
+
+    /// Ends the export there is, if any.
+    fn tear_down(&mut self) -> Result<(), RegisterError> {
+        let mut region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = region.as_ref() {
+            self.engine.unregister(old.id())?;
+            *region = None;
+        }
+        Ok(())
+    }
+
+    fn unmount(&mut self) {
+        if let Some(segment) = self.mounted {
+            let unmount = UnmountSegment { node: self.node, segment };
+            if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
+                log::debug!("node {}: {error}", self.config.name);
+            }
+            self.forget_mount();
+        }
+        if let Err(error) = self.tear_down() {
+            log::debug!("node {}: {error}", self.config.name);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Where segments are: asked of the master once, opened in the engine once, forgotten when either restarts.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use store_core::SegmentNo;
+use store_core::message::Segments as AskSegments;
+use te_engine::SegmentHandle;
+
+use crate::fabric::Fabric;
+use crate::rpc::RpcConnection;
+
+/// The segments that a client has met.
+#[derive(Default)]
+pub(crate) struct Segments {
+    known: HashMap<SegmentNo, Known>,
+    epoch: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Known {
+    Open(SegmentHandle),
+    /// Not reachable, or unknown to the master; not tried again before then.
+    Shunned(Instant),
+}
+
+impl Segments {
+    /// Call when a connection was made: another life of the master numbers segments afresh.
+    pub(crate) fn reconnected(&mut self, epoch: u64, fabric: &mut Fabric) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            for (_, known) in self.known.drain() {
+                if let Known::Open(handle) = known {
+                    fabric.close_segment(handle);
+                }
+            }
+        }
+    }
+
+    /// The engine's handle of a segment; `None` while it cannot be had.
+    pub(crate) fn open(
+        &mut self,
+        segment: SegmentNo,
+        rpc: &mut RpcConnection,
+        fabric: &mut Fabric,
+        shun: Duration,
+    ) -> Option<SegmentHandle> {
+        match self.known.get(&segment) {
+            Some(Known::Open(handle)) => return Some(*handle),
+            Some(Known::Shunned(until)) if Instant::now() < *until => return None,
+            _ => {}
+        }
+        let opened = ask(segment, rpc).and_then(|endpoint| {
+            fabric
+                .open_segment(&endpoint)
+                .inspect_err(|error| log::debug!("segment {segment} at {endpoint}: {error}"))
+                .ok()
+        });
+        let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
+        self.known.insert(segment, known);
+        opened
+    }
+
+    /// The handle of an open segment; asks nobody.
+    pub(crate) fn handle(&self, segment: SegmentNo) -> Option<SegmentHandle> {
+        match self.known.get(&segment) {
+            Some(Known::Open(handle)) => Some(*handle),
+            _ => None,
+        }
+    }
+
+    /// A transfer found that its owner is gone or another: opened anew, in a while, should anybody still name it.
+    pub(crate) fn failed(&mut self, segment: SegmentNo, fabric: &mut Fabric, shun: Duration) {
+        if let Some(Known::Open(handle)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
+            fabric.close_segment(handle);
+        }
+    }
+}
+
+fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<String> {
+    let (_, mut infos) = rpc.call::<AskSegments>(&(), [segment].into_iter()).ok()?;
+    infos.next()?.ok().map(|info| info.endpoint.to_owned())
+}

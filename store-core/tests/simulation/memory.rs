@@ -1,0 +1,57 @@
+//! Memory that the simulated fabric writes, and the bytes that belong in it.
+
+use te_core::sim::Rng;
+use te_core::{MemSpan, VolatileSpan};
+
+/// Owned bytes that are only ever touched through a volatile view.
+pub(crate) struct Memory {
+    bytes: *mut [u8],
+}
+
+impl Memory {
+    pub(crate) fn new(len: usize, fill: u8) -> Self {
+        Self { bytes: Box::into_raw(vec![fill; len].into_boxed_slice()) }
+    }
+
+    pub(crate) fn span(&self) -> MemSpan {
+        MemSpan::new(self.bytes.cast(), self.bytes.len())
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.view().write(offset, bytes).unwrap();
+    }
+
+    pub(crate) fn read(&self, offset: u64, len: u64) -> Vec<u8> {
+        let mut out = vec![0; len as usize];
+        self.view().read(offset, &mut out).unwrap();
+        out
+    }
+
+    fn view(&self) -> VolatileSpan<'_> {
+        // SAFETY: the box lives as long as `self`, and no reference to its bytes exists.
+        unsafe { VolatileSpan::new(self.span()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `Box::into_raw`; owners drop their transports first, so the fabric is done with it.
+        drop(unsafe { Box::from_raw(self.bytes) });
+    }
+}
+
+/// The bytes of one put: no two puts have the same, so that a mix of two is seen.
+pub(crate) fn content(put: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    Rng::new(put ^ 0x5eed_0000_0000).fill(&mut bytes);
+    bytes
+}
+
+/// What stands in for CRC-32C: any 32 bits that change with any byte.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    let mut sum = 0x811c_9dc5_u32;
+    for byte in bytes {
+        sum = (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    }
+    sum
+}

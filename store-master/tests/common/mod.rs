@@ -1,0 +1,93 @@
+//! A master on loopback, and a client that may say anything.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use store_core::message::{Exists, Hello, Operation, Welcome};
+use store_core::wire::{HEADER_BYTES, VERSION};
+use store_core::{Frame, Header, Key};
+use store_master::{Config, MasterHandle, MasterServer};
+
+pub(crate) fn config() -> Config {
+    Config {
+        rpc_listen: "127.0.0.1:0".parse().unwrap(),
+        http_listen: Some("127.0.0.1:0".parse().unwrap()),
+        store: store_core::MasterConfig { epoch: 7, ..Default::default() },
+        ..Config::default()
+    }
+}
+
+pub(crate) fn start() -> MasterHandle {
+    start_with(config())
+}
+
+pub(crate) fn start_with(config: Config) -> MasterHandle {
+    MasterServer::bind(config).unwrap().spawn().unwrap()
+}
+
+/// A socket that fails rather than hang.
+pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream
+}
+
+/// A frame as it came.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) header: Header,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn frame(&self) -> Frame<'_> {
+        Frame::parse(&self.bytes).unwrap().unwrap().0
+    }
+}
+
+pub(crate) fn read_answer(stream: &mut impl Read) -> std::io::Result<Answer> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let body_len = u32::from_le_bytes(bytes[20..24].try_into().unwrap()) as usize;
+    bytes.resize(HEADER_BYTES + body_len, 0);
+    stream.read_exact(&mut bytes[HEADER_BYTES..])?;
+    let header = Frame::parse(&bytes).unwrap().unwrap().0.header;
+    Ok(Answer { header, bytes })
+}
+
+pub(crate) fn hello(request_id: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    Hello::encode_request(&mut out, request_id, &VERSION, std::iter::empty()).unwrap();
+    out
+}
+
+pub(crate) fn exists(request_id: u64, keys: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    Exists::encode_request(&mut out, request_id, &(), keys.iter().map(|key| Key(key))).unwrap();
+    out
+}
+
+/// Somebody who behaves: greets, and is answered.
+pub(crate) fn assert_serves(addr: SocketAddr) {
+    let mut stream = connect(addr);
+    assert_greets(&mut stream);
+}
+
+pub(crate) fn assert_greets(stream: &mut (impl Read + Write)) {
+    stream.write_all(&hello(42)).unwrap();
+    let answer = read_answer(stream).unwrap();
+    let welcome: Welcome = Hello::decode_response(&answer.frame()).unwrap().0;
+    assert_eq!((answer.header.request_id, welcome.version), (42, VERSION));
+}
+
+/// The status of the last frame before the master hangs up.
+pub(crate) fn last_words(stream: &mut TcpStream) -> i32 {
+    let answer = read_answer(stream).unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty(), "{} bytes after the last answer", rest.len());
+    answer.header.status
+}

@@ -1,0 +1,206 @@
+//! Clients that send anything: each gets a clear error, and nobody else notices.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use common::{
+    assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, start, start_with,
+};
+use store_core::message::{Exists, Operation};
+use store_core::wire::KEYS_PER_BATCH_MAX;
+use store_core::{ErrorCode, Kind};
+use store_master::Config;
+
+#[test]
+fn garbage_is_told_so_and_only_its_connection_ends() {
+    let master = start();
+    let mut good = connect(master.rpc_addr());
+    assert_greets(&mut good);
+    let mut bad = connect(master.rpc_addr());
+    bad.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").unwrap();
+    assert_eq!(last_words(&mut bad), ErrorCode::InvalidParams.code());
+    assert_greets(&mut good);
+    master.stop().unwrap();
+}
+
+#[test]
+fn another_version_is_told_so_under_its_own_request_id() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    let mut frame = hello(9);
+    frame[4] = 0xfe;
+    stream.write_all(&frame).unwrap();
+    let answer = read_answer(&mut stream).unwrap();
+    assert_eq!((answer.header.request_id, answer.header.status), (9, ErrorCode::InvalidVersion.code()));
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn a_huge_length_is_refused_before_a_byte_is_stored() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    let mut frame = hello(1);
+    frame[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
+    stream.write_all(&frame).unwrap();
+    assert_eq!(last_words(&mut stream), ErrorCode::InvalidParams.code());
+    assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn a_frame_cut_short_by_a_hangup_harms_nobody() {
+    let master = start();
+    for cut in [1, 5, 23, 25] {
+        let mut stream = connect(master.rpc_addr());
+        let frame = exists(1, &[b"a key that is cut"]);
+        stream.write_all(&frame[..cut]).unwrap();
+    }
+    assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn frames_in_single_bytes_are_answered() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    stream.set_nodelay(true).unwrap();
+    for byte in [hello(1), exists(2, &[b"k"])].concat() {
+        stream.write_all(&[byte]).unwrap();
+    }
+    assert_eq!(read_answer(&mut stream).unwrap().header.request_id, 1);
+    assert_eq!(read_answer(&mut stream).unwrap().header.request_id, 2);
+}
+
+#[test]
+fn a_connection_that_stalls_in_mid_frame_is_closed() {
+    let master = start_with(Config { stall_ms_max: 100, ..common::config() });
+    let mut idle = connect(master.rpc_addr());
+    assert_greets(&mut idle);
+    let mut stalled = connect(master.rpc_addr());
+    stalled.write_all(&hello(1)[..10]).unwrap();
+    assert_eq!(stalled.read(&mut [0]).unwrap_or(0), 0);
+    // Silence between frames is no stall.
+    assert_greets(&mut idle);
+}
+
+#[test]
+fn an_unknown_operation_and_a_body_that_does_not_decode_fail_alone() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    let mut unknown = hello(1);
+    unknown[6] = 250;
+    let mut scrambled = exists(2, &[b"key"]);
+    scrambled[24] = 0xff;
+    stream.write_all(&[unknown, scrambled, hello(3)].concat()).unwrap();
+    let answers: Vec<_> = (0..3).map(|_| read_answer(&mut stream).unwrap().header).collect();
+    assert_eq!((answers[0].request_id, answers[0].status), (1, ErrorCode::NotSupported.code()));
+    assert_eq!((answers[1].request_id, answers[1].status), (2, ErrorCode::InvalidParams.code()));
+    assert_eq!((answers[2].request_id, answers[2].status), (3, 0));
+}
+
+#[test]
+fn too_many_keys_are_refused_and_a_key_without_bytes_is_not_there() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    // The count is a varint in front of the keys; the encoder would not write this many.
+    let mut frame = exists(1, &[]);
+    frame.truncate(24);
+    frame.extend([0xff, 0xff, 0x03]);
+    frame.extend(vec![0; KEYS_PER_BATCH_MAX * 8]);
+    let body_len = (frame.len() - 24) as u32;
+    frame[20..24].copy_from_slice(&body_len.to_le_bytes());
+    stream.write_all(&frame).unwrap();
+    stream.write_all(&exists(2, &[b""])).unwrap();
+    let answer = read_answer(&mut stream).unwrap();
+    assert_eq!((answer.header.request_id, answer.header.status), (1, ErrorCode::KeysUltraLimit.code()));
+    let answer = read_answer(&mut stream).unwrap();
+    let found: Vec<bool> = Exists::decode_response(&answer.frame()).unwrap().1.collect();
+    assert_eq!(found, [false]);
+}
+
+#[test]
+fn a_response_sent_to_the_master_harms_nobody() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    let mut frame = hello(1);
+    frame[7] = 1;
+    stream.write_all(&frame).unwrap();
+    drop(stream);
+    assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_not_read_from() {
+    let config = Config { backlog_bytes_max: 64 << 10, stall_ms_max: 60_000, ..common::config() };
+    let master = start_with(config);
+    let mut stream = connect(master.rpc_addr());
+    stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let keys = vec![b"some key".as_slice(); 1024];
+    let frame = exists(1, &keys);
+    // Until the sockets are full on both sides.
+    let mut sent = 0;
+    let mut cut = 0;
+    while sent < 1 << 30 {
+        match stream.write(&frame[cut..]) {
+            Ok(len) => {
+                sent += len;
+                cut = (cut + len) % frame.len();
+            }
+            Err(_) => break,
+        }
+    }
+    assert!(sent < 1 << 30, "the master read for ever");
+    assert_serves(master.rpc_addr());
+    // Whatever was sent whole is answered once the peer reads.
+    let whole = sent / frame.len();
+    for _ in 0..whole {
+        assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+    }
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let master = start_with(Config { connections_max: 1, ..common::config() });
+    let mut first = connect(master.rpc_addr());
+    assert_greets(&mut first);
+    let mut second = connect(master.rpc_addr());
+    assert_eq!(last_words(&mut second), ErrorCode::UnavailableInCurrentStatus.code());
+    drop(first);
+    // The place is free as soon as the master has noticed.
+    let free = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        let mut third = connect(master.rpc_addr());
+        third.write_all(&hello(1)).is_ok()
+            && read_answer(&mut third).is_ok_and(|answer| answer.header.status == 0)
+    });
+    assert!(free);
+}
+
+#[test]
+fn random_bytes_never_take_it_down() {
+    let master = start();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for round in 0..200 {
+        let mut stream = connect(master.rpc_addr());
+        // A good header every other time, so that bodies are tried, too.
+        let mut bytes: Vec<u8> = (0..random() % 200).map(|_| random() as u8).collect();
+        if round % 2 == 0 {
+            let kinds = Kind::ALL;
+            let mut frame = hello(round);
+            frame.truncate(24);
+            frame[6] = kinds[random() as usize % kinds.len()] as u8;
+            frame[20..24].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+            frame.append(&mut bytes);
+            bytes = frame;
+        }
+        let _ = stream.write_all(&bytes);
+    }
+    assert_serves(master.rpc_addr());
+}

@@ -1,0 +1,174 @@
+//! What an engine tells its peers about its memory.
+
+use std::collections::BTreeMap;
+use std::string::String;
+use std::sync::{Mutex, PoisonError};
+use std::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+use te_core::{Access, Location};
+
+/// The memory that one engine exports, as a peer may use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// The name that the owner goes by: `host:port` of its control port.
+    pub name: String,
+    /// Which life of the owner this describes.
+    pub incarnation: u64,
+    /// Counts registrations and unregistrations.
+    pub version: u64,
+    /// Its exported regions, by address.
+    pub regions: Vec<RegionDescriptor>,
+}
+
+/// One exported region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionDescriptor {
+    /// The owner's id for it.
+    pub region: u64,
+    /// First byte, in the owner's address space.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Bits of [`Access`]; remote rights only.
+    pub access: u8,
+    /// NUMA node; `None` when unknown.
+    pub numa: Option<u16>,
+    /// What the owner's fabrics say about it, as `MultiTransport` writes it.
+    pub export: Vec<u8>,
+}
+
+/// Exports of one region, bytes at most.
+pub(crate) const EXPORT_BYTES_MAX: usize = 16 << 10;
+
+impl Descriptor {
+    /// Understands bytes that a peer sent.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let (mut this, rest) =
+            postcard::take_from_bytes::<Self>(bytes).map_err(|_| "its descriptor does not parse")?;
+        if !rest.is_empty() {
+            return Err("bytes follow its descriptor");
+        }
+        this.regions.sort_unstable_by_key(|region| region.addr);
+        let mut end = 0;
+        for region in &this.regions {
+            if region.len == 0 || region.export.len() > EXPORT_BYTES_MAX {
+                return Err("its descriptor lists an impossible region");
+            }
+            if region.addr < end {
+                return Err("its descriptor lists regions that overlap");
+            }
+            end = region
+                .addr
+                .checked_add(region.len)
+                .ok_or("its descriptor lists a region past the last address")?;
+            let access = Access::from_bits(region.access);
+            if access.is_none_or(|access| !access.is_remote() || access.intersects(Access::LOCAL)) {
+                return Err("its descriptor lists rights that do not exist");
+            }
+        }
+        Ok(this)
+    }
+
+    /// The bytes that [`parse`](Self::parse) understands.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Into memory, of a type without maps or floats: there is nothing that could fail.
+        postcard::to_allocvec(self).unwrap_or_default()
+    }
+}
+
+impl RegionDescriptor {
+    pub(crate) fn access(&self) -> Access {
+        Access::from_bits_truncate(self.access)
+    }
+
+    pub(crate) fn location(&self) -> Location {
+        self.numa.map_or(Location::Host, Location::Numa)
+    }
+}
+
+/// Our own descriptor, shared between the engine, which changes it, and the control port, which tells it.
+#[derive(Debug)]
+pub(crate) struct Published {
+    pub(crate) name: String,
+    pub(crate) incarnation: u64,
+    regions: Mutex<(u64, BTreeMap<u64, RegionDescriptor>)>,
+}
+
+impl Published {
+    pub(crate) fn new(name: String, incarnation: u64) -> Self {
+        Self { name, incarnation, regions: Mutex::default() }
+    }
+
+    pub(crate) fn insert(&self, region: RegionDescriptor) {
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.0 += 1;
+        regions.1.insert(region.addr, region);
+    }
+
+    pub(crate) fn remove(&self, addr: u64) {
+        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.0 += u64::from(regions.1.remove(&addr).is_some());
+    }
+
+    pub(crate) fn descriptor(&self) -> Descriptor {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        Descriptor {
+            name: self.name.clone(),
+            incarnation: self.incarnation,
+            version: regions.0,
+            regions: regions.1.values().cloned().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn region(addr: u64, len: u64, access: Access) -> RegionDescriptor {
+        RegionDescriptor { region: 0, addr, len, access: access.bits(), numa: None, export: vec![1, 2, 3] }
+    }
+
+    #[test]
+    fn a_descriptor_survives_the_wire() {
+        let published = Published::new("node-7:1234".into(), 9);
+        published.insert(region(0x2000, 0x1000, Access::REMOTE_READ));
+        published.insert(region(0x1000, 0x1000, Access::REMOTE_WRITE));
+        let told = published.descriptor();
+        assert_eq!((told.version, told.regions[0].addr), (2, 0x1000));
+        assert_eq!(Descriptor::parse(&told.to_bytes()), Ok(told));
+        published.remove(0x2000);
+        assert_eq!((published.descriptor().version, published.descriptor().regions.len()), (3, 1));
+    }
+
+    #[test]
+    fn impossible_descriptors_are_refused() {
+        let told =
+            |regions: Vec<RegionDescriptor>| Descriptor { regions, ..Descriptor::default() }.to_bytes();
+        let read = Access::REMOTE_READ;
+        for bad in [
+            told(vec![region(0x1000, 0, read)]),
+            told(vec![region(u64::MAX, 2, read)]),
+            told(vec![region(0x1000, 0x1001, read), region(0x2000, 1, read)]),
+            told(vec![region(0x1000, 1, Access::LOCAL)]),
+            told(vec![region(0x1000, 1, read | Access::LOCAL_WRITE)]),
+            told(vec![RegionDescriptor { access: 0x80, ..region(0x1000, 1, read) }]),
+        ] {
+            assert!(Descriptor::parse(&bad).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_descriptor_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Descriptor::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Peers: opening their segments, telling them things, asking whether they live.
+
+use std::string::{String, ToString};
+use std::sync::Arc;
+use std::time::Duration;
+use std::vec::Vec;
+
+use te_core::{Error, Memory, RegionId};
+
+use super::Engine;
+use super::segments::{Attached, Segment};
+use crate::config::Config;
+use crate::control::{Answer, Request, call};
+use crate::descriptor::Descriptor;
+use crate::error::SegmentError;
+use crate::metadata::{Metadata, PeerToPeer};
+use crate::request::{Liveness, Notification, RemoteRegion, SegmentHandle};
+
+impl Engine {
+    /// Opens the memory that the engine called `name` (`host:port`) exports. Asks it for its descriptor; waits for the answer
+    /// at most `control.timeout_ms`. Opening a segment again refreshes it and gives the same handle, unless its owner
+    /// has restarted: then the handle is new, and the old one refuses work with [`SegmentError::Restarted`].
+    ///
+    /// # Errors
+    /// See [`SegmentError`].
+    pub fn open_segment(&mut self, name: &str) -> Result<SegmentHandle, SegmentError> {
+        let descriptor = self.metadata.fetch(name)?;
+        self.attach_segment(name, &descriptor)
+    }
+
+    /// Opens a segment whose descriptor is known already.
+    ///
+    /// # Errors
+    /// `NoRail` when no region can be reached, `Full`.
+    pub fn attach_segment(
+        &mut self,
+        name: &str,
+        descriptor: &Descriptor,
+    ) -> Result<SegmentHandle, SegmentError> {
+        if let Some(handle) = self.segments.find(name) {
+            match self.sync_segment(handle, descriptor) {
+                Ok(()) => {
+                    if let Some(segment) = self.segments.segment_mut(handle) {
+                        segment.opens += 1;
+                    }
+                    return Ok(handle);
+                }
+                // The old handle refuses work from here on; this is a new segment.
+                Err(SegmentError::Restarted { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let handle = self.segments.insert(Segment {
+            name: name.into(),
+            incarnation: descriptor.incarnation,
+            version: 0,
+            opens: 1,
+            restarted: None,
+            requests: 0,
+            regions: Vec::new(),
+        });
+        if let Err(error) = self.sync_segment(handle, descriptor) {
+            self.forget_segment(handle);
+            return Err(error);
+        }
+        Ok(handle)
+    }
+
+    /// Learns which regions the owner has registered and unregistered since.
+    ///
+    /// # Errors
+    /// `Restarted` when another process answers; the handle refuses further work.
+    pub fn refresh_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
+        let (name, _) = self.segment_name(handle)?;
+        let descriptor = self.metadata.fetch(&name)?;
+        self.sync_segment(handle, &descriptor)
+    }
+
+    /// Forgets a segment. It must be closed as often as it was opened.
+    ///
+    /// # Errors
+    /// `Busy` while requests in flight use it; `NotFound`.
+    pub fn close_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
+        let segment = self.segments.segment_mut(handle).ok_or(SegmentError::NotFound)?;
+        if segment.opens > 1 {
+            segment.opens -= 1;
+            return Ok(());
+        }
+        if segment.requests > 0 {
+            return Err(SegmentError::Busy);
+        }
+        self.forget_segment(handle);
+        Ok(())
+    }
+
+    /// The regions that the segment's owner exports, by address.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn segment_regions(&self, handle: SegmentHandle) -> Result<Vec<RemoteRegion>, SegmentError> {
+        let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
+        Ok(segment.regions.iter().map(RemoteRegion::from).collect())
+    }
+
+    /// Sends a message to the segment's owner, who finds it with [`take_notifications`](Self::take_notifications). Returns
+    /// when the owner has it.
+    ///
+    /// # Errors
+    /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
+    pub fn notify(&mut self, handle: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
+        let (segment, incarnation) = self.segment_name(handle)?;
+        let told = notify(&self.config, &segment, incarnation, name, message);
+        if let Err(SegmentError::Restarted { found, .. }) = told {
+            self.note_restart(handle, found);
+        }
+        told
+    }
+
+    /// Takes all notifications that peers have sent since the last call.
+    pub fn take_notifications(&mut self) -> Vec<Notification> {
+        self.inbox.take()
+    }
+
+    /// Asks the segment's owner whether it lives; waits at most `timeout`.
+    ///
+    /// # Errors
+    /// `NotFound`. That nobody answers is not an error but [`Liveness::Unreachable`].
+    pub fn probe(&mut self, handle: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
+        let (name, expected) = self.segment_name(handle)?;
+        let liveness = probe(&self.config, &name, expected, timeout);
+        if let Liveness::Restarted { found, .. } = liveness {
+            self.note_restart(handle, found);
+        }
+        Ok(liveness)
+    }
+
+    /// The name and incarnation that a segment was opened with.
+    ///
+    /// # Errors
+    /// `NotFound`; `Restarted` when it is known to have.
+    pub(crate) fn segment_name(&self, handle: SegmentHandle) -> Result<(String, u64), SegmentError> {
+        let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
+        Ok((segment.name.clone(), segment.incarnation))
+    }
+
+    /// The segment refuses work from here on.
+    pub(crate) fn note_restart(&mut self, handle: SegmentHandle, found: u64) {
+        if let Some(segment) = self.segments.segment_mut(handle) {
+            segment.restarted = Some(found);
+        }
+    }
+
+    /// Makes what is attached what the descriptor lists.
+    pub(crate) fn sync_segment(
+        &mut self,
+        handle: SegmentHandle,
+        descriptor: &Descriptor,
+    ) -> Result<(), SegmentError> {
+        let segment = self.segments.segment_mut(handle).ok_or(SegmentError::NotFound)?;
+        if segment.incarnation != descriptor.incarnation {
+            segment.restarted = Some(descriptor.incarnation);
+        }
+        if let Some(error) = segment.restart_error() {
+            return Err(error);
+        }
+        // Answers may overtake each other; what was learnt later stays.
+        if descriptor.version < segment.version {
+            return Ok(());
+        }
+        segment.version = descriptor.version;
+        let (name, mut regions) = (segment.name.clone(), std::mem::take(&mut segment.regions));
+        regions.retain(|old| {
+            let listed = descriptor.regions.binary_search_by_key(&old.addr, |region| region.addr);
+            let kept = listed.is_ok_and(|index| {
+                let region = &descriptor.regions[index];
+                region.region == old.region && region.len == old.len && region.access() == old.access
+            });
+            if !kept {
+                self.leaving.push(old.id);
+            }
+            kept
+        });
+        self.leave();
+        let mut failed = None;
+        let mut at = 0;
+        let mut attached = Vec::with_capacity(descriptor.regions.len());
+        for region in &descriptor.regions {
+            if let Some(old) = regions.get(at).filter(|old| old.addr == region.addr) {
+                attached.push(*old);
+                at += 1;
+                continue;
+            }
+            match self.attach_region(region.region, region.addr, region.len, &region.export) {
+                Ok(id) => attached.push(Attached {
+                    id,
+                    region: region.region,
+                    addr: region.addr,
+                    len: region.len,
+                    access: region.access(),
+                    location: region.location(),
+                }),
+                Err(error) => {
+                    log::warn!(
+                        "segment {name:?}: a region of {} bytes is not attached: {error:?}",
+                        region.len
+                    );
+                    failed = Some(error);
+                }
+            }
+        }
+        let nothing = attached.is_empty();
+        if let Some(segment) = self.segments.segment_mut(handle) {
+            segment.regions = attached;
+        }
+        match failed {
+            Some(AttachError::Rails(source)) if nothing => Err(SegmentError::NoRail { name, source }),
+            Some(AttachError::Segment(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn attach_region(
+        &mut self,
+        region: u64,
+        addr: u64,
+        len: u64,
+        export: &[u8],
+    ) -> Result<te_core::SegmentId, AttachError> {
+        let id = self.segments.take_id().map_err(AttachError::Segment)?;
+        log::debug!("attaching {} ({len} bytes at {addr:#x}) as {id}", RegionId::from_bits(region));
+        match self.rails.attach(id, export) {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                self.segments.put_id(id);
+                Err(AttachError::Rails(error))
+            }
+        }
+    }
+
+    fn forget_segment(&mut self, handle: SegmentHandle) {
+        if let Some(segment) = self.segments.remove(handle) {
+            self.leaving.extend(segment.regions.iter().map(|region| region.id));
+            self.leave();
+        }
+    }
+
+    /// What a thread that does not own the engine needs to talk to peers.
+    pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, Arc<crate::control::Inbox>) {
+        (self.metadata.clone(), self.inbox.clone())
+    }
+}
+
+#[derive(Debug)]
+enum AttachError {
+    Rails(Error),
+    Segment(SegmentError),
+}
+
+pub(super) fn peer_to_peer(config: &Config) -> PeerToPeer {
+    PeerToPeer { timeout: timeout(config), frame_bytes_max: config.control.frame_bytes_max }
+}
+
+fn timeout(config: &Config) -> Duration {
+    Duration::from_millis(u64::from(config.control.timeout_ms))
+}
+
+/// Sends a notification. Blocks.
+pub(crate) fn notify(
+    config: &Config,
+    segment: &str,
+    incarnation: u64,
+    name: &str,
+    message: &[u8],
+) -> Result<(), SegmentError> {
+    let refused = |what| Err(SegmentError::Refused { name: segment.into(), what });
+    if name.len() + message.len() > config.control.notification_bytes_max as usize {
+        return refused(
+            "the message is longer than control.notification_bytes_max: write it to memory instead",
+        );
+    }
+    let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
+    match call(segment, &request, timeout(config), config.control.frame_bytes_max)? {
+        Answer::Taken => Ok(()),
+        Answer::Restarted { found } => {
+            Err(SegmentError::Restarted { name: segment.into(), expected: incarnation, found })
+        }
+        Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
+        Answer::InboxFull => refused("too many messages wait there: try again when it has taken some"),
+        _ => {
+            let what = "it answers another question than it was asked";
+            Err(SegmentError::Protocol { name: segment.into(), what })
+        }
+    }
+}
+
+/// Asks whether a peer lives. Blocks.
+pub(crate) fn probe(config: &Config, name: &str, expected: u64, timeout: Duration) -> Liveness {
+    match call(name, &Request::Probe, timeout, config.control.frame_bytes_max) {
+        Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
+        Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
+        Ok(_) => Liveness::Unreachable,
+        Err(error) => {
+            log::debug!("probe: {}", error.to_string());
+            Liveness::Unreachable
+        }
+    }
+}

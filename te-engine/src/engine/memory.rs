@@ -1,0 +1,163 @@
+//! Registering local memory.
+
+use std::sync::Arc;
+
+use te_core::{Access, ErrorKind, Location, MemSpan, Memory, RegionId};
+
+use super::Engine;
+use super::regions::Region;
+use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
+use crate::error::RegisterError;
+use crate::region::SharedRegion;
+use crate::sys::{AllocOptions, SharedMemory};
+
+impl Engine {
+    /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
+    ///
+    /// # Errors
+    /// `Empty`, `Overlap` with a registered region, `Full`, or the fabrics' refusal.
+    ///
+    /// # Safety
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
+    /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    pub unsafe fn register(&mut self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
+        let id = self.reserve_region()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
+    }
+
+    /// An id to register under.
+    pub(crate) fn reserve_region(&mut self) -> Result<RegionId, RegisterError> {
+        self.regions.reserve()
+    }
+
+    /// Registers under a reserved id, which is given back on an error.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register); `memory` and `owned` say who keeps the promise.
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    pub(crate) unsafe fn register_as(
+        &mut self,
+        id: RegionId,
+        span: MemSpan,
+        access: Access,
+        owned: bool,
+        memory: Option<Arc<SharedMemory>>,
+    ) -> Result<(), RegisterError> {
+        let registered = self.regions.check(span).and_then(|()| {
+            // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, and that asks `deregister` first.
+            unsafe { self.rails.register(id, span, access) }.map_err(RegisterError::Rails)?;
+            self.publish(id, span, access)
+        });
+        match registered {
+            Ok(()) => {
+                let region = Region { span, access, owned, requests: 0, closing: false, _memory: memory };
+                self.regions.insert(id, region);
+                Ok(())
+            }
+            Err(error) => {
+                self.regions.release(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lists a region with remote rights in our descriptor.
+    fn publish(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), RegisterError> {
+        if access.is_remote() {
+            let mut export = vec![0; EXPORT_BYTES_MAX];
+            match self.rails.export(id, &mut export) {
+                Ok(len) => {
+                    export.truncate(len);
+                    self.published.insert(RegionDescriptor {
+                        region: id.to_bits(),
+                        addr: span.as_ptr().addr() as u64,
+                        len: span.len() as u64,
+                        access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
+                        numa: match span.location() {
+                            Location::Numa(node) => Some(node),
+                            _ => None,
+                        },
+                        export,
+                    });
+                }
+                // Shared memory alone cannot export this memory. It still serves as a local side.
+                Err(error) if error.kind == ErrorKind::Unsupported => {
+                    log::warn!(
+                        "region {id} of {} bytes cannot be exported by any fabric that is on",
+                        span.len()
+                    );
+                }
+                Err(error) => {
+                    let undone = self.rails.deregister(id);
+                    debug_assert!(undone.is_ok(), "nobody can use a region that was never exported");
+                    return Err(RegisterError::Rails(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's.
+    ///
+    /// # Errors
+    /// `Busy` while requests in flight use it, or a peer's operation (then it refuses new ones, and the call is to be
+    /// repeated after [`poll`](Self::poll)); `NotFound`.
+    pub fn unregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
+        let region = self.regions.region_mut(id).ok_or(RegisterError::NotFound)?;
+        if region.requests > 0 {
+            return Err(RegisterError::Busy { requests: region.requests });
+        }
+        region.closing = true;
+        let addr = region.span.as_ptr().addr() as u64;
+        if region.access.is_remote() {
+            self.published.remove(addr);
+        }
+        match self.rails.deregister(id) {
+            Ok(()) => {
+                self.regions.remove(id);
+                Ok(())
+            }
+            Err(error) if error.kind == ErrorKind::Busy => Err(RegisterError::Busy { requests: 0 }),
+            Err(error) => Err(RegisterError::Rails(error)),
+        }
+    }
+
+    /// Whether `id` is an owned buffer of this engine at `span`.
+    pub(crate) fn owns(&self, id: RegionId, span: MemSpan) -> bool {
+        self.regions.region(id).is_some_and(|region| region.owned && region.span == span)
+    }
+
+    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), and `Alloc`.
+    pub fn alloc_shared(&mut self, len: usize, access: Access) -> Result<SharedRegion, RegisterError> {
+        if len == 0 {
+            return Err(RegisterError::Empty);
+        }
+        let options = AllocOptions {
+            peers_may_write: access.contains(Access::REMOTE_WRITE),
+            populate: false,
+            huge_pages: true,
+        };
+        let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
+        self.register_shared(memory, access)
+    }
+
+    pub(crate) fn register_shared(
+        &mut self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+    ) -> Result<SharedRegion, RegisterError> {
+        let id = self.reserve_region()?;
+        #[allow(unsafe_code, reason = "registers memory whose promise this crate keeps")]
+        // SAFETY: `memory` stays mapped as long as the region's row holds it, which is until it is unregistered; no reference
+        // to it is ever made (`SharedMemory`).
+        unsafe {
+            self.register_as(id, memory.span(), access, false, Some(memory.clone()))?;
+        }
+        Ok(SharedRegion::new(id, memory))
+    }
+}

@@ -1,0 +1,714 @@
+//! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
+
+mod control;
+mod fences;
+mod memory;
+mod rails;
+mod regions;
+mod segments;
+
+use std::collections::VecDeque;
+use std::string::String;
+use std::sync::Arc;
+use std::time::Duration;
+use std::vec::Vec;
+
+use te_core::{
+    BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
+    MultiTransport, Op, Outcome, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
+};
+
+use crate::config::Config;
+use crate::control::{Inbox, Server};
+use crate::copier::rights;
+use crate::descriptor::Published;
+use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
+use crate::metadata::Metadata;
+use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::sys::park;
+use crate::tiers::Tiers;
+pub(crate) use control::{notify, probe};
+pub use fences::FenceHandle;
+use fences::Fences;
+use regions::Regions;
+use segments::Segments;
+
+/// Slices cut, and completions taken, in one go.
+const GO: usize = 128;
+/// Batches in a row that found their rails full before the rest of the queue waits for the next poll.
+const BLOCKED_MAX: usize = 16;
+/// When to look again at what no event announces.
+const SOON: Duration = Duration::from_millis(1);
+
+/// The engine's core. One thread owns it, calls it, and must poll it: for its own transfers and, over fabrics whose target
+/// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
+pub struct Engine {
+    config: Config,
+    clock: Clock,
+    rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    regions: Regions,
+    segments: Segments,
+    batches: BatchTable,
+    /// By batch index: what the table does not keep.
+    rows: Vec<Row>,
+    /// Batches with something left to submit.
+    pending: VecDeque<BatchHandle>,
+    fences: Fences,
+    /// Remote regions that are to be detached once nothing uses them.
+    leaving: Vec<SegmentId>,
+    /// No deadline of a batch or fence is earlier.
+    next_deadline: Option<Instant>,
+    /// What has ended, for a worker that tells others. `None`: nobody asks.
+    ended: Option<Vec<Ended>>,
+    published: Arc<Published>,
+    inbox: Arc<Inbox>,
+    metadata: Arc<dyn Metadata>,
+    checked: Vec<te_core::TransferRequest>,
+    slices: Box<[Slice; GO]>,
+    completions: Box<[Completion; GO]>,
+    batches_timed_out: u64,
+    quarantined_batches: u32,
+    quarantined_bytes: u64,
+    /// Last: peers may ask until everything else has stopped.
+    _server: Server,
+}
+
+/// Something that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Batch(BatchHandle),
+    Fence(FenceHandle),
+}
+
+/// What a batch needs beside its requests.
+#[derive(Default)]
+struct Row {
+    /// Its requests' regions and segments, to count out at the end.
+    uses: Vec<(RegionId, SegmentHandle)>,
+    deadline: Option<Instant>,
+    /// Cancelled; gives up on draining then.
+    drain_until: Option<Instant>,
+    reason: Option<CancelReason>,
+    bytes: u64,
+    quarantined: bool,
+    /// Freed by its caller while quarantined.
+    orphan: bool,
+    handle: Option<BatchHandle>,
+}
+
+impl Engine {
+    /// Opens the control port and the fabrics.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_with(config, None)
+    }
+
+    /// As [`start`](Self::start), with another source of descriptors than asking peers themselves.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
+        config.validate()?;
+        let (rails, published, inbox, server) = rails::open(&config)?;
+        let empty = Slice {
+            token: Token(0),
+            local: (RegionId::new(0, 0), 0),
+            remote: (SegmentId::new(0, 0), 0),
+            len: 0,
+            op: Op::Read,
+        };
+        Ok(Self {
+            clock: Clock(std::time::Instant::now()),
+            rails,
+            regions: Regions::new(config.regions_max),
+            segments: Segments::new(config.segments_max),
+            batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
+            rows: (0..config.batches_max).map(|_| Row::default()).collect(),
+            pending: VecDeque::with_capacity(config.batches_max as usize),
+            fences: Fences::default(),
+            leaving: Vec::new(),
+            next_deadline: None,
+            ended: None,
+            published,
+            inbox,
+            metadata: metadata.unwrap_or_else(|| Arc::new(control::peer_to_peer(&config))),
+            checked: Vec::new(),
+            slices: Box::new([empty; GO]),
+            completions: Box::new([Completion::applied(Token(0)); GO]),
+            batches_timed_out: 0,
+            quarantined_batches: 0,
+            quarantined_bytes: 0,
+            _server: server,
+            config,
+        })
+    }
+
+    /// The name under which peers open this engine's memory: `host:port` of its control port.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.published.name
+    }
+
+    /// Which life of the process this is; another one after every start.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.published.incarnation
+    }
+
+    /// What it was started with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Submits requests as one batch. With `timeout`, what has not ended by then is cancelled and ends `TimedOut`.
+    ///
+    /// # Errors
+    /// `BatchLength`, `Request`, `Segment`: nothing of the batch was moved. `Full`: free some batches first.
+    pub fn submit(
+        &mut self,
+        requests: &[TransferRequest],
+        timeout: Option<Duration>,
+    ) -> Result<BatchHandle, TransferError> {
+        self.submit_from(requests, timeout, None)
+    }
+
+    /// As `submit`; `owned` is the owned buffer that the requests may use.
+    pub(crate) fn submit_from(
+        &mut self,
+        requests: &[TransferRequest],
+        timeout: Option<Duration>,
+        owned: Option<te_core::MemSpan>,
+    ) -> Result<BatchHandle, TransferError> {
+        let requests_per_batch_max = self.config.requests_per_batch_max;
+        if requests.is_empty() || requests.len() > requests_per_batch_max as usize {
+            return Err(TransferError::BatchLength { requests: requests.len(), requests_per_batch_max });
+        }
+        // All of it is checked before any of it counts.
+        let mut checked = std::mem::take(&mut self.checked);
+        checked.clear();
+        let result = self.check(requests, owned, &mut checked).and_then(|slicer| {
+            self.batches.create(checked.iter().copied(), slicer).map_err(|_| TransferError::Full)
+        });
+        self.checked = checked;
+        let handle = result?;
+        let row = &mut self.rows[handle.index()];
+        row.uses.clear();
+        row.bytes = 0;
+        for (core, request) in self.checked.iter().zip(requests) {
+            row.uses.push((core.local.0, request.segment));
+            row.bytes += request.len;
+        }
+        for &(region, segment) in &row.uses {
+            if let Some(region) = self.regions.region_mut(region) {
+                region.requests += 1;
+            }
+            if let Some(segment) = self.segments.segment_mut(segment) {
+                segment.requests += 1;
+            }
+        }
+        let deadline = timeout.map(|timeout| self.clock.now() + timeout);
+        (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
+        (row.quarantined, row.orphan, row.handle) = (false, false, Some(handle));
+        self.note_deadline(deadline);
+        self.pending.push_back(handle);
+        self.pump();
+        Ok(handle)
+    }
+
+    /// Makes progress: posts what waits, takes what has ended, ends what is late. Gives the number of completions.
+    pub fn poll(&mut self) -> usize {
+        let now = self.clock.now();
+        let count = self.rails.poll(now, &mut self.completions[..]);
+        for index in 0..count {
+            let completion = self.completions[index];
+            if Fences::is_fence(&completion) {
+                if let Some(fence) = self.fences.complete(&completion) {
+                    self.end_fence(fence);
+                }
+            } else if let Some(handle) = self.batches.complete(&completion) {
+                self.end(handle);
+            }
+        }
+        if !self.pending.is_empty() {
+            self.pump();
+        }
+        if self.next_deadline.is_some_and(|next| now >= next) {
+            self.expire(now);
+        }
+        if !self.leaving.is_empty() {
+            self.leave();
+        }
+        count
+    }
+
+    /// Everything that is known about a batch.
+    ///
+    /// # Errors
+    /// `NotFound` when it was freed.
+    pub fn report(&self, batch: BatchHandle) -> Result<BatchReport, TransferError> {
+        let progress = self.batches.progress(batch).map_err(|_| TransferError::NotFound)?;
+        let row = &self.rows[batch.index()];
+        let mut report = BatchReport {
+            status: progress.status,
+            bytes: progress.bytes_done,
+            requests_failed: 0,
+            error: progress.error,
+            fence_needed: progress.fence_needed,
+            quarantined: row.quarantined,
+        };
+        if row.quarantined {
+            report.status = row.given_up();
+            report.fence_needed = true;
+        }
+        if report.status.is_terminal() && report.status != Status::Completed {
+            for index in 0..row.uses.len() {
+                let request = self.batches.task_progress(batch, index).map(|task| task.status);
+                report.requests_failed += u32::from(request != Ok(Status::Completed));
+            }
+            report.error = report.error.or(Some(Error::new(match report.status {
+                Status::TimedOut => ErrorKind::TimedOut,
+                _ => ErrorKind::Canceled,
+            })));
+        }
+        Ok(report)
+    }
+
+    /// How far a batch is.
+    ///
+    /// # Errors
+    /// `NotFound` when it was freed.
+    pub fn status(&self, batch: BatchHandle) -> Result<Status, TransferError> {
+        self.report(batch).map(|report| report.status)
+    }
+
+    /// What is known about request `index` of a batch.
+    ///
+    /// # Errors
+    /// `NotFound` when the batch was freed or has no such request.
+    pub fn request_status(&self, batch: BatchHandle, index: usize) -> Result<RequestStatus, TransferError> {
+        let task = self.batches.task_progress(batch, index).map_err(|_| TransferError::NotFound)?;
+        let row = &self.rows[batch.index()];
+        let quarantined = row.quarantined && !task.status.is_terminal();
+        let status = if quarantined { row.given_up() } else { task.status };
+        let fence_needed = task.fence_needed || quarantined;
+        let outcome = match status {
+            Status::Completed => Outcome::Applied,
+            _ if status.is_terminal() && task.bytes_done == 0 && !fence_needed => Outcome::NotApplied,
+            _ => Outcome::Unknown,
+        };
+        let kind = match status {
+            Status::TimedOut => Some(ErrorKind::TimedOut),
+            Status::Canceled => Some(ErrorKind::Canceled),
+            _ => None,
+        };
+        let error = task.error.or(kind.map(Error::new));
+        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed })
+    }
+
+    /// Polls until a batch has ended, at most `timeout`, parking when there is nothing to do.
+    ///
+    /// # Errors
+    /// `Ended` when it ended other than `Completed`; `WaitTimedOut`: it goes on; `NotFound`.
+    pub fn wait(
+        &mut self,
+        batch: BatchHandle,
+        timeout: Option<Duration>,
+    ) -> Result<BatchReport, TransferError> {
+        let until = timeout.map(|timeout| self.clock.now() + timeout);
+        self.poll_until(until, |engine| {
+            let report = engine.report(batch)?;
+            if report.status.is_terminal() { verdict(report).map(Some) } else { Ok(None) }
+        })
+    }
+
+    /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
+    ///
+    /// # Errors
+    /// `NotFound` when it was freed.
+    pub fn cancel(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
+        self.stop(batch, CancelReason::Canceled)
+    }
+
+    /// Forgets a batch that has ended.
+    ///
+    /// # Errors
+    /// `Busy` when it has not, `NotFound` when it was freed before.
+    pub fn free(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
+        match self.batches.free(batch) {
+            Ok(()) => {
+                self.rows[batch.index()].handle = None;
+                Ok(())
+            }
+            Err(error) if error.kind == ErrorKind::Busy && self.rows[batch.index()].quarantined => {
+                self.rows[batch.index()].orphan = true;
+                Ok(())
+            }
+            Err(error) if error.kind == ErrorKind::Busy => Err(TransferError::Busy),
+            Err(_) => Err(TransferError::NotFound),
+        }
+    }
+
+    /// How long [`park`](Self::park) may sleep. `None`: until an event. Zero: poll now.
+    #[must_use]
+    pub fn idle_time(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| now + SOON);
+        let at = self.rails.poll_at().into_iter().chain(self.next_deadline).chain(soon).min()?;
+        Some(at - now)
+    }
+
+    /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
+    pub fn event_sources(&self) -> impl Iterator<Item = i32> + '_ {
+        self.rails.rails().iter().filter_map(Transport::event_source).map(|EventSource(fd)| fd)
+    }
+
+    /// Sleeps until there is something to poll for, at most `timeout`. Burns no CPU.
+    pub fn park(&self, timeout: Option<Duration>) {
+        self.park_with(None, timeout);
+    }
+
+    pub(crate) fn park_with(&self, bell: Option<i32>, timeout: Option<Duration>) {
+        let idle = self.idle_time();
+        if idle == Some(Duration::ZERO) {
+            return;
+        }
+        let timeout = idle.into_iter().chain(timeout).min();
+        park(self.event_sources().chain(bell), timeout);
+    }
+
+    /// Counters of the engine and of each rail.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let now = self.clock.now();
+        let rail = |(index, rail): (usize, &Box<dyn Transport + Send>)| {
+            let health = self.rails.route().health(index)?;
+            Some(RailStats {
+                name: rail.name(),
+                bytes: health.bytes_done,
+                slices: health.slices_ended - health.errors,
+                errors: health.errors,
+                inflight_bytes: health.bytes_in_flight,
+                ewma_gb_s: health.bandwidth as f64 / 1e9,
+                paused: health.paused_until.is_some_and(|until| now < until),
+            })
+        };
+        Stats {
+            rails: self.rails.rails().iter().enumerate().filter_map(rail).collect(),
+            regions: self.regions.len(),
+            registered_bytes: self.regions.bytes(),
+            segments: self.segments.len(),
+            batches: self.batches.live() as u32,
+            batches_timed_out: self.batches_timed_out,
+            quarantined_batches: self.quarantined_batches,
+            quarantined_bytes: self.quarantined_bytes,
+            leaked_buffers: 0,
+            leaked_bytes: 0,
+            notifications_refused: self.inbox.refused(),
+        }
+    }
+
+    /// Keeps a list of what ends, for [`take_ended`](Self::take_ended).
+    pub(crate) fn tell_ended(&mut self) {
+        self.ended = Some(Vec::new());
+    }
+
+    /// What has ended since the last call, into `out`.
+    pub(crate) fn take_ended(&mut self, out: &mut Vec<Ended>) {
+        if let Some(ended) = &mut self.ended {
+            out.append(ended);
+        }
+    }
+
+    fn poll_until<T>(
+        &mut self,
+        until: Option<Instant>,
+        mut done: impl FnMut(&Self) -> Result<Option<T>, TransferError>,
+    ) -> Result<T, TransferError> {
+        let spin = Duration::from_micros(u64::from(self.config.spin_us));
+        let mut idle_since = None;
+        loop {
+            let progressed = self.poll() > 0;
+            if let Some(end) = done(self)? {
+                return Ok(end);
+            }
+            let now = self.clock.now();
+            if until.is_some_and(|until| now >= until) {
+                return Err(TransferError::WaitTimedOut);
+            }
+            if progressed {
+                idle_since = None;
+            } else if now - *idle_since.get_or_insert(now) >= spin {
+                self.park(until.map(|until| until - now));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Checks requests and puts them into `out`, in the rails' terms; gives where to cut them.
+    fn check(
+        &self,
+        requests: &[TransferRequest],
+        owned: Option<te_core::MemSpan>,
+        out: &mut Vec<te_core::TransferRequest>,
+    ) -> Result<Slicer, TransferError> {
+        let mut nearest = None;
+        let mut one_rail = true;
+        for (index, request) in requests.iter().enumerate() {
+            let core = self.resolve(index, request, owned)?;
+            let rail = self.rails.reachable(core.remote.0).trailing_zeros();
+            one_rail &= *nearest.get_or_insert(rail) == rail;
+            out.push(core);
+        }
+        Ok(self.slicer(nearest.filter(|_| one_rail)))
+    }
+
+    /// Checks one request.
+    fn resolve(
+        &self,
+        index: usize,
+        request: &TransferRequest,
+        owned: Option<te_core::MemSpan>,
+    ) -> Result<te_core::TransferRequest, TransferError> {
+        let problem = |problem| Err(TransferError::Request { index, problem });
+        if request.len == 0 {
+            return problem(RequestProblem::Empty);
+        }
+        let Some((region_id, offset, region)) = self.regions.resolve(request.local, request.len) else {
+            return problem(RequestProblem::LocalRange);
+        };
+        // The span tells buffers of other engines from ours, whatever their ids.
+        if region.owned && owned.is_none_or(|span| span != region.span) {
+            return problem(RequestProblem::Owned);
+        }
+        let segment = self.segments.segment(request.segment);
+        let segment = segment.ok_or(TransferError::Segment { index, source: SegmentError::NotFound })?;
+        if let Some(source) = segment.restart_error() {
+            return Err(TransferError::Segment { index, source });
+        }
+        let Some((remote, remote_offset)) = segment.resolve(request.remote_addr, request.len) else {
+            return problem(RequestProblem::RemoteRange);
+        };
+        let (local_right, remote_right) = rights(request.op);
+        if !region.access.contains(local_right) {
+            return problem(RequestProblem::LocalAccess);
+        }
+        if !remote.access.contains(remote_right) {
+            return problem(RequestProblem::RemoteAccess);
+        }
+        Ok(te_core::TransferRequest {
+            op: request.op,
+            local: (region_id, offset),
+            remote: (remote.id, remote_offset),
+            len: request.len,
+        })
+    }
+
+    /// Where to cut requests whose nearest rail is `rail`, or whose rails differ.
+    fn slicer(&self, rail: Option<u32>) -> Slicer {
+        let preferred = rail.and_then(|rail| self.rails.rails().get(rail as usize));
+        let preferred = preferred.map_or(0, |rail| rail.capabilities().slice_bytes_preferred);
+        // A tail of up to a quarter of a slice rides with the last one.
+        let longest = self.rails.capabilities().slice_bytes_max / 5 * 4;
+        Slicer::new(self.config.slice_bytes.max(preferred).min(longest))
+    }
+
+    /// Posts what waits, as far as there is room.
+    fn pump(&mut self) {
+        let mut blocked = 0;
+        for _ in 0..self.pending.len() {
+            let Some(handle) = self.pending.pop_front() else { break };
+            if self.post(handle) {
+                continue;
+            }
+            // Full for this batch. Others may ride other rails.
+            self.pending.push_back(handle);
+            blocked += 1;
+            if blocked == BLOCKED_MAX {
+                break;
+            }
+        }
+    }
+
+    /// Posts a batch. True: nothing of it is left to post.
+    fn post(&mut self, handle: BatchHandle) -> bool {
+        loop {
+            let Ok(count) = self.batches.next(handle, &mut self.slices[..]) else { return true };
+            if count == 0 {
+                return true;
+            }
+            match self.rails.submit(&self.slices[..count]) {
+                Ok(accepted) => {
+                    self.batches.accepted(&self.slices[..accepted]);
+                    if accepted == 0 {
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    if let Some(ended) = self.batches.refused(&self.slices[0], error) {
+                        self.end(ended);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Cancels a batch, by its caller or its deadline.
+    fn stop(&mut self, handle: BatchHandle, reason: CancelReason) -> Result<(), TransferError> {
+        if self.batches.progress(handle).map_err(|_| TransferError::NotFound)?.status.is_terminal() {
+            return Ok(());
+        }
+        let drain_until = self.clock.now() + Duration::from_millis(u64::from(self.config.drain_ms));
+        let row = &mut self.rows[handle.index()];
+        row.deadline = None;
+        row.reason.get_or_insert(reason);
+        row.drain_until.get_or_insert(drain_until);
+        match self.batches.cancel(handle, reason) {
+            Ok(None) => {
+                let rails = &mut self.rails;
+                let told = self.batches.in_flight(handle, |token| {
+                    // Some of these have ended already: the rails say so, and that is fine.
+                    let _ = rails.cancel(token);
+                });
+                debug_assert!(told.is_ok(), "the batch is there");
+                self.note_deadline(Some(drain_until));
+            }
+            _ => self.end(handle),
+        }
+        Ok(())
+    }
+
+    /// A batch has ended: nothing touches its memory any more.
+    fn end(&mut self, handle: BatchHandle) {
+        let row = &mut self.rows[handle.index()];
+        for (region, segment) in row.uses.iter() {
+            if let Some(region) = self.regions.region_mut(*region) {
+                region.requests -= 1;
+            }
+            if let Some(segment) = self.segments.segment_mut(*segment) {
+                segment.requests -= 1;
+            }
+        }
+        let timed_out = self.batches.progress(handle).is_ok_and(|whole| whole.status == Status::TimedOut);
+        self.batches_timed_out += u64::from(timed_out && !row.quarantined);
+        (row.deadline, row.drain_until) = (None, None);
+        if std::mem::take(&mut row.quarantined) {
+            self.quarantined_batches -= 1;
+            self.quarantined_bytes -= row.bytes;
+            if std::mem::take(&mut row.orphan) {
+                row.handle = None;
+                let freed = self.batches.free(handle);
+                debug_assert!(freed.is_ok(), "the batch has ended");
+            }
+            return;
+        }
+        if let Some(ended) = &mut self.ended {
+            ended.push(Ended::Batch(handle));
+        }
+    }
+
+    /// Ends what is late, and gives up on what does not drain.
+    fn expire(&mut self, now: Instant) {
+        self.next_deadline = None;
+        for index in 0..self.rows.len() {
+            let row = &self.rows[index];
+            let Some(handle) = row.handle else { continue };
+            if row.deadline.is_some_and(|deadline| now >= deadline) {
+                let stopped = self.stop(handle, CancelReason::TimedOut);
+                debug_assert!(stopped.is_ok(), "the batch is there");
+            } else if row.drain_until.is_some_and(|until| now >= until) {
+                self.quarantine(handle);
+            }
+            let row = &self.rows[index];
+            self.note_deadline(row.deadline.or(row.drain_until));
+        }
+        self.expire_fences(now);
+    }
+
+    fn quarantine(&mut self, handle: BatchHandle) {
+        let row = &mut self.rows[handle.index()];
+        row.drain_until = None;
+        row.quarantined = true;
+        self.batches_timed_out += u64::from(row.reason == Some(CancelReason::TimedOut));
+        self.quarantined_batches += 1;
+        self.quarantined_bytes += row.bytes;
+        log::error!("a batch of {} bytes did not drain; its memory is quarantined", row.bytes);
+        if let Some(ended) = &mut self.ended {
+            ended.push(Ended::Batch(handle));
+        }
+    }
+
+    fn note_deadline(&mut self, deadline: Option<Instant>) {
+        self.next_deadline = self.next_deadline.into_iter().chain(deadline).min();
+    }
+
+    /// Detaches remote regions that nothing uses any more.
+    fn leave(&mut self) {
+        let Self { leaving, rails, segments, .. } = self;
+        leaving.retain(|&id| match rails.detach(id) {
+            Err(error) if error.kind == ErrorKind::Busy => true,
+            _ => {
+                segments.put_id(id);
+                false
+            }
+        });
+    }
+}
+
+impl Drop for Engine {
+    /// Ends what is in flight, so that peers hear of it rather than of a broken connection.
+    fn drop(&mut self) {
+        let handles: Vec<BatchHandle> = self.rows.iter().filter_map(|row| row.handle).collect();
+        for handle in handles {
+            // Freed ones say so.
+            let _ = self.cancel(handle);
+        }
+        self.poll();
+    }
+}
+
+impl Row {
+    /// The status of a batch that was cancelled and did not drain.
+    fn given_up(&self) -> Status {
+        match self.reason {
+            Some(CancelReason::TimedOut) => Status::TimedOut,
+            _ => Status::Canceled,
+        }
+    }
+}
+
+/// `Ok` for `Completed`.
+pub(crate) fn verdict(report: BatchReport) -> Result<BatchReport, TransferError> {
+    match (report.status, report.error) {
+        (Status::Completed, _) => Ok(report),
+        (status, error) => Err(TransferError::Ended {
+            status,
+            requests_failed: report.requests_failed,
+            error: error.unwrap_or(Error::new(ErrorKind::Canceled)),
+            fence_needed: report.fence_needed,
+        }),
+    }
+}
+
+/// Time since the engine started.
+struct Clock(std::time::Instant);
+
+impl Clock {
+    fn now(&self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// For what people read: `Engine` has no other name than its own.
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name: &String = &self.published.name;
+        f.debug_struct("Engine")
+            .field("name", name)
+            .field("incarnation", &self.published.incarnation)
+            .finish()
+    }
+}

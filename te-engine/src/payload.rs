@@ -1,0 +1,47 @@
+//! What a transfer holds for its submitter, and what becomes of it when the transfer is dropped.
+#![allow(unsafe_code, reason = "puts registered buffers together again once they are unregistered")]
+
+use te_core::{Buffer, RegionId, Registered};
+
+/// What a [`Transfer`](crate::Transfer) gives back: `()`, or a [`Registered`] buffer. Nobody else can implement it.
+pub trait Payload: sealed::Sealed {
+    /// What the engine has to free when the transfer is dropped.
+    #[doc(hidden)]
+    fn abandon(self) -> Option<Abandoned>;
+}
+
+/// A buffer whose owner is gone. The engine frees it once it is unregistered; dropped, it leaks.
+pub struct Abandoned {
+    pub(crate) region: RegionId,
+    pub(crate) bytes: u64,
+    free: Box<dyn FnOnce() + Send>,
+}
+
+impl Abandoned {
+    /// # Safety
+    /// `unregister` returned `Ok` for `region`.
+    pub(crate) unsafe fn free(self) {
+        (self.free)();
+    }
+}
+
+impl Payload for () {
+    fn abandon(self) -> Option<Abandoned> {
+        None
+    }
+}
+
+impl<B: Buffer> Payload for Registered<B> {
+    fn abandon(self) -> Option<Abandoned> {
+        let (region, bytes) = (self.region(), self.span().len() as u64);
+        // SAFETY: runs in `Abandoned::free` alone, whose caller promises that the region is unregistered.
+        let free = Box::new(move || drop(unsafe { self.into_inner() }));
+        Some(Abandoned { region, bytes, free })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for () {}
+    impl<B: te_core::Buffer> Sealed for te_core::Registered<B> {}
+}

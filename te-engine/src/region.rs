@@ -1,0 +1,75 @@
+//! Memory that an engine allocates, to be shared within the host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use te_core::{Error, MemSpan, RegionId, VolatileSpan};
+
+use crate::sys::SharedMemory;
+
+/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are copied in and
+/// out, never borrowed (L7). Freed when it is unregistered and the last clone of this is gone.
+#[derive(Clone)]
+pub struct SharedRegion {
+    id: RegionId,
+    memory: Arc<SharedMemory>,
+}
+
+impl SharedRegion {
+    pub(crate) fn new(id: RegionId, memory: Arc<SharedMemory>) -> Self {
+        Self { id, memory }
+    }
+
+    /// Its id, for requests and `unregister`.
+    #[must_use]
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
+    /// Its first address, by which peers name it.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.span().as_ptr().addr() as u64
+    }
+
+    /// Bytes; at least one.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(&self) -> usize {
+        self.span().len()
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn span(&self) -> MemSpan {
+        self.memory.span()
+    }
+
+    /// Its bytes, to be copied in and out.
+    #[must_use]
+    pub fn view(&self) -> VolatileSpan<'_> {
+        self.memory.view()
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// `OutOfRange`; nothing was copied.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.view().read(offset, out)
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// `OutOfRange`; nothing was copied.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.view().write(offset, bytes)
+    }
+}
+
+impl fmt::Debug for SharedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRegion").field("id", &self.id).field("len", &self.len()).finish()
+    }
+}

@@ -1,0 +1,112 @@
+//! The engine's route: the nearest rail that reaches a segment, and the next one when that is paused.
+//!
+//! On a host, rails compete for the same cores and memory bandwidth. Spraying a copy over shared memory *and* a socket would
+//! make it dearer, not faster. So rails are ordered in tiers, and only rails of the nearest usable tier share work, by
+//! predicted finish time.
+
+use te_core::{Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, Route, Slice};
+
+/// Rails in tiers over a [`HealthRoute`].
+#[derive(Debug)]
+pub(crate) struct Tiers {
+    health: HealthRoute,
+    /// Masks of rails, nearest first.
+    tiers: Vec<u32>,
+}
+
+impl Tiers {
+    /// `tier_of[rail]` says how far each rail is; lower is nearer.
+    pub(crate) fn new(tier_of: &[u8], config: HealthConfig) -> Self {
+        let mut levels = tier_of.to_vec();
+        levels.sort_unstable();
+        levels.dedup();
+        let mask = |level: u8| {
+            let rails = tier_of.iter().take(RAILS_MAX).enumerate();
+            rails.filter(|&(_, &tier)| tier == level).fold(0, |mask, (rail, _)| mask | 1 << rail)
+        };
+        let penalties = vec![100; tier_of.len().min(RAILS_MAX)];
+        Self { health: HealthRoute::new(&penalties, config), tiers: levels.into_iter().map(mask).collect() }
+    }
+
+    /// What is known of `rail`.
+    pub(crate) fn health(&self, rail: usize) -> Option<RailHealth> {
+        self.health.health(rail)
+    }
+}
+
+impl Route for Tiers {
+    fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
+        let Self { health, tiers } = self;
+        tiers
+            .iter()
+            .filter(|&tier| tier & reachable != 0)
+            .find_map(|tier| health.route(slice, tier & reachable))
+    }
+
+    fn takes_more(&self, rail: usize) -> bool {
+        self.health.takes_more(rail)
+    }
+
+    fn accepted(&mut self, rail: usize, slice: &Slice) {
+        self.health.accepted(rail, slice);
+    }
+
+    fn returned(&mut self, rail: usize, slice: &Slice) {
+        self.health.returned(rail, slice);
+    }
+
+    fn completed(
+        &mut self,
+        rail: usize,
+        slice: &Slice,
+        completion: &Completion,
+        nanos: u64,
+        bytes_ahead: u64,
+    ) {
+        self.health.completed(rail, slice, completion, nanos, bytes_ahead);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.health.tick(now);
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.health.wake_at()
+    }
+
+    fn bytes_in_flight(&self, rail: usize) -> u64 {
+        self.health.bytes_in_flight(rail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use te_core::{Error, ErrorKind, Op, RegionId, SegmentId, Token};
+
+    use super::*;
+
+    #[test]
+    fn work_stays_on_the_nearest_rail_until_that_is_paused() {
+        let mut route = Tiers::new(&[0, 1, 2, 2], HealthConfig::default());
+        let slice = Slice {
+            token: Token(1),
+            local: (RegionId::new(0, 0), 0),
+            remote: (SegmentId::new(0, 0), 0),
+            len: 4096,
+            op: Op::Read,
+        };
+        for _ in 0..100 {
+            assert_eq!(route.route(&slice, 0b1111), Some(0));
+            assert_eq!(route.route(&slice, 0b1110), Some(1));
+            route.accepted(1, &slice);
+        }
+        let fault = Completion::not_applied(Token(1), Error::new(ErrorKind::Rail));
+        for _ in 0..3 {
+            route.completed(1, &slice, &fault, 1, 1);
+        }
+        let far = route.route(&slice, 0b1110).unwrap();
+        assert!(far >= 2);
+        route.accepted(far, &slice);
+        assert_eq!(route.route(&slice, 0b1110), Some(5 - far), "rails of one tier share the work");
+    }
+}

@@ -1,0 +1,151 @@
+//! The settings of one transport, their defaults and their limits.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// Lanes to one peer, at most.
+pub const LANES_MAX: u8 = 16;
+
+/// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where to listen. Port 0 picks a free one. Default `127.0.0.1:0`.
+    pub bind: SocketAddr,
+    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`, `::`), the
+    /// addresses of this host's interfaces.
+    pub advertise: Option<IpAddr>,
+    /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
+    pub lanes: u8,
+    /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
+    pub checksum: bool,
+    /// TCP congestion control. Default: `cubic` between addresses of one host, where a pacing one such as BBR costs up to
+    /// half of the throughput and wins nothing, and the kernel's default elsewhere.
+    pub congestion: Option<String>,
+    /// `SO_SNDBUF`, bytes. Default: the kernel tunes it.
+    pub send_buffer_bytes: Option<u32>,
+    /// `SO_RCVBUF`, bytes. Default: the kernel tunes it.
+    pub receive_buffer_bytes: Option<u32>,
+    /// A peer that owes us an answer and shows no sign of life for so long is dead. Default 5,000.
+    ///
+    /// A target shows life only while its owner polls it: set this above the longest pause of any owner.
+    pub peer_silence_ms_max: u32,
+    /// Time to connect and shake hands. Default 3,000.
+    pub connect_ms_max: u32,
+    /// Longest pause between attempts to reach a peer again; the first is 10 ms. Default 1,000.
+    pub reconnect_ms_max: u32,
+    /// Slices accepted and not yet completed. Default 4,096.
+    pub inflight_max: u32,
+    /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
+    pub slice_bytes_max: u32,
+    /// Longer slices travel in pieces of this size, spread over the lanes. Default 1 MiB.
+    pub piece_bytes_max: u32,
+    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in step; beyond
+    /// it the lane is closed instead. Default 4 MiB.
+    pub aside_bytes_max: u32,
+    /// Connections, own and peers'. Default 1,024.
+    pub connections_max: u32,
+    /// Region indexes run from 0 to this. Default 65,536.
+    pub regions_max: u32,
+    /// Segment indexes run from 0 to this. Default 65,536.
+    pub segments_max: u32,
+    /// Fences that run at the same time. Default 64.
+    pub fences_max: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            advertise: None,
+            lanes: 1,
+            checksum: false,
+            congestion: None,
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+            peer_silence_ms_max: 5_000,
+            connect_ms_max: 3_000,
+            reconnect_ms_max: 1_000,
+            inflight_max: 4_096,
+            slice_bytes_max: 1 << 30,
+            piece_bytes_max: 1 << 20,
+            aside_bytes_max: 4 << 20,
+            connections_max: 1_024,
+            regions_max: 65_536,
+            segments_max: 65_536,
+            fences_max: 64,
+        }
+    }
+}
+
+impl Config {
+    /// Checks every field against its limits.
+    ///
+    /// # Errors
+    /// The first field that is out of its limits, with the limits.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let ranges = [
+            ("lanes", u64::from(self.lanes), 1, u64::from(LANES_MAX)),
+            ("peer_silence_ms_max", u64::from(self.peer_silence_ms_max), 20, 3_600_000),
+            ("connect_ms_max", u64::from(self.connect_ms_max), 1, 3_600_000),
+            ("reconnect_ms_max", u64::from(self.reconnect_ms_max), 10, 3_600_000),
+            ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
+            ("slice_bytes_max", u64::from(self.slice_bytes_max), 1, u64::from(u32::MAX)),
+            ("piece_bytes_max", u64::from(self.piece_bytes_max), 4_096, 64 << 20),
+            ("aside_bytes_max", u64::from(self.aside_bytes_max), 0, 1 << 30),
+            ("connections_max", u64::from(self.connections_max), 1, 1 << 20),
+            ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
+            ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
+            ("fences_max", u64::from(self.fences_max), 1, 65_536),
+        ];
+        for (field, value, min, max) in ranges {
+            if value < min || value > max {
+                return Err(ConfigError { field, value, min, max });
+            }
+        }
+        for (field, bytes) in [
+            ("send_buffer_bytes", self.send_buffer_bytes),
+            ("receive_buffer_bytes", self.receive_buffer_bytes),
+        ] {
+            if let Some(bytes) = bytes
+                && !(4_096..=1 << 30).contains(&bytes)
+            {
+                return Err(ConfigError { field, value: u64::from(bytes), min: 4_096, max: 1 << 30 });
+            }
+        }
+        if let Some(name) = &self.congestion
+            && !(1..16).contains(&name.len())
+        {
+            return Err(ConfigError {
+                field: "congestion (length)",
+                value: name.len() as u64,
+                min: 1,
+                max: 15,
+            });
+        }
+        if self.advertise.is_some_and(|ip| ip.is_unspecified()) {
+            return Err(ConfigError { field: "advertise (unspecified)", value: 0, min: 1, max: 1 });
+        }
+        Ok(())
+    }
+}
+
+/// A field of [`Config`] that is out of its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Its name.
+    pub field: &'static str,
+    /// What it was.
+    pub value: u64,
+    /// Smallest value allowed.
+    pub min: u64,
+    /// Largest value allowed.
+    pub max: u64,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}: set it to {}..={}", self.field, self.value, self.min, self.max)
+    }
+}
+
+impl std::error::Error for ConfigError {}

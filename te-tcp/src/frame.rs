@@ -1,0 +1,688 @@
+//! The wire protocol: pure functions from bytes to frames and back. No sockets, no state, no memory but the caller's.
+//!
+//! All integers are little-endian. A connection is one *lane*. It is opened by the *initiator* (who wants to read and
+//! write) towards the *target* (who exported memory), and its roles never change.
+//!
+//! ```text
+//!  initiator                                              target
+//!     │ HELLO 48 B ───────────────────────────────────────▶ │  once, first
+//!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; a status other than 0 is followed by a close
+//!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: 16 B header, `count` entries, payload bytes
+//!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
+//! ```
+//!
+//! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's accept queue
+//! therefore holds no WRITE, which is what lets a fence look at accepted lanes only.
+//!
+//! **HELLO**, 48 bytes
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `snowskin` |
+//! | 8 | 2 | protocol version, now 1. Magic and version stay here in every version |
+//! | 10 | 2 | lane number within the session |
+//! | 12 | 4 | lane generation: grows with each connection that the session opens to this target |
+//! | 16 | 8 | session: random, one for each initiating transport |
+//! | 24 | 8 | initiator's incarnation |
+//! | 32 | 8 | incarnation that the target must have |
+//! | 40 | 8 | zero |
+//!
+//! **WELCOME**, 32 bytes
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `snowskin` |
+//! | 8 | 2 | the target's protocol version |
+//! | 10 | 2 | zero |
+//! | 12 | 4 | [`Status`]; other than 0: refused, the target closes |
+//! | 16 | 8 | the target's incarnation |
+//! | 24 | 8 | longest operation that the target accepts, bytes |
+//!
+//! **Header**, 16 bytes, opens every later frame
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 255 ERROR |
+//! | 1 | 1 | flags: 1 = checksums are set (WRITE, DATA) or wanted (READ) |
+//! | 2 | 2 | count of entries that follow |
+//! | 4 | 4 | zero |
+//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · ERROR: status |
+//!
+//! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the payloads of all
+//! its operations, without gaps, also of those that will be refused (the target discards them).
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | region index |
+//! | 4 | 4 | region generation |
+//! | 8 | 8 | key of the export |
+//! | 16 | 8 | offset into the region |
+//! | 24 | 8 | length; 0 is refused |
+//! | 32 | 4 | WRITE with checksums: CRC32C of the payload |
+//! | 36 | 4 | zero |
+//!
+//! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without gaps.
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | [`Status`] |
+//! | 4 | 4 | with checksums: CRC32C of the payload |
+//! | 8 | 8 | payload bytes: the length asked for, or 0 when refused |
+//!
+//! **ACK** answers WRITEs: 1 to 64 statuses of 4 bytes. Status 0 says that the last byte is in place.
+//!
+//! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero (2), lane
+//! generation (4). The target drops every other lane of that session, with whatever is unread in it, and then answers.
+//! What came before the FENCE on its own lane has been applied by then, because a lane is served in order.
+//! **ERROR** (target to initiator) is the last frame of a lane whose initiator broke the protocol.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+
+use te_core::{Error, ErrorKind};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The protocol version of this release.
+pub const VERSION: u16 = 1;
+/// First bytes of HELLO and WELCOME, in every version.
+pub const MAGIC: [u8; 8] = *b"snowskin";
+/// Operations, statuses or lanes in one frame, at most.
+pub const ENTRIES_MAX: usize = 64;
+/// The longest head (header and entries) of any frame, bytes.
+pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
+/// Header flag: checksums are set or wanted.
+pub const FLAG_CHECKSUM: u8 = 1;
+/// Addresses in one export, at most.
+pub const EXPORT_ADDRESSES_MAX: usize = 4;
+/// The longest export, bytes.
+pub const EXPORT_BYTES_MAX: usize = size_of::<ExportHead>() + 16 * EXPORT_ADDRESSES_MAX;
+
+/// What the kind byte of a [`Header`] can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Asks for bytes.
+    Read = 1,
+    /// Brings bytes.
+    Write = 2,
+    /// Asks for the target's word that nothing older will land.
+    Fence = 3,
+    /// Asks for a sign of life.
+    Ping = 4,
+    /// Answers READs.
+    Data = 129,
+    /// Answers WRITEs.
+    Ack = 130,
+    /// Answers a FENCE.
+    FenceAck = 131,
+    /// Answers a PING.
+    Pong = 132,
+    /// Ends a lane whose initiator broke the protocol.
+    Error = 255,
+}
+
+/// How an operation or a handshake ended at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// Zero length.
+    Empty = 1,
+    /// Longer than the target accepts.
+    TooLong = 2,
+    /// No such region.
+    NotFound = 3,
+    /// The region has another generation by now, or is being withdrawn.
+    Stale = 4,
+    /// Not inside the region.
+    OutOfRange = 5,
+    /// Wrong key, or the export does not grant this.
+    AccessDenied = 6,
+    /// The payload does not have the checksum that came with it.
+    Corrupt = 7,
+    /// The target has another incarnation than the initiator expects.
+    Restarted = 8,
+    /// The target speaks another protocol version.
+    Version = 9,
+    /// The connection did not open with the magic.
+    Magic = 10,
+    /// The target has as many connections as it allows.
+    Full = 11,
+    /// A frame that makes no sense.
+    Protocol = 12,
+    /// The region was withdrawn while a payload was on its way; some of its bytes may be in place.
+    Withdrawn = 13,
+}
+
+impl Status {
+    /// The status with this number on the wire; unknown numbers are [`Status::Protocol`].
+    #[must_use]
+    pub const fn from_wire(number: u32) -> Self {
+        match number {
+            0 => Self::Ok,
+            1 => Self::Empty,
+            2 => Self::TooLong,
+            3 => Self::NotFound,
+            4 => Self::Stale,
+            5 => Self::OutOfRange,
+            6 => Self::AccessDenied,
+            7 => Self::Corrupt,
+            8 => Self::Restarted,
+            9 => Self::Version,
+            10 => Self::Magic,
+            11 => Self::Full,
+            13 => Self::Withdrawn,
+            _ => Self::Protocol,
+        }
+    }
+
+    /// The error that a caller gets for it; `None` for `Ok`.
+    #[must_use]
+    pub const fn error(self) -> Option<Error> {
+        let kind = match self {
+            Self::Ok => return None,
+            Self::Empty | Self::TooLong => ErrorKind::InvalidArgument,
+            Self::NotFound => ErrorKind::NotFound,
+            Self::Stale | Self::Withdrawn => ErrorKind::Stale,
+            Self::OutOfRange => ErrorKind::OutOfRange,
+            Self::AccessDenied => ErrorKind::AccessDenied,
+            Self::Corrupt => ErrorKind::Corrupt,
+            Self::Restarted => ErrorKind::PeerRestarted,
+            Self::Full => ErrorKind::Full,
+            Self::Version | Self::Magic | Self::Protocol => ErrorKind::Protocol,
+        };
+        Some(Error::with_code(kind, self as i32))
+    }
+}
+
+/// First frame of a lane, initiator to target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`VERSION`].
+    pub version: U16,
+    /// Lane number within the session.
+    pub lane: U16,
+    /// Which connection of the session this is.
+    pub lane_generation: U32,
+    /// Random, one for each initiating transport.
+    pub session: U64,
+    /// The initiator's incarnation.
+    pub initiator: U64,
+    /// The incarnation that the target must have.
+    pub target: U64,
+    /// Zero.
+    pub reserved: U64,
+}
+
+/// The target's answer to a [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// The target's version.
+    pub version: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// A [`Status`].
+    pub status: U32,
+    /// The target's incarnation.
+    pub incarnation: U64,
+    /// Longest operation that the target accepts, bytes.
+    pub operation_bytes_max: U64,
+}
+
+/// What opens every frame after the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// A [`Kind`].
+    pub kind: u8,
+    /// [`FLAG_CHECKSUM`] or 0.
+    pub flags: u8,
+    /// Entries that follow.
+    pub count: U16,
+    /// Zero.
+    pub reserved: U32,
+    /// Sequence number, id or status; see the module.
+    pub seq: U64,
+}
+
+impl Header {
+    /// A header of `kind` with `count` entries.
+    #[must_use]
+    pub const fn new(kind: Kind, flags: u8, count: u16, seq: u64) -> Self {
+        Self { kind: kind as u8, flags, count: U16::new(count), reserved: U32::new(0), seq: U64::new(seq) }
+    }
+}
+
+/// Entry of READ and WRITE: one contiguous range of an exported region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Operation {
+    /// Region index at the target.
+    pub region: U32,
+    /// Region generation at the target.
+    pub generation: U32,
+    /// Key of the export.
+    pub key: U64,
+    /// Offset into the region, bytes.
+    pub offset: U64,
+    /// Length, bytes.
+    pub len: U64,
+    /// CRC32C of the payload when flagged.
+    pub crc: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Where the length lies in an [`Operation`]: a sender that cancels an operation before it is sent sets it to 0.
+pub const OPERATION_LEN_AT: usize = 24;
+
+/// Entry of DATA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DataEntry {
+    /// A [`Status`].
+    pub status: U32,
+    /// CRC32C of the payload when flagged.
+    pub crc: U32,
+    /// Payload bytes.
+    pub len: U64,
+}
+
+/// Entry of FENCE: one lane that the initiator still uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LaneEntry {
+    /// Lane number.
+    pub lane: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Lane generation.
+    pub generation: U32,
+}
+
+/// What a parser made of the bytes at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step<T> {
+    /// Too few: call again when there are at least this many.
+    Need(usize),
+    /// A frame, and how many bytes its head took. Payload follows.
+    Frame(T, usize),
+}
+
+/// Why bytes are not a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// Not our magic.
+    Magic,
+    /// Another version of the protocol: this one.
+    Version(u16),
+    /// A kind that this side does not expect.
+    Kind(u8),
+    /// No entries where there must be some, or more than [`ENTRIES_MAX`].
+    Count(u16),
+    /// Bytes that must be zero are not.
+    Reserved,
+    /// A flag that this version does not know.
+    Flags(u8),
+    /// Operations are not numbered one after the other.
+    Sequence,
+    /// An export that is cut short, or too long, or names no address.
+    Length,
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Magic => f.write_str("not a snowskin connection: check the port"),
+            Self::Version(v) => {
+                write!(f, "protocol version {v}, this side speaks {VERSION}: run the same release on both")
+            }
+            Self::Kind(k) => write!(f, "frame kind {k} is not expected here"),
+            Self::Count(n) => write!(f, "{n} entries in a frame; 1 to {ENTRIES_MAX} are allowed"),
+            Self::Reserved => f.write_str("bytes that must be zero are not"),
+            Self::Flags(flags) => write!(f, "unknown flags {flags:#x}"),
+            Self::Sequence => f.write_str("operations are not numbered one after the other"),
+            Self::Length => f.write_str("an export of this length does not exist"),
+        }
+    }
+}
+
+impl core::error::Error for FrameError {}
+
+impl FrameError {
+    /// What the target tells the initiator.
+    #[must_use]
+    pub const fn status(self) -> Status {
+        match self {
+            Self::Magic => Status::Magic,
+            Self::Version(_) => Status::Version,
+            _ => Status::Protocol,
+        }
+    }
+}
+
+/// A frame that a target may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Send me these.
+    Read {
+        /// Sequence number of the first.
+        seq: u64,
+        /// Answer with checksums.
+        checksum: bool,
+        /// What to read.
+        operations: &'a [Operation],
+    },
+    /// Here come these; the payloads follow.
+    Write {
+        /// Sequence number of the first.
+        seq: u64,
+        /// Checksums are set.
+        checksum: bool,
+        /// Where to write.
+        operations: &'a [Operation],
+    },
+    /// Drop every lane of mine but these, then say so.
+    Fence {
+        /// Comes back in the answer.
+        id: u64,
+        /// Lanes in use.
+        lanes: &'a [LaneEntry],
+    },
+    /// Are you there?
+    Ping {
+        /// Comes back in the answer.
+        id: u64,
+    },
+}
+
+/// A frame that an initiator may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Response<'a> {
+    /// Answers to READs; payloads follow.
+    Data {
+        /// Sequence number of the first.
+        seq: u64,
+        /// Checksums are set.
+        checksum: bool,
+        /// One for each READ.
+        entries: &'a [DataEntry],
+    },
+    /// Answers to WRITEs.
+    Ack {
+        /// Sequence number of the first.
+        seq: u64,
+        /// One [`Status`] for each WRITE.
+        statuses: &'a [U32],
+    },
+    /// The fence holds.
+    FenceAck {
+        /// Whose.
+        id: u64,
+    },
+    /// I am here.
+    Pong {
+        /// Whose.
+        id: u64,
+    },
+    /// You broke the protocol; this lane ends.
+    Error {
+        /// How.
+        status: Status,
+    },
+}
+
+/// Parses the first frame that a target gets. Decides on magic and version as soon as they are there.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
+    check_opening(bytes)?;
+    match Hello::read_from_prefix(bytes) {
+        Ok((hello, _)) => Ok(Step::Frame(hello, size_of::<Hello>())),
+        Err(_) => Ok(Step::Need(size_of::<Hello>())),
+    }
+}
+
+/// Parses the first frame that an initiator gets. Another version is no error here: its status says why it refused.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_welcome(bytes: &[u8]) -> Result<Step<Welcome>, FrameError> {
+    let seen = bytes.len().min(MAGIC.len());
+    if bytes[..seen] != MAGIC[..seen] {
+        return Err(FrameError::Magic);
+    }
+    match Welcome::read_from_prefix(bytes) {
+        Ok((welcome, _)) => {
+            let refused = welcome.status.get() != Status::Ok as u32;
+            if !refused && welcome.version.get() != VERSION {
+                return Err(FrameError::Version(welcome.version.get()));
+            }
+            Ok(Step::Frame(welcome, size_of::<Welcome>()))
+        }
+        Err(_) => Ok(Step::Need(size_of::<Welcome>())),
+    }
+}
+
+/// Parses the head of the next frame that a target gets.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_request(bytes: &[u8]) -> Result<Step<Request<'_>>, FrameError> {
+    let Some((header, rest)) = split_header(bytes)? else { return Ok(Step::Need(size_of::<Header>())) };
+    let (seq, checksum) = (header.seq.get(), header.flags & FLAG_CHECKSUM != 0);
+    match header.kind {
+        k if k == Kind::Read as u8 => {
+            step_entries(header, rest, |operations| Request::Read { seq, checksum, operations })
+        }
+        k if k == Kind::Write as u8 => {
+            step_entries(header, rest, |operations| Request::Write { seq, checksum, operations })
+        }
+        k if k == Kind::Fence as u8 => step_entries(header, rest, |lanes| Request::Fence { id: seq, lanes }),
+        k if k == Kind::Ping as u8 => step_bare(header, Request::Ping { id: seq }),
+        k => Err(FrameError::Kind(k)),
+    }
+}
+
+/// Parses the head of the next frame that an initiator gets.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
+    let Some((header, rest)) = split_header(bytes)? else { return Ok(Step::Need(size_of::<Header>())) };
+    let (seq, checksum) = (header.seq.get(), header.flags & FLAG_CHECKSUM != 0);
+    match header.kind {
+        k if k == Kind::Data as u8 => {
+            step_entries(header, rest, |entries| Response::Data { seq, checksum, entries })
+        }
+        k if k == Kind::Ack as u8 => step_entries(header, rest, |statuses| Response::Ack { seq, statuses }),
+        k if k == Kind::FenceAck as u8 => step_bare(header, Response::FenceAck { id: seq }),
+        k if k == Kind::Pong as u8 => step_bare(header, Response::Pong { id: seq }),
+        k if k == Kind::Error as u8 => {
+            let status = Status::from_wire(u32::try_from(seq).unwrap_or(u32::MAX));
+            step_bare(header, Response::Error { status })
+        }
+        k => Err(FrameError::Kind(k)),
+    }
+}
+
+/// First bytes of an export. The addresses follow, 16 bytes each; IPv4 is written as IPv4-mapped IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ExportHead {
+    magic: [u8; 4],
+    version: U16,
+    rights: u8,
+    addresses: u8,
+    incarnation: U64,
+    region: U32,
+    generation: U32,
+    key: U64,
+    len: U64,
+    reserved: [u8; 6],
+    port: U16,
+}
+
+const EXPORT_MAGIC: [u8; 4] = *b"stcp";
+
+/// What a peer needs to reach an exported region.
+///
+/// On the wire: magic `stcp` (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of addresses (1), incarnation
+/// (8), region index (4), generation (4), key (8), length (8), zero (6), port (2), then 1 to 4 addresses (16 each).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The bits of [`te_core::Access`] that the peer has.
+    pub rights: u8,
+    /// Where the target listens; the first `address_count` count.
+    pub addresses: [IpAddr; EXPORT_ADDRESSES_MAX],
+    /// How many addresses there are.
+    pub address_count: u8,
+    /// TCP port.
+    pub port: u16,
+    /// Who exported it.
+    pub incarnation: u64,
+    /// Region index at the target.
+    pub region: u32,
+    /// Region generation at the target.
+    pub generation: u32,
+    /// The key.
+    pub key: u64,
+    /// Bytes of the region.
+    pub len: u64,
+}
+
+impl Export {
+    /// Writes the export into `out`; gives its length, or `None` when `out` is too short.
+    #[must_use]
+    pub fn write(&self, out: &mut [u8]) -> Option<usize> {
+        let count = usize::from(self.address_count).min(EXPORT_ADDRESSES_MAX);
+        let head = ExportHead {
+            magic: EXPORT_MAGIC,
+            version: U16::new(VERSION),
+            rights: self.rights,
+            addresses: count as u8,
+            port: U16::new(self.port),
+            reserved: [0; 6],
+            incarnation: U64::new(self.incarnation),
+            region: U32::new(self.region),
+            generation: U32::new(self.generation),
+            key: U64::new(self.key),
+            len: U64::new(self.len),
+        };
+        let total = size_of::<ExportHead>() + 16 * count;
+        let out = out.get_mut(..total)?;
+        let (first, rest) = out.split_at_mut(size_of::<ExportHead>());
+        first.copy_from_slice(head.as_bytes());
+        for (to, address) in rest.chunks_exact_mut(16).zip(&self.addresses) {
+            let v6 = match address {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => *v6,
+            };
+            to.copy_from_slice(&v6.octets());
+        }
+        Some(total)
+    }
+}
+
+/// Parses an export.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
+    let (head, rest) = ExportHead::read_from_prefix(bytes).map_err(|_| FrameError::Length)?;
+    if head.magic != EXPORT_MAGIC {
+        return Err(FrameError::Magic);
+    }
+    if head.version.get() != VERSION {
+        return Err(FrameError::Version(head.version.get()));
+    }
+    let count = usize::from(head.addresses);
+    if head.reserved != [0; 6] {
+        return Err(FrameError::Reserved);
+    }
+    if count == 0 || count > EXPORT_ADDRESSES_MAX || rest.len() != 16 * count || head.port.get() == 0 {
+        return Err(FrameError::Length);
+    }
+    let mut addresses = [IpAddr::V6(Ipv6Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
+    for (to, from) in addresses.iter_mut().zip(rest.chunks_exact(16)) {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(from);
+        *to = IpAddr::V6(Ipv6Addr::from(octets)).to_canonical();
+    }
+    Ok(Export {
+        rights: head.rights,
+        addresses,
+        address_count: head.addresses,
+        port: head.port.get(),
+        incarnation: head.incarnation.get(),
+        region: head.region.get(),
+        generation: head.generation.get(),
+        key: head.key.get(),
+        len: head.len.get(),
+    })
+}
+
+fn check_opening(bytes: &[u8]) -> Result<(), FrameError> {
+    let seen = bytes.len().min(MAGIC.len());
+    if bytes[..seen] != MAGIC[..seen] {
+        return Err(FrameError::Magic);
+    }
+    if let Some(&[low, high]) = bytes.get(8..10) {
+        let version = u16::from_le_bytes([low, high]);
+        if version != VERSION {
+            return Err(FrameError::Version(version));
+        }
+    }
+    Ok(())
+}
+
+/// The header and what follows it; `None` when it is not all there yet.
+fn split_header(bytes: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
+    let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
+    if header.reserved.get() != 0 {
+        return Err(FrameError::Reserved);
+    }
+    if header.flags & !FLAG_CHECKSUM != 0 {
+        return Err(FrameError::Flags(header.flags));
+    }
+    Ok(Some((header, rest)))
+}
+
+fn step_entries<'a, E, T>(
+    header: Header,
+    rest: &'a [u8],
+    make: impl FnOnce(&'a [E]) -> T,
+) -> Result<Step<T>, FrameError>
+where
+    E: FromBytes + KnownLayout + Immutable + Unaligned + 'a,
+{
+    let count = usize::from(header.count.get());
+    if count == 0 || count > ENTRIES_MAX {
+        return Err(FrameError::Count(header.count.get()));
+    }
+    let bytes = count * size_of::<E>();
+    let total = size_of::<Header>() + bytes;
+    let Some(body) = rest.get(..bytes) else { return Ok(Step::Need(total)) };
+    match <[E]>::ref_from_bytes(body) {
+        Ok(entries) => Ok(Step::Frame(make(entries), total)),
+        Err(_) => Err(FrameError::Length),
+    }
+}
+
+fn step_bare<T>(header: Header, value: T) -> Result<Step<T>, FrameError> {
+    if header.count.get() != 0 {
+        return Err(FrameError::Count(header.count.get()));
+    }
+    Ok(Step::Frame(value, size_of::<Header>()))
+}

@@ -1,0 +1,868 @@
+//! Our own operations: cut into pieces, framed onto lanes, settled by the answers.
+
+use std::collections::VecDeque;
+use std::io;
+
+use te_core::{Completion, Error, ErrorKind, Instant, Op};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::connections::Connection;
+use crate::endpoint::{Gate, LaneEnd};
+use crate::frame::{
+    self, ENTRIES_MAX, FLAG_CHECKSUM, Header, Hello, Kind, LaneEntry, MAGIC, Operation, Response, Status,
+    Step, VERSION,
+};
+use crate::lane::{Destination, Lane, Owner, Progress};
+use crate::sys::{Interest, Pinned, Socket};
+use crate::transport::{TcpTransport, error_of};
+
+/// Pieces on one lane without an answer, at most.
+const PIECES_MAX: usize = 1_024;
+/// A frame takes further operations while it carries less than this.
+const FRAME_BYTES: u64 = 256 << 10;
+/// A lane takes further WRITEs while less than this waits to be sent on it.
+const WRITE_WINDOW_BYTES: u64 = 2 << 20;
+/// A lane takes further READs while less than this is on its way.
+const READ_WINDOW_BYTES: u64 = 8 << 20;
+
+/// How far a lane's handshake got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Connecting,
+    Greeting,
+    Live,
+}
+
+/// How far a piece got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Not one byte of its payload is sent (a READ has none).
+    Framed,
+    /// Some bytes are.
+    Started,
+    /// All are.
+    Sent,
+    /// Taken back before its entry was sent: the target will refuse it.
+    Void,
+}
+
+/// Part of an operation that is on a lane.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    slot: u32,
+    len: u32,
+    offset: u32,
+    op: Op,
+    stage: Stage,
+    /// Where its entry lies among the lane's heads.
+    entry_at: u64,
+}
+
+/// The initiator's side of a lane.
+#[derive(Debug)]
+pub(crate) struct OutLane {
+    pub(crate) peer: u32,
+    pub(crate) number: u8,
+    pub(crate) generation: u32,
+    pub(crate) phase: Phase,
+    /// Pieces without an answer, in the order in which the answers will come.
+    pieces: VecDeque<Piece>,
+    /// Sequence number of the first of them.
+    first: u64,
+    /// Bytes of READs among them.
+    reading: u64,
+    pub(crate) pinged: bool,
+    pub(crate) unacknowledged: u64,
+}
+
+impl OutLane {
+    fn progress(&mut self, owner: Owner, progress: Progress) {
+        if let Owner::Piece(seq) = owner
+            && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
+        {
+            piece.stage = match progress {
+                Progress::Started => Stage::Started,
+                Progress::Finished => Stage::Sent,
+            };
+        }
+    }
+
+    /// Whether an answer of any kind is due.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.pieces.is_empty() || self.phase != Phase::Live || self.pinged
+    }
+}
+
+impl Lane<OutLane> {
+    fn takes(&self, op: Op) -> bool {
+        let window = match op {
+            Op::Read => self.role.reading < READ_WINDOW_BYTES,
+            Op::Write => self.outbox.queued() < WRITE_WINDOW_BYTES,
+        };
+        window
+            && self.role.phase == Phase::Live
+            && self.role.pieces.len() + ENTRIES_MAX <= PIECES_MAX
+            && self.outbox.has_room(ENTRIES_MAX)
+    }
+
+    fn load(&self) -> u64 {
+        self.outbox.queued() + self.role.reading
+    }
+}
+
+impl TcpTransport {
+    /// Puts the peer in the list of those that have something to send.
+    pub(crate) fn list_peer(&mut self, peer: u32) {
+        if let Some(endpoint) = self.peers.get_mut(peer)
+            && !endpoint.listed
+        {
+            endpoint.listed = true;
+            self.listed.push(peer);
+            self.fresh = true;
+            self.timers_stale = true;
+        }
+    }
+
+    /// Frames and sends what waits, for every peer that has something waiting.
+    pub(crate) fn feed_all(&mut self) {
+        let mut at = 0;
+        while at < self.listed.len() {
+            let peer = self.listed[at];
+            self.feed(peer);
+            match self.peers.get_mut(peer) {
+                Some(endpoint) if endpoint.has_work() => at += 1,
+                Some(endpoint) => {
+                    endpoint.listed = false;
+                    self.listed.swap_remove(at);
+                }
+                None => {
+                    self.listed.swap_remove(at);
+                }
+            }
+        }
+    }
+
+    fn feed(&mut self, peer: u32) {
+        self.send_fences(peer);
+        let mut fed = [false; crate::config::LANES_MAX as usize];
+        let mut wanting = false;
+        while let Some(op) = self.next_pending(peer) {
+            let Some((number, index)) = self.pick_lane(peer, op) else {
+                wanting = true;
+                break;
+            };
+            let Some(mut lane) = self.connections.take_out(index) else { break };
+            self.frame_batch(peer, op, &mut lane);
+            self.connections.put(index, Connection::Out(lane));
+            fed[number] = true;
+        }
+        for number in fed.iter().enumerate().filter_map(|(number, fed)| fed.then_some(number)) {
+            if let Some(index) = self.peers.get(peer).and_then(|endpoint| endpoint.lanes[number]) {
+                self.flush_out(index);
+            }
+        }
+        if wanting || self.peers.get(peer).is_some_and(|p| p.has_work() && p.lane_count() == 0) {
+            self.open_lane(peer);
+        }
+    }
+
+    fn next_pending(&self, peer: u32) -> Option<Op> {
+        let slot = self.peers.get(peer)?.pending.first()?;
+        self.operations.get(slot).map(|operation| operation.op)
+    }
+
+    /// The live lane with the least on it that has room.
+    fn pick_lane(&self, peer: u32, op: Op) -> Option<(usize, u32)> {
+        let lanes = &self.peers.get(peer)?.lanes;
+        let open = lanes.iter().enumerate().filter_map(|(number, index)| {
+            let lane = self.connections.out((*index)?)?;
+            lane.takes(op).then_some((number, (*index)?, lane.load()))
+        });
+        open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
+    }
+
+    /// Moves pieces of one kind from the peer's queue into one frame.
+    fn frame_batch(&mut self, peer: u32, kind: Op, lane: &mut Lane<OutLane>) {
+        let zero = Operation {
+            region: U32::ZERO,
+            generation: U32::ZERO,
+            key: U64::ZERO,
+            offset: U64::ZERO,
+            len: U64::ZERO,
+            crc: U32::ZERO,
+            reserved: U32::ZERO,
+        };
+        let mut entries = [zero; ENTRIES_MAX];
+        let mut memory: [Option<Pinned>; ENTRIES_MAX] = [None; ENTRIES_MAX];
+        let (mut count, mut bytes) = (0, 0);
+        let first = lane.role.first + lane.role.pieces.len() as u64;
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        while count < ENTRIES_MAX
+            && let Some(slot) = endpoint.pending.first()
+            && let Some(operation) = self.operations.get_mut(slot)
+            && operation.op == kind
+        {
+            let len = (operation.len - operation.issued).min(self.config.piece_bytes_max);
+            if count > 0 && bytes + u64::from(len) > FRAME_BYTES {
+                break;
+            }
+            let offset = operation.issued;
+            let Some(segment) = self.segments.get(operation.segment) else { break };
+            let Ok(part) = operation.local.part(u64::from(offset), u64::from(len)) else { break };
+            let with_crc = kind == Op::Write && self.config.checksum;
+            entries[count] = Operation {
+                region: U32::new(segment.region),
+                generation: U32::new(segment.region_generation),
+                key: U64::new(segment.key),
+                offset: U64::new(operation.remote_offset + u64::from(offset)),
+                len: U64::new(u64::from(len)),
+                crc: U32::new(if with_crc { part.crc32c(0) } else { 0 }),
+                reserved: U32::ZERO,
+            };
+            memory[count] = Some(part);
+            lane.role.pieces.push_back(Piece {
+                slot,
+                len,
+                offset,
+                op: kind,
+                stage: Stage::Framed,
+                entry_at: 0,
+            });
+            operation.issued += len;
+            operation.open += 1;
+            if operation.issued == operation.len {
+                self.operations.unlink(&mut endpoint.pending, slot);
+            }
+            count += 1;
+            bytes += u64::from(len);
+        }
+        if count == 0 {
+            return;
+        }
+        let flags = if self.config.checksum { FLAG_CHECKSUM } else { 0 };
+        let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
+        let header = Header::new(wire_kind, flags, count as u16, first);
+        let at = lane.outbox.push_head(&[header.as_bytes(), entries[..count].as_bytes()]);
+        let known = lane.role.pieces.len() - count;
+        for (i, part) in memory[..count].iter().enumerate() {
+            lane.role.pieces[known + i].entry_at =
+                at + (size_of::<Header>() + i * size_of::<Operation>()) as u64;
+            match (kind, part) {
+                (Op::Write, Some(part)) => lane.outbox.push_payload(*part, Owner::Piece(first + i as u64)),
+                _ => lane.role.reading += entries[i].len.get(),
+            }
+        }
+        self.stats.frames_sent += 1;
+    }
+
+    /// Sends the fences that are not yet on their way, when there is a live lane to carry them.
+    fn send_fences(&mut self, peer: u32) {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        if endpoint.fences.iter().all(|fence| fence.waiting.is_some()) {
+            return;
+        }
+        let mut lanes =
+            [LaneEntry { lane: U16::ZERO, reserved: U16::ZERO, generation: U32::ZERO }; ENTRIES_MAX];
+        let (mut count, mut live) = (0, 0_u32);
+        for index in endpoint.lanes.iter().flatten() {
+            let Some(lane) = self.connections.out(*index) else { continue };
+            lanes[count].lane = U16::new(u16::from(lane.role.number));
+            lanes[count].generation = U32::new(lane.role.generation);
+            count += 1;
+            if lane.role.phase == Phase::Live {
+                if !lane.outbox.has_room(0) {
+                    return;
+                }
+                live |= 1 << lane.role.number;
+            }
+        }
+        if live == 0 {
+            return;
+        }
+        let Some(fence) = endpoint.fences.iter_mut().find(|fence| fence.waiting.is_none()) else { return };
+        fence.waiting = Some(live);
+        let header = Header::new(Kind::Fence, 0, count as u16, fence.id);
+        let indexes = endpoint.lanes;
+        for (_, index) in indexes.iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
+            let Some(index) = *index else { continue };
+            if let Some(mut lane) = self.connections.take_out(index) {
+                lane.outbox.push_head(&[header.as_bytes(), lanes[..count].as_bytes()]);
+                self.connections.put(index, Connection::Out(lane));
+                self.flush_out(index);
+            }
+        }
+    }
+
+    /// Opens one more lane, if there may be one and nothing keeps us away.
+    fn open_lane(&mut self, peer: u32) {
+        let now = self.now;
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        match endpoint.gate {
+            Gate::Restarted => {
+                self.fail_waiting(peer, ErrorKind::PeerRestarted.into());
+                return;
+            }
+            Gate::Until(when) if now < when => return,
+            _ => {}
+        }
+        let opening = endpoint
+            .lanes
+            .iter()
+            .flatten()
+            .any(|index| self.connections.out(*index).is_none_or(|lane| lane.role.phase != Phase::Live));
+        let Some(number) = endpoint.vacant_lane(self.config.lanes) else { return };
+        if opening {
+            return;
+        }
+        let address = endpoint.addresses[endpoint.address_at];
+        if self.connections.len() >= self.config.connections_max as usize {
+            self.lane_refused(peer, ErrorKind::Full.into());
+            return;
+        }
+        if let Err(error) = self.start_lane(peer, number, address) {
+            self.lane_refused(peer, error_of(&error));
+        }
+    }
+
+    fn start_lane(&mut self, peer: u32, number: usize, address: std::net::SocketAddr) -> io::Result<()> {
+        let socket = Socket::new(address)?;
+        self.tune(&socket)?;
+        socket.connect(address)?;
+        self.lane_generation = self.lane_generation.wrapping_add(1);
+        let interest = Interest { readable: true, writable: true };
+        let (index, name) = self.connections.reserve();
+        if let Err(error) = self.epoll.add(socket.raw_fd(), name, interest) {
+            self.connections.release(index);
+            return Err(error);
+        }
+        self.waiting_to_write += 1;
+        let role = OutLane {
+            peer,
+            number: number as u8,
+            generation: self.lane_generation,
+            phase: Phase::Connecting,
+            pieces: VecDeque::with_capacity(PIECES_MAX),
+            first: 0,
+            reading: 0,
+            pinged: false,
+            unacknowledged: 0,
+        };
+        let mut lane = Lane::new(socket, interest, role);
+        lane.blocked = true;
+        lane.deadline =
+            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.lanes[number] = Some(index);
+        }
+        self.connections.put(index, Connection::Out(Box::new(lane)));
+        self.stats.lanes_opened += 1;
+        self.timers_stale = true;
+        Ok(())
+    }
+
+    /// Works on one of our lanes after an event, or because it is warm.
+    pub(crate) fn drive_out(
+        &mut self,
+        index: u32,
+        mut lane: Box<Lane<OutLane>>,
+        readable: bool,
+        writable: bool,
+    ) {
+        let end = match self.step_out(&mut lane, readable, writable) {
+            Ok(()) => match self.write_out(index, &mut lane) {
+                Ok(()) => None,
+                Err(error) => Some(LaneEnd::Lost(error_of(&error))),
+            },
+            Err(end) => Some(end),
+        };
+        match end {
+            None => {
+                self.settle_interest(index, &mut lane);
+                self.connections.put(index, Connection::Out(lane));
+            }
+            Some(end) => self.end_out(index, lane, end),
+        }
+    }
+
+    fn step_out(&mut self, lane: &mut Lane<OutLane>, readable: bool, writable: bool) -> Result<(), LaneEnd> {
+        if writable {
+            if lane.blocked
+                && let Some(endpoint) = self.peers.get_mut(lane.role.peer)
+            {
+                // The peer makes room: it reads. What merely fits into the socket says nothing about it.
+                endpoint.pulse = Some(self.now);
+            }
+            lane.blocked = false;
+            if lane.role.phase == Phase::Connecting {
+                lane.socket.take_error().map_err(|error| LaneEnd::Refused(error_of(&error)))?;
+                self.greet(lane);
+            }
+        }
+        if readable && lane.role.phase != Phase::Connecting {
+            self.read_out(lane)?;
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, lane: &mut Lane<OutLane>) {
+        self.suit(&lane.socket);
+        let target = self.peers.get(lane.role.peer).map_or(0, |endpoint| endpoint.incarnation);
+        let hello = Hello {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            lane: U16::new(u16::from(lane.role.number)),
+            lane_generation: U32::new(lane.role.generation),
+            session: U64::new(self.session),
+            initiator: U64::new(self.incarnation),
+            target: U64::new(target),
+            reserved: U64::ZERO,
+        };
+        lane.outbox.push_head(&[hello.as_bytes()]);
+        lane.role.phase = Phase::Greeting;
+    }
+
+    fn read_out(&mut self, lane: &mut Lane<OutLane>) -> Result<(), LaneEnd> {
+        let mut budget = crate::transport::RECEIVE_BYTES_MAX;
+        loop {
+            let received = match lane.inbox.receive(&lane.socket, &mut self.buffers) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    lane.heat = lane.heat.saturating_sub(1);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if lane.role.phase == Phase::Live => return Err(LaneEnd::Lost(error_of(&error))),
+                Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
+            };
+            self.stats.receives += 1;
+            self.stats.bytes_received += received.bytes as u64;
+            if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
+                endpoint.pulse = Some(self.now);
+            }
+            self.answers(lane)?;
+            budget = budget.saturating_sub(received.bytes);
+            if received.drained || budget == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes in every answer that has arrived.
+    fn answers(&mut self, lane: &mut Lane<OutLane>) -> Result<(), LaneEnd> {
+        const PROTOCOL: LaneEnd = LaneEnd::Lost(Error::new(ErrorKind::Protocol));
+        loop {
+            while let Some(destination) = lane.inbox.next_complete() {
+                self.piece_read(lane, &destination);
+            }
+            if lane.inbox.expects_payload() {
+                return Ok(());
+            }
+            lane.inbox.clear_plan();
+            let head = if lane.role.phase == Phase::Greeting {
+                match frame::parse_welcome(lane.inbox.staged()) {
+                    Ok(Step::Need(_)) => return Ok(()),
+                    Ok(Step::Frame(welcome, head)) => {
+                        if let Some(error) = Status::from_wire(welcome.status.get()).error() {
+                            return Err(LaneEnd::Refused(error));
+                        }
+                        lane.role.phase = Phase::Live;
+                        lane.deadline = None;
+                        if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
+                            endpoint.connected();
+                        }
+                        self.list_peer(lane.role.peer);
+                        head
+                    }
+                    Err(_) => return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol))),
+                }
+            } else {
+                let Lane { inbox, role, .. } = lane;
+                let (staged, plan) = inbox.split();
+                match frame::parse_response(staged) {
+                    Ok(Step::Need(_)) => return Ok(()),
+                    Ok(Step::Frame(Response::Data { seq, checksum, entries }, head)) => {
+                        if seq != role.first || entries.len() > role.pieces.len() {
+                            return Err(PROTOCOL);
+                        }
+                        for (entry, piece) in entries.iter().zip(&role.pieces) {
+                            let status = entry.status.get();
+                            let expected = if status == 0 { u64::from(piece.len) } else { 0 };
+                            if piece.op != Op::Read || entry.len.get() != expected {
+                                return Err(PROTOCOL);
+                            }
+                            let live = self.operations.get(piece.slot).filter(|op| op.live && status == 0);
+                            plan.push(Destination {
+                                memory: live.and_then(|operation| {
+                                    operation.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+                                }),
+                                len: expected,
+                                done: 0,
+                                checksum: checksum.then_some((entry.crc.get(), 0)),
+                                status,
+                                owner: piece.slot,
+                            });
+                        }
+                        head
+                    }
+                    Ok(Step::Frame(Response::Ack { seq, statuses }, head)) => {
+                        if seq != role.first || statuses.len() > role.pieces.len() {
+                            return Err(PROTOCOL);
+                        }
+                        for status in statuses {
+                            let Some(piece) = role.pieces.front().copied() else { return Err(PROTOCOL) };
+                            let answerable = matches!(piece.stage, Stage::Sent | Stage::Void);
+                            if piece.op != Op::Write || !answerable {
+                                return Err(PROTOCOL);
+                            }
+                            role.pieces.pop_front();
+                            role.first += 1;
+                            self.piece_written(&piece, Status::from_wire(status.get()));
+                        }
+                        head
+                    }
+                    Ok(Step::Frame(Response::FenceAck { id }, head)) => {
+                        self.fence_answered(role.peer, role.number, id);
+                        head
+                    }
+                    Ok(Step::Frame(Response::Pong { .. }, head)) => {
+                        role.pinged = false;
+                        head
+                    }
+                    Ok(Step::Frame(Response::Error { status }, _)) => {
+                        return Err(LaneEnd::Lost(status.error().unwrap_or(Error::new(ErrorKind::Protocol))));
+                    }
+                    Err(_) => return Err(PROTOCOL),
+                }
+            };
+            lane.inbox.take(head);
+        }
+    }
+
+    /// All bytes of a READ's piece are in, or it was refused.
+    fn piece_read(&mut self, lane: &mut Lane<OutLane>, destination: &Destination) {
+        let Some(piece) = lane.role.pieces.pop_front() else { return };
+        lane.role.first += 1;
+        lane.role.reading -= u64::from(piece.len);
+        if destination.is_intact() {
+            let error = Status::from_wire(destination.status).error();
+            self.stats.bytes_read += destination.len;
+            self.settle(piece.slot, error, false);
+        } else {
+            self.stats.corrupt += 1;
+            self.settle(piece.slot, Some(Error::new(ErrorKind::Corrupt)), false);
+        }
+    }
+
+    fn piece_written(&mut self, piece: &Piece, status: Status) {
+        match status {
+            Status::Ok => {
+                self.stats.bytes_written += u64::from(piece.len);
+                self.settle(piece.slot, None, true);
+            }
+            Status::Corrupt => {
+                self.stats.corrupt += 1;
+                self.settle(piece.slot, status.error(), true);
+            }
+            // The target took the region away while the payload was coming in.
+            Status::Withdrawn => self.settle(piece.slot, status.error(), true),
+            refused => self.settle(piece.slot, refused.error(), false),
+        }
+    }
+
+    /// A piece of `slot` has had its answer, or will never have one. `touched`: it changed remote bytes, or may have.
+    fn settle(&mut self, slot: u32, error: Option<Error>, touched: bool) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        operation.open -= 1;
+        operation.touched |= touched;
+        if operation.error.is_none() {
+            operation.error = error;
+        }
+        if operation.error.is_some() && operation.queued {
+            // What is not yet on a lane would only prolong it.
+            let peer = operation.peer;
+            if let Some(endpoint) = self.peers.get_mut(peer) {
+                self.operations.unlink(&mut endpoint.pending, slot);
+            }
+        }
+        self.finish(slot);
+    }
+
+    /// Completes `slot` if nothing of it is left anywhere.
+    fn finish(&mut self, slot: u32) {
+        let Some(operation) = self.operations.get(slot) else { return };
+        if operation.open > 0 || operation.queued {
+            return;
+        }
+        if operation.live {
+            self.complete(slot);
+        }
+        self.operations.remove(slot);
+    }
+
+    /// Hands the completion out and lets go of region, segment and peer. The slot stays.
+    fn complete(&mut self, slot: u32) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        operation.live = false;
+        let operation = *operation;
+        let completion = operation.completion();
+        if completion.result.is_err() {
+            self.stats.failed += 1;
+        }
+        self.operations.done.push_back(completion);
+        if let Some(region) = self.regions.get_mut(operation.region) {
+            region.own -= 1;
+        }
+        if let Some(segment) = self.segments.get_mut(operation.segment) {
+            segment.users -= 1;
+        }
+        if let Some(endpoint) = self.peers.get_mut(operation.peer) {
+            endpoint.operations -= 1;
+            if !endpoint.is_awaited() {
+                endpoint.pulse = None;
+            }
+        }
+    }
+
+    /// L3: ends a slice at once. What a lane still owes it goes to nobody.
+    pub(crate) fn cancel_slot(&mut self, slot: u32) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        let peer = operation.peer;
+        operation.error.get_or_insert(Error::new(ErrorKind::Canceled));
+        let (op, open) = (operation.op, operation.open);
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        self.operations.unlink(&mut endpoint.pending, slot);
+        let lanes = endpoint.lanes;
+        if open > 0 {
+            for index in lanes.into_iter().flatten() {
+                let Some(mut lane) = self.connections.take_out(index) else { continue };
+                if self.cut_out(slot, op, &mut lane) {
+                    self.connections.put(index, Connection::Out(lane));
+                } else {
+                    self.end_out(index, lane, LaneEnd::Lost(Error::new(ErrorKind::Rail)));
+                }
+            }
+        }
+        if self.operations.get(slot).is_some_and(|operation| operation.live) {
+            self.complete(slot);
+            self.finish(slot);
+        }
+    }
+
+    /// Makes a lane forget the memory of `slot`. False: it cannot within its limits, and must go.
+    fn cut_out(&mut self, slot: u32, op: Op, lane: &mut Lane<OutLane>) -> bool {
+        let Lane { outbox, inbox, role, .. } = lane;
+        if op == Op::Read {
+            inbox.redirect(slot, Status::Ok as u32);
+        }
+        let first = role.first;
+        let mut aside = 0;
+        for (i, piece) in role.pieces.iter_mut().enumerate().filter(|(_, piece)| piece.slot == slot) {
+            let owner = Owner::Piece(first + i as u64);
+            if piece.stage == Stage::Framed && outbox.is_unsent(piece.entry_at) {
+                outbox.void(piece.entry_at, owner);
+                piece.stage = Stage::Void;
+                continue;
+            }
+            if op == Op::Read {
+                continue;
+            }
+            if let Some(operation) = self.operations.get_mut(slot) {
+                operation.touched = true;
+            }
+            aside += outbox.unsent(owner);
+            if aside > u64::from(self.config.aside_bytes_max) {
+                return false;
+            }
+            if piece.stage != Stage::Sent {
+                outbox.detach(owner);
+                // Its bytes are the lane's own now and will go out before any answer can come.
+                piece.stage = Stage::Sent;
+            }
+        }
+        true
+    }
+
+    fn fence_answered(&mut self, peer: u32, number: u8, id: u64) {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        let Some(at) = endpoint.fences.iter().position(|fence| fence.id == id) else { return };
+        let fence = &mut endpoint.fences[at];
+        let Some(waiting) = &mut fence.waiting else { return };
+        *waiting &= !(1 << number);
+        if *waiting == 0 {
+            let fence = endpoint.fences.swap_remove(at);
+            self.fence_done(fence.segment, Completion::applied(fence.token));
+        }
+    }
+
+    fn fence_done(&mut self, segment: u32, completion: Completion) {
+        self.operations.done.push_back(completion);
+        self.fences -= 1;
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.users -= 1;
+        }
+    }
+
+    pub(crate) fn flush_out(&mut self, index: u32) {
+        if let Some(lane) = self.connections.take_out(index) {
+            self.drive_out(index, lane, false, false);
+        }
+    }
+
+    fn write_out(&mut self, index: u32, lane: &mut Lane<OutLane>) -> io::Result<()> {
+        if lane.role.phase == Phase::Connecting {
+            return Ok(());
+        }
+        while !lane.blocked && !lane.outbox.is_empty() {
+            let Lane { outbox, socket, role, .. } = lane;
+            match outbox.flush(socket, &mut self.buffers, |owner, progress| role.progress(owner, progress)) {
+                Ok((sent, all)) => {
+                    self.stats.sends += 1;
+                    self.stats.bytes_sent += sent as u64;
+                    lane.blocked = !all;
+                    // An answer is likely soon.
+                    self.heat_up(index, &mut lane.heat);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A lane of ours has ended: its pieces are settled by how far they got.
+    pub(crate) fn end_out(&mut self, index: u32, lane: Box<Lane<OutLane>>, end: LaneEnd) {
+        let Lane { socket, role, interest, .. } = *lane;
+        socket.reset_on_close();
+        // The socket goes first: from here on the kernel reads and writes nothing of ours (L2).
+        drop(socket);
+        self.forget(index, interest);
+        self.stats.lanes_lost += 1;
+        let peer = role.peer;
+        log::debug!("lane {} to peer {peer} ended: {:?}", role.number, end);
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.lane_lost(usize::from(role.number));
+        }
+        let error = match end.error() {
+            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
+            other => other,
+        };
+        for piece in &role.pieces {
+            let touched = piece.op == Op::Write && matches!(piece.stage, Stage::Started | Stage::Sent);
+            self.settle(piece.slot, Some(error), touched);
+        }
+        if let LaneEnd::Refused(error) = end {
+            self.lane_refused(peer, error);
+        }
+        self.list_peer(peer);
+    }
+
+    /// An attempt to open a lane has failed.
+    fn lane_refused(&mut self, peer: u32, error: Error) {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        if error.kind == ErrorKind::PeerRestarted {
+            endpoint.gate = Gate::Restarted;
+            self.fail_peer(peer, error);
+            return;
+        }
+        let error = match error {
+            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
+            other => other,
+        };
+        self.timers_stale = true;
+        if endpoint.try_next_address() {
+            self.fresh = true;
+            return;
+        }
+        endpoint.back_off(self.now, self.config.reconnect_ms_max);
+        if endpoint.lane_count() == 0 {
+            self.fail_waiting(peer, error);
+        }
+    }
+
+    /// The peer is dead or another one: every lane goes, everything that waits ends.
+    pub(crate) fn fail_peer(&mut self, peer: u32, error: Error) {
+        let Some(endpoint) = self.peers.get(peer) else { return };
+        for index in endpoint.lanes.into_iter().flatten() {
+            if let Some(lane) = self.connections.take_out(index) {
+                self.end_out(index, lane, LaneEnd::Lost(error));
+            }
+        }
+        self.fail_waiting(peer, error);
+    }
+
+    /// Ends what waits for a lane that will not come.
+    fn fail_waiting(&mut self, peer: u32, error: Error) {
+        while let Some(endpoint) = self.peers.get_mut(peer)
+            && let Some(slot) = endpoint.pending.first()
+        {
+            self.operations.unlink(&mut endpoint.pending, slot);
+            if let Some(operation) = self.operations.get_mut(slot) {
+                operation.error.get_or_insert(error);
+            }
+            self.finish(slot);
+        }
+        while let Some(fence) = self.peers.get_mut(peer).and_then(|endpoint| endpoint.fences.pop()) {
+            // A process that is gone writes no more: that is a fence. One that does not answer may still.
+            let completion = if error.kind == ErrorKind::PeerRestarted {
+                Completion::applied(fence.token)
+            } else {
+                Completion::unknown(fence.token, error)
+            };
+            self.fence_done(fence.segment, completion);
+        }
+    }
+
+    /// Looks after the peers' pulses; gives the next time to look.
+    pub(crate) fn check_pulses(&mut self, now: Instant) -> Option<Instant> {
+        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
+        let mut next: Option<Instant> = None;
+        for peer in 0..self.peers.bound() {
+            let Some(endpoint) = self.peers.get_mut(peer) else { continue };
+            if !endpoint.is_awaited() {
+                endpoint.pulse = None;
+                continue;
+            }
+            let pulse = *endpoint.pulse.get_or_insert(now);
+            let lanes = endpoint.lanes;
+            if now.nanos_since(pulse) >= limit / 4 {
+                self.feel_pulse(peer, lanes);
+            }
+            let Some(endpoint) = self.peers.get_mut(peer) else { continue };
+            let silent = now.nanos_since(endpoint.pulse.unwrap_or(now));
+            if silent >= limit && endpoint.lane_count() > 0 {
+                log::warn!("peer {peer} is silent for {} ms: given up", silent / 1_000_000);
+                endpoint.back_off(now, self.config.reconnect_ms_max);
+                self.stats.peers_lost += 1;
+                self.fail_peer(peer, Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
+                continue;
+            }
+            let due = Instant::from_nanos(
+                now.as_nanos() + (limit / 4).min(limit.saturating_sub(silent)).max(1_000_000),
+            );
+            next = Some(next.map_or(due, |known| known.min(due)));
+        }
+        next
+    }
+
+    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
+    fn feel_pulse(&mut self, peer: u32, lanes: [Option<u32>; crate::config::LANES_MAX as usize]) {
+        for index in lanes.into_iter().flatten() {
+            let Some(mut lane) = self.connections.take_out(index) else { continue };
+            let unacknowledged = lane.socket.unacknowledged();
+            if unacknowledged < lane.role.unacknowledged
+                && let Some(endpoint) = self.peers.get_mut(peer)
+            {
+                endpoint.pulse = Some(self.now);
+            }
+            lane.role.unacknowledged = unacknowledged;
+            let ask = lane.role.phase == Phase::Live && !lane.role.pinged && lane.outbox.has_room(0);
+            if ask {
+                lane.role.pinged = true;
+                lane.outbox.push_head(&[Header::new(Kind::Ping, 0, 0, 0).as_bytes()]);
+            }
+            self.drive_out(index, lane, false, false);
+        }
+    }
+}

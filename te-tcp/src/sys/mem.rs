@@ -1,0 +1,67 @@
+//! Registered memory, as an address whose registrant promised to keep it.
+
+use te_core::{Error, MemSpan, copy_bytes};
+
+/// A span, or part of one, that stays mapped until its region is deregistered.
+///
+/// The transport keeps two counts for each region, its own slices' and its peers', and gives a region up only when both
+/// are zero; each `Pinned` that it holds is covered by one of the two. Every `SAFETY` comment here leans on that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinned(MemSpan);
+
+impl Pinned {
+    /// # Safety
+    /// The promise of [`te_core::Memory::register`] holds for `span`, and the value, its copies and its parts are not used
+    /// once `deregister` has returned `Ok`.
+    pub(crate) const unsafe fn new(span: MemSpan) -> Self {
+        Self(span)
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn part(self, offset: u64, len: u64) -> Result<Self, Error> {
+        self.0.part(offset, len).map(Self)
+    }
+
+    /// The part from `offset` on, nothing when that lies outside.
+    pub(crate) fn tail(self, offset: u64) -> Self {
+        let left = (self.0.len() as u64).saturating_sub(offset);
+        self.0.part(offset, left).map_or(Self(MemSpan::new(self.0.as_ptr(), 0)), Self)
+    }
+
+    pub(super) const fn as_ptr(self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Copies as much of `bytes` as fits into the front.
+    pub(crate) fn fill_from(self, bytes: &[u8]) {
+        let len = bytes.len().min(self.len());
+        // SAFETY: `new`: the span is mapped and no reference to it exists; `bytes` is a reference, so they cannot overlap.
+        unsafe { copy_bytes(bytes.as_ptr(), self.as_ptr(), len) };
+    }
+
+    /// Copies the bytes out.
+    pub(crate) fn to_vec(self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        // SAFETY: as in `fill_from`, with the direction turned round.
+        unsafe { copy_bytes(self.as_ptr(), out.as_mut_ptr(), out.len()) };
+        out
+    }
+
+    /// CRC32C of the bytes, carried on from `crc`. They go through a small buffer, because a peer may be writing them and
+    /// the checksum wants a reference.
+    pub(crate) fn crc32c(self, mut crc: u32) -> u32 {
+        let mut block = [0; 4_096];
+        let mut done = 0;
+        while done < self.len() {
+            let len = (self.len() - done).min(block.len());
+            // SAFETY: `new`: mapped; `done + len` stays inside; `block` is ours.
+            unsafe { copy_bytes(self.as_ptr().wrapping_add(done), block.as_mut_ptr(), len) };
+            crc = crc32c::crc32c_append(crc, &block[..len]);
+            done += len;
+        }
+        crc
+    }
+}

@@ -1,0 +1,25 @@
+//! The only unsafe code of this crate: raw memory, vectored socket I/O, epoll. What it offers upwards is safe, given the
+//! one promise that [`Pinned::new`] asks for.
+#![allow(unsafe_code, reason = "system calls and raw memory live here and nowhere else in the crate")]
+
+mod epoll;
+mod mem;
+mod net;
+mod socket;
+
+pub(crate) use epoll::{Epoll, Interest};
+pub(crate) use mem::Pinned;
+pub(crate) use net::host_addresses;
+pub(crate) use socket::{Buffers, IOV_MAX, Incoming, Outgoing, Socket};
+
+use std::io;
+
+/// Turns the -1 of a system call into the error that it left.
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Turns a byte count, or the -1 of a system call, into a result.
+fn check_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}

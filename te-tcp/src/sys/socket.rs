@@ -1,0 +1,307 @@
+//! Non-blocking TCP sockets and vectored I/O straight from and to registered memory.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::net::{from_kernel, to_kernel};
+use super::{Pinned, check, check_len};
+
+/// Pieces of memory that one system call takes.
+pub(crate) const IOV_MAX: usize = 1_024;
+/// What is to be discarded is read into here; nobody reads it.
+const SINK_BYTES: usize = 64 << 10;
+
+/// Where received bytes go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Incoming {
+    Memory(Pinned),
+    /// So many bytes are discarded.
+    Discard(usize),
+}
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outgoing<'a> {
+    Memory(Pinned),
+    Bytes(&'a [u8]),
+}
+
+/// The array of pieces that system calls take, and the sink. One for each transport.
+pub(crate) struct Buffers {
+    pieces: Box<[libc::iovec]>,
+    used: usize,
+    sink: Box<[u8]>,
+}
+
+// SAFETY: the pointers in `pieces` mean something only within one call of `Socket::receive` or `Socket::send`.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    pub(crate) fn new() -> Self {
+        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self { pieces: vec![empty; IOV_MAX].into(), used: 0, sink: vec![0; SINK_BYTES].into() }
+    }
+
+    fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    fn has_room(&self) -> bool {
+        self.used < IOV_MAX
+    }
+
+    fn push(&mut self, base: *mut u8, len: usize) {
+        if len > 0 && self.used < IOV_MAX {
+            self.pieces[self.used] = libc::iovec { iov_base: base.cast(), iov_len: len };
+            self.used += 1;
+        }
+    }
+}
+
+/// A TCP socket that never blocks. Closed on drop.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Listens on `address`.
+    pub(crate) fn listen(address: SocketAddr) -> io::Result<Self> {
+        let socket = Self::new(address)?;
+        socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        let (storage, len) = to_kernel(address);
+        // SAFETY: `storage` is a socket address of `len` bytes and lives across the call.
+        check(unsafe { libc::bind(socket.raw_fd(), (&raw const storage).cast(), len) })?;
+        // SAFETY: takes no pointer.
+        check(unsafe { libc::listen(socket.raw_fd(), 1_024) })?;
+        Ok(socket)
+    }
+
+    /// A socket that can [`connect`](Self::connect) to addresses of this family.
+    pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: takes no pointer.
+        let fd = check(unsafe { libc::socket(family, kind, 0) })?;
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Starts to connect; writability tells the end, [`Self::take_error`] which.
+    pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<()> {
+        let (storage, len) = to_kernel(address);
+        // SAFETY: `storage` is a socket address of `len` bytes and lives across the call.
+        match check(unsafe { libc::connect(self.raw_fd(), (&raw const storage).cast(), len) }) {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// The next connection; `WouldBlock` when there is none.
+    pub(crate) fn accept(&self) -> io::Result<Self> {
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: null asks for no address.
+        let fd = check(unsafe {
+            libc::accept4(self.raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
+        })?;
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
+        self.address(libc::getsockname)
+    }
+
+    pub(crate) fn peer_address(&self) -> io::Result<SocketAddr> {
+        self.address(libc::getpeername)
+    }
+
+    /// The error that a connect or the network left, once.
+    pub(crate) fn take_error(&self) -> io::Result<()> {
+        let mut value: i32 = 0;
+        let mut len = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: `value` and `len` live across the call and agree.
+        check(unsafe {
+            libc::getsockopt(
+                self.raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ERROR,
+                (&raw mut value).cast(),
+                &raw mut len,
+            )
+        })?;
+        if value == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(value)) }
+    }
+
+    pub(crate) fn set_nodelay(&self) -> io::Result<()> {
+        self.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+    }
+
+    /// Asks the kernel to look after a silent connection: probes when idle, and ends it when sent bytes stay unread.
+    pub(crate) fn set_liveness(&self, silence_ms: u32) -> io::Result<()> {
+        let seconds = (silence_ms / 1_000).clamp(1, 3_600) as i32;
+        self.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds)?;
+        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds)?;
+        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+        self.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence_ms.saturating_mul(4).min(1 << 30) as i32)
+    }
+
+    pub(crate) fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes as i32)
+    }
+
+    pub(crate) fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes as i32)
+    }
+
+    pub(crate) fn set_congestion(&self, name: &str) -> io::Result<()> {
+        // SAFETY: `name` is as long as we say and lives across the call.
+        check(unsafe {
+            libc::setsockopt(
+                self.raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_CONGESTION,
+                name.as_ptr().cast(),
+                name.len() as libc::socklen_t,
+            )
+        })
+        .map(|_| ())
+    }
+
+    /// Makes the close that follows throw unsent bytes away and reset the connection.
+    pub(crate) fn reset_on_close(&self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: `linger` lives across the call. A failure leaves an ordinary close, which is correct too.
+        unsafe {
+            libc::setsockopt(
+                self.raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            );
+        }
+    }
+
+    /// Says that nothing more will be sent.
+    pub(crate) fn finish_sending(&self) {
+        // SAFETY: takes no pointer. It fails only when the connection is gone, which the next read tells.
+        unsafe { libc::shutdown(self.raw_fd(), libc::SHUT_WR) };
+    }
+
+    /// Bytes that the peer's kernel has not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        let mut bytes: i32 = 0;
+        // SAFETY: TIOCOUTQ (SIOCOUTQ on a socket) writes one `int`.
+        let ok = unsafe { libc::ioctl(self.raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } == 0;
+        if ok { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+    }
+
+    /// Receives into `into`, piece by piece, and what is beyond into `stage`; gives the bytes that came and the bytes that
+    /// there was room for. 0 bytes mean the peer has finished.
+    pub(crate) fn receive(
+        &self,
+        buffers: &mut Buffers,
+        into: impl Iterator<Item = Incoming>,
+        stage: &mut [u8],
+    ) -> io::Result<(usize, usize)> {
+        buffers.clear();
+        let sink = buffers.sink.as_mut_ptr();
+        let (mut offered, mut all) = (0, true);
+        for piece in into {
+            let (base, mut left, step) = match piece {
+                Incoming::Memory(pinned) => (pinned.as_ptr(), pinned.len(), pinned.len()),
+                Incoming::Discard(len) => (sink, len, SINK_BYTES),
+            };
+            while left > 0 && buffers.has_room() {
+                let len = left.min(step);
+                buffers.push(base, len);
+                offered += len;
+                left -= len;
+            }
+            if left > 0 {
+                // What follows in the stream must not be read before the rest of this piece.
+                all = false;
+                break;
+            }
+        }
+        if all && buffers.has_room() {
+            buffers.push(stage.as_mut_ptr(), stage.len());
+            offered += stage.len();
+        }
+        // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or `stage`; all
+        // outlive the call, and the kernel keeps none of the pointers.
+        let read = unsafe { libc::readv(self.raw_fd(), buffers.pieces.as_ptr(), buffers.used as i32) };
+        check_len(read).map(|n| (n, offered))
+    }
+
+    /// Receives into `stage` alone.
+    pub(crate) fn receive_bytes(&self, stage: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: `stage` is ours and as long as we say.
+        check_len(unsafe { libc::recv(self.raw_fd(), stage.as_mut_ptr().cast(), stage.len(), 0) })
+    }
+
+    /// Sends what fits of `pieces`, in order; gives the bytes that were taken and the bytes that were offered.
+    pub(crate) fn send<'a>(
+        &self,
+        buffers: &mut Buffers,
+        pieces: impl Iterator<Item = Outgoing<'a>>,
+    ) -> io::Result<(usize, usize)> {
+        buffers.clear();
+        let mut offered = 0;
+        for piece in pieces {
+            if !buffers.has_room() {
+                break;
+            }
+            match piece {
+                Outgoing::Memory(pinned) => {
+                    offered += pinned.len();
+                    buffers.push(pinned.as_ptr(), pinned.len());
+                }
+                Outgoing::Bytes(bytes) => {
+                    offered += bytes.len();
+                    // The kernel only reads what is sent; `iovec` has no const form.
+                    buffers.push(bytes.as_ptr().cast_mut(), bytes.len());
+                }
+            }
+        }
+        // SAFETY: all zeroes is a value of this type.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = buffers.pieces.as_mut_ptr();
+        message.msg_iovlen = buffers.used as _;
+        // SAFETY: the pieces are registered memory that its counts keep mapped, or borrowed bytes; all outlive the call.
+        let sent =
+            check_len(unsafe { libc::sendmsg(self.raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })?;
+        Ok((sent, offered))
+    }
+
+    fn address(
+        &self,
+        call: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
+    ) -> io::Result<SocketAddr> {
+        // SAFETY: all zeroes is a value of this type.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        // SAFETY: `storage` and `len` live across the call and agree.
+        check(unsafe { call(self.raw_fd(), (&raw mut storage).cast(), &raw mut len) })?;
+        from_kernel(&storage).ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+    }
+
+    fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
+        // SAFETY: `value` lives across the call and has the size we say.
+        check(unsafe {
+            libc::setsockopt(
+                self.raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        })
+        .map(|_| ())
+    }
+}

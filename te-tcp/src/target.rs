@@ -1,0 +1,478 @@
+//! Peers' operations on the regions exported here: checked, served in order, answered in order.
+
+use std::io;
+
+use te_core::{Access, Instant};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::connections::Connection;
+use crate::frame::{
+    self, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry, MAGIC, Request, Status,
+    Step, VERSION, Welcome,
+};
+use crate::lane::{Destination, Lane, Owner, Progress};
+use crate::sys::{Interest, Socket};
+use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
+
+/// Requests are not read while more answers than this wait to be sent on their lane, bytes.
+const ANSWERS_BYTES_MAX: u64 = 8 << 20;
+/// Connections accepted in one poll, at most.
+const ACCEPTS_MAX: usize = 64;
+/// Connections beyond the limit that are told so before they are closed; others are closed without a word.
+const REFUSALS_MAX: usize = 16;
+/// How long a lane that has had its last word may take to hang up.
+const LAST_WORD_MS: u64 = 1_000;
+/// How long the listener rests when the process is out of file descriptors.
+const LISTENER_REST_MS: u64 = 100;
+
+/// How far a peer's lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its HELLO has not come.
+    Greeting,
+    Live,
+    /// It has been told why it ends; what it still sends is discarded.
+    Ending,
+}
+
+/// The target's side of a lane.
+#[derive(Debug)]
+pub(crate) struct InLane {
+    phase: Phase,
+    /// There are too many connections; say so and end.
+    surplus: bool,
+    session: u64,
+    number: u16,
+    generation: u32,
+    /// Sequence number of the next operation.
+    next: u64,
+    /// Sequence number of the first operation of the WRITE that is coming in.
+    writing: u64,
+    finished_sending: bool,
+}
+
+impl TcpTransport {
+    pub(crate) fn accept_all(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            match self.listener.accept() {
+                Ok(socket) => {
+                    if let Err(error) = self.adopt(socket) {
+                        log::debug!("a connection was given up: {error}");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    ) =>
+                {
+                    log::warn!(
+                        "cannot accept connections for the moment: {error}; raise the limit of open files"
+                    );
+                    self.rest_listener(self.now + core::time::Duration::from_millis(LISTENER_REST_MS));
+                    return;
+                }
+                // The peer hung up before we looked.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<()> {
+        let (now, max) = (self.connections.len(), self.config.connections_max as usize);
+        self.stats.accepted += 1;
+        if now >= max + REFUSALS_MAX {
+            return Ok(());
+        }
+        self.tune(&socket)?;
+        self.suit(&socket);
+        socket.set_liveness(self.config.peer_silence_ms_max)?;
+        let interest = Interest { readable: true, writable: false };
+        let (index, name) = self.connections.reserve();
+        if let Err(error) = self.epoll.add(socket.raw_fd(), name, interest) {
+            self.connections.release(index);
+            return Err(error);
+        }
+        let role = InLane {
+            phase: Phase::Greeting,
+            surplus: now >= max,
+            session: 0,
+            number: 0,
+            generation: 0,
+            next: 0,
+            writing: 0,
+            finished_sending: false,
+        };
+        let mut lane = Lane::new(socket, interest, role);
+        lane.deadline =
+            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        self.connections.put(index, Connection::In(Box::new(lane)));
+        self.timers_stale = true;
+        Ok(())
+    }
+
+    /// Works on a peer's lane after an event, or because it is warm.
+    pub(crate) fn drive_in(
+        &mut self,
+        index: u32,
+        mut lane: Box<Lane<InLane>>,
+        readable: bool,
+        writable: bool,
+    ) {
+        if writable {
+            lane.blocked = false;
+        }
+        match self.step_in(index, &mut lane, readable) {
+            Ok(()) => {
+                self.settle_interest(index, &mut lane);
+                self.connections.put(index, Connection::In(lane));
+            }
+            Err(error) => {
+                log::debug!("a peer's lane ended: {error}");
+                self.end_in(index, lane);
+            }
+        }
+    }
+
+    fn step_in(&mut self, index: u32, lane: &mut Lane<InLane>, readable: bool) -> io::Result<()> {
+        self.serve(lane)?;
+        if readable && !lane.paused {
+            self.read_in(index, lane)?;
+            self.serve(lane)?;
+        }
+        if lane.role.phase == Phase::Ending && lane.outbox.is_empty() && !lane.role.finished_sending {
+            lane.socket.finish_sending();
+            lane.role.finished_sending = true;
+        }
+        Ok(())
+    }
+
+    /// Sends answers; as long as that makes room, serves requests that wait for it.
+    fn serve(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
+        loop {
+            self.write_in(lane)?;
+            if !lane.paused || !lane.has_room() {
+                return Ok(());
+            }
+            lane.paused = false;
+            self.requests(lane);
+        }
+    }
+
+    fn read_in(&mut self, index: u32, lane: &mut Lane<InLane>) -> io::Result<()> {
+        let mut budget = RECEIVE_BYTES_MAX;
+        while !lane.paused {
+            let received = match lane.inbox.receive(&lane.socket, &mut self.buffers) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    lane.heat = lane.heat.saturating_sub(1);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.stats.receives += 1;
+            self.stats.bytes_received += received.bytes as u64;
+            self.heat_up(index, &mut lane.heat);
+            self.requests(lane);
+            budget = budget.saturating_sub(received.bytes);
+            if received.drained || budget == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves every request that has arrived, as long as there is room for the answers.
+    fn requests(&mut self, lane: &mut Lane<InLane>) {
+        loop {
+            if lane.role.phase == Phase::Ending {
+                let rest = lane.inbox.staged().len();
+                lane.inbox.take(rest);
+                self.drop_plan(lane);
+                return;
+            }
+            while let Some(destination) = lane.inbox.next_complete() {
+                if destination.memory.is_some() {
+                    self.regions.peer_ends(destination.owner);
+                    self.stats.bytes_served += destination.len;
+                }
+                if !destination.is_intact() {
+                    self.stats.corrupt += 1;
+                    lane.inbox.set_status(Status::Corrupt as u32);
+                }
+            }
+            if lane.inbox.expects_payload() {
+                return;
+            }
+            if !lane.inbox.announced().is_empty() {
+                acknowledge(lane);
+            }
+            if !lane.has_room() {
+                lane.paused = true;
+                return;
+            }
+            let end = match lane.role.phase {
+                Phase::Greeting => self.hello(lane),
+                _ => self.request(lane),
+            };
+            match end {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => self.end_with(lane, error),
+            }
+        }
+    }
+
+    /// Answers a HELLO. False: it is not all there yet.
+    fn hello(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
+        let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else { return Ok(false) };
+        lane.inbox.take(head);
+        let status = if lane.role.surplus {
+            Status::Full
+        } else if hello.target.get() != self.incarnation {
+            Status::Restarted
+        } else {
+            Status::Ok
+        };
+        lane.role.session = hello.session.get();
+        lane.role.number = hello.lane.get();
+        lane.role.generation = hello.lane_generation.get();
+        self.welcome(lane, status);
+        if status == Status::Ok {
+            lane.role.phase = Phase::Live;
+            lane.deadline = None;
+        } else {
+            self.begin_end(lane);
+        }
+        Ok(true)
+    }
+
+    /// Serves one request. False: its head is not all there yet.
+    fn request(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
+        let Lane { inbox, outbox, role, .. } = lane;
+        let (staged, plan) = inbox.split();
+        let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(false) };
+        match request {
+            Request::Read { seq, checksum, operations } => {
+                if seq != role.next {
+                    return Err(FrameError::Sequence);
+                }
+                role.next += operations.len() as u64;
+                let mut entries =
+                    [DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO }; ENTRIES_MAX];
+                let mut memory = [None; ENTRIES_MAX];
+                for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
+                    match self.regions.remote(asked, Access::REMOTE_READ, self.config.slice_bytes_max) {
+                        Ok(part) => {
+                            entry.len = asked.len;
+                            if checksum {
+                                entry.crc = U32::new(part.crc32c(0));
+                            }
+                            self.regions.peer_begins(asked.region.get());
+                            self.stats.bytes_served += asked.len.get();
+                            *to = Some((part, asked.region.get()));
+                        }
+                        Err(status) => {
+                            self.stats.refused += 1;
+                            entry.status = U32::new(status as u32);
+                        }
+                    }
+                }
+                let count = operations.len();
+                let flags = if checksum { FLAG_CHECKSUM } else { 0 };
+                let header = Header::new(Kind::Data, flags, count as u16, seq);
+                outbox.push_head(&[header.as_bytes(), entries[..count].as_bytes()]);
+                for (part, region) in memory.into_iter().flatten() {
+                    outbox.push_payload(part, Owner::Region(region));
+                }
+            }
+            Request::Write { seq, checksum, operations } => {
+                if seq != role.next {
+                    return Err(FrameError::Sequence);
+                }
+                role.writing = seq;
+                role.next += operations.len() as u64;
+                for asked in operations {
+                    let (memory, status) =
+                        match self.regions.remote(asked, Access::REMOTE_WRITE, self.config.slice_bytes_max) {
+                            Ok(part) => (Some(part), Status::Ok),
+                            Err(status) => (None, status),
+                        };
+                    if memory.is_some() {
+                        self.regions.peer_begins(asked.region.get());
+                    } else {
+                        self.stats.refused += 1;
+                    }
+                    plan.push(Destination {
+                        memory,
+                        len: asked.len.get(),
+                        done: 0,
+                        checksum: checksum.then_some((asked.crc.get(), 0)),
+                        status: status as u32,
+                        owner: asked.region.get(),
+                    });
+                }
+            }
+            Request::Fence { id, lanes } => {
+                let (session, header) = (role.session, Header::new(Kind::FenceAck, 0, 0, id));
+                // This lane itself is out of the table while it is served.
+                self.end_others(session, lanes);
+                outbox.push_head(&[header.as_bytes()]);
+                self.stats.fences_served += 1;
+            }
+            Request::Ping { id } => {
+                outbox.push_head(&[Header::new(Kind::Pong, 0, 0, id).as_bytes()]);
+            }
+        }
+        inbox.take(head);
+        Ok(true)
+    }
+
+    /// L5: ends every lane of `session` that is not listed, with whatever lies unread in it.
+    fn end_others(&mut self, session: u64, listed: &[LaneEntry]) {
+        for index in 0..self.connections.bound() {
+            let Some(lane) = self.connections.in_mut(index) else { continue };
+            let role = &lane.role;
+            let is = |entry: &LaneEntry| {
+                entry.lane.get() == role.number && entry.generation.get() == role.generation
+            };
+            if role.phase == Phase::Greeting || role.session != session || listed.iter().any(is) {
+                continue;
+            }
+            if let Some(lane) = self.connections.take_in(index) {
+                self.end_in(index, lane);
+            }
+        }
+    }
+
+    fn welcome(&self, lane: &mut Lane<InLane>, status: Status) {
+        let welcome = Welcome {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            reserved: U16::ZERO,
+            status: U32::new(status as u32),
+            incarnation: U64::new(self.incarnation),
+            operation_bytes_max: U64::new(u64::from(self.config.slice_bytes_max)),
+        };
+        lane.outbox.push_head(&[welcome.as_bytes()]);
+    }
+
+    /// Tells a peer that it broke the protocol, as the lane's last word.
+    fn end_with(&mut self, lane: &mut Lane<InLane>, error: FrameError) {
+        log::warn!("a peer broke the protocol: {error}");
+        self.stats.protocol_errors += 1;
+        match lane.role.phase {
+            Phase::Greeting => self.welcome(lane, error.status()),
+            _ => {
+                let header = Header::new(Kind::Error, 0, 0, error.status() as u64);
+                lane.outbox.push_head(&[header.as_bytes()]);
+            }
+        }
+        self.begin_end(lane);
+    }
+
+    fn begin_end(&mut self, lane: &mut Lane<InLane>) {
+        lane.role.phase = Phase::Ending;
+        lane.deadline = Some(self.now + core::time::Duration::from_millis(LAST_WORD_MS));
+        self.timers_stale = true;
+    }
+
+    fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
+        while !lane.blocked && !lane.outbox.is_empty() {
+            let Lane { outbox, socket, .. } = lane;
+            let regions = &mut self.regions;
+            let flushed = outbox.flush(socket, &mut self.buffers, |owner, progress| {
+                if let (Owner::Region(index), Progress::Finished) = (owner, progress) {
+                    regions.peer_ends(index);
+                }
+            });
+            match flushed {
+                Ok((sent, all)) => {
+                    self.stats.sends += 1;
+                    self.stats.bytes_sent += sent as u64;
+                    lane.blocked = !all;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer's lane has ended: nothing more of it is read or written.
+    pub(crate) fn end_in(&mut self, index: u32, mut lane: Box<Lane<InLane>>) {
+        self.drop_plan(&mut lane);
+        for owner in lane.outbox.owners() {
+            if let Owner::Region(region) = owner {
+                self.regions.peer_ends(region);
+            }
+        }
+        self.forget(index, lane.interest);
+    }
+
+    fn drop_plan(&mut self, lane: &mut Lane<InLane>) {
+        for destination in lane.inbox.open_payloads() {
+            if destination.memory.is_some() {
+                self.regions.peer_ends(destination.owner);
+            }
+        }
+        lane.inbox.clear_plan();
+    }
+
+    /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded, what still
+    /// has to go out is copied aside. Lanes for which that would be too much are closed.
+    pub(crate) fn withdraw(&mut self, region: u32) {
+        let owner = Owner::Region(region);
+        for index in 0..self.connections.bound() {
+            let Some(mut lane) = self.connections.take_in(index) else { continue };
+            let incoming = lane.inbox.open_payloads().iter();
+            let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
+            let outgoing = lane.outbox.owners().filter(|&known| known == owner).count();
+            if lane.outbox.unsent(owner) > u64::from(self.config.aside_bytes_max) {
+                lane.socket.reset_on_close();
+                self.end_in(index, lane);
+                continue;
+            }
+            lane.inbox.redirect(region, Status::Withdrawn as u32);
+            lane.outbox.detach(owner);
+            for _ in 0..incoming + outgoing {
+                self.regions.peer_ends(region);
+            }
+            self.connections.put(index, Connection::In(lane));
+        }
+    }
+
+    /// Ends a lane that did not do in time what it had to. Gives the deadline of one that still may.
+    pub(crate) fn check_deadline_in(&mut self, index: u32, now: Instant) -> Option<Instant> {
+        let deadline = self.connections.in_mut(index)?.deadline?;
+        if now < deadline {
+            return Some(deadline);
+        }
+        let lane = self.connections.take_in(index)?;
+        self.end_in(index, lane);
+        None
+    }
+}
+
+impl Lane<InLane> {
+    fn has_room(&self) -> bool {
+        self.outbox.has_room(ENTRIES_MAX) && self.outbox.queued() < ANSWERS_BYTES_MAX
+    }
+}
+
+/// All payloads of a WRITE frame are in place or discarded: says so.
+fn acknowledge(lane: &mut Lane<InLane>) {
+    let Lane { inbox, outbox, role, .. } = lane;
+    let mut statuses = [U32::ZERO; ENTRIES_MAX];
+    let count = inbox.announced().len().min(ENTRIES_MAX);
+    for (to, destination) in statuses.iter_mut().zip(inbox.announced()) {
+        *to = U32::new(destination.status);
+    }
+    let header = Header::new(Kind::Ack, 0, count as u16, role.writing);
+    outbox.push_head(&[header.as_bytes(), statuses[..count].as_bytes()]);
+    inbox.clear_plan();
+}

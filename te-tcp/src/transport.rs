@@ -1,0 +1,708 @@
+//! The transport: one object that initiates and serves, driven by `poll` alone.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+
+use te_core::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op,
+    RegionId, SegmentId, Slice, Token, Transport,
+};
+
+use crate::config::{Config, ConfigError};
+use crate::connections::{Connection, Connections};
+use crate::endpoint::{Endpoint, Fence, Gate, LaneEnd};
+use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
+use crate::lane::Lane;
+use crate::operation::{Operation, Operations};
+use crate::region::{Region, Segment, Table};
+use crate::stats::Stats;
+use crate::sys::{Buffers, Epoll, Interest, Pinned, Socket, host_addresses};
+
+/// Received from one lane before the others get a turn, bytes.
+pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
+/// Vain attempts after which a lane is no longer read without asking.
+const HEAT: u16 = 64;
+/// Every so many polls the system is asked, however warm the lanes are: new connections and cold lanes want their turn.
+const ASK_EVERY: u32 = 16;
+/// Deadlines are looked at this often.
+const TIMERS_MS: u64 = 5;
+/// Events taken in one poll.
+const EVENTS_MAX: usize = 64;
+/// The name of the listener's events; no connection has it.
+const LISTENER: u64 = u64::MAX;
+
+/// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
+pub struct TcpTransport {
+    pub(crate) config: Config,
+    pub(crate) incarnation: u64,
+    pub(crate) session: u64,
+    pub(crate) listener: Socket,
+    address: SocketAddr,
+    advertised: Vec<IpAddr>,
+    pub(crate) epoll: Epoll,
+    pub(crate) buffers: Buffers,
+    pub(crate) regions: Table<Region>,
+    pub(crate) segments: Table<Segment>,
+    pub(crate) peers: Table<Endpoint>,
+    pub(crate) operations: Operations,
+    pub(crate) connections: Connections,
+    /// Peers that have something to send.
+    pub(crate) listed: Vec<u32>,
+    /// Lanes that are read without asking.
+    hot: Vec<u32>,
+    /// Lanes of which epoll is to tell when they can be written.
+    pub(crate) waiting_to_write: u32,
+    pub(crate) lane_generation: u32,
+    pub(crate) fences: u32,
+    next_fence: u64,
+    pub(crate) now: Instant,
+    polls: u32,
+    /// Something was submitted, or came free to be sent, since the last poll began.
+    pub(crate) fresh: bool,
+    timers_due: Instant,
+    timers_next: Option<Instant>,
+    /// A deadline was set since the timers were looked at.
+    pub(crate) timers_stale: bool,
+    listener_rests: Option<Instant>,
+    pub(crate) stats: Stats,
+}
+
+impl TcpTransport {
+    /// Listens as `config` says. Connects to nobody yet.
+    ///
+    /// # Errors
+    /// A setting out of its limits, an address that cannot be bound, a congestion control that the kernel does not have.
+    pub fn new(config: Config) -> Result<Self, OpenError> {
+        config.validate().map_err(OpenError::Config)?;
+        let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
+        let listener = Socket::listen(config.bind).map_err(step("listen on the address in `bind`"))?;
+        if let Some(name) = &config.congestion {
+            listener.set_congestion(name).map_err(step("use the algorithm in `congestion`"))?;
+        }
+        let address = listener.local_address().map_err(step("learn the port"))?;
+        let epoll = Epoll::new(EVENTS_MAX).map_err(step("create an epoll instance"))?;
+        let interest = Interest { readable: true, writable: false };
+        epoll.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
+        let random = || random_u64().map_err(step("get random numbers"));
+        Ok(Self {
+            incarnation: random()?,
+            session: random()?,
+            advertised: advertised(&config, address.ip()),
+            listener,
+            address,
+            epoll,
+            buffers: Buffers::new(),
+            regions: Table::new(config.regions_max),
+            segments: Table::new(config.segments_max),
+            peers: Table::new(config.segments_max),
+            operations: Operations::new(config.inflight_max, config.fences_max),
+            connections: Connections::default(),
+            listed: Vec::new(),
+            hot: Vec::new(),
+            waiting_to_write: 0,
+            lane_generation: 0,
+            fences: 0,
+            next_fence: 0,
+            now: Instant::ZERO,
+            polls: 0,
+            fresh: false,
+            timers_due: Instant::ZERO,
+            timers_next: None,
+            timers_stale: false,
+            listener_rests: None,
+            stats: Stats::default(),
+            config,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Who it is: random, another one after each restart.
+    #[must_use]
+    pub const fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The settings it runs with.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Connections that are open, own and peers'.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Closes every connection, own and peers', in mid-word if need be. Slices on them end as when a connection breaks;
+    /// what is submitted later opens new ones.
+    pub fn close_connections(&mut self) {
+        for index in 0..self.connections.bound() {
+            match self.connections.take(index) {
+                Some(Connection::Out(lane)) => {
+                    let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+                    self.end_out(index, lane, LaneEnd::Lost(error));
+                }
+                Some(Connection::In(lane)) => {
+                    lane.socket.reset_on_close();
+                    self.end_in(index, lane);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Settings that every socket gets before it connects.
+    pub(crate) fn tune(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_nodelay()?;
+        if let Some(bytes) = self.config.send_buffer_bytes {
+            socket.set_send_buffer(bytes)?;
+        }
+        if let Some(bytes) = self.config.receive_buffer_bytes {
+            socket.set_receive_buffer(bytes)?;
+        }
+        if let Some(name) = &self.config.congestion {
+            socket.set_congestion(name)?;
+        }
+        Ok(())
+    }
+
+    /// Settings that depend on who is at the other end.
+    pub(crate) fn suit(&self, socket: &Socket) {
+        if self.config.congestion.is_some() {
+            return;
+        }
+        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return };
+        if there.ip().is_loopback() || here.ip() == there.ip() {
+            // Pacing within one host only costs. A kernel without cubic keeps what it has.
+            let _ = socket.set_congestion("cubic");
+        }
+    }
+
+    /// Tells epoll what a lane waits for, if that has changed.
+    pub(crate) fn settle_interest<R>(&mut self, index: u32, lane: &mut Lane<R>) {
+        let wanted = Interest { readable: !lane.paused, writable: lane.blocked };
+        if wanted == lane.interest {
+            return;
+        }
+        let name = self.connections.name(index);
+        if self.epoll.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
+            self.waiting_to_write -= u32::from(lane.interest.writable);
+            self.waiting_to_write += u32::from(wanted.writable);
+            lane.interest = wanted;
+        }
+    }
+
+    /// Frees the slot of a connection that is gone.
+    pub(crate) fn forget(&mut self, index: u32, interest: Interest) {
+        self.waiting_to_write -= u32::from(interest.writable);
+        self.hot.retain(|&known| known != index);
+        self.connections.release(index);
+    }
+
+    /// From now on a lane is read without asking, until that has been in vain for a while.
+    pub(crate) fn heat_up(&mut self, index: u32, heat: &mut u16) {
+        if *heat == 0 && !self.hot.contains(&index) {
+            self.hot.push(index);
+        }
+        *heat = HEAT;
+    }
+
+    pub(crate) fn rest_listener(&mut self, until: Instant) {
+        let none = Interest { readable: false, writable: false };
+        if self.epoll.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
+            self.listener_rests = Some(until);
+            self.timers_due = self.now;
+        }
+    }
+
+    fn drive(&mut self, index: u32, readable: bool, writable: bool) {
+        match self.connections.take(index) {
+            Some(Connection::Out(lane)) => self.drive_out(index, lane, readable, writable),
+            Some(Connection::In(lane)) => self.drive_in(index, lane, readable, writable),
+            None => {}
+        }
+    }
+
+    /// Asks the system who is ready, and works on those.
+    fn drive_ready(&mut self) {
+        self.stats.waits += 1;
+        let Ok(count) = self.epoll.ready() else { return };
+        for at in 0..count {
+            let event = self.epoll.event(at);
+            if event.token == LISTENER {
+                self.accept_all();
+            } else if let Some(index) = self.connections.index(event.token) {
+                self.drive(index, event.readable, event.writable);
+            }
+        }
+    }
+
+    /// Works on the lanes that had something to say a moment ago, without asking first.
+    fn drive_hot(&mut self) {
+        let mut at = 0;
+        while at < self.hot.len() {
+            let index = self.hot[at];
+            match self.connections.get(index) {
+                Some(Connection::Out(lane)) if lane.heat > 0 => {
+                    if lane.role.is_awaited() {
+                        self.drive(index, true, false);
+                    } else {
+                        self.cool(index);
+                    }
+                }
+                Some(Connection::In(lane)) if lane.heat > 0 => {
+                    if !lane.paused {
+                        self.drive(index, true, false);
+                    } else {
+                        self.cool(index);
+                    }
+                }
+                _ => {}
+            }
+            let warm = match self.connections.get(index) {
+                Some(Connection::Out(lane)) => lane.heat > 0,
+                Some(Connection::In(lane)) => lane.heat > 0,
+                None => false,
+            };
+            if warm {
+                at += 1;
+            } else if self.hot.get(at) == Some(&index) {
+                self.hot.swap_remove(at);
+            }
+        }
+    }
+
+    fn cool(&mut self, index: u32) {
+        match self.connections.take(index) {
+            Some(Connection::Out(mut lane)) => {
+                lane.heat -= 1;
+                self.connections.put(index, Connection::Out(lane));
+            }
+            Some(Connection::In(mut lane)) => {
+                lane.heat -= 1;
+                self.connections.put(index, Connection::In(lane));
+            }
+            None => {}
+        }
+    }
+
+    fn run_timers(&mut self, now: Instant) {
+        let mut next: Option<Instant> = None;
+        let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
+        if let Some(until) = self.listener_rests {
+            let interest = Interest { readable: true, writable: false };
+            if now < until {
+                note(Some(until));
+            } else if self.epoll.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
+                self.listener_rests = None;
+            }
+        }
+        for index in 0..self.connections.bound() {
+            note(self.check_deadline_in(index, now));
+            note(self.check_deadline_out(index, now));
+        }
+        note(self.check_pulses(now));
+        for peer in &self.listed {
+            if let Some(Gate::Until(when)) = self.peers.get(*peer).map(|endpoint| endpoint.gate) {
+                note(Some(when));
+            }
+        }
+        self.timers_next = next;
+        self.timers_stale = false;
+        let often = now + core::time::Duration::from_millis(TIMERS_MS);
+        self.timers_due = next.map_or(often, |next| next.min(often));
+    }
+
+    fn check_deadline_out(&mut self, index: u32, now: Instant) -> Option<Instant> {
+        let deadline = self.connections.out(index)?.deadline?;
+        if now < deadline {
+            return Some(deadline);
+        }
+        let lane = self.connections.take_out(index)?;
+        let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
+        self.end_out(index, lane, LaneEnd::Refused(error));
+        None
+    }
+
+    /// When we ourselves were away, the peers' silence is not their fault.
+    fn forgive_absence(&mut self, now: Instant) {
+        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
+        if now.nanos_since(self.now) > limit / 2 {
+            for peer in 0..self.peers.bound() {
+                if let Some(endpoint) = self.peers.get_mut(peer) {
+                    endpoint.pulse = endpoint.pulse.map(|_| now);
+                }
+            }
+        }
+    }
+
+    fn accept_slice(&mut self, slice: &Slice) -> Result<(), Error> {
+        if slice.len == 0 || slice.len > self.config.slice_bytes_max {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let local = self.regions.local(slice)?;
+        let segment = *self.segments.remote(slice)?;
+        let operation = Operation {
+            token: slice.token,
+            op: slice.op,
+            len: slice.len,
+            local,
+            region: slice.local.0.index,
+            segment: slice.remote.0.index,
+            peer: segment.peer,
+            remote_offset: slice.remote.1,
+            issued: 0,
+            open: 0,
+            error: None,
+            touched: false,
+            live: true,
+            queued: false,
+        };
+        let Some(endpoint) = self.peers.get_mut(segment.peer) else { return Err(ErrorKind::NotFound.into()) };
+        let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
+        self.operations.push_back(&mut endpoint.pending, slot);
+        endpoint.operations += 1;
+        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
+            region.own += 1;
+        }
+        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
+            segment.users += 1;
+        }
+        self.list_peer(segment.peer);
+        Ok(())
+    }
+
+    /// Lets go of a peer that nothing needs any more.
+    fn drop_idle_peer(&mut self, peer: u32) {
+        if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
+            self.fail_peer(peer, ErrorKind::Canceled.into());
+            self.listed.retain(|&known| known != peer);
+            self.peers.remove(peer);
+        }
+    }
+}
+
+impl fmt::Debug for TcpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpTransport")
+            .field("address", &self.address)
+            .field("incarnation", &self.incarnation)
+            .field("connections", &self.connections.len())
+            .field("slots_in_use", &self.operations.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Memory for TcpTransport {
+    #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        if span.is_empty() || span.as_ptr().is_null() || access.is_empty() {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let key = random_u64().map_err(|error| error_of(&error))?;
+        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when no
+        // operation, own or a peer's, holds the `Pinned` or a part of it.
+        let memory = unsafe { Pinned::new(span) };
+        let region =
+            Region { generation: id.generation, memory, access, key, own: 0, peers: 0, withdrawn: false };
+        self.regions.insert(id.index, region)
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        let region = self.regions.find(id)?;
+        if region.own > 0 {
+            return Err(ErrorKind::Busy.into());
+        }
+        if region.peers > 0 {
+            if !region.withdrawn {
+                // New operations of peers are refused from here on; those that run get until the next call.
+                if let Some(region) = self.regions.get_mut(id.index) {
+                    region.withdrawn = true;
+                }
+                return Err(ErrorKind::Busy.into());
+            }
+            self.withdraw(id.index);
+        }
+        match self.regions.find(id)?.peers {
+            0 => self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into()),
+            _ => Err(ErrorKind::Busy.into()),
+        }
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let region = self.regions.find(id)?;
+        if !region.access.is_remote() {
+            return Err(ErrorKind::AccessDenied.into());
+        }
+        let mut addresses = [IpAddr::V4(Ipv4Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
+        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
+        addresses[..count].copy_from_slice(&self.advertised[..count]);
+        let export = Export {
+            rights: (region.access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits(),
+            addresses,
+            address_count: count as u8,
+            port: self.address.port(),
+            incarnation: self.incarnation,
+            region: id.index,
+            generation: id.generation,
+            key: region.key,
+            len: region.memory.len() as u64,
+        };
+        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
+        if id.index >= self.config.segments_max {
+            return Err(ErrorKind::Full.into());
+        }
+        if self.segments.get(id.index).is_some() {
+            return Err(ErrorKind::Busy.into());
+        }
+        let count = usize::from(export.address_count);
+        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
+        let known = (0..self.peers.bound()).find(|&peer| {
+            self.peers.get(peer).is_some_and(|endpoint| endpoint.is(export.incarnation, &addresses[..count]))
+        });
+        let peer = match known {
+            Some(peer) => peer,
+            None => self.peers.add(Endpoint::new(export.incarnation, &addresses, count))?,
+        };
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.segments += 1;
+        }
+        let segment = Segment {
+            generation: id.generation,
+            peer,
+            region: export.region,
+            region_generation: export.generation,
+            key: export.key,
+            len: export.len,
+            access: Access::from_bits_truncate(export.rights),
+            users: 0,
+        };
+        self.segments.insert(id.index, segment)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        let segment = self.segments.find(id)?;
+        if segment.users > 0 {
+            return Err(ErrorKind::Busy.into());
+        }
+        let peer = segment.peer;
+        self.segments.remove(id.index);
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.segments -= 1;
+        }
+        self.drop_idle_peer(peer);
+        Ok(())
+    }
+}
+
+impl Transport for TcpTransport {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut features = Features::READ | Features::WRITE | Features::FENCE | Features::TWO_SIDED_PROGRESS;
+        features.set(Features::CHECKSUM, self.config.checksum);
+        Capabilities {
+            features,
+            slice_bytes_max: self.config.slice_bytes_max,
+            slice_bytes_preferred: self.config.piece_bytes_max.min(self.config.slice_bytes_max),
+            inflight_max: self.config.inflight_max,
+            export_bytes_max: EXPORT_BYTES_MAX as u32,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let room = self.operations.room();
+        let mut accepted = 0;
+        for slice in batch.iter().take(room) {
+            match self.accept_slice(slice) {
+                Ok(()) => accepted += 1,
+                Err(error) if accepted == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.fresh |= accepted > 0;
+        Ok(accepted)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.forgive_absence(now);
+        self.now = self.now.max(now);
+        self.fresh = false;
+        self.polls = self.polls.wrapping_add(1);
+        if !self.listed.is_empty() {
+            self.feed_all();
+        }
+        if self.hot.is_empty() || self.waiting_to_write > 0 || self.polls.is_multiple_of(ASK_EVERY) {
+            self.drive_ready();
+        } else {
+            self.drive_hot();
+        }
+        if self.now >= self.timers_due {
+            self.run_timers(self.now);
+        }
+        if !self.listed.is_empty() {
+            self.feed_all();
+        }
+        let done = &mut self.operations.done;
+        let count = done.len().min(out.len());
+        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
+            *to = completion;
+        }
+        count
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        if self.fresh || !self.operations.done.is_empty() {
+            return Some(self.now);
+        }
+        if self.timers_stale {
+            return Some(self.timers_due);
+        }
+        self.timers_next
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        Some(EventSource(self.epoll.raw_fd()))
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        if let Some(slot) = self.operations.find(token) {
+            self.cancel_slot(slot);
+            self.fresh = true;
+            return Ok(());
+        }
+        if self.operations.done.iter().any(|completion| completion.token == token) {
+            return Ok(());
+        }
+        Err(ErrorKind::NotFound.into())
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        let peer = self.segments.find(segment)?.peer;
+        if self.fences >= self.config.fences_max {
+            return Err(ErrorKind::Full.into());
+        }
+        let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
+        self.next_fence += 1;
+        endpoint.fences.push(Fence { token, segment: segment.index, id: self.next_fence, waiting: None });
+        if let Some(segment) = self.segments.get_mut(segment.index) {
+            segment.users += 1;
+        }
+        self.fences += 1;
+        self.list_peer(peer);
+        self.fresh = true;
+        Ok(())
+    }
+}
+
+/// Why a transport could not be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A setting is out of its limits.
+    Config(ConfigError),
+    /// The system refused.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "setting {error}"),
+            Self::System { what, source } => write!(f, "could not {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Config(error) => Some(error),
+            Self::System { source, .. } => Some(source),
+        }
+    }
+}
+
+/// The contract's error for what a socket said.
+pub(crate) fn error_of(error: &io::Error) -> Error {
+    let code = error.raw_os_error().unwrap_or(0);
+    let kind = match error.kind() {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
+        _ => ErrorKind::System,
+    };
+    Error::with_code(kind, code)
+}
+
+fn random_u64() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}
+
+fn advertised(config: &Config, bound: IpAddr) -> Vec<IpAddr> {
+    if let Some(address) = config.advertise {
+        return vec![address];
+    }
+    if !bound.is_unspecified() {
+        return vec![bound];
+    }
+    let mut found = host_addresses();
+    found.retain(|address| address.is_ipv4() || bound.is_ipv6());
+    found.truncate(EXPORT_ADDRESSES_MAX);
+    if found.is_empty() {
+        found.push(if bound.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        } else {
+            core::net::Ipv6Addr::LOCALHOST.into()
+        });
+    }
+    found
+}
+
+/// Slices in flight, for tests of this crate.
+impl TcpTransport {
+    /// Slices that hold a slot, ghosts of cancelled ones included.
+    #[must_use]
+    pub fn slots_in_use(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Bytes that peers' operations and this transport's own have in `id` at this moment: for reports and tests.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`.
+    pub fn region_users(&self, id: RegionId) -> Result<(u32, u32), Error> {
+        self.regions.find(id).map(|region| (region.own, region.peers))
+    }
+}
+
+const _: () = assert!(size_of::<Op>() == 1);
