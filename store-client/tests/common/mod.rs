@@ -83,15 +83,21 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         // The harness speaks, too.
-        let said = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
+        let said = lines.find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
+        // And does not like to be cut short.
+        std::thread::spawn(move || lines.for_each(drop));
         let stdin = child.stdin.take();
         Self { child, stdin, said: said.expect("the process ended without a word") }
     }
 
     pub(crate) fn said(&self) -> &str {
         &self.said
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// No goodbye.
