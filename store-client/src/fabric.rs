@@ -83,7 +83,7 @@ impl Fabric {
                 self.engine.park(Some((deadline - now).min(PARK_MAX)));
                 return;
             }
-            std::hint::spin_loop();
+            std::thread::yield_now();
         }
     }
 
