@@ -61,8 +61,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
     /// TCP connections of each engine.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    lanes: u16,
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: u8,
     /// Length at which requests are cut.
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     slice: ByteSize,
@@ -262,8 +262,8 @@ enum Target {
     Child(Child, TargetReady),
     /// Somebody else's.
     Remote(String),
-    /// An engine in this process, and its memory.
-    Here(Box<Engine>, SharedRegion),
+    /// An engine in this process; it keeps its memory until it goes.
+    Here(Box<Engine>),
     /// Nobody: plain copies.
     None,
 }
@@ -276,7 +276,7 @@ impl Target {
                 let mut engine = Engine::start(config(args, Fabrics::LOCAL))?;
                 let region = engine.alloc_shared(usize::try_from(bytes)?, Access::all())?;
                 touch(&region)?;
-                Self::Here(Box::new(engine), region)
+                Self::Here(Box::new(engine))
             }
             (_, Some(target)) => Self::Remote(target.clone()),
             (via, None) => {
@@ -296,7 +296,7 @@ impl Target {
         match self {
             Self::Child(_, ready) => Some(&ready.endpoint),
             Self::Remote(endpoint) => Some(endpoint),
-            Self::Here(engine, _) => Some(engine.name()),
+            Self::Here(engine) => Some(engine.name()),
             Self::None => None,
         }
     }
