@@ -79,7 +79,7 @@ pub struct TcpConfig {
     /// Port of the data listener; 0 picks one. The address is that of the control port.
     pub port: u16,
     /// Connections to each peer.
-    pub lanes: u16,
+    pub lanes: u8,
     /// Checks payloads end to end with CRC32C.
     pub checksum: bool,
 }

@@ -192,6 +192,38 @@ pub enum RequestProblem {
     Owned,
 }
 
+/// An error, and the buffer that the call had taken.
+pub struct GivenBack<E, B> {
+    /// What went wrong.
+    pub error: E,
+    /// What was to be used; as it was before the call.
+    pub buffer: B,
+}
+
+impl<E, B> GivenBack<E, B> {
+    pub(crate) fn new(error: impl Into<E>, buffer: B) -> Self {
+        Self { error: error.into(), buffer }
+    }
+}
+
+impl<E: fmt::Debug, B> fmt::Debug for GivenBack<E, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GivenBack").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<E: fmt::Display, B> fmt::Display for GivenBack<E, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<E: StdError, B> StdError for GivenBack<E, B> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -14,7 +14,7 @@ use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
 use crate::config::Config;
 use crate::control::Inbox;
 use crate::engine::{self, Engine};
-use crate::error::{RegisterError, RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
@@ -141,11 +141,11 @@ impl TransferEngine {
         &self,
         buffer: B,
         access: Access,
-    ) -> Result<Registered<B>, (RegisterError, B)> {
+    ) -> Result<Registered<B>, GivenBack<RegisterError, B>> {
         // The owner is taken apart before anybody else knows its memory, so the id comes first.
         let region = match self.call(Engine::reserve_region).unwrap_or(Err(RegisterError::Closed)) {
             Ok(region) => region,
-            Err(error) => return Err((error, buffer)),
+            Err(error) => return Err(GivenBack::new(error, buffer)),
         };
         let buffer = Registered::new(buffer, region, access);
         let span = buffer.span();
@@ -157,7 +157,7 @@ impl TransferEngine {
             let registered = self.call(move |engine| engine.register_as(region, span, access, true, None));
             match registered.unwrap_or(Err(RegisterError::Closed)) {
                 Ok(()) => Ok(buffer),
-                Err(error) => Err((error, buffer.into_inner())),
+                Err(error) => Err(GivenBack::new(error, buffer.into_inner())),
             }
         }
     }
@@ -169,7 +169,7 @@ impl TransferEngine {
     pub fn unregister_buffer<B: Buffer>(
         &self,
         buffer: Registered<B>,
-    ) -> Result<B, (RegisterError, Registered<B>)> {
+    ) -> Result<B, GivenBack<RegisterError, Registered<B>>> {
         let (region, span) = (buffer.region(), buffer.span());
         // The span tells another engine's buffer from ours, whatever its id.
         let ours = self.call(move |engine| engine.owns(region, span)).unwrap_or(false);
@@ -178,7 +178,7 @@ impl TransferEngine {
             #[allow(unsafe_code, reason = "puts a buffer together whose registration has ended")]
             // SAFETY: `unregister` returned `Ok` for its region.
             Ok(()) => Ok(unsafe { buffer.into_inner() }),
-            Err(error) => Err((error, buffer)),
+            Err(error) => Err(GivenBack::new(error, buffer)),
         }
     }
 
@@ -229,7 +229,7 @@ impl TransferEngine {
         requests: &[TransferRequest],
         timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
-        self.submit_holding(requests, timeout, None, ()).map_err(|(error, ())| error)
+        self.submit_holding(requests, timeout, None, ()).map_err(|refused| refused.error)
     }
 
     /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds until it has ended.
@@ -243,7 +243,7 @@ impl TransferEngine {
         segment: SegmentHandle,
         remote_addr: u64,
         timeout: Option<Duration>,
-    ) -> Result<Transfer<Registered<B>>, (TransferError, Registered<B>)> {
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
         self.transfer_buffer(Op::Read, buffer, range, segment, remote_addr, timeout)
     }
 
@@ -258,7 +258,7 @@ impl TransferEngine {
         segment: SegmentHandle,
         remote_addr: u64,
         timeout: Option<Duration>,
-    ) -> Result<Transfer<Registered<B>>, (TransferError, Registered<B>)> {
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
         self.transfer_buffer(Op::Write, buffer, range, segment, remote_addr, timeout)
     }
 
@@ -326,12 +326,12 @@ impl TransferEngine {
         segment: SegmentHandle,
         remote_addr: u64,
         timeout: Option<Duration>,
-    ) -> Result<Transfer<Registered<B>>, (TransferError, Registered<B>)> {
+    ) -> Result<Transfer<Registered<B>>, GivenBack<TransferError, Registered<B>>> {
         let span = buffer.span();
         if range.start >= range.end || range.end > span.len() {
             let problem =
                 if range.start >= range.end { RequestProblem::Empty } else { RequestProblem::LocalRange };
-            return Err((TransferError::Request { index: 0, problem }, buffer));
+            return Err(GivenBack::new(TransferError::Request { index: 0, problem }, buffer));
         }
         let local = LocalAddr::Region(buffer.region(), range.start as u64);
         let request = TransferRequest { op, local, segment, remote_addr, len: range.len() as u64 };
@@ -344,18 +344,16 @@ impl TransferEngine {
         timeout: Option<Duration>,
         owned: Option<MemSpan>,
         payload: P,
-    ) -> Result<Transfer<P>, (TransferError, P)> {
+    ) -> Result<Transfer<P>, GivenBack<TransferError, P>> {
         let requests_per_batch_max = self.0.config.requests_per_batch_max;
         if requests.is_empty() || requests.len() > requests_per_batch_max as usize {
-            return Err((
-                TransferError::BatchLength { requests: requests.len(), requests_per_batch_max },
-                payload,
-            ));
+            let error = TransferError::BatchLength { requests: requests.len(), requests_per_batch_max };
+            return Err(GivenBack::new(error, payload));
         }
         let shared = Arc::new(Shared::new(requests.into(), owned));
         match self.begin(Command::Submit(shared.clone(), timeout)) {
             Ok(()) => Ok(Transfer::new(shared, self.0.clone(), payload)),
-            Err(_) => Err((self.refusal(), payload)),
+            Err(_) => Err(GivenBack::new(self.refusal(), payload)),
         }
     }
 

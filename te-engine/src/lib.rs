@@ -23,7 +23,7 @@ mod worker;
 pub use config::{Config, ControlConfig, Fabrics, TcpConfig};
 pub use descriptor::{Descriptor, RegionDescriptor};
 pub use engine::{Engine, FenceHandle};
-pub use error::{RegisterError, RequestProblem, SegmentError, StartError, TransferError};
+pub use error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
 pub use handle::TransferEngine;
 pub use local::LocalTransport;
 pub use metadata::{Metadata, PeerToPeer};

@@ -1,5 +1,6 @@
 //! A batch on its way, as its submitter sees it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
@@ -157,6 +158,12 @@ impl<B: Buffer> Transfer<Registered<B>> {
     /// The transfer itself, when it has not, or when the buffer is quarantined.
     pub fn into_buffer(mut self) -> Result<Registered<B>, Self> {
         self.take_payload().ok_or(self)
+    }
+}
+
+impl<P: Payload> fmt::Debug for Transfer<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer").field("report", &self.report()).finish_non_exhaustive()
     }
 }
 

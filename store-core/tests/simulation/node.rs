@@ -70,10 +70,17 @@ impl Node {
         let name = format!("segment-{node}");
         let mut out = Vec::new();
         if self.mounted {
-            Beat::encode_request(&mut out, self.request_id, &Heartbeat { node, incarnation }, core::iter::empty()).unwrap();
+            Beat::encode_request(
+                &mut out,
+                self.request_id,
+                &Heartbeat { node, incarnation },
+                core::iter::empty(),
+            )
+            .unwrap();
         } else {
             let endpoint = "sim:1";
-            let mount = MountSegment { node, incarnation, name: &name, endpoint, base: 0, len: self.segment_bytes };
+            let mount =
+                MountSegment { node, incarnation, name: &name, endpoint, base: 0, len: self.segment_bytes };
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
         }
         core.send(Party::Node(self.index), life, out);
@@ -102,7 +109,9 @@ impl Node {
     }
 
     fn export(&mut self, core: &mut Core) {
-        let (None, Some(transport), Some(memory)) = (self.exported, &mut self.transport, &self.memory) else { return };
+        let (None, Some(transport), Some(memory)) = (self.exported, &mut self.transport, &self.memory) else {
+            return;
+        };
         let incarnation = self.exports + 1;
         let region = RegionId::new(0, incarnation as u32);
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;

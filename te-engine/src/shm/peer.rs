@@ -285,9 +285,8 @@ impl Peers {
         host.socket = None;
         for link in self.links.iter_mut().flatten().filter(|link| link.host == index) {
             self.waiting -= usize::from(link.state.is_waiting());
-            if !matches!(link.state, State::Closed(_)) {
-                link.state = State::Closed(error);
-            }
+            // Revoked links too: an owner that goes takes its memory back first, and its end is the better reason.
+            link.state = State::Closed(error);
         }
     }
 }

@@ -1,0 +1,332 @@
+//! Transfers between engines of one process, over each fabric alone and over all together.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use te_engine::{
+    Access, Engine, ErrorKind, Fabrics, LocalAddr, MemSpan, Op, Outcome, RegisterError, RequestProblem,
+    SegmentError, Status, TransferEngine, TransferError, TransferRequest,
+};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(15));
+
+#[test]
+fn bytes_go_there_and_back_over_every_fabric() {
+    for (name, fabrics) in each_fabric() {
+        let (here, there) = (engine(fabrics), engine(fabrics));
+        let len = 3 << 20;
+        let remote = there.alloc_shared(len, EVERYTHING).unwrap();
+        let local = here.alloc_shared(2 * len, Access::LOCAL).unwrap();
+        let content = pattern(1, len);
+        local.write(0, &content).unwrap();
+        let segment = here.open_segment(there.name()).unwrap();
+        // Odd lengths and places: cut anywhere.
+        let cuts = [0, 1, 4096, 70_001, 1 << 20, (2 << 20) + 13, len];
+        let requests = |op, base: usize| -> Vec<TransferRequest> {
+            cuts.windows(2)
+                .map(|cut| {
+                    let (at, len) = (cut[0] as u64, (cut[1] - cut[0]) as u64);
+                    request(op, (local.id(), base as u64 + at), segment, remote.addr() + at, len)
+                })
+                .collect()
+        };
+        let write = here.submit(&requests(Op::Write, 0), None).unwrap();
+        let report = write.wait(LONG).unwrap_or_else(|error| panic!("{name}: write: {error}"));
+        assert_eq!((report.status, report.bytes), (Status::Completed, len as u64), "{name}");
+        assert!(bytes(&remote) == content, "{name}: what was written is there");
+        let read = here.submit(&requests(Op::Read, len), None).unwrap();
+        read.wait(LONG).unwrap_or_else(|error| panic!("{name}: read: {error}"));
+        assert!(bytes(&local)[len..] == content, "{name}: what was read is here");
+        for index in 0..cuts.len() - 1 {
+            let one = read.request(index).unwrap();
+            assert_eq!((one.status, one.outcome), (Status::Completed, Outcome::Applied), "{name}");
+        }
+        let stats = here.stats();
+        let moved: u64 = stats.rails.iter().map(|rail| rail.bytes).sum();
+        assert_eq!(moved, 2 * len as u64, "{name}: {stats:?}");
+        let used: Vec<_> = stats.rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name).collect();
+        assert_eq!(used, [if name == "all" { "local" } else { name }], "the nearest fabric takes all");
+    }
+}
+
+#[test]
+fn a_polled_engine_moves_bytes_without_a_worker() {
+    let fabrics = Fabrics { local: true, shm: true, tcp: false };
+    let mut here = Engine::start(config(fabrics)).unwrap();
+    let there = engine(fabrics);
+    let remote = there.alloc_shared(8192, EVERYTHING).unwrap();
+    remote.write(4096, &pattern(2, 4096)).unwrap();
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let one = request(Op::Read, (local.id(), 0), segment, remote.addr() + 4096, 4096);
+    let batch = here.submit(&[one], None).unwrap();
+    assert_eq!(here.free(batch), Err(TransferError::Busy));
+    let report = here.wait(batch, LONG).unwrap();
+    assert_eq!(report.bytes, 4096);
+    assert_eq!(bytes(&local), pattern(2, 4096));
+    here.free(batch).unwrap();
+    assert_eq!(here.status(batch), Err(TransferError::NotFound));
+    let fence = here.fence(segment, LONG).unwrap();
+    here.wait_fence(fence, LONG).unwrap();
+    here.free_fence(fence).unwrap();
+}
+
+#[test]
+fn an_owned_buffer_goes_out_and_comes_back() {
+    let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
+    let remote = there.alloc_shared(64 << 10, EVERYTHING).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let mut buffer = here.register_buffer(vec![0u8; 64 << 10], Access::LOCAL).unwrap();
+    let content = pattern(3, 64 << 10);
+    buffer.as_mut_slice().unwrap().copy_from_slice(&content);
+    let (report, buffer) = here.write(buffer, 0..64 << 10, segment, remote.addr(), LONG).unwrap().join();
+    assert_eq!(report.unwrap().bytes, 64 << 10);
+    assert_eq!(bytes(&remote), content);
+    let read = here.read(buffer.unwrap(), 0..1000, segment, remote.addr() + 1000, LONG).unwrap();
+    let (report, buffer) = read.join();
+    report.unwrap();
+    let buffer = here.unregister_buffer(buffer.unwrap()).unwrap();
+    assert_eq!(buffer[..1000], content[1000..2000]);
+    assert_eq!(buffer[1000..], content[1000..]);
+    assert_eq!(here.stats().regions, 0);
+}
+
+#[test]
+fn a_buffer_of_another_engine_is_refused_and_comes_back() {
+    let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    // The same region id at both engines.
+    let ours = here.register_buffer(vec![1u8; 4096], Access::LOCAL).unwrap();
+    let _taken = there.alloc_shared(4096, Access::LOCAL).unwrap();
+    let theirs = engine(Fabrics::LOCAL);
+    let foreign = theirs.register_buffer(vec![2u8; 4096], Access::LOCAL).unwrap();
+    assert_eq!(ours.region(), foreign.region());
+    let (report, foreign) = here.read(foreign, 0..4096, segment, remote.addr(), LONG).unwrap().join();
+    assert_eq!(report, Err(TransferError::Request { index: 0, problem: RequestProblem::Owned }));
+    let refused = here.unregister_buffer(foreign.unwrap()).unwrap_err();
+    assert_eq!(refused.error, RegisterError::NotFound);
+    assert_eq!(theirs.unregister_buffer(refused.buffer).unwrap(), vec![2u8; 4096]);
+    // And nobody moves an owned buffer behind its owner's back.
+    let raw = request(Op::Read, (ours.region(), 0), segment, remote.addr(), 1);
+    let refused = here.submit(&[raw], None).unwrap().wait(LONG);
+    assert_eq!(refused, Err(TransferError::Request { index: 0, problem: RequestProblem::Owned }));
+    here.unregister_buffer(ours).unwrap();
+}
+
+#[test]
+fn dropping_a_transfer_frees_its_buffer_once_it_has_drained() {
+    let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
+    let remote = there.alloc_shared(8 << 20, EVERYTHING).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    for _ in 0..20 {
+        let buffer = here.register_buffer(vec![0u8; 8 << 20].into_boxed_slice(), Access::LOCAL).unwrap();
+        drop(here.read(buffer, 0..8 << 20, segment, remote.addr(), LONG).unwrap());
+    }
+    eventually("the buffers are unregistered", || here.stats().regions == 0);
+    assert_eq!((here.stats().leaked_buffers, here.stats().batches), (0, 0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_a_byte_moves() {
+    let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
+    let readable = there.alloc_shared(4096, Access::REMOTE_READ).unwrap();
+    let source = here.alloc_shared(4096, Access::LOCAL_READ).unwrap();
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let good = request(Op::Read, (local.id(), 0), segment, readable.addr(), 4096);
+    let cases = [
+        (TransferRequest { len: 0, ..good }, RequestProblem::Empty),
+        (TransferRequest { len: 4097, ..good }, RequestProblem::LocalRange),
+        (TransferRequest { local: LocalAddr::Region(local.id(), 1), ..good }, RequestProblem::LocalRange),
+        (TransferRequest { local: LocalAddr::Address(8), ..good }, RequestProblem::LocalRange),
+        (TransferRequest { remote_addr: readable.addr() + 1, ..good }, RequestProblem::RemoteRange),
+        (TransferRequest { remote_addr: u64::MAX, ..good }, RequestProblem::RemoteRange),
+        (TransferRequest { remote_addr: 0, ..good }, RequestProblem::RemoteRange),
+        (TransferRequest { op: Op::Write, ..good }, RequestProblem::RemoteAccess),
+        (TransferRequest { local: (source.id(), 0).into(), ..good }, RequestProblem::LocalAccess),
+    ];
+    for (bad, problem) in cases {
+        let refused = here.submit(&[good, bad], None).unwrap().wait(LONG);
+        assert_eq!(refused, Err(TransferError::Request { index: 1, problem }), "{bad:?}");
+    }
+    let too_many = vec![good; here.config().requests_per_batch_max as usize + 1];
+    for requests in [&[][..], &too_many] {
+        assert!(matches!(here.submit(requests, None), Err(TransferError::BatchLength { .. })));
+    }
+    let unknown = TransferRequest { segment: te_engine::SegmentHandle::from_bits(77), ..good };
+    let refused = here.submit(&[unknown], None).unwrap().wait(LONG);
+    assert_eq!(refused, Err(TransferError::Segment { index: 0, source: SegmentError::NotFound }));
+    here.submit(&[good], None).unwrap().wait(LONG).unwrap();
+}
+
+#[test]
+fn registration_refuses_overlap_nothing_and_too_much() {
+    let engine =
+        TransferEngine::start(te_engine::Config { regions_max: 2, ..config(Fabrics::LOCAL) }).unwrap();
+    let region = engine.alloc_shared(8192, Access::LOCAL).unwrap();
+    let span = region.span();
+    // SAFETY: every one of these is refused.
+    unsafe {
+        let inside = engine.register(span.part(4096, 1).unwrap(), Access::LOCAL);
+        assert_eq!(inside, Err(RegisterError::Overlap { addr: region.addr(), len: 8192 }));
+        let empty = engine.register(MemSpan::new(span.as_ptr(), 0), Access::LOCAL);
+        assert_eq!(empty, Err(RegisterError::Empty));
+    }
+    assert_eq!(engine.alloc_shared(0, Access::LOCAL).unwrap_err(), RegisterError::Empty);
+    let second = engine.register_buffer(vec![0u8; 1], Access::LOCAL).unwrap();
+    let Err(refused) = engine.register_buffer(vec![5u8; 9], Access::LOCAL) else { panic!("it fits") };
+    assert_eq!((refused.error, refused.buffer), (RegisterError::Full { regions_max: 2 }, vec![5u8; 9]));
+    engine.unregister(region.id()).unwrap();
+    assert_eq!(engine.unregister(region.id()), Err(RegisterError::NotFound));
+    engine.unregister_buffer(second).unwrap();
+    assert_eq!(engine.stats().registered_bytes, 0);
+}
+
+#[test]
+fn unregister_is_busy_while_requests_in_flight_use_the_region() {
+    // The target does not poll, so over shared memory nothing moves before it does.
+    let mut there = Engine::start(config(Fabrics::SHM)).unwrap();
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    let here = engine(Fabrics::SHM);
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let requests = [request(Op::Write, (local.id(), 0), segment, remote.addr(), 4096); 3];
+    let transfer = here.submit(&requests, None).unwrap();
+    assert_eq!(here.unregister(local.id()), Err(RegisterError::Busy { requests: 3 }));
+    assert_eq!(here.close_segment(segment), Err(SegmentError::Busy));
+    assert_eq!(transfer.status(), Status::Pending);
+    assert_eq!(transfer.wait(Some(Duration::from_millis(5))), Err(TransferError::WaitTimedOut));
+    while !transfer.status().is_terminal() {
+        there.poll();
+        there.park(Some(Duration::from_millis(1)));
+    }
+    transfer.wait(None).unwrap();
+    here.unregister(local.id()).unwrap();
+    here.close_segment(segment).unwrap();
+    there.unregister(remote.id()).unwrap();
+}
+
+#[test]
+fn a_batch_past_its_deadline_ends_and_touches_nothing_after() {
+    let mut there = Engine::start(config(Fabrics::SHM)).unwrap();
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    let here = engine(Fabrics::SHM);
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    local.write(0, &[7; 4096]).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let write = request(Op::Write, (local.id(), 0), segment, remote.addr(), 4096);
+    let transfer = here.submit(&[write], Some(Duration::from_millis(20))).unwrap();
+    let error = transfer.wait(LONG).unwrap_err();
+    let TransferError::Ended { status, error, fence_needed, .. } = error else { panic!("{error:?}") };
+    assert_eq!((status, fence_needed), (Status::TimedOut, false));
+    assert!(matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Canceled), "{error:?}");
+    let one = transfer.request(0).unwrap();
+    assert_eq!((one.status, one.outcome), (Status::TimedOut, Outcome::NotApplied));
+    // It is over: the region is free, and the target, once it polls, sees nothing come.
+    here.unregister(local.id()).unwrap();
+    for _ in 0..100 {
+        there.poll();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(bytes(&remote), [0; 4096]);
+    assert_eq!((here.stats().batches_timed_out, here.stats().batches), (1, 0));
+    assert_eq!(here.stats().quarantined_batches, 0);
+}
+
+#[test]
+fn a_cancelled_batch_ends_once_and_leaves_its_memory_alone() {
+    let mut there = Engine::start(config(Fabrics::SHM)).unwrap();
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    remote.write(0, &[9; 4096]).unwrap();
+    let here = engine(Fabrics::SHM);
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
+    let transfer = here.submit(&[read; 5], None).unwrap();
+    transfer.cancel();
+    transfer.cancel();
+    let error = transfer.wait(LONG).unwrap_err();
+    assert!(
+        matches!(error, TransferError::Ended { status: Status::Canceled, requests_failed: 5, .. }),
+        "{error:?}"
+    );
+    for _ in 0..100 {
+        there.poll();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(bytes(&local), [0; 4096]);
+}
+
+#[test]
+fn a_refresh_learns_new_regions_and_forgets_old_ones() {
+    for (name, fabrics) in each_fabric() {
+        let (here, there) = (engine(fabrics), engine(fabrics));
+        let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+        let segment = here.open_segment(there.name()).unwrap();
+        assert!(here.segment_regions(segment).unwrap().is_empty());
+        let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+        let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
+        let unknown = TransferError::Request { index: 0, problem: RequestProblem::RemoteRange };
+        assert_eq!(here.submit(&[read], None).unwrap().wait(LONG), Err(unknown.clone()), "{name}");
+        here.refresh_segment(segment).unwrap();
+        let listed = here.segment_regions(segment).unwrap();
+        assert_eq!((listed.len(), listed[0].addr, listed[0].len), (1, remote.addr(), 4096), "{name}");
+        here.submit(&[read], None).unwrap().wait(LONG).unwrap();
+        there.unregister(remote.id()).unwrap();
+        // Until we refresh we try, and are refused.
+        let stale = here.submit(&[read], LONG).unwrap().wait(LONG).unwrap_err();
+        assert!(matches!(stale, TransferError::Ended { status: Status::Failed, .. }), "{name}: {stale:?}");
+        assert_eq!(here.open_segment(there.name()).unwrap(), segment, "opening again refreshes");
+        assert_eq!(here.submit(&[read], None).unwrap().wait(LONG), Err(unknown), "{name}");
+        here.close_segment(segment).unwrap();
+        here.close_segment(segment).unwrap();
+        assert_eq!(here.close_segment(segment), Err(SegmentError::NotFound));
+    }
+}
+
+#[test]
+fn many_threads_share_one_engine() {
+    let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
+    let (threads, each) = (4u64, 64 << 10);
+    let remote = there.alloc_shared(threads as usize * each, EVERYTHING).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (here, remote) = (here.clone(), remote.clone());
+            scope.spawn(move || {
+                let local = here.alloc_shared(each, Access::LOCAL).unwrap();
+                let at = remote.addr() + thread * each as u64;
+                for round in 0..200 {
+                    let content = pattern(thread * 1000 + round, each);
+                    local.write(0, &content).unwrap();
+                    let write = request(Op::Write, (local.id(), 0), segment, at, each as u64);
+                    here.submit(&[write], LONG).unwrap().wait(None).unwrap();
+                    local.write(0, &[0; 64]).unwrap();
+                    let read = request(Op::Read, (local.id(), 0), segment, at, each as u64);
+                    here.submit(&[read], LONG).unwrap().wait(None).unwrap();
+                    assert!(bytes(&local) == content);
+                }
+            });
+        }
+    });
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn a_transfer_can_be_awaited() {
+    let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
+    let remote = there.alloc_shared(1 << 20, EVERYTHING).unwrap();
+    remote.write(0, &pattern(4, 1 << 20)).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let local = here.alloc_shared(1 << 20, Access::LOCAL).unwrap();
+    let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 1 << 20);
+    let report = here.submit(&[read], LONG).unwrap().await.unwrap();
+    assert_eq!(report.bytes, 1 << 20);
+    let buffer = here.register_buffer(vec![0u8; 4096], Access::LOCAL).unwrap();
+    let (report, buffer) = here.read(buffer, 0..4096, segment, remote.addr(), LONG).unwrap().await;
+    report.unwrap();
+    assert_eq!(buffer.unwrap().as_slice().unwrap(), &pattern(4, 1 << 20)[..4096]);
+}
