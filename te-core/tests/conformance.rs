@@ -41,3 +41,60 @@ mod over_two_rails {
         te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY));
     }
 }
+
+mod through_a_delay {
+    use core::time::Duration;
+    use te_core::Delay;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(5, SimConfig::CALM, |_, sim| {
+        Box::new(Delay::new(sim, Duration::from_micros(70)))
+    }));
+}
+
+mod through_faults {
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    use te_core::{Fault, FaultConfig};
+
+    const CONFIG: fn() -> FaultConfig = || FaultConfig {
+        submit_refused_ppm: 200_000,
+        completion_failed_ppm: 50_000,
+        slice_dropped_ppm: 50_000,
+        ..FaultConfig::default()
+    };
+
+    te_core::conformance_tests!(SimHarness::wrapped(6, SimConfig::CALM, |_, sim| {
+        Box::new(Fault::new(sim, 66, CONFIG()))
+    }));
+}
+
+mod through_a_throttle {
+    use te_core::Throttle;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(7, SimConfig::CALM, |_, sim| {
+        Box::new(Throttle::new(sim, 100_000_000, 10_000))
+    }));
+}
+
+mod through_a_trace {
+    use te_core::Trace;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(8, SimConfig::CALM, |_, sim| {
+        Box::new(Trace::new(sim, 100))
+    }));
+}
+
+mod through_all_decorators_on_a_stormy_fabric {
+    use core::time::Duration;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    use te_core::{Delay, Fault, FaultConfig, Throttle, Trace};
+    te_core::conformance_tests!(SimHarness::wrapped(9, SimConfig::STORMY, |_, sim| {
+        let slow = Throttle::new(sim, 1_000_000_000, 100_000);
+        let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
+        Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
+    }));
+}
