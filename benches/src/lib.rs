@@ -11,9 +11,13 @@
 //! by the elements is the time of a slice.
 
 mod instant;
+mod pair;
+mod random;
 mod ring;
 
 pub use instant::InstantRail;
+pub use pair::Pair;
+pub use random::Random;
 pub use ring::TokenRing;
 
 use te_core::{Op, RegionId, SegmentId, Slice, Token};

@@ -83,7 +83,11 @@ impl Child {
             match self.stdout.recv_timeout(LOOK) {
                 Ok(line) => {
                     return serde_json::from_str(&line).map_err(|error| {
-                        Failure::failed(format!("{} said `{line}` instead of where it listens: {error}", self.name)).into()
+                        Failure::failed(format!(
+                            "{} said `{line}` instead of where it listens: {error}",
+                            self.name
+                        ))
+                        .into()
                     });
                 }
                 Err(RecvTimeoutError::Timeout) => {}

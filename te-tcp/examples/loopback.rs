@@ -1,9 +1,9 @@
 //! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds for each GiB (both processes).
 //!
 //! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch 1,128]
-//! [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spin]`
+//! [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20]`
 //!
-//! The target is this program once more. Both park when they have nothing to do, unless `--spin`.
+//! The target is this program once more. Both park when they have nothing to do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -18,8 +18,8 @@ const REGION: RegionId = RegionId::new(0, 1);
 const SEGMENT: SegmentId = SegmentId::new(0, 1);
 /// Bytes on each side; blocks are taken from it in turn.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Polls in vain before parking.
-const SPINS: u32 = 2_000;
+/// Polls in vain before parking. More win latency when a core is free for each process, and lose it when not.
+const SPINS: u32 = 20;
 
 struct Options {
     ops: Vec<Op>,
@@ -27,7 +27,7 @@ struct Options {
     batches: Vec<u64>,
     seconds: f64,
     memory_bytes: usize,
-    spin: bool,
+    spins: u32,
     config: Config,
 }
 
@@ -59,7 +59,7 @@ fn parse(arguments: &[String]) -> Options {
         batches: vec![1, 16, 128],
         seconds: 1.0,
         memory_bytes: MEMORY_BYTES,
-        spin: false,
+        spins: SPINS,
         config: Config { inflight_max: 4_096, ..Config::default() },
     };
     let mut rest = arguments.iter();
@@ -80,7 +80,7 @@ fn parse(arguments: &[String]) -> Options {
             "--congestion" => options.config.congestion = Some(value().to_owned()),
             "--send-buffer" => options.config.send_buffer_bytes = Some(value().parse().expect("bytes")),
             "--receive-buffer" => options.config.receive_buffer_bytes = Some(value().parse().expect("bytes")),
-            "--spin" => options.spin = true,
+            "--spins" => options.spins = value().parse().expect("a number"),
             other => panic!("unknown option {other}; see the head of this file"),
         }
     }
@@ -101,13 +101,13 @@ fn open(options: &Options) -> TcpTransport {
 struct Poller {
     start: Clock,
     vain: u32,
-    spin: bool,
+    spins: u32,
     parks: u64,
 }
 
 impl Poller {
-    fn new(spin: bool) -> Self {
-        Self { start: Clock::now(), vain: 0, spin, parks: 0 }
+    fn new(spins: u32) -> Self {
+        Self { start: Clock::now(), vain: 0, spins, parks: 0 }
     }
 
     fn now(&self) -> Instant {
@@ -120,7 +120,7 @@ impl Poller {
         let after = transport.stats();
         let idle = count == 0 && before.receives == after.receives && before.sends == after.sends;
         self.vain = if idle { self.vain + 1 } else { 0 };
-        if self.vain > SPINS && !self.spin {
+        if self.vain > self.spins {
             self.parks += 1;
             let now = self.now();
             let wait = transport.poll_at().map_or(-1, |at| (at.nanos_since(now).div_ceil(1_000_000)) as i32);
@@ -130,7 +130,7 @@ impl Poller {
                 // SAFETY: one `pollfd` that lives across the call.
                 unsafe { libc::poll(&raw mut poll, 1, wait) };
             }
-            self.vain = SPINS / 2;
+            self.vain = self.spins / 2;
         }
         count
     }
@@ -143,7 +143,7 @@ fn serve(options: &Options) {
     let hex: String = blob[..len].iter().map(|byte| format!("{byte:02x}")).collect();
     println!("{hex}");
     std::io::stdout().flush().expect("stdout");
-    let mut poller = Poller::new(options.spin);
+    let mut poller = Poller::new(options.spins);
     let mut out = [Completion::applied(Token(0)); 1];
     loop {
         poller.poll(&mut transport, &mut out);
@@ -175,7 +175,7 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
     let (target, blob) = start_target(arguments);
     let mut transport = open(options);
     transport.attach(SEGMENT, &blob).expect("an export of the target");
-    let mut poller = Poller::new(options.spin);
+    let mut poller = Poller::new(options.spins);
     let places = (options.memory_bytes as u64 / u64::from(block)).max(1);
     let mut out = [Completion::applied(Token(0)); 256];
     let mut started = vec![Clock::now(); batch as usize];

@@ -119,7 +119,9 @@ impl Outbox {
         self.ring_tail = at + len as u64;
         self.queued += len as u64;
         match self.items.back_mut() {
-            Some(Item { body: Body::Head(before), len: known, .. }) if *before + *known as u64 == at => {
+            Some(Item { body: Body::Head(before), len: known, .. })
+                if *before + *known as u64 == at && at % cap != 0 =>
+            {
                 *known += len
             }
             _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Lane }),

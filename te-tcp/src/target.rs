@@ -137,22 +137,28 @@ impl TcpTransport {
     }
 
     fn step_in(&mut self, index: u32, lane: &mut Lane<InLane>, readable: bool) -> io::Result<()> {
-        // Answers that went out may make room for requests that wait.
-        self.write_in(lane)?;
-        if lane.paused && lane.has_room() {
-            lane.paused = false;
-            self.requests(lane);
-            self.write_in(lane)?;
-        }
+        self.serve(lane)?;
         if readable && !lane.paused {
             self.read_in(index, lane)?;
-            self.write_in(lane)?;
+            self.serve(lane)?;
         }
         if lane.role.phase == Phase::Ending && lane.outbox.is_empty() && !lane.role.finished_sending {
             lane.socket.finish_sending();
             lane.role.finished_sending = true;
         }
         Ok(())
+    }
+
+    /// Sends answers; as long as that makes room, serves requests that wait for it.
+    fn serve(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
+        loop {
+            self.write_in(lane)?;
+            if !lane.paused || !lane.has_room() {
+                return Ok(());
+            }
+            lane.paused = false;
+            self.requests(lane);
+        }
     }
 
     fn read_in(&mut self, index: u32, lane: &mut Lane<InLane>) -> io::Result<()> {

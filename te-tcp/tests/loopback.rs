@@ -90,3 +90,17 @@ fn a_drained_transport_leaves_its_event_source_quiet() {
         assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 0) }, 0);
     }
 }
+
+#[test]
+fn more_is_asked_for_than_the_windows_hold() {
+    for op in [Op::Read, Op::Write] {
+        let (mut a, mut b) = pair(&Config::default(), 16 << 20);
+        a.memory.paint(1);
+        b.memory.paint(2);
+        let slices: Vec<_> =
+            (0..128).map(|i| common::slice(i, op, (i % 16) << 20, (i % 16) << 20, 1 << 20)).collect();
+        a.submit(&slices);
+        drive(&mut [&mut a, &mut b], |node| node.done.len() == slices.len());
+        assert!(a.memory.get(0, 16 << 20) == b.memory.get(0, 16 << 20));
+    }
+}

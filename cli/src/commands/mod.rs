@@ -66,7 +66,11 @@ impl MasterArg {
 pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
     let away = matches!(error, RpcError::Connect { .. });
     let failure = Failure::failed(error.to_string());
-    if away { failure.hint("start one with `snowskin master`, or name yours with --master HOST:PORT").into() } else { failure.into() }
+    if away {
+        failure.hint("start one with `snowskin master`, or name yours with --master HOST:PORT").into()
+    } else {
+        failure.into()
+    }
 }
 
 /// An operation on `key` that the store refused.

@@ -6,7 +6,9 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, T
 use store_core::message::{Exists, Get, Object, Operation, PutOptions, PutStart, Removal, Remove};
 use store_core::{ErrorCode, Frame, Key, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
-use te_core::{Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport};
+use te_core::{
+    Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
+};
 
 use crate::memory::{Memory, checksum, content};
 use crate::shadow::{Put, Violation};
@@ -33,6 +35,8 @@ pub(crate) struct Client {
     transfers: HashMap<u64, Moving>,
     tokens: HashMap<Token, What>,
     next: u64,
+    /// The latest call of the running operation.
+    call: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +90,7 @@ impl Client {
             transfers: HashMap::new(),
             tokens: HashMap::new(),
             next: life << 32,
+            call: 0,
         }
     }
 
@@ -131,7 +136,8 @@ impl Client {
         }
         if dice < 45 {
             self.running = Running::Get;
-            let items = self.asked.iter().map(|asked| GetItem { key: &asked.key, capacity: OBJECT_BYTES_MAX });
+            let items =
+                self.asked.iter().map(|asked| GetItem { key: &asked.key, capacity: OBJECT_BYTES_MAX });
             self.get.start(items, &[]);
         } else if dice < 85 {
             self.running = Running::Put;
@@ -148,7 +154,8 @@ impl Client {
             let key = Key(&self.asked[0].key);
             if dice < 94 {
                 let force = rng.below(2) == 0;
-                Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter()).unwrap();
+                Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter())
+                    .unwrap();
                 self.running = Running::Remove { request_id, force };
             } else {
                 Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
@@ -165,12 +172,17 @@ impl Client {
             let request_id = self.next_id();
             let lying = core.lies.contains(Lies::CLOCK);
             let action = match self.running {
-                Running::Get => self.get.poll(if lying { self.began } else { core.now }, request_id, &mut out),
+                Running::Get => {
+                    self.get.poll(if lying { self.began } else { core.now }, request_id, &mut out)
+                }
                 Running::Put => self.put.poll(core.now, request_id, &mut out),
                 _ => None,
             };
             match action {
-                Some(Action::Call) => core.send_call(self.index, self.life, request_id, out),
+                Some(Action::Call) => {
+                    self.call = request_id;
+                    core.send_call(self.index, self.life, request_id, out);
+                }
                 Some(Action::Transfer(transfer)) => self.transfer(core, transfer)?,
                 Some(Action::Cancel { transfer }) => {
                     let moving = self.transfers.values().filter(|moving| moving.transfer.id == transfer);
@@ -201,7 +213,9 @@ impl Client {
             for completion in &done[..count] {
                 any = true;
                 match self.tokens.remove(&completion.token) {
-                    Some(What::Slice(number)) => self.slice_ended(core, number, completion.outcome, completion.fence_needed),
+                    Some(What::Slice(number)) => {
+                        self.slice_ended(core, number, completion.outcome, completion.fence_needed)
+                    }
                     Some(What::Fence(segment)) => {
                         // A target that restarted is fenced, too.
                         let restarted = |error: te_core::Error| error.kind == ErrorKind::PeerRestarted;
@@ -224,15 +238,17 @@ impl Client {
     /// A frame from the master.
     pub(crate) fn receive(&mut self, core: &mut Core, bytes: &[u8]) -> bool {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
+        // An answer may come late, when another operation runs.
+        let current = frame.header.request_id == self.call;
         match self.running {
             Running::Get => {
-                if let Ok((_, objects)) = Get::decode_response(&frame) {
+                if let (true, Ok((_, objects))) = (current, Get::decode_response(&frame)) {
                     self.asked.iter_mut().zip(objects).for_each(|(asked, object)| asked.object = object.ok());
                 }
                 self.get.handle_response(&frame);
             }
             Running::Put => {
-                if let Ok((_, allocations)) = PutStart::decode_response(&frame) {
+                if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
                     for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);
@@ -267,7 +283,9 @@ impl Client {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
             Running::Put => self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout),
-            Running::Remove { request_id: mine, .. } | Running::Exists { request_id: mine } if mine == request_id => {
+            Running::Remove { request_id: mine, .. } | Running::Exists { request_id: mine }
+                if mine == request_id =>
+            {
                 self.running = Running::Nothing;
                 return true;
             }
@@ -357,7 +375,11 @@ impl Client {
         if let Some(object) = object.filter(|_| core.lies.contains(Lies::CHECKSUM)) {
             end.checksum = object.checksum;
         }
-        self.get.handle_transfer(if core.lies.contains(Lies::CLOCK) { self.began } else { core.now }, id, end);
+        self.get.handle_transfer(
+            if core.lies.contains(Lies::CLOCK) { self.began } else { core.now },
+            id,
+            end,
+        );
     }
 
     fn fence(&mut self, core: &mut Core, segment: SegmentNo) {
@@ -400,14 +422,23 @@ impl Client {
             core.report.hits += 1;
             let key = Key(&asked.key);
             let Some(put) = core.shadow.puts.get(&fetched.generation) else {
-                return Err(Violation::WrongBytes(format!("{key}: generation {:#x} was never given", fetched.generation)));
+                return Err(Violation::WrongBytes(format!(
+                    "{key}: generation {:#x} was never given",
+                    fetched.generation
+                )));
             };
             let bytes = self.memory.read(item as u64 * OBJECT_BYTES_MAX, fetched.len);
             if put.key != asked.key || bytes != content(put.number, put.len) {
-                return Err(Violation::WrongBytes(format!("{key}: not the bytes of {:#x} at {:?}", fetched.generation, core.now)));
+                return Err(Violation::WrongBytes(format!(
+                    "{key}: not the bytes of {:#x} at {:?}",
+                    fetched.generation, core.now
+                )));
             }
             if fetched.generation < asked.floor {
-                return Err(Violation::Stale(format!("{key}: {:#x} below {:#x}", fetched.generation, asked.floor)));
+                return Err(Violation::Stale(format!(
+                    "{key}: {:#x} below {:#x}",
+                    fetched.generation, asked.floor
+                )));
             }
         }
         Ok(())

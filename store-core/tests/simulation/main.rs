@@ -56,10 +56,20 @@ fn an_acknowledged_object_is_returned_exactly_or_missed_whatever_goes_wrong() {
     if std::env::var("SNOWSKIN_SEED").is_ok() || std::env::var("SNOWSKIN_SEEDS").is_ok() {
         return;
     }
+    // No range is ever shared, so that the checksums have nothing to catch.
+    assert_eq!(sum.mismatches, 0);
     // Not vacuous: everything that can go wrong did, and the store served all the same.
-    assert!(sum.hits > sum.gets / 5 && sum.hits > 10_000, "{sum:?}");
+    assert!(sum.hits > sum.gets / 8 && sum.hits > 10_000, "{sum:?}");
     assert!(sum.puts > 10_000 && sum.removes > 500, "{sum:?}");
-    let rare = [sum.lease_expired, sum.failed_puts, sum.unknown_writes, sum.landed_late, sum.fences, sum.crashes];
+    let rare = [
+        sum.lease_expired,
+        sum.failed_puts,
+        sum.unknown_writes,
+        sum.landed_late,
+        sum.fences,
+        sum.crashes,
+        sum.master_restarts,
+    ];
     assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
     let master = [sum.stats.zombies_total, sum.stats.evictions_total, sum.stats.nodes_expired_total];
     assert!(master.iter().all(|count| *count > 100), "{sum:?}");

@@ -32,7 +32,6 @@ pub(crate) type Range = (SegmentNo, u64, u64);
 #[derive(Clone, Copy, Debug)]
 struct Write {
     range: Range,
-    generation: u64,
     /// `None` while it is under way.
     until: Option<Instant>,
 }
@@ -60,11 +59,15 @@ impl Shadow {
         self.leases.retain(|(_, until)| *until > now);
         self.writes.retain(|_, write| write.until.is_none_or(|until| until > now));
         if let Some(lease) = self.leases.iter().find(|(leased, _)| overlap(*leased, range)) {
-            return Err(Violation::GivenWhileLeased(format!("{range:?} to {generation:#x} at {now:?}: {lease:?}")));
+            return Err(Violation::GivenWhileLeased(format!(
+                "{range:?} to {generation:#x} at {now:?}: {lease:?}"
+            )));
         }
         let writer = self.writes.values().find(|write| overlap(write.range, range));
         if let Some(write) = writer {
-            return Err(Violation::GivenWhileWritten(format!("{range:?} to {generation:#x} at {now:?}: {write:?}")));
+            return Err(Violation::GivenWhileWritten(format!(
+                "{range:?} to {generation:#x} at {now:?}: {write:?}"
+            )));
         }
         self.own(generation, range);
         Ok(())
@@ -93,8 +96,13 @@ impl Shadow {
         }
     }
 
-    pub(crate) fn write_begins(&mut self, id: (usize, u64), generation: u64, range: Range) -> Result<(), Violation> {
-        self.writes.insert(id, Write { range, generation, until: None });
+    pub(crate) fn write_begins(
+        &mut self,
+        id: (usize, u64),
+        generation: u64,
+        range: Range,
+    ) -> Result<(), Violation> {
+        self.writes.insert(id, Write { range, until: None });
         match self.owners.get(&(range.0, range.1)) {
             Some((_, owner)) if *owner == generation => Ok(()),
             other => Err(Violation::WriteAfterLoss(format!("{range:?} of {generation:#x} is {other:?}"))),
@@ -115,7 +123,8 @@ impl Shadow {
 
     /// A client's ended writes to a segment can land no more.
     pub(crate) fn fenced(&mut self, client: usize, segment: SegmentNo) {
-        self.writes.retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
+        self.writes
+            .retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
     }
 
     /// A client died; what it has under way may land until `until`.

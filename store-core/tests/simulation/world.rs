@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use store_core::message::{Commit, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart, Remove};
+use store_core::message::{
+    Commit, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart, Remove,
+};
 use store_core::{Frame, Key, Kind, Master, MasterConfig, SegmentNo, Stats};
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
@@ -78,8 +80,8 @@ impl Scenario {
             link: LinkConfig::STORMY,
             faults: true,
             calls: (50_000, 50_000, 30_000, 3_000),
-            segment_bytes: 96 * 1024,
-            keys: 48,
+            segment_bytes: 40 * 1024,
+            keys: 96,
             busy: Duration::from_secs(40),
             lies: Lies::NONE,
             blind: false,
@@ -116,6 +118,7 @@ pub(crate) struct Report {
     pub(crate) landed_late: u64,
     pub(crate) fences: u64,
     pub(crate) crashes: u64,
+    pub(crate) master_restarts: u64,
     pub(crate) remounts: u64,
     pub(crate) stats: Stats,
 }
@@ -127,7 +130,7 @@ pub(crate) enum Party {
 }
 
 enum Event {
-    ToMaster { from: Party, life: u64, bytes: Vec<u8> },
+    ToMaster { from: Party, life: u64, epoch: u32, bytes: Vec<u8> },
     ToParty { to: Party, life: u64, bytes: Vec<u8> },
     CallTimeout { client: usize, life: u64, request_id: u64 },
     Wake { client: usize, life: u64 },
@@ -145,6 +148,8 @@ pub(crate) struct Core {
     pub(crate) master: Master,
     pub(crate) shadow: Shadow,
     pub(crate) report: Report,
+    /// What former lives of the master counted.
+    past: Report,
     pub(crate) lies: Lies,
     /// What was removed by whose request.
     pub(crate) removed: HashMap<(usize, u64), u64>,
@@ -166,14 +171,28 @@ impl Core {
     pub(crate) fn random_key(&self, rng: &mut Rng) -> Vec<u8> {
         let key = rng.below(self.scenario.keys);
         // Some are longer than what is kept inline.
-        if key % 3 == 0 { format!("{key}{}", "-long".repeat(12)).into_bytes() } else { format!("key-{key}").into_bytes() }
+        if key % 3 == 0 {
+            format!("{key}{}", "-long".repeat(12)).into_bytes()
+        } else {
+            format!("key-{key}").into_bytes()
+        }
     }
 
     pub(crate) fn judge(&self, found: Result<(), Violation>) -> Result<(), Violation> {
         let hidden = |violation: &Violation| {
-            !matches!(violation, Violation::WrongBytes(_) | Violation::Stale(_) | Violation::Leak(_) | Violation::Stuck(_))
+            !matches!(
+                violation,
+                Violation::WrongBytes(_) | Violation::Stale(_) | Violation::Leak(_) | Violation::Stuck(_)
+            )
         };
-        found.or_else(|violation| if self.scenario.blind && hidden(&violation) { Ok(()) } else { Err(violation) })
+        found.or_else(
+            |violation| if self.scenario.blind && hidden(&violation) { Ok(()) } else { Err(violation) },
+        )
+    }
+
+    /// Which life of the master it is.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.master.config().epoch
     }
 
     pub(crate) fn send_call(&mut self, client: usize, life: u64, request_id: u64, bytes: Vec<u8>) {
@@ -183,7 +202,9 @@ impl Core {
 
     pub(crate) fn send(&mut self, from: Party, life: u64, bytes: Vec<u8>) {
         for at in self.deliveries() {
-            self.at(at, Event::ToMaster { from, life, bytes: bytes.clone() });
+            // A master that restarts breaks every connection, and what was on it is lost.
+            let epoch = self.epoch();
+            self.at(at, Event::ToMaster { from, life, epoch, bytes: bytes.clone() });
         }
     }
 
@@ -195,7 +216,9 @@ impl Core {
 
     /// When a message arrives: never, once or twice.
     fn deliveries(&mut self) -> Vec<Instant> {
-        let (lost, doubled, slow, slow_ms) = self.scenario.calls;
+        // The silence at the end is silent: a heartbeat lost there would prove nothing.
+        let over = self.now > Instant::ZERO + self.scenario.busy + OPERATION_MAX;
+        let (lost, doubled, slow, slow_ms) = if over { (0, 0, 0, 0) } else { self.scenario.calls };
         let copies = if self.rng.chance_ppm(lost) { 0 } else { 1 + u64::from(self.rng.chance_ppm(doubled)) };
         let mut times = Vec::new();
         for _ in 0..copies {
@@ -264,7 +287,9 @@ impl Core {
             Some(Kind::Remove) => {
                 let (_, mut asked) = Remove::decode_request(request.body).unwrap();
                 let Ok((_, mut answers)) = Remove::decode_response(response) else { return Ok(()) };
-                if let (Party::Client(client), Some(Ok(())), Some(removal)) = (from, answers.next(), asked.next()) {
+                if let (Party::Client(client), Some(Ok(())), Some(removal)) =
+                    (from, answers.next(), asked.next())
+                {
                     let generation = self.complete.remove(removal.key.0).unwrap_or(0);
                     self.removed.entry((client, request.header.request_id)).or_insert(generation);
                 }
@@ -295,6 +320,7 @@ impl World {
             master: Master::new(MasterConfig { hash_seed: seed, ..scenario.master.clone() }).unwrap(),
             shadow: Shadow::default(),
             report: Report::default(),
+            past: Report::default(),
             lies: scenario.lies,
             removed: HashMap::new(),
             directory: HashMap::new(),
@@ -329,7 +355,8 @@ impl World {
     /// Runs to the end, and to the silence after it.
     pub(crate) fn run(mut self) -> Result<Report, Violation> {
         let config = self.core.master.config().clone();
-        let silence = Duration::from_millis(u64::from(config.put_start_release_timeout_ms) + 1_000) + LATE_MAX;
+        let silence =
+            Duration::from_millis(u64::from(config.put_start_release_timeout_ms) + 1_000) + LATE_MAX;
         let end = self.busy_until + OPERATION_MAX + silence;
         while let Some(next) = self.next_time().filter(|next| *next <= end) {
             self.core.now = next.max(self.core.now);
@@ -344,13 +371,17 @@ impl World {
         self.core.report.landed_late = self.core.net.counters().landed_late;
         self.core.report.stats = self.core.master.stats();
         self.check_space()?;
-        Ok(self.core.report)
+        Ok(self.core.report.plus(&self.core.past))
     }
 
     fn next_time(&self) -> Option<Instant> {
         let events = self.core.events.keys().next().map(|(at, _)| *at);
         let clients = self.clients.iter().flatten().filter_map(|client| client.poll_timeout(self.core.lies));
-        [events, self.core.net.next_event(), self.core.master.poll_timeout()].into_iter().flatten().chain(clients).min()
+        [events, self.core.net.next_event(), self.core.master.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .chain(clients)
+            .min()
     }
 
     fn step(&mut self) -> Result<(), Violation> {
@@ -379,9 +410,15 @@ impl World {
 
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         match event {
-            Event::ToMaster { from, life, bytes } => self.core.serve(from, life, &bytes)?,
+            Event::ToMaster { from, life, epoch, bytes } => {
+                if epoch == self.core.epoch() {
+                    self.core.serve(from, life, &bytes)?;
+                }
+            }
             Event::ToParty { to: Party::Client(index), life, bytes } => {
-                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else { return Ok(()) };
+                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
+                    return Ok(());
+                };
                 if client.receive(&mut self.core, &bytes) {
                     self.think(index);
                 }
@@ -391,7 +428,9 @@ impl World {
                 self.nodes[index].receive(&mut self.core, life, &bytes);
             }
             Event::CallTimeout { client: index, life, request_id } => {
-                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else { return Ok(()) };
+                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
+                    return Ok(());
+                };
                 if client.call_failed(request_id) {
                     self.think(index);
                 }
@@ -399,7 +438,8 @@ impl World {
             }
             Event::Wake { client: index, life } => {
                 let busy = self.core.now < self.busy_until;
-                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life && busy) else {
+                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life && busy)
+                else {
                     return Ok(());
                 };
                 if client.is_idle() {
@@ -454,8 +494,15 @@ impl World {
         let client = self.rng.index(CLIENTS);
         let node = self.rng.index(NODES);
         let rng = &mut self.rng;
-        match rng.below(6) {
-            0 if self.clients[client].is_some() => {
+        match rng.below(25) {
+            24 => {
+                self.core.report.master_restarts += 1;
+                let config = self.core.master.config().clone();
+                self.core.past =
+                    self.core.past.plus(&Report { stats: self.core.master.stats(), ..Report::default() });
+                self.core.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+            }
+            0..4 if self.clients[client].is_some() => {
                 self.core.report.crashes += 1;
                 self.core.net.kill(self.fabric_ids[NODES + client]);
                 self.core.shadow.writer_died(client, now + LATE_MAX);
@@ -463,22 +510,22 @@ impl World {
                 let back = now + ms(rng, 50, 2_000);
                 self.core.at(back, Event::RestartClient(client));
             }
-            1 if self.core.net.is_alive(self.fabric_ids[node]) => {
+            4..8 if self.core.net.is_alive(self.fabric_ids[node]) => {
                 self.core.report.crashes += 1;
                 self.core.net.kill(self.fabric_ids[node]);
                 self.nodes[node].die();
                 let back = now + ms(rng, 50, 5_000);
                 self.core.at(back, Event::RestartNode(node));
             }
-            2 => {
+            8..12 => {
                 // It lives and serves, but the master hears nothing of it.
                 self.nodes[node].muted_until = now + ms(rng, 500, 6_000);
             }
-            3 => {
+            12..16 => {
                 let (a, b) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
                 self.core.net.flap(a, b, now, now + ms(rng, 1, 2_000));
             }
-            4 => {
+            16..20 => {
                 self.core.net.stall(self.fabric_ids[node], true);
                 let back = now + ms(rng, 1, 500);
                 self.core.at(back, Event::Unstall(self.fabric_ids[node]));
@@ -502,13 +549,16 @@ impl World {
             keys.push(listed.key.0.to_vec());
             true
         });
-        if stats.used_bytes != bytes || stats.quarantined_bytes + stats.deferred_bytes + stats.objects_processing > 0 {
+        if stats.used_bytes != bytes
+            || stats.quarantined_bytes + stats.deferred_bytes + stats.objects_processing > 0
+        {
             return Err(Violation::Leak(format!("{bytes} bytes of objects, and {stats:?}")));
         }
         keys.iter().for_each(|key| assert_eq!(master.remove(now, key, true), Ok(())));
         let later = now + Duration::from_secs(1);
         master.handle_timeout(later);
-        let segments: Vec<(SegmentNo, u64, u64)> = master.segments().map(|info| (info.segment, info.used, info.len)).collect();
+        let segments: Vec<(SegmentNo, u64, u64)> =
+            master.segments().map(|info| (info.segment, info.used, info.len)).collect();
         if self.core.scenario.segment_bytes > 0 && segments.len() != NODES {
             return Err(Violation::Leak(format!("{} segments of {NODES} came back", segments.len())));
         }
@@ -516,7 +566,9 @@ impl World {
             let options = PutOptions { replicas: 1, preferred: Some(segment) };
             let whole = master.put_start(later, format!("whole {segment}").as_bytes(), len, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {
-                return Err(Violation::Leak(format!("segment {segment} has {used} bytes used, whole: {whole:?}")));
+                return Err(Violation::Leak(format!(
+                    "segment {segment} has {used} bytes used, whole: {whole:?}"
+                )));
             }
         }
         Ok(())
@@ -539,6 +591,7 @@ impl Report {
         self.landed_late += other.landed_late;
         self.fences += other.fences;
         self.crashes += other.crashes;
+        self.master_restarts += other.master_restarts;
         self.remounts += other.remounts;
         self.stats.zombies_total += other.stats.zombies_total;
         self.stats.evictions_total += other.stats.evictions_total;

@@ -111,7 +111,12 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         global,
     };
     let mut cluster = Cluster::start(&config)?;
-    let store = store::ClusterStore::open(cluster.address(), args.fabric, usize::from(args.batch), block_bytes as usize)?;
+    let store = store::ClusterStore::open(
+        cluster.address(),
+        args.fabric,
+        usize::from(args.batch),
+        block_bytes as usize,
+    )?;
     drop(bar);
 
     let bar = Bar::new(survey.requests.unwrap_or(0), "requests", global.quiet);
@@ -180,7 +185,9 @@ fn pool_bytes(args: &Args, distinct_blocks: Option<u64>) -> anyhow::Result<u64> 
     let blocks = match (args.capacity_blocks, distinct_blocks) {
         (Some(blocks), _) => blocks,
         (None, Some(distinct)) => (distinct as f64 / FILL) as u64 + ROOM_BLOCKS * u64::from(args.nodes),
-        (None, None) => return fail(Failure::usage("--capacity-blocks is needed when the trace can be read only once")),
+        (None, None) => {
+            return fail(Failure::usage("--capacity-blocks is needed when the trace can be read only once"));
+        }
     };
     let Some(bytes) = blocks.checked_mul(block_bytes) else {
         return fail(Failure::usage("--capacity-blocks times --block-bytes is more than any machine has"));

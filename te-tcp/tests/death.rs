@@ -1,0 +1,100 @@
+//! `kill -9` of a target in the middle of a thousand slices. The target is this test binary once more.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use common::{Node, SEGMENT, drive, finish, kind, pair, read, write};
+use te_core::{ErrorKind, Outcome, SegmentId, Slice};
+use te_tcp::Config;
+
+const TARGET: &str = "SNOWSKIN_TEST_TARGET";
+const BYTES: usize = 8 << 20;
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Serves until it is killed, when it is asked to be the target; else there is nothing to test here.
+#[test]
+fn target_process() {
+    if std::env::var_os(TARGET).is_none() {
+        return;
+    }
+    let mut node = Node::new(Config::default(), BYTES);
+    let hex: String = node.export().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("\nexport {hex}");
+    std::io::stdout().flush().unwrap();
+    loop {
+        node.poll();
+        std::thread::yield_now();
+    }
+}
+
+fn start_target() -> (Process, Vec<u8>) {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["target_process", "--exact", "--nocapture"])
+        .env(TARGET, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut process = Process(child);
+    let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+    let line =
+        lines.map_while(Result::ok).find(|line| line.starts_with("export ")).expect("the target's export");
+    let hex = &line["export ".len()..];
+    let blob = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+    (process, blob)
+}
+
+#[test]
+fn every_slice_ends_once_when_the_target_is_killed() {
+    for lanes in [1, 4] {
+        // Another peer that must not notice.
+        let config = Config { lanes, ..Config::default() };
+        let (mut a, mut witness) = pair(&config, BYTES);
+        let (mut process, blob) = start_target();
+        let victim = SegmentId::new(1, 1);
+        te_core::Memory::attach(&mut a.transport, victim, &blob).unwrap();
+        a.submit(&[Slice { remote: (victim, 0), ..read(5_000, 0, 0, 8) }]);
+        assert!(finish(&mut [&mut a], 5_000).result.is_ok());
+
+        let slices: Vec<_> = (0..1_000_u64)
+            .map(|i| {
+                let (at, len) = ((i % 128) << 16, 65_536);
+                let slice = if i % 2 == 0 { read(i, at, at, len) } else { write(i, at, at, len) };
+                Slice { remote: (victim, at), ..slice }
+            })
+            .collect();
+        a.submit(&slices);
+        drive(&mut [&mut a], |node| node.done.len() > 50);
+        process.0.kill().unwrap();
+        process.0.wait().unwrap();
+        a.submit(&[Slice { remote: (SEGMENT, 0), ..write(6_000, 0, 0, 8) }]);
+        drive(&mut [&mut a, &mut witness], |node| node.done.len() == 1_002);
+        assert!(a.ended(6_000).unwrap().result.is_ok(), "the other peer");
+        let (mut applied, mut not_applied, mut unknown) = (0, 0, 0);
+        for slice in &slices {
+            let end = a.ended(slice.token.0).expect("L1");
+            match end.outcome {
+                Outcome::Applied => applied += 1,
+                Outcome::NotApplied => not_applied += 1,
+                Outcome::Unknown => unknown += 1,
+            }
+            if end.result.is_err() {
+                assert_eq!(kind(&end), ErrorKind::PeerDead);
+                assert!(slice.op == te_core::Op::Write || end.outcome == Outcome::NotApplied);
+            }
+        }
+        println!("{lanes} lanes: {applied} applied, {not_applied} not applied, {unknown} unknown");
+        assert!(applied >= 50 && not_applied > 0);
+        assert_eq!(a.transport.slots_in_use(), 0);
+        te_core::Memory::detach(&mut a.transport, victim).unwrap();
+    }
+}

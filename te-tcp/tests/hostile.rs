@@ -1,0 +1,438 @@
+//! A client that does not keep to the protocol, against a live target that also has an honest peer.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant as Clock};
+
+use common::{Node, PATIENCE, finish, pair, write};
+use te_core::Access;
+use te_tcp::Config;
+use te_tcp::frame::{
+    self, Export, FLAG_CHECKSUM, Header, Hello, Kind, LaneEntry, MAGIC, Operation, Response, Status, Step,
+    VERSION,
+};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+const BYTES: usize = 1 << 20;
+
+/// A raw connection to a target that is polled while it talks.
+struct Raw {
+    stream: TcpStream,
+    export: Export,
+    heard: Vec<u8>,
+}
+
+impl Raw {
+    fn new(target: &Node) -> Self {
+        let stream = TcpStream::connect(target.transport.local_addr()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream, export: frame::parse_export(&target.export()).unwrap(), heard: Vec::new() }
+    }
+
+    fn greeted(target: &mut Node, session: u64, lane: u16) -> Self {
+        let mut raw = Self::new(target);
+        let hello = raw.hello(session, lane);
+        raw.say(target, hello.as_bytes());
+        let welcome = raw.hear(target, 32);
+        let Ok(Step::Frame(welcome, 32)) = frame::parse_welcome(&welcome) else { panic!("no welcome") };
+        assert_eq!(welcome.status.get(), Status::Ok as u32);
+        assert_eq!(welcome.incarnation.get(), target.transport.incarnation());
+        raw
+    }
+
+    fn hello(&self, session: u64, lane: u16) -> Hello {
+        Hello {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            lane: U16::new(lane),
+            lane_generation: U32::new(1),
+            session: U64::new(session),
+            initiator: U64::new(1),
+            target: U64::new(self.export.incarnation),
+            reserved: U64::ZERO,
+        }
+    }
+
+    fn operation(&self, offset: u64, len: u64) -> Operation {
+        Operation {
+            region: U32::new(self.export.region),
+            generation: U32::new(self.export.generation),
+            key: U64::new(self.export.key),
+            offset: U64::new(offset),
+            len: U64::new(len),
+            crc: U32::ZERO,
+            reserved: U32::ZERO,
+        }
+    }
+
+    fn say(&mut self, target: &mut Node, mut bytes: &[u8]) {
+        let start = Clock::now();
+        while !bytes.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "the target does not listen");
+            match self.stream.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+            target.poll();
+        }
+    }
+
+    /// Receives what there is; false when the target has closed.
+    fn listen(&mut self) -> bool {
+        let mut bytes = [0; 4_096];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => false,
+            Ok(n) => {
+                self.heard.extend_from_slice(&bytes[..n]);
+                true
+            }
+            Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+        }
+    }
+
+    fn hear(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
+        let start = Clock::now();
+        while self.heard.len() < len {
+            assert!(start.elapsed() < PATIENCE, "no answer");
+            target.poll();
+            assert!(self.listen() || self.heard.len() >= len, "closed after {:?}", self.heard);
+        }
+        self.heard.drain(..len).collect()
+    }
+
+    /// Everything until the target closes.
+    fn hear_out(&mut self, target: &mut Node) -> Vec<u8> {
+        let start = Clock::now();
+        while self.listen() {
+            assert!(start.elapsed() < PATIENCE, "the target does not close");
+            target.poll();
+        }
+        std::mem::take(&mut self.heard)
+    }
+
+    fn is_alive(&mut self, target: &mut Node) -> bool {
+        self.say(target, Header::new(Kind::Ping, 0, 0, 77).as_bytes());
+        let answer = self.hear(target, 16);
+        frame::parse_response(&answer) == Ok(Step::Frame(Response::Pong { id: 77 }, 16))
+    }
+}
+
+fn frame_of(kind: Kind, flags: u8, seq: u64, operations: &[Operation]) -> Vec<u8> {
+    let header = Header::new(kind, flags, operations.len() as u16, seq);
+    [header.as_bytes(), operations.as_bytes()].concat()
+}
+
+fn honest_works(honest: &mut Node, target: &mut Node, token: u64) {
+    honest.memory.set(0, &token.to_le_bytes());
+    honest.submit(&[write(token, 0, BYTES as u64 - 8, 8)]);
+    assert!(finish(&mut [honest, target], token).result.is_ok());
+    assert_eq!(target.memory.get(BYTES as u64 - 8, 8), token.to_le_bytes());
+}
+
+#[test]
+fn a_wrong_opening_is_told_and_closed() {
+    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let good = Raw::new(&target).hello(1, 0);
+    let cases = [
+        (Hello { magic: *b"notours!", ..good }, Status::Magic),
+        (Hello { version: U16::new(VERSION + 1), ..good }, Status::Version),
+        (Hello { target: U64::new(good.target.get() ^ 1), ..good }, Status::Restarted),
+    ];
+    for (hello, status) in cases {
+        let mut raw = Raw::new(&target);
+        raw.say(&mut target, hello.as_bytes());
+        let answer = raw.hear_out(&mut target);
+        let Ok(Step::Frame(welcome, 32)) = frame::parse_welcome(&answer) else { panic!("{answer:?}") };
+        assert_eq!((answer.len(), welcome.status.get()), (32, status as u32));
+        assert_eq!(welcome.version.get(), VERSION);
+    }
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn a_conversation_cut_at_any_byte_harms_nobody() {
+    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let shape = Raw::new(&target);
+    let (first, second) = (shape.operation(0, 100), shape.operation(200, 50));
+    let lane = LaneEntry { lane: U16::ZERO, reserved: U16::ZERO, generation: U32::new(1) };
+    let talk = [
+        shape.hello(5, 0).as_bytes(),
+        &frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[first, second]),
+        &frame_of(Kind::Write, 0, 2, &[first, second]),
+        &[9; 150],
+        Header::new(Kind::Fence, 0, 1, 3).as_bytes(),
+        lane.as_bytes(),
+        Header::new(Kind::Ping, 0, 0, 4).as_bytes(),
+    ]
+    .concat();
+    for cut in 0..=talk.len() {
+        let mut raw = Raw::new(&target);
+        raw.say(&mut target, &talk[..cut]);
+        raw.stream.shutdown(Shutdown::Write).unwrap();
+        raw.hear_out(&mut target);
+    }
+    assert_eq!(target.memory.get(0, 100), [9; 100], "the whole conversation is understood");
+    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 0)));
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn a_conversation_byte_by_byte_is_understood() {
+    let mut target = Node::new(Config::default(), BYTES);
+    target.memory.paint(3);
+    let mut raw = Raw::new(&target);
+    let hello = raw.hello(5, 0);
+    let read = frame_of(Kind::Read, 0, 0, &[raw.operation(7, 40)]);
+    for byte in [hello.as_bytes(), &read].concat() {
+        raw.say(&mut target, &[byte]);
+    }
+    let answer = raw.hear(&mut target, 32 + 16 + 16 + 40);
+    assert_eq!(answer[64..], common::pattern(3, 7, 40));
+}
+
+#[test]
+fn garbage_ends_its_own_lane_only() {
+    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..200 {
+        let mut raw = Raw::greeted(&mut target, round, 0);
+        let garbage: Vec<u8> = (0..200)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        raw.say(&mut target, &garbage);
+        raw.stream.shutdown(Shutdown::Write).unwrap();
+        let last = raw.hear_out(&mut target);
+        let Ok(Step::Frame(Response::Error { status: Status::Protocol }, 16)) = frame::parse_response(&last)
+        else {
+            panic!("round {round}: {last:?}");
+        };
+    }
+    assert_eq!(target.transport.stats().protocol_errors, 200);
+    assert_eq!(target.memory.get(0, BYTES), vec![0; BYTES]);
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn what_was_not_granted_is_refused_and_the_connection_survives() {
+    let mut target = Node::new(Config::default(), BYTES);
+    target.memory.paint(1);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    let good = raw.operation(0, 8);
+    let cases = [
+        (Operation { key: U64::new(good.key.get() ^ 1), ..good }, Status::AccessDenied),
+        (Operation { generation: U32::new(99), ..good }, Status::Stale),
+        (Operation { region: U32::new(1), ..good }, Status::NotFound),
+        (Operation { region: U32::new(u32::MAX), ..good }, Status::NotFound),
+        (Operation { offset: U64::new(BYTES as u64 - 7), ..good }, Status::OutOfRange),
+        (Operation { offset: U64::new(u64::MAX), ..good }, Status::OutOfRange),
+        (Operation { len: U64::ZERO, ..good }, Status::Empty),
+    ];
+    let mut seq = 0;
+    for (operation, status) in cases {
+        // The good one beside it is served all the same.
+        raw.say(&mut target, &frame_of(Kind::Read, 0, seq, &[operation, good]));
+        let answer = raw.hear(&mut target, 16 + 2 * 16 + 8);
+        let Ok(Step::Frame(Response::Data { entries, .. }, _)) = frame::parse_response(&answer) else {
+            panic!()
+        };
+        assert_eq!((entries[0].status.get(), entries[0].len.get()), (status as u32, 0));
+        assert_eq!((entries[1].status.get(), entries[1].len.get()), (0, 8));
+        assert_eq!(answer[48..], common::pattern(1, 0, 8));
+
+        let payload = vec![0xee; operation.len.get() as usize];
+        raw.say(&mut target, &frame_of(Kind::Write, 0, seq + 2, &[operation]));
+        raw.say(&mut target, &payload);
+        let answer = raw.hear(&mut target, 16 + 4);
+        let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else {
+            panic!()
+        };
+        assert_eq!(statuses[0].get(), status as u32);
+        assert!(raw.is_alive(&mut target));
+        seq += 3;
+    }
+    assert!(target.memory.get(0, BYTES) == common::pattern(1, 0, BYTES), "not a byte moved");
+    assert_eq!(target.transport.stats().refused, 14);
+}
+
+#[test]
+fn sixteen_gib_are_refused_and_drained() {
+    let config = Config { slice_bytes_max: 1 << 20, ..Config::default() };
+    let (mut honest, mut target) = pair(&config, BYTES);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    let huge = raw.operation(0, 16 << 30);
+    raw.say(&mut target, &frame_of(Kind::Read, 0, 0, &[huge]));
+    let answer = raw.hear(&mut target, 32);
+    let Ok(Step::Frame(Response::Data { entries, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    assert_eq!(entries[0].status.get(), Status::TooLong as u32);
+    // Two times the limit is drained in full, and the lane goes on.
+    raw.say(&mut target, &frame_of(Kind::Write, 0, 1, &[raw.operation(0, 2 << 20)]));
+    raw.say(&mut target, &vec![5; 2 << 20]);
+    let answer = raw.hear(&mut target, 20);
+    let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    assert_eq!(statuses[0].get(), Status::TooLong as u32);
+    assert!(raw.is_alive(&mut target));
+    // Sixteen GiB that never end occupy one lane and no memory.
+    raw.say(&mut target, &frame_of(Kind::Write, 0, 2, &[huge]));
+    raw.say(&mut target, &vec![5; 8 << 20]);
+    honest_works(&mut honest, &mut target, 1);
+    assert_eq!(target.memory.get(0, 8), [0; 8]);
+    drop(raw);
+    honest_works(&mut honest, &mut target, 2);
+}
+
+#[test]
+fn rights_are_the_targets_to_check() {
+    let access = Access::LOCAL | Access::REMOTE_READ;
+    let mut target = Node::with_access(Config::default(), BYTES, access);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    raw.say(
+        &mut target,
+        &[&frame_of(Kind::Write, 0, 0, &[raw.operation(0, 4)]), &[1_u8, 2, 3, 4][..]].concat(),
+    );
+    let answer = raw.hear(&mut target, 20);
+    let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    assert_eq!(statuses[0].get(), Status::AccessDenied as u32);
+    assert_eq!(target.memory.get(0, 4), [0; 4]);
+}
+
+#[test]
+fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
+    let mut target = Node::new(Config::default(), BYTES);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    let payload = common::pattern(4, 0, 10_000);
+    for (crc, status) in
+        [(crc32c::crc32c(&payload), Status::Ok), (crc32c::crc32c(&payload) ^ 1, Status::Corrupt)]
+    {
+        let seq = u64::from(status == Status::Corrupt);
+        let operation = Operation { crc: U32::new(crc), ..raw.operation(0, 10_000) };
+        raw.say(
+            &mut target,
+            &[&frame_of(Kind::Write, FLAG_CHECKSUM, seq, &[operation]), &payload[..]].concat(),
+        );
+        let answer = raw.hear(&mut target, 20);
+        let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else {
+            panic!()
+        };
+        assert_eq!(statuses[0].get(), status as u32);
+    }
+    assert_eq!(target.transport.stats().corrupt, 1);
+}
+
+#[test]
+fn after_a_fence_nothing_of_an_older_lane_is_applied() {
+    let mut target = Node::new(Config::default(), BYTES);
+    let mut old = Raw::greeted(&mut target, 42, 0);
+    let mut other = Raw::greeted(&mut target, 43, 0);
+    let mut new = Raw::greeted(&mut target, 42, 1);
+    for raw in [&mut old, &mut other] {
+        // In the middle of a WRITE.
+        raw.say(&mut target, &frame_of(Kind::Write, 0, 0, &[raw.operation(0, 1_000)]));
+        raw.say(&mut target, &[1; 400]);
+    }
+    common::linger(&mut [&mut target], Duration::from_millis(20));
+    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 2)));
+
+    // These bytes may lie in the target's receive buffer when the fence is served.
+    let _ = old.stream.write(&[2; 600]);
+    let lane = LaneEntry { lane: U16::new(1), reserved: U16::ZERO, generation: U32::new(1) };
+    new.say(&mut target, &[Header::new(Kind::Fence, 0, 1, 9).as_bytes(), lane.as_bytes()].concat());
+    let answer = new.hear(&mut target, 16);
+    assert_eq!(frame::parse_response(&answer), Ok(Step::Frame(Response::FenceAck { id: 9 }, 16)));
+    let snapshot = target.memory.get(0, 1_000);
+    target.memory.set(0, &[7; 1_000]);
+    let _ = old.stream.write(&[3; 600]);
+    common::linger(&mut [&mut target], Duration::from_millis(50));
+    assert_eq!(target.memory.get(0, 1_000), [7; 1_000], "before the fence it was {snapshot:?}");
+    assert_eq!(
+        target.transport.region_users(common::REGION),
+        Ok((0, 1)),
+        "another session's lane is not touched"
+    );
+    other.say(&mut target, &[1; 600]);
+    assert_eq!(other.hear(&mut target, 20)[16..], [0; 4]);
+}
+
+#[test]
+fn a_peer_that_stalls_in_mid_write_does_not_keep_a_region_for_ever() {
+    use te_core::{ErrorKind, Memory};
+    let mut target = Node::new(Config::default(), BYTES);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    raw.say(&mut target, &frame_of(Kind::Write, 0, 0, &[raw.operation(0, 1_000)]));
+    raw.say(&mut target, &[1; 400]);
+    common::linger(&mut [&mut target], Duration::from_millis(20));
+    assert_eq!(target.transport.deregister(common::REGION), Err(ErrorKind::Busy.into()));
+    // It had its chance; now the rest of its payload goes nowhere.
+    assert_eq!(target.transport.deregister(common::REGION), Ok(()));
+    raw.say(&mut target, &[2; 600]);
+    let answer = raw.hear(&mut target, 20);
+    let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    assert_eq!(statuses[0].get(), Status::Withdrawn as u32);
+    assert_eq!(target.memory.get(0, 1_000), [vec![1; 400], vec![0; 600]].concat());
+    assert!(raw.is_alive(&mut target));
+}
+
+#[test]
+fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
+    use te_core::{ErrorKind, Memory};
+    for aside_bytes_max in [64 << 20, 0] {
+        let config = Config { aside_bytes_max, send_buffer_bytes: Some(65_536), ..Config::default() };
+        let mut target = Node::new(config, 16 << 20);
+        target.memory.paint(6);
+        let mut raw = Raw::greeted(&mut target, 1, 0);
+        raw.say(&mut target, &frame_of(Kind::Read, 0, 0, &[raw.operation(0, 16 << 20)]));
+        common::linger(&mut [&mut target], Duration::from_millis(50));
+        assert_eq!(target.transport.deregister(common::REGION), Err(ErrorKind::Busy.into()));
+        assert_eq!(target.transport.deregister(common::REGION), Ok(()));
+        target.memory.paint(0);
+        let all = raw.hear_until(&mut target, 32 + (16 << 20));
+        if aside_bytes_max > 0 {
+            assert!(all[32..] == common::pattern(6, 0, 16 << 20), "a copy of what was to be sent");
+        } else {
+            assert!(all.len() < 16 << 20, "too much to copy: the lane is closed");
+        }
+    }
+}
+
+impl Raw {
+    /// So many bytes, or fewer when the target closes.
+    fn hear_until(&mut self, target: &mut Node, len: usize) -> Vec<u8> {
+        let start = Clock::now();
+        while self.heard.len() < len {
+            assert!(start.elapsed() < PATIENCE, "no answer");
+            target.poll();
+            if !self.listen() {
+                break;
+            }
+        }
+        std::mem::take(&mut self.heard)
+    }
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let mut target = Node::new(Config { connections_max: 2, ..Config::default() }, BYTES);
+    let _first = Raw::greeted(&mut target, 1, 0);
+    let _second = Raw::greeted(&mut target, 2, 0);
+    let mut third = Raw::new(&target);
+    let hello = third.hello(3, 0);
+    third.say(&mut target, hello.as_bytes());
+    let answer = third.hear_out(&mut target);
+    let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&answer) else { panic!() };
+    assert_eq!(welcome.status.get(), Status::Full as u32);
+}
+
+#[test]
+fn a_connection_that_never_says_hello_is_closed() {
+    let mut target = Node::new(Config { connect_ms_max: 30, ..Config::default() }, BYTES);
+    let mut raw = Raw::new(&target);
+    assert_eq!(raw.hear_out(&mut target), []);
+    assert_eq!(target.transport.connections(), 0);
+}
