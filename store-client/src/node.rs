@@ -196,7 +196,7 @@ impl Keeper {
         self.incarnation = wall.max(self.incarnation + 1);
         // `validate` has seen that it fits.
         let len = usize::try_from(self.config.capacity_bytes).unwrap_or(usize::MAX);
-        let region = self.engine.alloc_shared(len, Access::all())?;
+        let region = self.engine.alloc_shared_with(len, Access::all(), self.config.populate)?;
         let segment = MountSegment {
             node: self.node,
             incarnation: self.incarnation,
