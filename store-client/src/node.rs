@@ -139,11 +139,7 @@ impl Drop for Node {
 
 impl Keeper {
     fn run(mut self, stopped: &Receiver<()>) {
-        loop {
-            match stopped.recv_timeout(self.pause()) {
-                Err(RecvTimeoutError::Timeout) => {}
-                _ => break,
-            }
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
                 log::warn!("node {}: {error}", self.config.name);

@@ -258,14 +258,15 @@ impl Bench {
             What::Get | What::BatchGet => self.store(args, value)?,
         };
         let mut run = Run { op, value, batch, stored, random: 1, misses: 0, latency: Histogram::new() };
-        self.run(&mut run, WARM_UP, args.verify)?;
+        let duration = Duration::from_secs_f64(args.duration);
+        self.run(&mut run, WARM_UP.min(duration), args.verify)?;
         (run.latency, run.misses) = (Histogram::new(), 0);
         let mut cpu = || match cluster.as_deref_mut() {
             Some(cluster) => cluster.cpu().total(),
             None => sys::own_cpu(),
         };
         let before = (Instant::now(), cpu());
-        self.run(&mut run, Duration::from_secs_f64(args.duration), args.verify)?;
+        self.run(&mut run, duration, args.verify)?;
         let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
         let calls = run.latency.count();
         let bytes = (calls * batch - run.misses) * value;

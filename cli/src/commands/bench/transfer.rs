@@ -388,7 +388,8 @@ fn one_thread(
         }
         None => Copies::new(args, combination).map(|worker| Box::new(worker) as _),
     };
-    let warm = worker.as_mut().map_or(Ok(()), |worker| run_for(&mut **worker, WARM_UP).map(drop));
+    let warm =
+        worker.as_mut().map_or(Ok(()), |worker| run_for(&mut **worker, WARM_UP.min(duration)).map(drop));
     barrier.wait();
     let ran = match (&mut worker, warm) {
         (Ok(worker), Ok(())) => run_for(&mut **worker, duration),
