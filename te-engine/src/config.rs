@@ -78,7 +78,7 @@ pub struct ControlConfig {
 pub struct TcpConfig {
     /// Port of the data listener; 0 picks one. The address is that of the control port.
     pub port: u16,
-    /// Connections to each peer.
+    /// Connections to each peer; 1 to 16.
     pub lanes: u8,
     /// Checks payloads end to end with CRC32C.
     pub checksum: bool,

@@ -352,7 +352,7 @@ fn client(
             idle: Vec::new(),
             tally: Tally::default(),
         });
-    let warm = client.as_mut().map_or(Ok(()), |client| client.run(WARM_UP));
+    let warm = client.as_mut().map_or(Ok(()), |client| client.run(WARM_UP.min(duration)));
     barrier.wait();
     let ran = match (&mut client, warm) {
         (Ok(client), Ok(())) => {

@@ -154,6 +154,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
     report.evicted = stats.evictions_total - stats_before.evictions_total;
+    report.checksum_mismatches = driver.store_mut().counters().checksum_mismatches;
     report.nodes = args.nodes;
     report.nodes_lost = cluster.nodes_lost();
     report.block_bytes = block_bytes;
