@@ -55,7 +55,11 @@ impl Global {
         let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
         let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(terminal)
+            .init();
     }
 
     /// The same for a child.

@@ -85,7 +85,8 @@ const fn word_of(state: u64) -> u64 {
 #[cold]
 fn first_mismatch(state: u64, offset: usize, bytes: &[u8]) -> Mismatch {
     for (i, &found) in bytes.iter().enumerate() {
-        let expected = word_of(state.wrapping_add(((i / WORD) as u64).wrapping_mul(STEP))).to_le_bytes()[i % WORD];
+        let expected =
+            word_of(state.wrapping_add(((i / WORD) as u64).wrapping_mul(STEP))).to_le_bytes()[i % WORD];
         if expected != found {
             return Mismatch { offset: offset + i, expected, found };
         }

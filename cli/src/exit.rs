@@ -115,7 +115,10 @@ mod tests {
         let failure = Failure::new(Exit::NotFound, "no object `a`").hint("put it first");
         let error = Err::<(), _>(failure).context("get").unwrap_err();
         assert_eq!(error.downcast_ref::<Failure>().map(|f| f.exit), Some(Exit::NotFound));
-        assert_eq!(describe(&error, Some("put it first")), "snowskin: get: no object `a`\n  hint: put it first\n");
+        assert_eq!(
+            describe(&error, Some("put it first")),
+            "snowskin: get: no object `a`\n  hint: put it first\n"
+        );
     }
 
     #[test]

@@ -65,7 +65,10 @@ impl Histogram {
         if self.count == 0 {
             return 0.0;
         }
-        let rank = ((q.clamp(0.0, 1.0) * self.count as f64).ceil() as u64).max(1);
+        if q <= 0.0 || q >= 1.0 {
+            return if q <= 0.0 { self.min_ns } else { self.max_ns } as f64 / 1e3;
+        }
+        let rank = ((q * self.count as f64).ceil() as u64).max(1);
         let mut seen = 0;
         for (index, count) in self.buckets.iter().enumerate() {
             seen += count;

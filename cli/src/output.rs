@@ -131,7 +131,9 @@ impl LiveTable {
 
 /// A key, or anything else that others chose, fit for one line of a terminal.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+    text.chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect()
 }
 
 /// `1234567` as `1,234,567`.
@@ -150,7 +152,7 @@ pub(crate) fn thousands(number: u64) -> String {
 /// A number with as many decimals as its size bears.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
-        v if v == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         v if v >= 1000.0 => thousands(value.round() as u64),
         v if v >= 100.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
@@ -192,7 +194,13 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([0.0, 0.366, 7.25, 42.25, 421.6, 12_345.6].map(figure), ["0", "0.37", "7.25", "42.2", "422", "12,346"]);
-        assert_eq!([0.0, 0.123_456_789, 1_234_567.8, f64::NAN].map(rounded), [0.0, 0.123_457, 1_234_570.0, 0.0]);
+        assert_eq!(
+            [0.0, 0.366, 7.25, 42.25, 421.6, 12_345.6].map(figure),
+            ["0", "0.37", "7.25", "42.2", "422", "12,346"]
+        );
+        assert_eq!(
+            [0.0, 0.123_456_789, 1_234_567.8, f64::NAN].map(rounded),
+            [0.0, 0.123_457, 1_234_570.0, 0.0]
+        );
     }
 }

@@ -83,7 +83,11 @@ impl Child {
             match self.stdout.recv_timeout(LOOK) {
                 Ok(line) => {
                     return serde_json::from_str(&line).map_err(|error| {
-                        Failure::failed(format!("{} said `{line}` instead of where it listens: {error}", self.name)).into()
+                        Failure::failed(format!(
+                            "{} said `{line}` instead of where it listens: {error}",
+                            self.name
+                        ))
+                        .into()
                     });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -103,16 +107,6 @@ impl Child {
                 );
             }
         }
-    }
-
-    /// What messages call it.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.process.id()
     }
 
     /// CPU time so far; after its end, as much as was seen last.

@@ -13,9 +13,12 @@ pub(crate) struct Bar {
 impl Bar {
     /// Counts up to `total` of `what`. indicatif hides it by itself when stderr is not a terminal.
     pub(crate) fn new(total: u64, what: &'static str, quiet: bool) -> Self {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        let target =
+            if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
         let bar = ProgressBar::with_draw_target(Some(total), target);
-        let template = format!("{{elapsed_precise}} {{wide_bar}} {{human_pos}}/{{human_len}} {what}  {{msg}}  eta {{eta}}");
+        let template = format!(
+            "{{elapsed_precise}} {{wide_bar}} {{human_pos}}/{{human_len}} {what}  {{msg}}  eta {{eta}}"
+        );
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style);
         }
@@ -24,7 +27,8 @@ impl Bar {
 
     /// Waits for something whose length nobody knows.
     pub(crate) fn spinner(what: impl Into<String>, quiet: bool) -> Self {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        let target =
+            if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
         let bar = ProgressBar::with_draw_target(None, target);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
             bar.set_style(style);

@@ -26,7 +26,11 @@ impl ByteSize {
         for (name, unit) in UNITS {
             if self.0 >= unit {
                 let value = self.0 as f64 / unit as f64;
-                return if value < 10.0 { format!("{value:.1} {name}") } else { format!("{value:.0} {name}") };
+                return if value < 10.0 {
+                    format!("{value:.1} {name}")
+                } else {
+                    format!("{value:.0} {name}")
+                };
             }
         }
         format!("{} B", self.0)
@@ -84,7 +88,11 @@ pub struct SizeError {
 
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a size: write bytes, or a number with KiB, MiB, GiB, TiB, such as 64KiB", self.text)
+        write!(
+            f,
+            "`{}` is not a size: write bytes, or a number with KiB, MiB, GiB, TiB, such as 64KiB",
+            self.text
+        )
     }
 }
 
@@ -118,7 +126,19 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused() {
-        for text in ["", "k", "-1", "4XiB", "1.3B", "1..2k", "999999999999999999999", "99999999999TiB", "inf", "nan", "1e3"] {
+        for text in [
+            "",
+            "k",
+            "-1",
+            "4XiB",
+            "1.3B",
+            "1..2k",
+            "999999999999999999999",
+            "99999999999TiB",
+            "inf",
+            "nan",
+            "1e3",
+        ] {
             assert_eq!(size(text), None, "{text}");
         }
         let error = "lots".parse::<ByteSize>().unwrap_err().to_string();

@@ -51,10 +51,13 @@ impl Request {
         if line.len() > limits.line_bytes_max {
             return Err(LineError::TooLong { line_bytes_max: limits.line_bytes_max });
         }
-        let request: Self =
-            serde_json::from_slice(line).map_err(|error| LineError::Json { why: without_line(&error), column: error.column() })?;
+        let request: Self = serde_json::from_slice(line)
+            .map_err(|error| LineError::Json { why: without_line(&error), column: error.column() })?;
         if request.hash_ids.len() > limits.ids_per_request_max {
-            return Err(LineError::TooManyIds { ids: request.hash_ids.len(), ids_per_request_max: limits.ids_per_request_max });
+            return Err(LineError::TooManyIds {
+                ids: request.hash_ids.len(),
+                ids_per_request_max: limits.ids_per_request_max,
+            });
         }
         if !request.timestamp.is_finite() {
             return Err(LineError::Json { why: "timestamp is not a number".into(), column: 0 });
@@ -96,7 +99,9 @@ impl fmt::Display for LineError {
                 "{why} at column {column}; expected an object such as \
                  {{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}}"
             ),
-            Self::TooLong { line_bytes_max } => write!(f, "longer than {line_bytes_max} bytes; expected one request a line"),
+            Self::TooLong { line_bytes_max } => {
+                write!(f, "longer than {line_bytes_max} bytes; expected one request a line")
+            }
             Self::TooManyIds { ids, ids_per_request_max } => {
                 write!(f, "{ids} hash_ids; expected at most {ids_per_request_max} in one request")
             }
@@ -184,7 +189,9 @@ impl<R: BufRead> TraceReader<R> {
             let end = available.iter().position(|&byte| byte == b'\n');
             let part = &available[..end.unwrap_or(available.len())];
             if self.buffer.len() + part.len() > self.limits.line_bytes_max {
-                return Err(self.line_error(LineError::TooLong { line_bytes_max: self.limits.line_bytes_max }));
+                return Err(
+                    self.line_error(LineError::TooLong { line_bytes_max: self.limits.line_bytes_max })
+                );
             }
             self.buffer.extend_from_slice(part);
             let used = part.len() + usize::from(end.is_some());
@@ -209,7 +216,9 @@ impl<R: BufRead> Iterator for TraceReader<R> {
             let result = match self.read_line() {
                 Ok(false) => return None,
                 Ok(true) if self.buffer.trim_ascii().is_empty() => continue,
-                Ok(true) => Request::parse(&self.buffer, &self.limits).map_err(|error| self.line_error(error)),
+                Ok(true) => {
+                    Request::parse(&self.buffer, &self.limits).map_err(|error| self.line_error(error))
+                }
                 Err(error) => Err(error),
             };
             self.failed = result.is_err();
@@ -232,7 +241,9 @@ mod tests {
     const GOOD: &str = r#"{"timestamp": 1, "input_length": 6, "output_length": 5, "hash_ids": [0, 1]}"#;
 
     fn read(text: &str, limits: Limits) -> Vec<Result<Request, String>> {
-        TraceReader::new(text.as_bytes(), "t.jsonl", limits).map(|result| result.map_err(|error| error.to_string())).collect()
+        TraceReader::new(text.as_bytes(), "t.jsonl", limits)
+            .map(|result| result.map_err(|error| error.to_string()))
+            .collect()
     }
 
     #[test]
@@ -240,7 +251,9 @@ mod tests {
         let text = format!("{GOOD}\r\n\n  \n{{\"extra\": {{}}, {}", &GOOD[1..]);
         let requests = read(&text, Limits::default());
         assert_eq!(requests.len(), 2);
-        assert!(requests.iter().all(|r| r.as_ref().is_ok_and(|r| r.hash_ids == [0, 1] && r.input_length == 6)));
+        assert!(
+            requests.iter().all(|r| r.as_ref().is_ok_and(|r| r.hash_ids == [0, 1] && r.input_length == 6))
+        );
     }
 
     #[test]
@@ -273,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = TraceReader::open(Path::new("/no/such/trace.jsonl"), Limits::default()).unwrap_err().to_string();
+        let error =
+            TraceReader::open(Path::new("/no/such/trace.jsonl"), Limits::default()).unwrap_err().to_string();
         assert!(error.contains("/no/such/trace.jsonl"), "{error}");
     }
 }

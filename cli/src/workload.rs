@@ -105,7 +105,12 @@ impl Iterator for Workload {
             }
             self.conversations.push(hash_ids.clone());
         }
-        Some(Request { timestamp: self.now_ms, input_length: hash_ids.len() as u64 * BLOCK_TOKENS, output_length, hash_ids })
+        Some(Request {
+            timestamp: self.now_ms,
+            input_length: hash_ids.len() as u64 * BLOCK_TOKENS,
+            output_length,
+            hash_ids,
+        })
     }
 }
 
@@ -141,7 +146,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn ideal_hit_rate(requests: &[Request]) -> f64 {
-        let (mut seen, mut refs, mut hits) = (HashSet::new(), 0, 0);
+        let (mut seen, mut refs, mut hits) = (HashSet::<u64>::new(), 0, 0);
         for request in requests {
             refs += request.hash_ids.len();
             hits += request.hash_ids.iter().take_while(|id| seen.contains(*id)).count();

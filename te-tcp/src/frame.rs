@@ -525,21 +525,21 @@ struct ExportHead {
     version: U16,
     rights: u8,
     addresses: u8,
-    port: U16,
-    reserved: [u8; 6],
     incarnation: U64,
     region: U32,
     generation: U32,
     key: U64,
     len: U64,
+    reserved: [u8; 6],
+    port: U16,
 }
 
 const EXPORT_MAGIC: [u8; 4] = *b"stcp";
 
 /// What a peer needs to reach an exported region.
 ///
-/// On the wire: magic `stcp` (4), version (2), rights (1: 4 = read, 8 = write), number of addresses (1), port (2),
-/// zero (6), incarnation (8), region index (4), generation (4), key (8), length (8), then 1 to 4 addresses (16 each).
+/// On the wire: magic `stcp` (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of addresses (1), incarnation
+/// (8), region index (4), generation (4), key (8), length (8), zero (6), port (2), then 1 to 4 addresses (16 each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// The bits of [`te_core::Access`] that the peer has.

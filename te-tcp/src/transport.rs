@@ -146,6 +146,24 @@ impl TcpTransport {
         self.connections.len()
     }
 
+    /// Closes every connection, own and peers', in mid-word if need be. Slices on them end as when a connection breaks;
+    /// what is submitted later opens new ones.
+    pub fn close_connections(&mut self) {
+        for index in 0..self.connections.bound() {
+            match self.connections.take(index) {
+                Some(Connection::Out(lane)) => {
+                    let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+                    self.end_out(index, lane, LaneEnd::Lost(error));
+                }
+                Some(Connection::In(lane)) => {
+                    lane.socket.reset_on_close();
+                    self.end_in(index, lane);
+                }
+                None => {}
+            }
+        }
+    }
+
     /// Settings that every socket gets before it connects.
     pub(crate) fn tune(&self, socket: &Socket) -> io::Result<()> {
         socket.set_nodelay()?;

@@ -83,7 +83,9 @@ impl Cluster {
         let mut nodes = Vec::new();
         for index in 0..config.nodes {
             let mut args = config.global.to_args();
-            args.extend(["node", "--listen", "127.0.0.1:0", "--master", &address, "--json"].map(str::to_owned));
+            args.extend(
+                ["node", "--listen", "127.0.0.1:0", "--master", &address, "--json"].map(str::to_owned),
+            );
             args.extend(["--name".to_owned(), format!("node-{index}")]);
             args.extend(["--memory".to_owned(), config.node_bytes.to_string()]);
             args.extend(["--fabric".to_owned(), config.fabric.name().to_owned()]);
@@ -100,11 +102,6 @@ impl Cluster {
     /// Where its master listens.
     pub(crate) fn address(&self) -> &str {
         &self.address
-    }
-
-    /// The master.
-    pub(crate) fn master(&self) -> &Child {
-        &self.master
     }
 
     /// CPU time so far.
@@ -127,7 +124,10 @@ impl Cluster {
     /// When the master or the last node is gone.
     pub(crate) fn look_after(&mut self, bar: &Bar) -> anyhow::Result<()> {
         if let Some(how) = self.master.died() {
-            return fail(Failure::failed(how).hint("without a master nothing can be found; run again with -v to see its log"));
+            return fail(
+                Failure::failed(how)
+                    .hint("without a master nothing can be found; run again with -v to see its log"),
+            );
         }
         for (node, lost) in self.nodes.iter_mut().zip(&mut self.lost) {
             if !*lost && let Some(how) = node.died() {

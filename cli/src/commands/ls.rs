@@ -10,7 +10,8 @@ use crate::output::{Align, LiveTable};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str = "Keys come in no particular order; those stored or removed meanwhile may or may not be there.
+const AFTER_HELP: &str =
+    "Keys come in no particular order; those stored or removed meanwhile may or may not be there.
 
 Examples:
   snowskin ls
@@ -47,12 +48,19 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let mut rpc = args.master.connect()?;
     let page = rpc.welcome().keys_per_batch_max.clamp(1, 1024);
     let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut table =
-        LiveTable::new(&[("size", Align::Right), ("copies", Align::Right), ("state", Align::Left), ("key", Align::Left)]);
+    let mut table = LiveTable::new(&[
+        ("size", Align::Right),
+        ("copies", Align::Right),
+        ("state", Align::Left),
+        ("key", Align::Left),
+    ]);
     let mut cursor = 0;
     loop {
-        let query =
-            ListQuery { prefix: Key(args.prefix.as_bytes()), cursor, limit: page.min(u32::try_from(left).unwrap_or(u32::MAX)) };
+        let query = ListQuery {
+            prefix: Key(args.prefix.as_bytes()),
+            cursor,
+            limit: page.min(u32::try_from(left).unwrap_or(u32::MAX)),
+        };
         let (position, listed) = rpc.call::<List>(&query, std::iter::empty()).map_err(no_master)?;
         cursor = position.cursor;
         let rows: Vec<Row> = listed

@@ -59,7 +59,9 @@ impl std::str::FromStr for HttpListen {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Self(None)),
-            text => text.parse().map(|addr| Self(Some(addr))).map_err(|_| "write ADDR:PORT, or none".to_owned()),
+            text => {
+                text.parse().map(|addr| Self(Some(addr))).map_err(|_| "write ADDR:PORT, or none".to_owned())
+            }
         }
     }
 }
@@ -85,28 +87,24 @@ pub(crate) fn run(args: &Args) -> Outcome {
         rpc: server.rpc_addr().to_string(),
         http: server.http_addr().map(|addr| addr.to_string()),
     };
-    let stopper = server.stopper();
-    let mut serving = Some(server.spawn()?);
+    let serving = server.spawn()?;
     announce(args.json, &ready, || {
-        let http = ready.http.as_ref().map(|http| format!(", metrics at http://{http}/metrics")).unwrap_or_default();
+        let http =
+            ready.http.as_ref().map(|http| format!(", metrics at http://{http}/metrics")).unwrap_or_default();
         format!("master ready at {}{http}\n", ready.rpc)
-    })?;
+    });
     wait_for_signal();
     tracing::info!("stopping");
-    stopper.stop();
-    if let Some(handle) = serving.take() {
-        handle.stop().context("the master did not stop in order")?;
-    }
+    serving.stop().context("the master did not stop in order")?;
     Ok(Exit::Ok)
 }
 
 /// Says that a daemon serves. That nobody listens is no reason to end.
-pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnOnce() -> String) {
     let said = if json { output::print_json(ready) } else { output::print(&text()) };
-    if let Err(error) = said {
-        tracing::info!("nobody reads stdout: {error:#}");
+    if said.is_err() {
+        tracing::info!("nobody reads stdout");
     }
-    Ok(())
 }
 
 /// Sleeps until Ctrl-C or SIGTERM.

@@ -1,14 +1,15 @@
 //! `snowskin rm`: forget objects.
 
 use serde::Serialize;
-use store_core::message::{Remove, Removal};
+use store_core::message::{Removal, Remove};
 use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str = "Without --force an object that somebody may be reading (lease) or writing is left alone.
+const AFTER_HELP: &str =
+    "Without --force an object that somebody may be reading (lease) or writing is left alone.
 
 Examples:
   snowskin rm greeting
@@ -50,7 +51,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let results: Vec<_> = results.collect();
         for (key, result) in keys.iter().zip(results) {
             if args.json {
-                output::print_json(&Removed { key, removed: result.is_ok(), error: result.err().map(ErrorCode::name) })?;
+                output::print_json(&Removed {
+                    key,
+                    removed: result.is_ok(),
+                    error: result.err().map(ErrorCode::name),
+                })?;
             }
             if let Err(code) = result {
                 eprintln!("snowskin: {}: {code}", output::printable(key));

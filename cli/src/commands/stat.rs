@@ -13,7 +13,8 @@ use crate::output::{Align, Table, printable, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str = "Looking at an object leases it like a reader does: it cannot be removed without --force for a moment.
+const AFTER_HELP: &str =
+    "Looking at an object leases it like a reader does: it cannot be removed without --force for a moment.
 
 Examples:
   snowskin stat                     capacity, nodes, objects
@@ -83,7 +84,12 @@ fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let segments = segments(rpc, &[])?;
     if args.json {
         let epoch = rpc.welcome().epoch;
-        return output::print_json(&ClusterView { master: &args.master.master, epoch, stats, segment_list: &segments });
+        return output::print_json(&ClusterView {
+            master: &args.master.master,
+            epoch,
+            stats,
+            segment_list: &segments,
+        });
     }
     output::print(&render_cluster(&args.master.master, &stats, &segments))
 }
@@ -92,15 +98,35 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
     let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
     let mut row = |name: &str, value: String, note: String| table.row([name.to_owned(), value, note]);
     let size = |bytes| ByteSize(bytes).approximate();
-    row("nodes", thousands(stats.nodes), format!("{} segments, master {}", stats.segments, printable(master)));
+    row(
+        "nodes",
+        thousands(stats.nodes),
+        format!("{} segments, master {}", stats.segments, printable(master)),
+    );
     row("capacity", size(stats.capacity_bytes), String::new());
     row("used", size(stats.used_bytes), share(stats.used_bytes, stats.capacity_bytes));
-    row("objects", thousands(stats.objects), format!("{} of data, {} leased", size(stats.object_bytes), stats.objects_leased));
+    row(
+        "objects",
+        thousands(stats.objects),
+        format!("{} of data, {} leased", size(stats.object_bytes), stats.objects_leased),
+    );
     row("being written", thousands(stats.objects_processing), String::new());
-    row("gets", thousands(stats.gets_total), format!("{} found", share(stats.get_hits_total, stats.gets_total)));
-    row("puts", thousands(stats.put_ends_total), format!("{} without room", thousands(stats.puts_no_room_total)));
+    row(
+        "gets",
+        thousands(stats.gets_total),
+        format!("{} found", share(stats.get_hits_total, stats.gets_total)),
+    );
+    row(
+        "puts",
+        thousands(stats.put_ends_total),
+        format!("{} without room", thousands(stats.puts_no_room_total)),
+    );
     row("evicted", thousands(stats.evictions_total), format!("{} of data", size(stats.evicted_bytes_total)));
-    row("held back", size(stats.quarantined_bytes + stats.deferred_bytes), "until writers and readers are surely done".into());
+    row(
+        "held back",
+        size(stats.quarantined_bytes + stats.deferred_bytes),
+        "until writers and readers are surely done".into(),
+    );
     row("master's memory", size(stats.memory_bytes), per_object(stats));
     let mut text = table.render();
     if segments.is_empty() {
@@ -162,7 +188,12 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     table.row(["checksum".to_owned(), view.checksum.clone()]);
     table.row(["generation".to_owned(), view.generation.to_string()]);
     for replica in &view.replicas {
-        let place = format!("{} at {} {}", printable(&replica.segment), printable(&replica.endpoint), replica.address);
+        let place = format!(
+            "{} at {} {}",
+            printable(&replica.segment),
+            printable(&replica.endpoint),
+            replica.address
+        );
         table.row(["replica".to_owned(), place]);
     }
     output::print(&table.render())

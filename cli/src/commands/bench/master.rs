@@ -12,8 +12,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd, PutOptions, PutStart,
-    ReadStats, Removal, Remove,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd,
+    PutOptions, PutStart, ReadStats, Removal, Remove,
 };
 use store_core::{ErrorCode, Frame, Key};
 
@@ -117,7 +117,8 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         Some(_) => None,
         None => {
             let mut child_args = global.to_args();
-            let fixed = ["master", "--listen", "127.0.0.1:0", "--http", "none", "--json", "--node-ttl-ms", "3600000"];
+            let fixed =
+                ["master", "--listen", "127.0.0.1:0", "--http", "none", "--json", "--node-ttl-ms", "3600000"];
             child_args.extend(fixed.map(str::to_owned));
             Some(Child::start("the master", &child_args)?)
         }
@@ -135,7 +136,11 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let combinations: Vec<_> = args
         .op
         .iter()
-        .flat_map(|&op| args.batch.iter().flat_map(move |&batch| args.clients.iter().map(move |&clients| (op, batch, clients))))
+        .flat_map(|&op| {
+            args.batch
+                .iter()
+                .flat_map(move |&batch| args.clients.iter().map(move |&clients| (op, batch, clients)))
+        })
         .collect();
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
     let mut table = LiveTable::new(&[
@@ -220,12 +225,20 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let node = mix(incarnation ^ u64::from(std::process::id()));
     let name = format!("bench-{node:016x}");
     // Port 9 is the discard service: nobody will read or write there.
-    let segment = MountSegment { node, incarnation, name: &name, endpoint: "127.0.0.1:9", base: 0, len: SEGMENT_BYTES };
-    control.call::<Mount>(&segment, std::iter::empty()).context("cannot mount a segment for the benchmark")?;
+    let segment =
+        MountSegment { node, incarnation, name: &name, endpoint: "127.0.0.1:9", base: 0, len: SEGMENT_BYTES };
+    control
+        .call::<Mount>(&segment, std::iter::empty())
+        .context("cannot mount a segment for the benchmark")?;
     Ok(Heartbeat { node, incarnation })
 }
 
-fn fill(control: &mut RpcConnection, objects: u64, child: Option<&Child>, global: Global) -> anyhow::Result<Memory> {
+fn fill(
+    control: &mut RpcConnection,
+    objects: u64,
+    child: Option<&Child>,
+    global: Global,
+) -> anyhow::Result<Memory> {
     let resident = || child.and_then(Child::resident_bytes);
     let before = (resident(), stats_memory(control)?);
     let bar = Bar::new(objects, "objects stored", global.quiet);
@@ -242,9 +255,14 @@ fn fill(control: &mut RpcConnection, objects: u64, child: Option<&Child>, global
         let (_, allocations) = control.call::<PutStart>(&PutOptions::default(), items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
-            generations.push(allocation.context("the master has no room for the benchmark's objects")?.generation);
+            generations
+                .push(allocation.context("the master has no room for the benchmark's objects")?.generation);
         }
-        let items = keys.iter().zip(&generations).map(|(key, &generation)| Commit { key: Key(key), generation, checksum: 0 });
+        let items = keys.iter().zip(&generations).map(|(key, &generation)| Commit {
+            key: Key(key),
+            generation,
+            checksum: 0,
+        });
         control.call::<PutEnd>(&(), items).map_err(no_master)?;
         done += count;
         bar.set(done);
@@ -283,7 +301,10 @@ fn measure(
         let before = (Instant::now(), cpu());
         barrier.wait();
         let after = (Instant::now(), cpu());
-        let tallies: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))).collect();
+        let tallies: Vec<_> = threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a client panicked")))
+            .collect();
         (after.0 - before.0, after.1.saturating_sub(before.1), tallies)
     });
     let mut all = Tally::default();
@@ -313,18 +334,32 @@ fn measure(
 }
 
 /// One client's life. It comes to both barriers whatever happens, or the others would wait for ever.
-fn client(address: &Address, load: Load, first: u64, duration: Duration, barrier: &Barrier) -> anyhow::Result<Tally> {
-    let mut client = RpcConnection::connect(address.clone(), RpcConfig::default())
-        .map_err(no_master)
-        .map(|rpc| Client { rpc, load, first, next: first, random: first, under_way: Vec::new(), idle: Vec::new(), tally: Tally::default() });
-    let warm = client.as_mut().map(|client| client.run(WARM_UP));
+fn client(
+    address: &Address,
+    load: Load,
+    first: u64,
+    duration: Duration,
+    barrier: &Barrier,
+) -> anyhow::Result<Tally> {
+    let mut client =
+        RpcConnection::connect(address.clone(), RpcConfig::default()).map_err(no_master).map(|rpc| Client {
+            rpc,
+            load,
+            first,
+            next: first,
+            random: first,
+            under_way: Vec::new(),
+            idle: Vec::new(),
+            tally: Tally::default(),
+        });
+    let warm = client.as_mut().map_or(Ok(()), |client| client.run(WARM_UP.min(duration)));
     barrier.wait();
     let ran = match (&mut client, warm) {
-        (Ok(client), Ok(Ok(()))) => {
+        (Ok(client), Ok(())) => {
             client.tally = Tally::default();
             client.run(duration)
         }
-        _ => Ok(()),
+        (_, warm) => warm,
     };
     barrier.wait();
     let mut client = client?;
@@ -387,7 +422,11 @@ impl Client {
     }
 
     fn begin(&mut self) -> anyhow::Result<()> {
-        let mut work = self.idle.pop().unwrap_or_else(|| Work { started: Instant::now(), keys: Vec::new(), generations: Vec::new() });
+        let mut work = self.idle.pop().unwrap_or_else(|| Work {
+            started: Instant::now(),
+            keys: Vec::new(),
+            generations: Vec::new(),
+        });
         work.keys.clear();
         for _ in 0..self.load.batch {
             let number = if self.load.op == Ask::Put {
@@ -419,7 +458,9 @@ impl Client {
         let Some(frame) = frame else { return Ok(false) };
         let Some(index) = self.under_way.iter().position(|(id, _)| *id == frame.header.request_id) else {
             frame.header.result().context("the master refused the connection")?;
-            anyhow::bail!("the master answered a request that was not asked; run the same release on both sides");
+            anyhow::bail!(
+                "the master answered a request that was not asked; run the same release on both sides"
+            );
         };
         let (_, mut work) = self.under_way.swap_remove(index);
         let (errors, again) = read_answer(&frame, &mut work)?;
@@ -515,7 +556,8 @@ mod tests {
 
     #[test]
     fn keys_are_unique_and_as_long_as_promised() {
-        let keys: std::collections::HashSet<_> = (0..10_000).chain(NUMBERS_EACH..NUMBERS_EACH + 10_000).map(key_of).collect();
+        let keys: std::collections::HashSet<_> =
+            (0..10_000).chain(NUMBERS_EACH..NUMBERS_EACH + 10_000).map(key_of).collect();
         assert_eq!(keys.len(), 20_000);
         assert!(keys.iter().all(|key| key.starts_with(b"bench/") && key.is_ascii()));
     }

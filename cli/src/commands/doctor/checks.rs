@@ -98,18 +98,26 @@ fn fail(found: impl Into<String>, fix: impl Into<String>) -> Judgement {
 
 fn kernel(facts: &Facts) -> Judgement {
     let Some(release) = &facts.kernel else { return skip("unknown") };
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     match version {
-        v if v < (4, 14) => fail(release, "memfd, TCP_ULP and epoll as used here need Linux 4.14; run 5.15 or newer"),
-        v if v < (5, 15) => warn(release, "io_uring is young here: the epoll path is used; Linux 5.15 or newer is better"),
+        v if v < (4, 14) => {
+            fail(release, "memfd, TCP_ULP and epoll as used here need Linux 4.14; run 5.15 or newer")
+        }
+        v if v < (5, 15) => {
+            warn(release, "io_uring is young here: the epoll path is used; Linux 5.15 or newer is better")
+        }
         _ => ok(release),
     }
 }
 
 fn cpus(facts: &Facts) -> Judgement {
     match facts.cpus {
-        0 | 1 => warn("1", "client and node share one CPU: latencies include context switches; give it two or more"),
+        0 | 1 => warn(
+            "1",
+            "client and node share one CPU: latencies include context switches; give it two or more",
+        ),
         n => ok(n.to_string()),
     }
 }
@@ -140,10 +148,15 @@ fn clock(facts: &Facts) -> Judgement {
 
 fn memory(facts: &Facts) -> Judgement {
     let Some((total, available)) = facts.memory else { return skip("unknown") };
-    let found = format!("{} of {} available", ByteSize(available).approximate(), ByteSize(total).approximate());
+    let found =
+        format!("{} of {} available", ByteSize(available).approximate(), ByteSize(total).approximate());
     match available {
-        a if a < 256 << 20 => fail(found, "not even a small node fits: end something, or use a larger machine"),
-        a if a < 2 << 30 => warn(found, "start nodes with a small --memory, and replay with --capacity-blocks"),
+        a if a < 256 << 20 => {
+            fail(found, "not even a small node fits: end something, or use a larger machine")
+        }
+        a if a < 2 << 30 => {
+            warn(found, "start nodes with a small --memory, and replay with --capacity-blocks")
+        }
         _ => ok(found),
     }
 }
@@ -152,7 +165,9 @@ fn files(facts: &Facts) -> Judgement {
     let Some((soft, hard)) = facts.files else { return skip("unknown") };
     let found = if soft == hard { count(soft) } else { format!("{}, at most {}", count(soft), count(hard)) };
     match hard {
-        h if h < 1024 => fail(found, "a master needs a descriptor for each connection: `ulimit -Hn 65536` as root"),
+        h if h < 1024 => {
+            fail(found, "a master needs a descriptor for each connection: `ulimit -Hn 65536` as root")
+        }
         h if h < 16_384 => warn(
             found,
             "enough for a small cluster; for more: `LimitNOFILE=1048576` in the service, or /etc/security/limits.conf",
@@ -178,7 +193,9 @@ fn huge_pages(facts: &Facts) -> Judgement {
     let reserved = facts.huge_pages.filter(|&(total, ..)| total > 0);
     let transparent = facts.transparent_huge_pages.as_deref();
     match (reserved, transparent) {
-        (Some((total, free, bytes)), _) => ok(format!("{free} of {total} free, {} each", ByteSize(bytes).approximate())),
+        (Some((total, free, bytes)), _) => {
+            ok(format!("{free} of {total} free, {} each", ByteSize(bytes).approximate()))
+        }
         (None, Some(mode @ ("always" | "madvise"))) => ok(format!("none reserved, transparent: {mode}")),
         (None, Some(mode)) => warn(
             format!("none reserved, transparent: {mode}"),
@@ -272,7 +289,8 @@ fn ports(facts: &Facts) -> Judgement {
         return skip("none asked for");
     }
     let list = |ports: Vec<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
-    let taken: Vec<u16> = facts.ports.iter().filter(|(_, free)| free.is_err()).map(|(port, _)| *port).collect();
+    let taken: Vec<u16> =
+        facts.ports.iter().filter(|(_, free)| free.is_err()).map(|(port, _)| *port).collect();
     if taken.is_empty() {
         return ok(format!("{} free", list(facts.ports.iter().map(|(port, _)| *port).collect())));
     }
@@ -286,12 +304,17 @@ fn ports(facts: &Facts) -> Judgement {
 fn loopback(facts: &Facts) -> Judgement {
     match &facts.loopback {
         None => skip("not tried"),
-        Some(Err(why)) => fail(why.clone(), "nothing works without loopback: `ip link set lo up`, and look at the firewall"),
+        Some(Err(why)) => {
+            fail(why.clone(), "nothing works without loopback: `ip link set lo up`, and look at the firewall")
+        }
         Some(Ok(time)) => {
             let us = time.as_secs_f64() * 1e6;
             let found = format!("round trip {us:.0} µs");
             if us > 200.0 {
-                return warn(found, "slow: the machine is busy, or a power governor sleeps deep (`cpupower frequency-set -g performance`)");
+                return warn(
+                    found,
+                    "slow: the machine is busy, or a power governor sleeps deep (`cpupower frequency-set -g performance`)",
+                );
             }
             ok(found)
         }
@@ -302,9 +325,10 @@ fn master(facts: &Facts) -> Judgement {
     match &facts.master {
         None => skip("none asked for; --master HOST:PORT looks"),
         Some((address, Ok(time))) => ok(format!("{address} answers in {:.0} µs", time.as_secs_f64() * 1e6)),
-        Some((address, Err(why))) => {
-            fail(format!("{address}: {why}"), "start it (`snowskin master`), or check address, port and firewall")
-        }
+        Some((address, Err(why))) => fail(
+            format!("{address}: {why}"),
+            "start it (`snowskin master`), or check address, port and firewall",
+        ),
     }
 }
 
@@ -391,7 +415,9 @@ mod tests {
             ("ports", Verdict::Warn, "ss -ltnp", |f| f.ports[0].1 = Err("address in use".into())),
             ("tcp over loopback", Verdict::Fail, "lo up", |f| f.loopback = Some(Err("unreachable".into()))),
             ("tcp over loopback", Verdict::Warn, "busy", |f| f.loopback = Some(Ok(Duration::from_millis(1)))),
-            ("master", Verdict::Fail, "snowskin master", |f| f.master = Some(("m:1".into(), Err("refused".into())))),
+            ("master", Verdict::Fail, "snowskin master", |f| {
+                f.master = Some(("m:1".into(), Err("refused".into())))
+            }),
         ];
         for (check, verdict, fix, break_it) in broken {
             let mut facts = healthy();

@@ -67,7 +67,9 @@ pub(super) fn gather(ports: &[u16], master: Option<&str>) -> Facts {
         files: sys::limit(libc::RLIMIT_NOFILE),
         memlock: sys::limit(libc::RLIMIT_MEMLOCK).map(|(soft, _)| soft),
         huge_pages: huge_pages(&meminfo),
-        transparent_huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled").as_deref().and_then(bracketed),
+        transparent_huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled")
+            .as_deref()
+            .and_then(bracketed),
         shm_bytes: sys::available_bytes("/dev/shm"),
         memfd: errno(sys::try_memfd()),
         congestion: sysctl("net/ipv4/tcp_congestion_control"),
@@ -79,7 +81,10 @@ pub(super) fn gather(ports: &[u16], master: Option<&str>) -> Facts {
         tcp_rmem_max: last_number("net/ipv4/tcp_rmem"),
         tcp_wmem_max: last_number("net/ipv4/tcp_wmem"),
         io_uring: errno(sys::try_io_uring()),
-        ports: ports.iter().map(|&port| (port, port_is_free(port).map_err(|error| error.to_string()))).collect(),
+        ports: ports
+            .iter()
+            .map(|&port| (port, port_is_free(port).map_err(|error| error.to_string())))
+            .collect(),
         loopback: Some(loopback_round_trip().map_err(|error| error.to_string())),
         master: master.map(|address| (address.to_owned(), master_round_trip(address))),
     }

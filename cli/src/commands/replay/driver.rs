@@ -168,7 +168,9 @@ impl<S: BlockStore> Driver<S> {
         // Behind the prefix, what exists is left alone: after an eviction a hole is filled, not its surroundings.
         self.missing.clear();
         let wanted = ids[hit..].iter().zip(&self.present[hit..]).enumerate();
-        self.missing.extend(wanted.filter(|(i, (_, present))| hit + i < prefix || !**present).map(|(_, (id, _))| *id));
+        self.missing.extend(
+            wanted.filter(|(i, (_, present))| hit + i < prefix || !**present).map(|(_, (id, _))| *id),
+        );
         self.store_missing()
     }
 
@@ -184,7 +186,15 @@ impl<S: BlockStore> Driver<S> {
                 match got {
                     Got::Bytes(len) => {
                         self.counters.bytes_read += len as u64;
-                        if check(&self.store, &self.content, slot, id, len, &mut self.block, &mut self.first_wrong)? {
+                        if check(
+                            &self.store,
+                            &self.content,
+                            slot,
+                            id,
+                            len,
+                            &mut self.block,
+                            &mut self.first_wrong,
+                        )? {
                             // Right bytes behind a hole are of no use: a prefix has none.
                             good += usize::from(good == slot);
                         } else {

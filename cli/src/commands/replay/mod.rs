@@ -111,7 +111,12 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         global,
     };
     let mut cluster = Cluster::start(&config)?;
-    let store = store::ClusterStore::open(cluster.address(), args.fabric, usize::from(args.batch), block_bytes as usize)?;
+    let store = store::ClusterStore::open(
+        cluster.address(),
+        args.fabric,
+        usize::from(args.batch),
+        block_bytes as usize,
+    )?;
     drop(bar);
 
     let bar = Bar::new(survey.requests.unwrap_or(0), "requests", global.quiet);
@@ -149,6 +154,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
     report.evicted = stats.evictions_total - stats_before.evictions_total;
+    report.checksum_mismatches = driver.store_mut().counters().checksum_mismatches;
     report.nodes = args.nodes;
     report.nodes_lost = cluster.nodes_lost();
     report.block_bytes = block_bytes;
@@ -180,7 +186,9 @@ fn pool_bytes(args: &Args, distinct_blocks: Option<u64>) -> anyhow::Result<u64> 
     let blocks = match (args.capacity_blocks, distinct_blocks) {
         (Some(blocks), _) => blocks,
         (None, Some(distinct)) => (distinct as f64 / FILL) as u64 + ROOM_BLOCKS * u64::from(args.nodes),
-        (None, None) => return fail(Failure::usage("--capacity-blocks is needed when the trace can be read only once")),
+        (None, None) => {
+            return fail(Failure::usage("--capacity-blocks is needed when the trace can be read only once"));
+        }
     };
     let Some(bytes) = blocks.checked_mul(block_bytes) else {
         return fail(Failure::usage("--capacity-blocks times --block-bytes is more than any machine has"));

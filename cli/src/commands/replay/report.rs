@@ -38,6 +38,7 @@ pub(super) struct Report {
     pub(super) put_calls: u64,
     pub(super) get_misses: u64,
     pub(super) get_failures: u64,
+    pub(super) checksum_mismatches: u64,
     pub(super) put_exists: u64,
     pub(super) put_no_room: u64,
     pub(super) put_failures: u64,
@@ -51,7 +52,12 @@ pub(super) struct Report {
 
 impl Report {
     /// What follows from the counts; who ran where is filled in by the caller.
-    pub(super) fn new(counters: &Counters, latencies: &Latencies, elapsed: Duration, cpu: ClusterCpu) -> Self {
+    pub(super) fn new(
+        counters: &Counters,
+        latencies: &Latencies,
+        elapsed: Duration,
+        cpu: ClusterCpu,
+    ) -> Self {
         let (read_gib, written_gib) = (counters.bytes_read as f64 / GIB, counters.bytes_written as f64 / GIB);
         let per = |amount: f64, of: f64| if of > 0.0 { rounded(amount / of) } else { 0.0 };
         let us = |histogram: &crate::histogram::Histogram, q| rounded(histogram.quantile_us(q));
@@ -82,6 +88,7 @@ impl Report {
             put_calls: latencies.put.count(),
             get_misses: counters.get_misses,
             get_failures: counters.get_failures,
+            checksum_mismatches: 0,
             put_exists: counters.put_exists,
             put_no_room: counters.put_no_room,
             put_failures: counters.put_failures,
@@ -104,13 +111,26 @@ impl Report {
         row("block references", thousands(self.block_refs), format!("{} each", ByteSize(self.block_bytes)));
         row("  hit", thousands(self.blocks_hit), format!("hit rate {:.4}", self.hit_rate));
         row("  put", thousands(self.blocks_put), String::new());
-        row("evicted", thousands(self.evicted), format!("pool {}", ByteSize(self.capacity_bytes).approximate()));
+        row(
+            "evicted",
+            thousands(self.evicted),
+            format!("pool {}", ByteSize(self.capacity_bytes).approximate()),
+        );
         row("verify failures", thousands(self.verify_failures), "every byte read was compared".to_owned());
         let odd = [
             ("gone when read", self.get_misses, "evicted between lookup and get"),
+            (
+                "damaged in the store",
+                self.checksum_mismatches,
+                "found by the store's checksum, and treated as misses",
+            ),
             ("get failures", self.get_failures, "the store could not read them; counted as misses"),
             ("put by others", self.put_exists, ""),
-            ("put without room", self.put_no_room, "everything was leased: a larger pool, or a shorter --lease-ms"),
+            (
+                "put without room",
+                self.put_no_room,
+                "everything was leased: a larger pool, or a shorter --lease-ms",
+            ),
             ("put failures", self.put_failures, "the store could not write them"),
             ("nodes lost", u64::from(self.nodes_lost), "died on the way; see above"),
         ];
@@ -119,7 +139,9 @@ impl Report {
                 row(name, thousands(count), note.to_owned());
             }
         }
-        let speed = |gib: f64, rate: f64| (format!("{} GiB", figure(gib)), format!("{} GiB/s in calls", figure(rate)));
+        let speed = |gib: f64, rate: f64| {
+            (format!("{} GiB", figure(gib)), format!("{} GiB/s in calls", figure(rate)))
+        };
         let (amount, rate) = speed(self.read_gib, self.read_gib_s);
         row("read", amount, rate);
         let (amount, rate) = speed(self.written_gib, self.write_gib_s);
@@ -143,7 +165,11 @@ impl Report {
                 share(self.cpu_nodes_s)
             ),
         );
-        row("time", format!("{} s", figure(self.elapsed_s)), format!("{} nodes, fabric {}", self.nodes, self.fabric));
+        row(
+            "time",
+            format!("{} s", figure(self.elapsed_s)),
+            format!("{} nodes, fabric {}", self.nodes, self.fabric),
+        );
         table.render()
     }
 }
@@ -164,13 +190,31 @@ mod tests {
         };
         let mut latencies = Latencies::default();
         latencies.get.record(Duration::from_secs(2));
-        let cpu = ClusterCpu { client: Duration::from_secs(2), master: Duration::from_secs(1), nodes: Duration::from_secs(1) };
+        let cpu = ClusterCpu {
+            client: Duration::from_secs(2),
+            master: Duration::from_secs(1),
+            nodes: Duration::from_secs(1),
+        };
         let report = Report::new(&counters, &latencies, Duration::from_secs(9), cpu);
         assert_eq!((report.hit_rate, report.read_gib_s, report.cpu_s_per_gib), (0.25, 0.5, 1.0));
         let json = serde_json::to_value(&report).unwrap();
         for field in [
-            "requests", "block_refs", "blocks_hit", "hit_rate", "blocks_put", "evicted", "verify_failures", "read_gib",
-            "written_gib", "get_p50_us", "get_p99_us", "put_p50_us", "put_p99_us", "read_gib_s", "write_gib_s", "cpu_s_per_gib",
+            "requests",
+            "block_refs",
+            "blocks_hit",
+            "hit_rate",
+            "blocks_put",
+            "evicted",
+            "verify_failures",
+            "read_gib",
+            "written_gib",
+            "get_p50_us",
+            "get_p99_us",
+            "put_p50_us",
+            "put_p99_us",
+            "read_gib_s",
+            "write_gib_s",
+            "cpu_s_per_gib",
         ] {
             assert!(json[field].is_number(), "{field}");
         }

@@ -61,6 +61,10 @@ impl Source {
             }
             return Ok(Survey { requests: None, distinct_blocks: None });
         }
+        if self.trace.is_none() && capacity_known {
+            // Nothing to learn: it has no mistakes, and its length is known.
+            return Ok(Survey { requests: Some(self.requests_max as u64), distinct_blocks: None });
+        }
         let (mut requests, mut seen) = (0, HashSet::new());
         for request in self.requests()? {
             seen.extend(request?.hash_ids);
@@ -70,7 +74,10 @@ impl Source {
             }
         }
         if requests == 0 {
-            return fail(Failure::failed("the trace has no requests").hint("one JSON object a line; see `snowskin replay --help`"));
+            return fail(
+                Failure::failed("the trace has no requests")
+                    .hint("one JSON object a line; see `snowskin replay --help`"),
+            );
         }
         Ok(Survey { requests: Some(requests), distinct_blocks: Some(seen.len() as u64) })
     }
@@ -84,7 +91,9 @@ mod tests {
     fn a_survey_counts_requests_and_distinct_blocks() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("t.jsonl");
-        let line = |ids: &str| format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[{ids}]}}\n");
+        let line = |ids: &str| {
+            format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
+        };
         std::fs::write(&file, [line("1,2,3"), line("1,2,4"), line("9")].concat()).unwrap();
         let survey = |limit| Source::new(Some(&file), 0, limit).unwrap().survey(false).unwrap();
         assert_eq!(survey(None), Survey { requests: Some(3), distinct_blocks: Some(5) });
@@ -96,7 +105,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("empty.jsonl");
         std::fs::write(&file, "\n\n").unwrap();
-        let error = |path: &Path| Source::new(Some(path), 0, None).unwrap().survey(true).unwrap_err().to_string();
+        let error =
+            |path: &Path| Source::new(Some(path), 0, None).unwrap().survey(true).unwrap_err().to_string();
         assert!(error(&file).contains("no requests"));
         assert!(error(dir.path()).contains("is a directory"));
     }
