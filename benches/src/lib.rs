@@ -9,11 +9,16 @@
 //!
 //! A benchmark that handles many slices in one iteration declares them as its throughput: the time of an iteration divided
 //! by the elements is the time of a slice.
+#![deny(unsafe_code)]
 
 mod instant;
+mod pair;
+mod random;
 mod ring;
 
 pub use instant::InstantRail;
+pub use pair::Pair;
+pub use random::Random;
 pub use ring::TokenRing;
 
 use te_core::{Op, RegionId, SegmentId, Slice, Token};

@@ -179,16 +179,12 @@ impl Mover {
         let mut busy = false;
         while self.flights.len() < FLIGHTS_MAX && self.send_flight(fabric, memory, buffers, timeout) {
             busy = true;
+            // Over a rail that copies at once it is over now, and its bytes are still in the cache.
+            fabric.poll();
+            self.reap_ended(fabric, memory, buffers);
         }
         fabric.poll();
-        while let Some(flight) = self.flights.front()
-            && fabric.is_over(flight.batch)
-        {
-            if let Some(flight) = self.flights.pop_front() {
-                self.reap(flight, fabric, memory, buffers);
-            }
-            busy = true;
-        }
+        busy |= self.reap_ended(fabric, memory, buffers);
         busy || !self.ended.is_empty()
     }
 
@@ -348,6 +344,18 @@ impl Mover {
         self.spare.push(pieces);
         self.bury_dead();
         true
+    }
+
+    /// Whether there were any.
+    fn reap_ended(&mut self, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) -> bool {
+        let mut any = false;
+        while self.flights.front().is_some_and(|flight| fabric.is_over(flight.batch)) {
+            if let Some(flight) = self.flights.pop_front() {
+                self.reap(flight, fabric, memory, buffers);
+                any = true;
+            }
+        }
+        any
     }
 
     fn reap(&mut self, mut flight: Flight, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) {

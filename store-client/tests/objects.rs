@@ -1,4 +1,5 @@
 //! What callers do with objects, in one process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Real processes that die without a word, and come back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

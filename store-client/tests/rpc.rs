@@ -1,4 +1,5 @@
 //! The connection to the master, by itself, against masters good and bad.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

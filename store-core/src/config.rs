@@ -38,8 +38,9 @@ pub struct MasterConfig {
     pub segments_max: u32,
     /// Most nodes known at a time, those lately given up included. Default 4,096.
     pub nodes_max: u32,
-    /// Which life of the master this is; must be higher in each. Generations begin at `epoch << 32`, so that a writer of a
-    /// former life cannot commit in this one. Seconds of wall time at start are a good one. Default 1.
+    /// Which life of the master this is; must be higher in each, and seconds of wall time at its start are meant. Generations
+    /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
+    /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
     pub epoch: u32,
     /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
     pub hash_seed: u64,
@@ -61,7 +62,7 @@ impl Default for MasterConfig {
             key_bytes_max: wire::KEY_BYTES_MAX as u32,
             segments_max: 4_096,
             nodes_max: 4_096,
-            epoch: 1,
+            epoch: 0,
             hash_seed: 0,
         }
     }

@@ -34,6 +34,10 @@ use crate::{ConfigError, ErrorCode, Key, MasterConfig, SegmentNo, Stats};
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
+/// Each life of a master begins with another segment number: 4,096 further than the one that began a second earlier, and
+/// the same again after six days.
+const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
+const EPOCHS: u32 = 1 << 19;
 /// Entries that one call of [`Master::list`] looks at.
 const LIST_SCAN_MAX: u32 = 16_384;
 
@@ -64,7 +68,7 @@ impl Master {
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            segments: Segments::default(),
+            segments: Segments::after(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
             objects: Objects::new(config.hash_seed),
             limbo: Limbo::new(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),

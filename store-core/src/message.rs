@@ -278,9 +278,11 @@ pub struct Welcome {
 
 /// A piece of a node's memory.
 ///
-/// `incarnation` belongs to the node's *exports*: a node that restarts, or that is told [`NodeStatus::NeedRemount`],
-/// first tears down what it exported, so that nobody holding the old export can still write there, then exports afresh
-/// and mounts under a higher incarnation. Nanoseconds of wall time at export are a good one.
+/// `incarnation` belongs to the node's *export*. A node that restarts, that is told [`NodeStatus::NeedRemount`] or
+/// `IllegalClient`, or that meets a master of another [`Welcome::epoch`] than the one it exported for, first tears down what
+/// it exported, so that nobody who holds the old export can still write there; then it exports afresh and mounts under a
+/// higher incarnation. Nanoseconds of wall time at the export are a good one. A mount that got no answer is repeated as it
+/// was, as long as the master is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSegment<'a> {
     /// Which node; chosen by it, unique in the cluster (a random number will do).

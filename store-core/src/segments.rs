@@ -74,6 +74,11 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
+    /// None; the first will have the number after `no`.
+    pub(crate) fn after(no: SegmentNo) -> Self {
+        Self { last_no: no, ..Self::default() }
+    }
+
     pub(crate) fn add(&mut self, make: impl FnOnce(SegmentNo) -> Segment) -> Option<SegmentNo> {
         self.last_no = self.last_no.checked_add(1)?;
         let segment = make(self.last_no);

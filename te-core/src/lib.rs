@@ -7,6 +7,7 @@ extern crate alloc;
 extern crate std;
 
 mod batch;
+mod decorator;
 mod error;
 mod id;
 mod mailbox;
@@ -24,6 +25,7 @@ mod time;
 mod transport;
 
 pub use batch::{BatchHandle, BatchTable, CancelReason, Progress, Status};
+pub use decorator::{Delay, Fault, FaultConfig, FaultCounters, Throttle, Trace, TraceEntry, TraceEvent};
 pub use error::{Error, ErrorKind};
 pub use id::{RegionId, SegmentId, Token};
 pub use mailbox::Mailbox;

@@ -18,3 +18,83 @@ mod on_a_stormy_fabric {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY));
 }
+
+mod over_two_rails {
+    use te_core::sim::{SimConfig, SimTransport};
+    use te_core::testkit::SimHarness;
+    use te_core::{HealthConfig, HealthRoute, MultiTransport, Transport};
+
+    fn harness(seed: u64, config: SimConfig) -> SimHarness {
+        SimHarness::on_rails(seed, config, 2, |_, rails| multi(rails))
+    }
+
+    fn multi(rails: Vec<SimTransport>) -> Box<dyn Transport> {
+        let route = HealthRoute::new(&vec![100; rails.len()], HealthConfig::default());
+        Box::new(MultiTransport::new(rails, route, 300).expect("two rails"))
+    }
+
+    mod calm {
+        te_core::conformance_tests!(super::harness(3, te_core::sim::SimConfig::CALM));
+    }
+
+    mod stormy {
+        te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY));
+    }
+}
+
+mod through_a_delay {
+    use core::time::Duration;
+    use te_core::Delay;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(5, SimConfig::CALM, |_, sim| {
+        Box::new(Delay::new(sim, Duration::from_micros(70)))
+    }));
+}
+
+mod through_faults {
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    use te_core::{Fault, FaultConfig};
+
+    const CONFIG: fn() -> FaultConfig = || FaultConfig {
+        submit_refused_ppm: 200_000,
+        completion_failed_ppm: 50_000,
+        slice_dropped_ppm: 50_000,
+        ..FaultConfig::default()
+    };
+
+    te_core::conformance_tests!(SimHarness::wrapped(6, SimConfig::CALM, |_, sim| {
+        Box::new(Fault::new(sim, 66, CONFIG()))
+    }));
+}
+
+mod through_a_throttle {
+    use te_core::Throttle;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(7, SimConfig::CALM, |_, sim| {
+        Box::new(Throttle::new(sim, 100_000_000, 10_000))
+    }));
+}
+
+mod through_a_trace {
+    use te_core::Trace;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::wrapped(8, SimConfig::CALM, |_, sim| {
+        Box::new(Trace::new(sim, 100))
+    }));
+}
+
+mod through_all_decorators_on_a_stormy_fabric {
+    use core::time::Duration;
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    use te_core::{Delay, Fault, FaultConfig, Throttle, Trace};
+    te_core::conformance_tests!(SimHarness::wrapped(9, SimConfig::STORMY, |_, sim| {
+        let slow = Throttle::new(sim, 1_000_000_000, 100_000);
+        let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
+        Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
+    }));
+}

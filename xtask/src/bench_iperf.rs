@@ -119,7 +119,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             host.target_dir.join("release/snowskin")
         }
     };
-    let bench = Bench { host: &host, args, snowskin, ticks_per_second: ticks_per_second(&host) };
+    let takes_congestion = Cmd::default()
+        .arg(snowskin.display().to_string())
+        .arg("bench")
+        .arg("transfer")
+        .arg("--help")
+        .stdout(&host.root)
+        .is_some_and(|help| help.contains("--congestion"));
+    ensure!(
+        takes_congestion || args.congestion == "cubic",
+        "this snowskin has no `--congestion`: on one host it uses cubic"
+    );
+    let bench =
+        Bench { host: &host, args, snowskin, takes_congestion, ticks_per_second: ticks_per_second(&host) };
 
     let measurements = measurements(args.depth);
     let mut samples: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
@@ -182,6 +194,7 @@ struct Bench<'a> {
     host: &'a Host,
     args: &'a Args,
     snowskin: PathBuf,
+    takes_congestion: bool,
     ticks_per_second: f64,
 }
 
@@ -242,7 +255,7 @@ impl Bench<'_> {
         for word in options.split_whitespace() {
             cmd = cmd.arg(word);
         }
-        if fabric == "tcp" {
+        if fabric == "tcp" && self.takes_congestion {
             cmd = cmd.arg("--congestion").arg(&self.args.congestion);
         }
         let output =

@@ -22,6 +22,8 @@ pub(crate) struct Node {
     /// Until then the master hears nothing from it, and it nothing from the master.
     pub(crate) muted_until: Instant,
     request_id: u64,
+    /// The master for which the export was made.
+    epoch: u32,
 }
 
 impl Node {
@@ -37,6 +39,7 @@ impl Node {
             mounted: false,
             muted_until: Instant::ZERO,
             request_id: 0,
+            epoch: 0,
         };
         node.restart(transport, 0);
         node
@@ -60,8 +63,13 @@ impl Node {
         if life != self.life || self.transport.is_none() {
             return false;
         }
+        if self.epoch != core.epoch() {
+            // Another life of the master knows nothing of who may still write through the old export.
+            self.mounted = false;
+            self.unexport();
+        }
         self.export(core);
-        let Some(incarnation) = self.exported else { return true };
+        let Some(incarnation) = self.exported.filter(|_| self.epoch == core.epoch()) else { return true };
         if core.now < self.muted_until {
             return true;
         }
@@ -121,6 +129,7 @@ impl Node {
         let len = transport.export(region, &mut blob).unwrap();
         core.directory.insert((format!("segment-{}", self.index + 1), incarnation), blob[..len].to_vec());
         (self.exported, self.exports) = (Some(incarnation), incarnation);
+        self.epoch = core.epoch();
     }
 
     fn unexport(&mut self) {

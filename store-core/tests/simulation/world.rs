@@ -118,6 +118,7 @@ pub(crate) struct Report {
     pub(crate) landed_late: u64,
     pub(crate) fences: u64,
     pub(crate) crashes: u64,
+    pub(crate) master_restarts: u64,
     pub(crate) remounts: u64,
     pub(crate) stats: Stats,
 }
@@ -129,7 +130,7 @@ pub(crate) enum Party {
 }
 
 enum Event {
-    ToMaster { from: Party, life: u64, bytes: Vec<u8> },
+    ToMaster { from: Party, life: u64, epoch: u32, bytes: Vec<u8> },
     ToParty { to: Party, life: u64, bytes: Vec<u8> },
     CallTimeout { client: usize, life: u64, request_id: u64 },
     Wake { client: usize, life: u64 },
@@ -147,6 +148,8 @@ pub(crate) struct Core {
     pub(crate) master: Master,
     pub(crate) shadow: Shadow,
     pub(crate) report: Report,
+    /// What former lives of the master counted.
+    past: Report,
     pub(crate) lies: Lies,
     /// What was removed by whose request.
     pub(crate) removed: HashMap<(usize, u64), u64>,
@@ -168,7 +171,7 @@ impl Core {
     pub(crate) fn random_key(&self, rng: &mut Rng) -> Vec<u8> {
         let key = rng.below(self.scenario.keys);
         // Some are longer than what is kept inline.
-        if key % 3 == 0 {
+        if key.is_multiple_of(3) {
             format!("{key}{}", "-long".repeat(12)).into_bytes()
         } else {
             format!("key-{key}").into_bytes()
@@ -187,6 +190,11 @@ impl Core {
         )
     }
 
+    /// Which life of the master it is.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.master.config().epoch
+    }
+
     pub(crate) fn send_call(&mut self, client: usize, life: u64, request_id: u64, bytes: Vec<u8>) {
         self.at(self.now + CALL_TIMEOUT, Event::CallTimeout { client, life, request_id });
         self.send(Party::Client(client), life, bytes);
@@ -194,7 +202,9 @@ impl Core {
 
     pub(crate) fn send(&mut self, from: Party, life: u64, bytes: Vec<u8>) {
         for at in self.deliveries() {
-            self.at(at, Event::ToMaster { from, life, bytes: bytes.clone() });
+            // A master that restarts breaks every connection, and what was on it is lost.
+            let epoch = self.epoch();
+            self.at(at, Event::ToMaster { from, life, epoch, bytes: bytes.clone() });
         }
     }
 
@@ -310,6 +320,7 @@ impl World {
             master: Master::new(MasterConfig { hash_seed: seed, ..scenario.master.clone() }).unwrap(),
             shadow: Shadow::default(),
             report: Report::default(),
+            past: Report::default(),
             lies: scenario.lies,
             removed: HashMap::new(),
             directory: HashMap::new(),
@@ -354,13 +365,13 @@ impl World {
         self.core.now = end;
         self.core.net.advance_to(end);
         self.core.master.handle_timeout(end);
-        for client in self.clients.iter().flatten().filter(|client| !client.is_idle()) {
+        if let Some(client) = self.clients.iter().flatten().find(|client| !client.is_idle()) {
             return Err(Violation::Stuck(client.describe()));
         }
         self.core.report.landed_late = self.core.net.counters().landed_late;
         self.core.report.stats = self.core.master.stats();
         self.check_space()?;
-        Ok(self.core.report)
+        Ok(self.core.report.plus(&self.core.past))
     }
 
     fn next_time(&self) -> Option<Instant> {
@@ -399,7 +410,11 @@ impl World {
 
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         match event {
-            Event::ToMaster { from, life, bytes } => self.core.serve(from, life, &bytes)?,
+            Event::ToMaster { from, life, epoch, bytes } => {
+                if epoch == self.core.epoch() {
+                    self.core.serve(from, life, &bytes)?;
+                }
+            }
             Event::ToParty { to: Party::Client(index), life, bytes } => {
                 let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
                     return Ok(());
@@ -479,8 +494,15 @@ impl World {
         let client = self.rng.index(CLIENTS);
         let node = self.rng.index(NODES);
         let rng = &mut self.rng;
-        match rng.below(6) {
-            0 if self.clients[client].is_some() => {
+        match rng.below(25) {
+            24 => {
+                self.core.report.master_restarts += 1;
+                let config = self.core.master.config().clone();
+                self.core.past =
+                    self.core.past.plus(&Report { stats: self.core.master.stats(), ..Report::default() });
+                self.core.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+            }
+            0..4 if self.clients[client].is_some() => {
                 self.core.report.crashes += 1;
                 self.core.net.kill(self.fabric_ids[NODES + client]);
                 self.core.shadow.writer_died(client, now + LATE_MAX);
@@ -488,22 +510,22 @@ impl World {
                 let back = now + ms(rng, 50, 2_000);
                 self.core.at(back, Event::RestartClient(client));
             }
-            1 if self.core.net.is_alive(self.fabric_ids[node]) => {
+            4..8 if self.core.net.is_alive(self.fabric_ids[node]) => {
                 self.core.report.crashes += 1;
                 self.core.net.kill(self.fabric_ids[node]);
                 self.nodes[node].die();
                 let back = now + ms(rng, 50, 5_000);
                 self.core.at(back, Event::RestartNode(node));
             }
-            2 => {
+            8..12 => {
                 // It lives and serves, but the master hears nothing of it.
                 self.nodes[node].muted_until = now + ms(rng, 500, 6_000);
             }
-            3 => {
+            12..16 => {
                 let (a, b) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
                 self.core.net.flap(a, b, now, now + ms(rng, 1, 2_000));
             }
-            4 => {
+            16..20 => {
                 self.core.net.stall(self.fabric_ids[node], true);
                 let back = now + ms(rng, 1, 500);
                 self.core.at(back, Event::Unstall(self.fabric_ids[node]));
@@ -569,6 +591,7 @@ impl Report {
         self.landed_late += other.landed_late;
         self.fences += other.fences;
         self.crashes += other.crashes;
+        self.master_restarts += other.master_restarts;
         self.remounts += other.remounts;
         self.stats.zombies_total += other.stats.zombies_total;
         self.stats.evictions_total += other.stats.evictions_total;

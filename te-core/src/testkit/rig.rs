@@ -250,11 +250,14 @@ impl<'h> Rig<'h> {
 
     /// Submits until all are accepted.
     pub(super) fn submit_all(&mut self, mut batch: &[Slice]) {
-        let give_up = self.deadline();
+        let mut give_up = self.deadline();
         while !batch.is_empty() {
             match self.submit(batch) {
                 Ok(0) => self.step_before(give_up, Law::L4, "submit accepts nothing any more"),
-                Ok(count) => batch = &batch[count..],
+                Ok(count) => {
+                    batch = &batch[count..];
+                    give_up = self.deadline();
+                }
                 Err(error) if error.kind == ErrorKind::Full => {
                     broken!(Law::L4, "fullness was reported as an error instead of a short count")
                 }

@@ -115,7 +115,7 @@ impl Pair for SimPair<'_> {
             .chain(self.target.as_ref().and_then(|t| t.poll_at()))
             .min();
         let rest = self.now + Duration::from_millis(10);
-        self.now = next.unwrap_or(rest).clamp(self.now + Duration::from_micros(1), rest);
+        self.now = next.unwrap_or(rest).clamp(self.now + Duration::from_micros(5), rest);
         self.rails.iter().for_each(|rail| rail.net.advance_to(self.now));
         self.now
     }

@@ -1,0 +1,143 @@
+//! The store's state machines: the allocator, and the master's operations with and without their frames.
+#![allow(missing_docs, reason = "criterion's macros make public items")]
+
+use benches::Random;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use std::hint::black_box;
+use store_core::message::{Exists, Get, MountSegment, PutOptions};
+use store_core::offset::OffsetAllocator;
+use store_core::{Frame, Key, Master, MasterConfig, Operation};
+use te_core::Instant;
+
+const KIB: u64 = 1 << 10;
+const OBJECTS: usize = 100_000;
+const ONE_REPLICA: PutOptions = PutOptions { replicas: 1, preferred: None };
+
+/// A segment that is three quarters full: each iteration frees a random block and takes another of a random size.
+fn allocator(criterion: &mut Criterion) {
+    const CAPACITY: u64 = 8 << 30;
+    let mut group = criterion.benchmark_group("offset allocator");
+    group.throughput(Throughput::Elements(1));
+    for (name, len_min, len_max) in [("4 KiB", 4 * KIB, 4 * KIB), ("4 KiB to 1 MiB", 4 * KIB, 1024 * KIB)] {
+        let mut allocator = OffsetAllocator::new(CAPACITY);
+        let mut random = Random::new(1);
+        let mut len = move || len_min + random.below(len_max - len_min + 1);
+        let mut blocks = Vec::new();
+        while allocator.used_bytes() < CAPACITY / 4 * 3 && blocks.len() < 1_000_000 {
+            blocks.push(allocator.allocate(len(), 0).expect("room").0);
+        }
+        let mut choose = Random::new(2);
+        group.bench_function(BenchmarkId::new("free and allocate", name), |bencher| {
+            bencher.iter(|| {
+                let chosen = choose.below(blocks.len() as u64) as usize;
+                black_box(allocator.free(blocks[chosen]));
+                let (block, offset) = allocator.allocate(len(), 0).expect("a quarter is free");
+                black_box(offset);
+                blocks[chosen] = block;
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Keys as clients make them: 32 bytes of hash.
+fn keys() -> Vec<[u8; 32]> {
+    let mut random = Random::new(3);
+    let key = |_| {
+        let mut key = [0; 32];
+        for part in key.chunks_exact_mut(8) {
+            part.copy_from_slice(&random.next().to_le_bytes());
+        }
+        key
+    };
+    (0..OBJECTS).map(key).collect()
+}
+
+fn full_master(keys: &[[u8; 32]]) -> Master {
+    let mut master = Master::new(MasterConfig::default()).expect("valid");
+    for node in 1..=2 {
+        let name = format!("node-{node}");
+        let len = keys.len() as u64 * 4 * KIB;
+        let segment = MountSegment { node, incarnation: 1, name: &name, endpoint: "host:1", base: 0, len };
+        master.mount(Instant::ZERO, &segment).expect("fresh");
+    }
+    for key in keys {
+        put(&mut master, Instant::ZERO, key);
+    }
+    master
+}
+
+fn put(master: &mut Master, now: Instant, key: &[u8]) {
+    let started = master.put_start(now, key, 4 * KIB, &ONE_REPLICA).expect("room");
+    master.put_end(now, key, started.generation, 1).expect("just started");
+}
+
+fn master(criterion: &mut Criterion) {
+    let keys: &[[u8; 32]] = &keys();
+    let mut master = full_master(keys);
+    let mut random = Random::new(4);
+    let mut any = move || &keys[random.below(OBJECTS as u64) as usize];
+    let now = Instant::from_millis(1);
+
+    let mut group = criterion.benchmark_group("master");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("exists", |bencher| bencher.iter(|| black_box(master.exists(any()))));
+    group.bench_function("get", |bencher| {
+        bencher.iter(|| black_box(master.get(now, any()).expect("all are there")));
+    });
+    group.bench_function("put start, put end, remove", |bencher| {
+        let key = [0xff; 32];
+        bencher.iter(|| {
+            put(&mut master, now, &key);
+            master.remove(now, &key, true).expect("just put");
+        });
+    });
+
+    for batch in [1usize, 32, 128] {
+        group.throughput(Throughput::Elements(batch as u64));
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let mut encode = |encode: fn(&mut Vec<u8>, &[&[u8; 32]])| {
+            let keys: Vec<_> = (0..batch).map(|_| any()).collect();
+            request.clear();
+            encode(&mut request, &keys);
+            request.clone()
+        };
+        let exists = encode(|out, keys| {
+            Exists::encode_request(out, 1, &(), keys.iter().map(|key| Key(*key))).expect("short");
+        });
+        let get = encode(|out, keys| {
+            Get::encode_request(out, 1, &(), keys.iter().map(|key| Key(*key))).expect("short");
+        });
+        for (name, request) in [("exists, framed", exists), ("get, framed", get)] {
+            group.bench_function(BenchmarkId::new(name, batch), |bencher| {
+                bencher.iter(|| {
+                    let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
+                    answer.clear();
+                    master.handle(now, &frame, &mut answer);
+                    black_box(&answer);
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+/// What every reader and writer pays for never serving wrong bytes, beside a copy of as many.
+fn checksum(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("checksum");
+    for len in [4 * KIB, 1024 * KIB] {
+        let bytes = vec![0x5au8; len as usize];
+        let mut copy = vec![0u8; len as usize];
+        group.throughput(Throughput::Bytes(len));
+        group.bench_function(BenchmarkId::new("crc32c", len), |bencher| {
+            bencher.iter(|| crc32c::crc32c(black_box(&bytes)));
+        });
+        group.bench_function(BenchmarkId::new("memcpy", len), |bencher| {
+            bencher.iter(|| black_box(&mut copy).copy_from_slice(black_box(&bytes)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, allocator, master, checksum);
+criterion_main!(benches);

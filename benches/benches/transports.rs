@@ -1,0 +1,49 @@
+//! Posting and completing on each transport: submit a batch, poll both ends until it is in place.
+//!
+//! Both ends live in one thread, so a figure holds the work of both. Two processes on two cores do it at the same time:
+//! for throughput see `snowskin bench transfer`.
+#![allow(missing_docs, reason = "criterion's macros make public items")]
+
+use benches::{Pair, slices};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use te_core::{Op, Transport};
+use te_engine::LocalTransport;
+use te_tcp::{Config, TcpTransport};
+
+const KIB: u32 = 1 << 10;
+/// Slices in a batch, and bytes in a slice.
+const SHAPES: [(u32, u32); 3] = [(1, 4 * KIB), (128, 4 * KIB), (4, 1024 * KIB)];
+
+fn rounds<T: Transport>(criterion: &mut Criterion, name: &str, mut pair: Pair<T>) {
+    let mut group = criterion.benchmark_group(name);
+    for (count, len) in SHAPES {
+        group.throughput(Throughput::Bytes(u64::from(count) * u64::from(len)));
+        for op in [Op::Read, Op::Write] {
+            let batch = slices(op, count, len);
+            let verb = if op == Op::Read { "read" } else { "write" };
+            let what = format!("{verb} {count} x {} KiB", len / KIB);
+            group.bench_function(what, |bencher| bencher.iter(|| pair.round(&batch)));
+        }
+    }
+    group.finish();
+}
+
+fn bytes() -> usize {
+    SHAPES.iter().map(|(count, len)| (count * len) as usize).max().unwrap_or(0)
+}
+
+fn tcp(criterion: &mut Criterion) {
+    for checksum in [false, true] {
+        let open = || TcpTransport::new(Config { checksum, ..Config::default() }).expect("loopback");
+        let name = if checksum { "tcp with checksums" } else { "tcp" };
+        rounds(criterion, name, Pair::new(open(), open(), bytes()));
+    }
+}
+
+fn local(criterion: &mut Criterion) {
+    let open = || LocalTransport::new().expect("randomness");
+    rounds(criterion, "local", Pair::new(open(), open(), bytes()));
+}
+
+criterion_group!(benches, tcp, local);
+criterion_main!(benches);

@@ -1,0 +1,237 @@
+//! A transport that fails, at random or at the n-th occasion, and says so honestly.
+#![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
+
+use core::time::Duration;
+
+use super::access_inner;
+use super::shelf::{Shelf, given_up};
+use crate::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
+    RegionId, SegmentId, Slice, Token, Transport,
+};
+
+/// How often what goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultConfig {
+    /// Calls of `submit` that accept nothing, per million.
+    pub submit_refused_ppm: u32,
+    /// What a refused `submit` gives: `None` for a short count, as when the transport is full.
+    pub submit_error: Option<Error>,
+    /// Slices and fences that worked and are reported as failed, per million.
+    pub completion_failed_ppm: u32,
+    /// The error they are reported with.
+    pub completion_error: Error,
+    /// Slices whose answer is lost, per million: they end `TimedOut`.
+    pub slice_dropped_ppm: u32,
+    /// When they end, after they were accepted.
+    pub drop_timeout: Duration,
+}
+
+impl Default for FaultConfig {
+    /// Nothing goes wrong but what the countdowns say.
+    fn default() -> Self {
+        Self {
+            submit_refused_ppm: 0,
+            submit_error: None,
+            completion_failed_ppm: 0,
+            completion_error: Error::new(ErrorKind::Rail),
+            slice_dropped_ppm: 0,
+            drop_timeout: Duration::from_millis(20),
+        }
+    }
+}
+
+/// What a [`Fault`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Calls of `submit` refused.
+    pub submits_refused: u64,
+    /// Completions turned into failures.
+    pub completions_failed: u64,
+    /// Slices whose answer was lost.
+    pub slices_dropped: u64,
+}
+
+/// Refuses, fails and loses slices. What it makes fail has in truth been carried out, so it reports a READ `NotApplied`
+/// (the local range holds anything) and a WRITE or fence `Unknown`.
+#[derive(Debug)]
+pub struct Fault<T> {
+    inner: T,
+    config: FaultConfig,
+    counters: FaultCounters,
+    shelf: Shelf,
+    random: u64,
+    refuse_in: u64,
+    fail_in: u64,
+    drop_in: u64,
+    turned_away: bool,
+    now: Instant,
+}
+
+access_inner!(Fault);
+
+impl<T: Transport> Fault<T> {
+    /// `inner` with the faults of `config`; `seed` decides which.
+    #[must_use]
+    pub fn new(inner: T, seed: u64, config: FaultConfig) -> Self {
+        let shelf = Shelf::new(inner.capabilities().inflight_max);
+        Self {
+            inner,
+            config,
+            counters: FaultCounters::default(),
+            shelf,
+            random: seed,
+            refuse_in: 0,
+            fail_in: 0,
+            drop_in: 0,
+            turned_away: false,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Changes what goes wrong from now on.
+    pub fn set_config(&mut self, config: FaultConfig) {
+        self.config = config;
+    }
+
+    /// Refuses the `n`-th `submit` from now, once; 1 is the next one, 0 none.
+    pub fn refuse_nth_submit(&mut self, n: u64) {
+        self.refuse_in = n;
+    }
+
+    /// Fails the `n`-th completion from now, once; 1 is the next one, 0 none. One that failed by itself counts.
+    pub fn fail_nth_completion(&mut self, n: u64) {
+        self.fail_in = n;
+    }
+
+    /// Loses the answer of the `n`-th slice accepted from now, once; 1 is the next one, 0 none.
+    pub fn drop_nth_slice(&mut self, n: u64) {
+        self.drop_in = n;
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn counters(&self) -> FaultCounters {
+        self.counters
+    }
+
+    /// splitmix64, per million.
+    fn chance(&mut self, ppm: u32) -> bool {
+        if ppm == 0 {
+            return false;
+        }
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * 1_000_000) >> 64) < u128::from(ppm)
+    }
+}
+
+/// Counts down to the one occasion.
+fn strikes(countdown: &mut u64) -> bool {
+    let strikes = *countdown == 1;
+    *countdown = countdown.saturating_sub(1);
+    strikes
+}
+
+impl<T: Transport> Memory for Fault<T> {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.register(id, span, access) }
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        self.shelf.check_region_is_free(id)?;
+        self.inner.deregister(id)
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        self.inner.export(id, out)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        self.inner.attach(id, blob)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        self.shelf.check_segment_is_free(id)?;
+        self.inner.detach(id)
+    }
+}
+
+impl<T: Transport> Transport for Fault<T> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    /// With fences, whatever `inner` says: here a WRITE can end `Unknown`.
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.inner.capabilities();
+        Capabilities { features: inner.features | Features::FENCE, ..inner }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        if strikes(&mut self.refuse_in) || self.chance(self.config.submit_refused_ppm) {
+            self.counters.submits_refused += 1;
+            self.turned_away = true;
+            return self.config.submit_error.map_or(Ok(0), Err);
+        }
+        let room = self.shelf.room().min(batch.len());
+        if room == 0 {
+            return Ok(0);
+        }
+        let accepted = self.inner.submit(&batch[..room])?;
+        for slice in &batch[..accepted] {
+            let dropped = strikes(&mut self.drop_in) || self.chance(self.config.slice_dropped_ppm);
+            self.counters.slices_dropped += u64::from(dropped);
+            self.shelf.accept(slice, self.now, dropped);
+        }
+        Ok(accepted)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.now = now;
+        self.turned_away = false;
+        let count = self.inner.poll(now, out);
+        for completion in &out[..count] {
+            let Some(entry) = self.shelf.ended(completion.token) else { continue };
+            if entry.dropped && !entry.canceled {
+                let lost = given_up(&entry, ErrorKind::TimedOut.into());
+                self.shelf.hold(entry, lost, entry.accepted_at + self.config.drop_timeout);
+                continue;
+            }
+            let fails = strikes(&mut self.fail_in) || self.chance(self.config.completion_failed_ppm);
+            let completion = if fails && completion.result.is_ok() {
+                self.counters.completions_failed += 1;
+                given_up(&entry, self.config.completion_error)
+            } else {
+                *completion
+            };
+            self.shelf.hold(entry, completion, Instant::ZERO);
+        }
+        self.shelf.release(now, out)
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        let again = self.turned_away.then_some(self.now);
+        self.inner.poll_at().into_iter().chain(self.shelf.next_due()).chain(again).min()
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        self.inner.event_source()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        let inner = self.inner.cancel(token);
+        self.shelf.cancel(token, inner)
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        if !self.shelf.has_room_for_a_fence() {
+            return Err(ErrorKind::Full.into());
+        }
+        self.inner.fence(token, segment)?;
+        self.shelf.accept_fence(token, segment, self.now);
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+//! A transport with a memory of what it was asked and what it said.
+#![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::access_inner;
+use crate::{
+    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, SegmentId,
+    Slice, Token, Transport,
+};
+
+/// Remembers the last so many events; older ones are overwritten. Prints as one line an event.
+#[derive(Debug)]
+pub struct Trace<T> {
+    inner: T,
+    ring: Vec<TraceEntry>,
+    capacity: usize,
+    recorded: u64,
+    now: Instant,
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TraceEntry {
+    /// How many were recorded before.
+    pub number: u64,
+    /// The time of the last `poll` before it, or its own.
+    pub at: Instant,
+    /// What it was.
+    pub event: TraceEvent,
+}
+
+/// What a [`Trace`] records.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum TraceEvent {
+    /// Memory was registered: id, bytes, rights, result.
+    Register(RegionId, u64, Access, Result<(), Error>),
+    /// A registration was ended.
+    Deregister(RegionId, Result<(), Error>),
+    /// A peer's export was attached: id, length of the export, result.
+    Attach(SegmentId, u32, Result<(), Error>),
+    /// A segment was detached.
+    Detach(SegmentId, Result<(), Error>),
+    /// A batch was offered: its length, and how many were accepted. Each accepted slice follows.
+    Submit(u32, Result<u32, Error>),
+    /// A slice was accepted.
+    Accept(Slice),
+    /// A slice or fence ended.
+    Complete(Completion),
+    /// A cancel.
+    Cancel(Token, Result<(), Error>),
+    /// A fence.
+    Fence(Token, SegmentId, Result<(), Error>),
+}
+
+access_inner!(Trace);
+
+impl<T: Transport> Trace<T> {
+    /// `inner`, with its last `events_max` events (at least 1).
+    #[must_use]
+    pub fn new(inner: T, events_max: usize) -> Self {
+        let capacity = events_max.max(1);
+        Self { inner, ring: Vec::with_capacity(capacity), capacity, recorded: 0, now: Instant::ZERO }
+    }
+}
+
+impl<T> Trace<T> {
+    /// Oldest first.
+    pub fn events(&self) -> impl Iterator<Item = &TraceEntry> {
+        let oldest = if self.ring.len() < self.capacity { 0 } else { self.recorded as usize % self.capacity };
+        self.ring[oldest..].iter().chain(&self.ring[..oldest])
+    }
+
+    /// Events so far, the overwritten ones included.
+    #[must_use]
+    pub fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
+    /// Forgets what was recorded.
+    pub fn clear(&mut self) {
+        self.ring.clear();
+        self.recorded = 0;
+    }
+
+    fn record(&mut self, event: TraceEvent) {
+        let entry = TraceEntry { number: self.recorded, at: self.now, event };
+        if self.ring.len() < self.capacity {
+            self.ring.push(entry);
+        } else {
+            self.ring[self.recorded as usize % self.capacity] = entry;
+        }
+        self.recorded += 1;
+    }
+}
+
+impl<T> fmt::Display for Trace<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.events().try_for_each(|entry| writeln!(f, "{entry}"))
+    }
+}
+
+impl fmt::Display for TraceEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>6} {:>14.3} µs  ", self.number, self.at.as_nanos() as f64 / 1e3)?;
+        let end = |f: &mut fmt::Formatter<'_>, result: Result<(), Error>| match result {
+            Ok(()) => Ok(()),
+            Err(error) => write!(f, ": {error}"),
+        };
+        match self.event {
+            TraceEvent::Register(id, bytes, access, result) => {
+                write!(f, "register {id}, {bytes} B, {access:?}")?;
+                end(f, result)
+            }
+            TraceEvent::Deregister(id, result) => {
+                write!(f, "deregister {id}")?;
+                end(f, result)
+            }
+            TraceEvent::Attach(id, bytes, result) => {
+                write!(f, "attach {id}, export of {bytes} B")?;
+                end(f, result)
+            }
+            TraceEvent::Detach(id, result) => {
+                write!(f, "detach {id}")?;
+                end(f, result)
+            }
+            TraceEvent::Submit(offered, Ok(accepted)) => write!(f, "submit {offered}, accepted {accepted}"),
+            TraceEvent::Submit(offered, Err(error)) => write!(f, "submit {offered}: {error}"),
+            TraceEvent::Accept(slice) => write!(
+                f,
+                "  {:?} {:#x}: {}+{:#x} {}+{:#x}, {} B",
+                slice.op,
+                slice.token.0,
+                slice.local.0,
+                slice.local.1,
+                slice.remote.0,
+                slice.remote.1,
+                slice.len
+            ),
+            TraceEvent::Complete(completion) => {
+                let fence = if completion.fence_needed { ", fence needed" } else { "" };
+                write!(f, "  {:#x} {:?}{fence}", completion.token.0, completion.outcome)?;
+                end(f, completion.result)
+            }
+            TraceEvent::Cancel(token, result) => {
+                write!(f, "cancel {:#x}", token.0)?;
+                end(f, result)
+            }
+            TraceEvent::Fence(token, segment, result) => {
+                write!(f, "fence {:#x} on {segment}", token.0)?;
+                end(f, result)
+            }
+        }
+    }
+}
+
+impl<T: Transport> Memory for Trace<T> {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        // SAFETY: the caller's promise, passed on.
+        let result = unsafe { self.inner.register(id, span, access) };
+        self.record(TraceEvent::Register(id, span.len() as u64, access, result));
+        result
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        let result = self.inner.deregister(id);
+        self.record(TraceEvent::Deregister(id, result));
+        result
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        self.inner.export(id, out)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        let result = self.inner.attach(id, blob);
+        self.record(TraceEvent::Attach(id, blob.len() as u32, result));
+        result
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        let result = self.inner.detach(id);
+        self.record(TraceEvent::Detach(id, result));
+        result
+    }
+}
+
+impl<T: Transport> Transport for Trace<T> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let result = self.inner.submit(batch);
+        self.record(TraceEvent::Submit(batch.len() as u32, result.map(|accepted| accepted as u32)));
+        for slice in &batch[..result.unwrap_or(0)] {
+            self.record(TraceEvent::Accept(*slice));
+        }
+        result
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.now = now;
+        let count = self.inner.poll(now, out);
+        for completion in &out[..count] {
+            self.record(TraceEvent::Complete(*completion));
+        }
+        count
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        self.inner.poll_at()
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        self.inner.event_source()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        let result = self.inner.cancel(token);
+        self.record(TraceEvent::Cancel(token, result));
+        result
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        let result = self.inner.fence(token, segment);
+        self.record(TraceEvent::Fence(token, segment, result));
+        result
+    }
+}

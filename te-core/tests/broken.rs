@@ -1,0 +1,405 @@
+//! The suite has teeth: for each law a transport that breaks just that law, and the case that says so.
+//!
+//! Each `Flaw` is a small lie around a transport that keeps the laws. `caught` runs the cases of one law and expects a
+//! panic whose sentence names law and flaw; `nothing_else_is_wrong` keeps the wrapper itself honest.
+
+use std::alloc::System;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use te_core::sim::{SimConfig, SimTransport};
+use te_core::testkit::{CountingAlloc, Law, SimHarness, conformance, conformance_of_law};
+use te_core::{
+    Access, Capabilities, Completion, Error, ErrorKind, Instant, MemSpan, Memory, Op, Outcome, RegionId,
+    SegmentId, Slice, Token, Transport,
+};
+
+#[global_allocator]
+static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    // L1
+    CompletesTwice,
+    LosesACompletion,
+    CompletesWhatItRefused,
+    ForgetsTheLastBytes,
+    DropsCompletionsWithoutRoom,
+    // L2
+    WritesAfterARead,
+    WritesAfterACancelledRead,
+    SaysAppliedTooSoon,
+    SaysNotAppliedAlways,
+    ContradictsItself,
+    DeregistersInUse,
+    ReadsTheSourceLate,
+    // L3
+    CancelNeverCompletes,
+    CancelEndsTwice,
+    CancelsAnything,
+    CancelsTheNeighbour,
+    // L4
+    AllocatesInPoll,
+    AllocatesInSubmit,
+    FullIsAnError,
+    TakesMoreThanItSays,
+    // L5
+    FenceEndsAtOnce,
+    FenceNeverEnds,
+    FenceOnNothing,
+    FenceCancels,
+    // L6
+    GrantsEveryRight,
+    ExportsMore,
+    NeverForgets,
+    TakesHalfAnExport,
+    RefusalCutsTheConnection,
+    AcceptsNothingSlices,
+    // L7
+    RegistersACopy,
+}
+
+/// The cases of `law` find the flaw and say so, in a sentence with these words.
+fn caught(flaw: Flaw, law: Law, words: &str, config: SimConfig) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| conformance_of_law(law, &mut harness(flaw, config))));
+    let panic = outcome.expect_err("the suite passed a broken transport");
+    let sentence = panic.downcast_ref::<String>().map_or("no sentence", String::as_str);
+    assert!(sentence.starts_with(&format!("{law:?} broken: ")) && sentence.contains(words), "{sentence}");
+}
+
+fn harness(flaw: Flaw, config: SimConfig) -> SimHarness {
+    SimHarness::wrapped(99, config, move |_, sim| Box::new(Broken::new(flaw, sim)))
+}
+
+#[test]
+fn nothing_else_is_wrong_with_the_wrapper() {
+    let report = conformance(&mut harness(Flaw::None, SimConfig::CALM));
+    assert_eq!(report.skipped().count(), 0, "{report}");
+}
+
+macro_rules! catches {
+    ($($law:ident $flaw:ident as $name:ident: $words:literal,)*) => {$(
+        #[test]
+        fn $name() {
+            caught(Flaw::$flaw, Law::$law, $words, SimConfig::CALM);
+        }
+    )*};
+}
+
+catches! {
+    L1 CompletesTwice as a_slice_that_completes_twice_is_caught: "completed twice",
+    L1 LosesACompletion as a_lost_completion_is_caught: "never completed",
+    L1 CompletesWhatItRefused as a_completion_of_a_refused_slice_is_caught: "never accepted",
+    L1 ForgetsTheLastBytes as bytes_that_never_arrive_are_caught: "the two ends differ",
+    L1 DropsCompletionsWithoutRoom as completions_lost_for_want_of_room_are_caught: "never completed",
+    L2 WritesAfterARead as a_late_local_write_is_caught: "a finished READ changed",
+    L2 WritesAfterACancelledRead as a_late_local_write_after_a_cancel_is_caught: "a cancelled READ changed",
+    L2 SaysAppliedTooSoon as an_applied_that_is_not_is_caught: "the two ends differ",
+    L2 SaysNotAppliedAlways as a_not_applied_that_was_is_caught: "ended NotApplied",
+    L2 ContradictsItself as an_ok_without_applied_is_caught: "contradicts itself",
+    L2 DeregistersInUse as deregistering_memory_in_use_is_caught: "was deregistered while",
+    L2 ReadsTheSourceLate as reading_the_source_of_a_finished_write_is_caught: "read its source again",
+    L3 CancelNeverCompletes as a_cancel_that_never_completes_is_caught: "never completed",
+    L3 CancelsAnything as a_cancel_of_nothing_that_succeeds_is_caught: "not NotFound",
+    L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "nobody cancelled",
+    L4 AllocatesInPoll as an_allocating_poll_is_caught: "allocated",
+    L4 AllocatesInSubmit as an_allocating_submit_is_caught: "allocated",
+    L4 FullIsAnError as fullness_as_an_error_is_caught: "fullness",
+    L4 TakesMoreThanItSays as more_than_inflight_max_is_caught: "more than inflight_max",
+    L5 FenceEndsAtOnce as a_fence_that_lies_is_caught: "landed after",
+    L5 FenceNeverEnds as a_fence_that_never_ends_is_caught: "never completed",
+    L5 FenceOnNothing as a_fence_on_nothing_is_caught: "not attached",
+    L5 FenceCancels as a_fence_that_ends_other_slices_is_caught: "ended a slice in flight",
+    L6 GrantsEveryRight as rights_that_are_not_kept_are_caught: "does not grant was carried out",
+    L6 ExportsMore as an_access_check_that_is_off_by_one_is_caught: "leaves the segment was carried out",
+    L6 NeverForgets as a_region_reached_after_its_end_is_caught: "has deregistered was carried out",
+    L6 TakesHalfAnExport as a_truncated_export_that_attaches_is_caught: "taken for a whole one",
+    L6 RefusalCutsTheConnection as a_refusal_that_costs_the_connection_is_caught: "never refused, only lost",
+    L6 AcceptsNothingSlices as a_slice_without_bytes_that_passes_is_caught: "without bytes was carried out",
+    L7 RegistersACopy as memory_that_is_only_a_copy_is_caught: "does not show",
+}
+
+#[test]
+fn a_cancel_that_ends_a_slice_twice_is_caught_as_a_second_completion() {
+    let outcome =
+        catch_unwind(|| conformance_of_law(Law::L3, &mut harness(Flaw::CancelEndsTwice, SimConfig::CALM)));
+    let panic = outcome.expect_err("the suite passed a broken transport");
+    let sentence = panic.downcast_ref::<String>().expect("a sentence");
+    assert!(sentence.starts_with("L1 broken: ") && sentence.contains("completed twice"), "{sentence}");
+}
+
+#[test]
+fn a_fence_that_lies_is_caught_on_a_lossy_fabric_too() {
+    caught(Flaw::FenceEndsAtOnce, Law::L5, "landed after", SimConfig::STORMY);
+}
+
+/// A transport with one flaw.
+struct Broken {
+    flaw: Flaw,
+    inner: SimTransport,
+    /// Completions the flaw makes up, given at the next poll.
+    extra: VecDeque<Completion>,
+    canceled: Vec<Token>,
+    slices: Vec<Slice>,
+    regions: Vec<(RegionId, MemSpan)>,
+    shadows: Vec<Box<[u8]>>,
+    pending: Vec<(u32, Slice)>,
+    last_read: Option<MemSpan>,
+    counter: u64,
+    dead: bool,
+}
+
+impl Broken {
+    fn new(flaw: Flaw, inner: SimTransport) -> Self {
+        Self {
+            flaw,
+            inner,
+            extra: VecDeque::with_capacity(1024),
+            canceled: Vec::with_capacity(1 << 16),
+            slices: Vec::with_capacity(1 << 16),
+            regions: Vec::new(),
+            shadows: Vec::new(),
+            pending: Vec::with_capacity(1 << 10),
+            last_read: None,
+            counter: 0,
+            dead: false,
+        }
+    }
+
+    fn span_of(&self, slice: &Slice) -> Option<MemSpan> {
+        let (_, span) = self.regions.iter().find(|(id, _)| *id == slice.local.0)?;
+        span.part(slice.local.1, u64::from(slice.len)).ok()
+    }
+
+    /// Every so often.
+    fn now_and_then(&mut self) -> bool {
+        self.counter += 1;
+        self.counter.is_multiple_of(5)
+    }
+
+    fn falsify(&mut self, mut completion: Completion) -> Option<Completion> {
+        let slice = self.slices.iter().rev().find(|slice| slice.token == completion.token).copied();
+        let is_slice = slice.is_some();
+        let canceled = self.canceled.contains(&completion.token);
+        let random =
+            matches!(self.flaw, Flaw::CompletesTwice | Flaw::LosesACompletion) && self.now_and_then();
+        match self.flaw {
+            Flaw::CompletesTwice if random => self.extra.push_back(completion),
+            Flaw::LosesACompletion if is_slice && random => return None,
+            Flaw::WritesAfterARead | Flaw::WritesAfterACancelledRead => {
+                let wanted = canceled == (self.flaw == Flaw::WritesAfterACancelledRead);
+                if let Some(slice) = slice.filter(|slice| slice.op == Op::Read && wanted) {
+                    self.last_read = self.span_of(&slice);
+                }
+            }
+            Flaw::SaysAppliedTooSoon if canceled && completion.outcome != Outcome::Applied => {
+                completion = Completion::applied(completion.token);
+            }
+            Flaw::SaysNotAppliedAlways if canceled && completion.outcome == Outcome::Applied => {
+                completion = Completion::not_applied(completion.token, ErrorKind::Canceled.into());
+            }
+            Flaw::ContradictsItself if is_slice => completion.outcome = Outcome::NotApplied,
+            Flaw::CancelNeverCompletes if canceled => return None,
+            Flaw::CancelEndsTwice if canceled => self.extra.push_back(completion),
+            _ => {}
+        }
+        Some(completion)
+    }
+}
+
+impl Memory for Broken {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        let (span, access) = match self.flaw {
+            Flaw::GrantsEveryRight => (span, Access::all()),
+            // The suite's buffers have guards behind them.
+            Flaw::ExportsMore => (MemSpan::new(span.as_ptr(), span.len() + 100), access),
+            Flaw::RegistersACopy => {
+                let mut shadow = vec![0u8; span.len()].into_boxed_slice();
+                let copy = MemSpan::new(shadow.as_mut_ptr(), shadow.len());
+                self.shadows.push(shadow);
+                (copy, access)
+            }
+            // What it has not forgotten is in the way; it makes room, and keeps the old memory reachable under the new id.
+            Flaw::NeverForgets => {
+                self.regions.retain(|(known, _)| known.index != id.index);
+                let _absent_or_not =
+                    self.inner.deregister(RegionId::new(id.index, id.generation.wrapping_sub(1)));
+                (span, access)
+            }
+            _ => (span, access),
+        };
+        // SAFETY: the caller's promise, stretched to what this test's flaws need: the suite's guards are mapped too, and
+        // a shadow lives as long as `self`.
+        unsafe { self.inner.register(id, span, access)? };
+        self.regions.push((id, span));
+        Ok(())
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        if self.flaw == Flaw::NeverForgets && self.regions.iter().any(|(known, _)| *known == id) {
+            return Ok(());
+        }
+        match self.inner.deregister(id) {
+            Err(error) if error.kind == ErrorKind::Busy && self.flaw == Flaw::DeregistersInUse => Ok(()),
+            other => other,
+        }
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        self.inner.export(id, out)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        match self.inner.attach(id, blob) {
+            Err(error)
+                if self.flaw == Flaw::TakesHalfAnExport && error.kind == ErrorKind::InvalidArgument =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        self.inner.detach(id)
+    }
+}
+
+impl Transport for Broken {
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        if self.flaw == Flaw::TakesMoreThanItSays {
+            capabilities.inflight_max /= 2;
+        }
+        capabilities
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        if self.dead {
+            return Err(ErrorKind::Rail.into());
+        }
+        if self.flaw == Flaw::AllocatesInSubmit {
+            drop(std::hint::black_box(batch.to_vec()));
+        }
+        let mut shorter = Vec::new();
+        let mut batch = batch;
+        if self.flaw == Flaw::ForgetsTheLastBytes {
+            shorter.extend(batch.iter().map(|slice| Slice { len: slice.len.div_ceil(2), ..*slice }));
+            batch = &shorter;
+        }
+        if let (Flaw::AcceptsNothingSlices, [Slice { len: 0, token, .. }, ..]) = (self.flaw, batch) {
+            self.extra.push_back(Completion::applied(*token));
+            return Ok(1);
+        }
+        if self.flaw == Flaw::ReadsTheSourceLate {
+            // Says done at once, and sends when it likes.
+            for slice in batch.iter().filter(|slice| slice.op == Op::Write) {
+                self.extra.push_back(Completion::applied(slice.token));
+                self.pending.push((6, *slice));
+            }
+            if batch.iter().all(|slice| slice.op == Op::Write) {
+                return Ok(batch.len());
+            }
+        }
+        let accepted = self.inner.submit(batch);
+        match (self.flaw, accepted) {
+            (Flaw::CompletesWhatItRefused, Ok(count)) if count < batch.len() => {
+                let token = batch[count].token;
+                self.extra.push_back(Completion::not_applied(token, ErrorKind::NotFound.into()));
+            }
+            (Flaw::FullIsAnError, Ok(0)) if !batch.is_empty() => return Err(ErrorKind::Full.into()),
+            (Flaw::RefusalCutsTheConnection, Err(_)) => self.dead = true,
+            _ => {}
+        }
+        if let Ok(count) = accepted {
+            let room = self.slices.capacity() - self.slices.len();
+            if room < count {
+                self.slices.drain(..self.slices.len() / 2);
+            }
+            self.slices.extend_from_slice(&batch[..count]);
+        }
+        accepted
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        if self.flaw == Flaw::AllocatesInPoll {
+            drop(std::hint::black_box(vec![0u8; 8]));
+        }
+        if let Some(span) = self.last_read.take_if(|_| self.counter.is_multiple_of(3)) {
+            // SAFETY: the suite keeps its buffers; writing now, after the completion, is the flaw.
+            unsafe { span.as_ptr().write(0xEE) };
+        }
+        self.counter += u64::from(self.last_read.is_some());
+        self.pending.iter_mut().for_each(|(wait, _)| *wait -= 1);
+        while let Some(at) = self.pending.iter().position(|(wait, _)| *wait == 0) {
+            let (_, slice) = self.pending.swap_remove(at);
+            let _lost_or_not = self.inner.submit(&[Slice { token: Token(slice.token.0 | 1 << 63), ..slice }]);
+        }
+        let mut written = 0;
+        while written < out.len() {
+            let Some(extra) = self.extra.pop_front() else { break };
+            out[written] = extra;
+            written += 1;
+        }
+        if self.flaw == Flaw::DropsCompletionsWithoutRoom && out.is_empty() {
+            self.inner.poll(now, &mut [Completion::applied(Token(0))]);
+        }
+        let from = written;
+        let count = self.inner.poll(now, &mut out[from..]);
+        for at in from..from + count {
+            let mine = self.flaw == Flaw::ReadsTheSourceLate && out[at].token.0 >> 63 == 1;
+            if let Some(completion) = (!mine).then(|| self.falsify(out[at])).flatten() {
+                out[written] = completion;
+                written += 1;
+            }
+        }
+        written
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        self.inner.poll_at()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        let cancelled = self.inner.cancel(token);
+        if cancelled.is_ok() && self.canceled.len() < self.canceled.capacity() {
+            self.canceled.push(token);
+        }
+        match self.flaw {
+            Flaw::CancelsAnything => Ok(()),
+            Flaw::CancelsTheNeighbour => {
+                let at = self.slices.iter().position(|slice| slice.token == token);
+                if let Some(neighbour) = at.and_then(|at| self.slices.get(at + 1)) {
+                    let _done_or_not = self.inner.cancel(neighbour.token);
+                }
+                cancelled
+            }
+            _ => cancelled,
+        }
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        match self.flaw {
+            Flaw::FenceEndsAtOnce if segment == SegmentId::new(0, 1) => {
+                self.extra.push_back(Completion::applied(token))
+            }
+            Flaw::FenceOnNothing if self.inner.fence(token, segment).is_err() => {
+                self.extra.push_back(Completion::applied(token));
+            }
+            Flaw::FenceOnNothing | Flaw::FenceNeverEnds => {}
+            Flaw::FenceCancels => {
+                for slice in self.slices.iter().rev().take(32) {
+                    let _done_or_not = self.inner.cancel(slice.token);
+                }
+                return self.inner.fence(token, segment);
+            }
+            _ => return self.inner.fence(token, segment),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,396 @@
+//! Property tests: the batch table, the slicer and the route against models that are too simple to be wrong.
+
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use te_core::{
+    BatchHandle, BatchTable, CancelReason, Completion, ErrorKind, HealthConfig, HealthRoute, Instant, Op,
+    RegionId, Route, SegmentId, Slice, Slicer, Status, Token, TransferRequest,
+};
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+fn request(len: u64, local: u64, remote: u64) -> TransferRequest {
+    TransferRequest {
+        op: Op::Write,
+        local: (RegionId::new(3, 1), local),
+        remote: (SegmentId::new(5, 1), remote),
+        len,
+    }
+}
+
+fn blank() -> Slice {
+    let request = request(0, 0, 0);
+    Slice { token: Token(0), local: request.local, remote: request.remote, len: 0, op: Op::Read }
+}
+
+proptest! {
+    #![proptest_config(config(256))]
+
+    #[test]
+    fn cuts_are_whole_slices_and_one_last_piece(slice_bytes in 0u32.., len in 0u64..1 << 40) {
+        let slicer = Slicer::new(slice_bytes);
+        let whole = u64::from(slicer.slice_bytes());
+        // Far more pieces than a test can walk are arithmetic: all whole but the last two.
+        let mut left = len.min(whole * 1000 + len % (2 * whole));
+        let mut pieces = Vec::new();
+        while left > 0 {
+            let piece = u64::from(slicer.cut(left));
+            prop_assert!(piece > 0 && piece <= left);
+            pieces.push(piece);
+            left -= piece;
+        }
+        prop_assert!(pieces.iter().rev().skip(1).all(|&piece| piece == whole));
+        if let [.., last] = pieces[..] {
+            prop_assert!(last < whole + whole / 4);
+            prop_assert!(pieces.len() == 1 || last >= whole / 4, "a tail of {last} of {whole} was not merged");
+        }
+        prop_assert_eq!(slicer.cut(0), 0);
+    }
+}
+
+/// What a caller of the table may do.
+#[derive(Clone, Debug)]
+enum Step {
+    Create(Vec<u64>),
+    /// Cut up to so many slices of a batch, of which the transport accepts so many.
+    Submit(usize, usize, usize),
+    /// End the n-th slice in flight, well or not.
+    End(usize, bool),
+    Refuse(usize),
+    Cancel(usize, bool),
+    Free(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let len = prop_oneof![Just(0u64), 1u64..4000];
+    let step = prop_oneof![
+        2 => vec(len, 1..5).prop_map(Step::Create),
+        6 => (0usize..6, 0usize..9, 0usize..9).prop_map(|(b, cut, accept)| Step::Submit(b, cut, accept)),
+        8 => (0usize..64, prop::bool::weighted(0.9)).prop_map(|(n, ok)| Step::End(n, ok)),
+        1 => (0usize..6).prop_map(Step::Refuse),
+        1 => (0usize..6, any::<bool>()).prop_map(|(b, timeout)| Step::Cancel(b, timeout)),
+        2 => (0usize..6).prop_map(Step::Free),
+    ];
+    vec(step, 1..200)
+}
+
+#[derive(Clone, Default)]
+struct TaskModel {
+    len: u64,
+    cut: u64,
+    done: u64,
+    in_flight: usize,
+    error: bool,
+    stopped: bool,
+}
+
+impl TaskModel {
+    fn is_over(&self) -> bool {
+        self.in_flight == 0 && (self.stopped || self.cut == self.len)
+    }
+}
+
+struct BatchModel {
+    handle: BatchHandle,
+    tasks: Vec<TaskModel>,
+    submitted: bool,
+    canceled: Option<CancelReason>,
+}
+
+impl BatchModel {
+    fn is_over(&self) -> bool {
+        self.tasks.iter().all(TaskModel::is_over)
+    }
+
+    fn status(&self) -> Status {
+        match (self.is_over(), self.tasks.iter().all(|task| task.done == task.len), self.canceled) {
+            (false, ..) if self.submitted => Status::Pending,
+            (false, ..) => Status::Waiting,
+            (true, true, _) => Status::Completed,
+            (true, false, Some(CancelReason::Canceled)) => Status::Canceled,
+            (true, false, Some(CancelReason::TimedOut)) => Status::TimedOut,
+            (true, false, None) => Status::Failed,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(256))]
+
+    #[test]
+    fn the_batch_table_agrees_with_its_model(steps in steps()) {
+        const SLICE: u64 = 512;
+        let mut table = BatchTable::new(4, 4);
+        let mut batches: Vec<BatchModel> = Vec::new();
+        let mut freed: Vec<BatchHandle> = Vec::new();
+        // Token to (batch, task, length).
+        let mut in_flight: BTreeMap<u64, (BatchHandle, usize, u64)> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Create(lens) => {
+                    let requests = lens.iter().map(|&len| request(len, 1000, 2000));
+                    let created = table.create(requests.collect::<Vec<_>>().into_iter(), Slicer::new(SLICE as u32));
+                    if batches.len() == 4 {
+                        prop_assert_eq!(created.map_err(|error| error.kind), Err(ErrorKind::Full));
+                        continue;
+                    }
+                    let handle = created.expect("room for another batch");
+                    let tasks = lens.iter().map(|&len| TaskModel { len, ..TaskModel::default() }).collect();
+                    batches.push(BatchModel { handle, tasks, submitted: false, canceled: None });
+                }
+                Step::Submit(which, cut, accept) => {
+                    let Some(index) = which.checked_rem(batches.len()) else { continue };
+                    let batch = &mut batches[index];
+                    let mut out = [blank(); 8];
+                    let count = table.next(batch.handle, &mut out[..cut.min(8)]).expect("live");
+                    // What comes next, in order, and no hole between.
+                    let mut expected = batch.tasks.iter().enumerate().flat_map(|(at, task)| {
+                        let mut from = task.cut;
+                        let stopped = task.stopped;
+                        std::iter::from_fn(move || {
+                            let len = u64::from(Slicer::new(SLICE as u32).cut(task.len - from));
+                            let piece = (at, from, len);
+                            from += len;
+                            (len > 0 && !stopped).then_some(piece)
+                        })
+                    });
+                    let mut pieces = Vec::new();
+                    for slice in &out[..count] {
+                        let (at, from, len) = expected.next().expect("no more slices than bytes");
+                        prop_assert_eq!((slice.local.1, slice.remote.1), (1000 + from, 2000 + from));
+                        prop_assert_eq!(u64::from(slice.len), len);
+                        pieces.push((at, len));
+                    }
+                    prop_assert!(count == cut.min(8) || expected.next().is_none(), "the table held slices back");
+                    drop(expected);
+                    let accepted = accept.min(count);
+                    table.accepted(&out[..accepted]);
+                    for (slice, (at, len)) in out[..accepted].iter().zip(pieces) {
+                        batch.submitted = true;
+                        batch.tasks[at].cut += len;
+                        batch.tasks[at].in_flight += 1;
+                        let twice = in_flight.insert(slice.token.0, (batch.handle, at, len));
+                        prop_assert!(twice.is_none(), "a token in flight was given out again");
+                    }
+                }
+                Step::End(which, ok) => {
+                    let Some(nth) = which.checked_rem(in_flight.len()) else { continue };
+                    let (&token, &(handle, at, len)) = in_flight.iter().nth(nth).expect("nth of len");
+                    in_flight.remove(&token);
+                    let batch = batches.iter_mut().find(|batch| batch.handle == handle).expect("not freed");
+                    let task = &mut batch.tasks[at];
+                    task.in_flight -= 1;
+                    let completion = if ok {
+                        task.done += len;
+                        Completion::applied(Token(token))
+                    } else {
+                        task.stopped = true;
+                        task.error = true;
+                        Completion::unknown(Token(token), ErrorKind::Rail.into())
+                    };
+                    let over = table.complete(&completion);
+                    prop_assert_eq!(over, batch.is_over().then_some(handle));
+                }
+                Step::Refuse(which) => {
+                    let Some(index) = which.checked_rem(batches.len()) else { continue };
+                    let batch = &mut batches[index];
+                    let mut out = [blank()];
+                    if table.next(batch.handle, &mut out).expect("live") == 0 {
+                        continue;
+                    }
+                    let at = batch.tasks.iter().position(|task| !task.stopped && task.cut < task.len).expect("next");
+                    batch.submitted = true;
+                    batch.tasks[at].stopped = true;
+                    batch.tasks[at].error = true;
+                    let over = table.refused(&out[0], ErrorKind::OutOfRange.into());
+                    prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
+                }
+                Step::Cancel(which, timed_out) => {
+                    let Some(index) = which.checked_rem(batches.len()) else { continue };
+                    let batch = &mut batches[index];
+                    let reason = if timed_out { CancelReason::TimedOut } else { CancelReason::Canceled };
+                    if !batch.is_over() {
+                        batch.canceled.get_or_insert(reason);
+                        batch.tasks.iter_mut().for_each(|task| task.stopped = true);
+                    }
+                    let over = table.cancel(batch.handle, reason).expect("live");
+                    prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
+                    let mut named = Vec::new();
+                    table.in_flight(batch.handle, |token| named.push(token.0)).expect("live");
+                    let missing = in_flight.iter().any(|(token, of)| of.0 == batch.handle && !named.contains(token));
+                    prop_assert!(!missing, "a slice in flight was not named for cancelling");
+                }
+                Step::Free(which) => {
+                    let Some(index) = which.checked_rem(batches.len()) else { continue };
+                    let result = table.free(batches[index].handle).map_err(|error| error.kind);
+                    if batches[index].is_over() {
+                        prop_assert_eq!(result, Ok(()));
+                        freed.push(batches.remove(index).handle);
+                    } else {
+                        prop_assert_eq!(result, Err(ErrorKind::Busy));
+                    }
+                }
+            }
+            prop_assert_eq!(table.live(), batches.len());
+            for batch in &batches {
+                let whole = table.progress(batch.handle).expect("live");
+                prop_assert_eq!(whole.status, batch.status());
+                prop_assert_eq!(whole.bytes_done, batch.tasks.iter().map(|task| task.done).sum::<u64>());
+                prop_assert_eq!(whole.error.is_some(), batch.tasks.iter().any(|task| task.error));
+                let submitted = batch.tasks.iter().all(|task| task.stopped || task.cut == task.len);
+                prop_assert_eq!(table.is_submitted(batch.handle), Ok(submitted));
+                for (at, task) in batch.tasks.iter().enumerate() {
+                    let progress = table.task_progress(batch.handle, at).expect("live");
+                    prop_assert_eq!(progress.bytes_done, task.done);
+                    prop_assert_eq!(progress.status.is_terminal(), task.is_over());
+                }
+            }
+            for handle in &freed {
+                prop_assert_eq!(table.progress(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
+                prop_assert_eq!(table.free(*handle).map_err(|error| error.kind), Err(ErrorKind::Stale));
+            }
+        }
+    }
+}
+
+/// What happens to a route.
+#[derive(Clone, Debug)]
+enum Event {
+    Send(u32, u32),
+    End(usize, u64, Option<ErrorKind>),
+    Return(usize),
+    Tick(u64),
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let kind = prop_oneof![
+        6 => Just(None),
+        2 => Just(Some(ErrorKind::Rail)),
+        1 => Just(Some(ErrorKind::TimedOut)),
+        1 => Just(Some(ErrorKind::AccessDenied)),
+    ];
+    let event = prop_oneof![
+        5 => (0u32..16, 1u32..1 << 20).prop_map(|(mask, len)| Event::Send(mask, len)),
+        5 => (0usize..32, 1u64..1_000_000, kind).prop_map(|(n, nanos, kind)| Event::End(n, nanos, kind)),
+        1 => (0usize..32).prop_map(Event::Return),
+        2 => (0u64..50_000_000).prop_map(Event::Tick),
+    ];
+    vec(event, 1..300)
+}
+
+proptest! {
+    #![proptest_config(config(256))]
+
+    #[test]
+    fn the_route_keeps_its_books_and_its_pauses(events in events()) {
+        const RAILS: usize = 4;
+        let config = HealthConfig::default();
+        let mut route = HealthRoute::new(&[100, 100, 150, 300], config);
+        let mut in_flight: Vec<(usize, Slice)> = Vec::new();
+        let mut bytes = [0u64; RAILS];
+        let mut faults_in_row = [0u32; RAILS];
+        let mut now = Instant::ZERO;
+        for event in events {
+            match event {
+                Event::Send(mask, len) => {
+                    let slice = Slice { len, ..blank() };
+                    let usable = |rail: usize| {
+                        mask & 1 << rail != 0
+                            && route.health(rail).expect("a rail").paused_until.is_none_or(|until| until <= now)
+                    };
+                    let (any, open) = ((0..RAILS).any(usable), (0..RAILS).any(|rail| {
+                        mask & 1 << rail != 0 && route.health(rail).expect("a rail").paused_until.is_none()
+                    }));
+                    match route.route(&slice, mask) {
+                        Some(rail) => {
+                            prop_assert!(mask & 1 << rail != 0, "rail {rail} does not reach the segment");
+                            let until = route.health(rail).expect("a rail").paused_until;
+                            prop_assert!(until.is_none_or(|until| until <= now), "rail {rail} is paused");
+                            route.accepted(rail, &slice);
+                            bytes[rail] += u64::from(len);
+                            if until.is_some() {
+                                let again = route.route(&slice, 1 << rail);
+                                prop_assert_eq!(again, None, "a paused rail gets one probe, not two");
+                            }
+                            in_flight.push((rail, slice));
+                        }
+                        None => prop_assert!(!open, "a rail without pause was passed over (any usable: {any})"),
+                    }
+                }
+                Event::End(which, nanos, kind) => {
+                    let Some(index) = which.checked_rem(in_flight.len()) else { continue };
+                    let (rail, slice) = in_flight.swap_remove(index);
+                    let end = match kind {
+                        None => Completion::applied(slice.token),
+                        Some(kind) => Completion::not_applied(slice.token, kind.into()),
+                    };
+                    route.completed(rail, &slice, &end, nanos, bytes[rail]);
+                    bytes[rail] -= u64::from(slice.len);
+                    match kind {
+                        None => faults_in_row[rail] = 0,
+                        Some(kind) if kind.is_rail_fault() => faults_in_row[rail] += 1,
+                        Some(_) => {}
+                    }
+                    let paused = route.health(rail).expect("a rail").paused_until;
+                    if kind.is_none() {
+                        prop_assert_eq!(paused, None, "success brings a rail back");
+                    } else if faults_in_row[rail] >= config.errors_max {
+                        prop_assert!(paused.is_some(), "{} faults in a row and no pause", faults_in_row[rail]);
+                    }
+                    if let Some(until) = paused {
+                        prop_assert!(until - now <= config.cooldown_max);
+                    }
+                }
+                Event::Return(which) => {
+                    let Some(index) = which.checked_rem(in_flight.len()) else { continue };
+                    let (rail, slice) = in_flight.swap_remove(index);
+                    route.returned(rail, &slice);
+                    bytes[rail] -= u64::from(slice.len);
+                }
+                Event::Tick(nanos) => {
+                    now = Instant::from_nanos(now.as_nanos() + nanos);
+                    route.tick(now);
+                }
+            }
+            for (rail, &bytes) in bytes.iter().enumerate() {
+                prop_assert_eq!(route.bytes_in_flight(rail), bytes);
+                prop_assert!(route.health(rail).expect("a rail").bandwidth > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_faster_rail_gets_more_and_no_rail_starves(speeds in vec(1u64..20, 2..5), len in 4096u32..1 << 20) {
+        let mut route = HealthRoute::new(&vec![100; speeds.len()], HealthConfig::default());
+        let reachable = (1 << speeds.len()) - 1;
+        let slice = Slice { len, ..blank() };
+        // A server a rail: each sends its queue at its speed, in bytes a nanosecond.
+        let mut free_at = vec![0u64; speeds.len()];
+        let mut queue: Vec<(u64, usize, u64, u64)> = Vec::new();
+        let mut sent = vec![0u64; speeds.len()];
+        let mut now = 0;
+        for _ in 0..4000 {
+            while queue.len() < 32 {
+                let rail = route.route(&slice, reachable).expect("no rail is paused");
+                route.accepted(rail, &slice);
+                free_at[rail] = free_at[rail].max(now) + u64::from(len) / speeds[rail];
+                queue.push((free_at[rail], rail, now, route.bytes_in_flight(rail)));
+                sent[rail] += 1;
+            }
+            let (at, _) = queue.iter().enumerate().min_by_key(|(_, entry)| entry.0).expect("32 of them");
+            let (ends, rail, began, ahead) = queue.swap_remove(at);
+            now = ends;
+            route.tick(Instant::from_nanos(now));
+            route.completed(rail, &slice, &Completion::applied(slice.token), ends - began, ahead);
+        }
+        let total: u64 = speeds.iter().sum();
+        for (rail, &speed) in speeds.iter().enumerate() {
+            let (share, fair) = (sent[rail] as f64 / 4032.0, speed as f64 / total as f64);
+            prop_assert!(share > fair * 0.5 - 0.02 && share < fair * 1.5 + 0.05, "rail {rail}: {share} of {fair}");
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Engines in processes of their own: this binary runs itself again as the peer.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use te_engine::{
+    Access, Config, Fabrics, Liveness, Op, SegmentError, SharedRegion, Status, TransferEngine, TransferError,
+    TransferRequest,
+};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(15));
+const PEER_BYTES: usize = 32 << 20;
+const ROLE: &str = "TE_ENGINE_TEST_PEER";
+
+#[test]
+fn bytes_go_to_another_process_and_back() {
+    for (name, fabrics) in each_remote_fabric() {
+        let mut peer = Peer::start(fabrics, "127.0.0.1:0");
+        let here = engine(fabrics);
+        let len = 5 << 20;
+        let local = here.alloc_shared(2 * len, Access::LOCAL).unwrap();
+        let content = pattern(1, len);
+        local.write(0, &content).unwrap();
+        let segment = here.open_segment(&peer.name).unwrap();
+        let at = peer.addr + 4321;
+        let write = request(Op::Write, (local.id(), 0), segment, at, len as u64);
+        here.submit(&[write], None).unwrap().wait(LONG).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(
+            peer.ask(&format!("sum 4321 {len}")),
+            sum(&content).to_string(),
+            "{name}: the peer has them"
+        );
+        let read = request(Op::Read, (local.id(), len as u64), segment, at, len as u64);
+        here.submit(&[read], None).unwrap().wait(LONG).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(bytes(&local)[len..] == content, "{name}: and gives them back");
+        let used: Vec<_> =
+            here.stats().rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name).collect();
+        assert_eq!(used, [if name == "tcp" { "tcp" } else { "shm" }], "{name}");
+        let fence = here.fence(segment, LONG).unwrap();
+        fence.wait(LONG).unwrap_or_else(|error| panic!("{name}: fence: {error}"));
+    }
+}
+
+#[test]
+fn a_peer_killed_in_mid_transfer_ends_every_batch_and_nothing_else() {
+    for (name, fabrics) in each_remote_fabric() {
+        let mut peer = Peer::start(fabrics, "127.0.0.1:0");
+        let mut other = Peer::start(fabrics, "127.0.0.1:0");
+        let here = engine(fabrics);
+        let local = here.alloc_shared(PEER_BYTES, Access::LOCAL).unwrap();
+        let (segment, healthy) =
+            (here.open_segment(&peer.name).unwrap(), here.open_segment(&other.name).unwrap());
+        let whole = |segment, addr, op| -> Vec<TransferRequest> {
+            let piece = 1 << 20;
+            (0..PEER_BYTES as u64 / piece)
+                .map(|i| request(op, (local.id(), i * piece), segment, addr + i * piece, piece))
+                .collect()
+        };
+        // Until the kill has worked: over shared memory a dead peer's memory is there until we hear of its death.
+        let mut failed = None;
+        let mut killed = false;
+        let start = Instant::now();
+        while failed.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(15), "{name}: the death is never noticed");
+            let op = if killed { Op::Write } else { Op::Read };
+            let transfers: Vec<_> =
+                (0..4).map(|_| here.submit(&whole(segment, peer.addr, op), LONG).unwrap()).collect();
+            if !killed {
+                peer.kill();
+                killed = true;
+            }
+            for transfer in transfers {
+                match transfer.wait(LONG) {
+                    Ok(_) => {}
+                    Err(TransferError::Ended { status: Status::Failed, error, .. }) => failed = Some(error),
+                    Err(error) => panic!("{name}: {error:?}"),
+                }
+            }
+        }
+        assert!(failed.unwrap().kind.is_retryable_elsewhere(), "{name}: {failed:?}");
+        assert_eq!(here.stats().batches, 0, "{name}: every batch has ended");
+        let transfer = here.submit(&whole(healthy, other.addr, Op::Write), LONG).unwrap();
+        transfer.wait(None).unwrap_or_else(|error| panic!("{name}: another peer is not affected: {error}"));
+        assert_eq!(here.probe(segment, Duration::from_secs(5)), Ok(Liveness::Unreachable), "{name}");
+        assert!(matches!(here.refresh_segment(segment), Err(SegmentError::Unreachable { .. })), "{name}");
+        here.unregister(local.id()).unwrap();
+        drop(other.ask("sum 0 1"));
+    }
+}
+
+#[test]
+fn a_restarted_peer_is_refused_under_its_old_handle_by_both_incarnations() {
+    for (name, fabrics) in each_remote_fabric() {
+        let mut peer = Peer::start(fabrics, "127.0.0.1:0");
+        let here = engine(fabrics);
+        let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+        let old = here.open_segment(&peer.name).unwrap();
+        let Ok(Liveness::Alive { incarnation: expected }) = here.probe(old, Duration::from_secs(5)) else {
+            panic!("{name}: it lives")
+        };
+        let read = request(Op::Read, (local.id(), 0), old, peer.addr, 4096);
+        here.submit(&[read], LONG).unwrap().wait(None).unwrap();
+        peer.kill();
+        let address = peer.name.clone();
+        drop(peer);
+        let mut peer = Peer::start(fabrics, &address);
+        assert_eq!(peer.name, address);
+        // Nobody has told us yet: we try, and it fails, and never reads from the new process.
+        local.write(0, &[7; 4096]).unwrap();
+        eventually("the old connection is noticed to be dead", || {
+            here.submit(&[read], LONG).unwrap().wait(None).is_err()
+        });
+        let error = here.refresh_segment(old).unwrap_err();
+        let SegmentError::Restarted { found, .. } = error else { panic!("{name}: {error:?}") };
+        assert_ne!(found, expected);
+        let says = format!(
+            "segment {address:?} restarted (incarnation {found}, expected {expected}): open it again"
+        );
+        assert_eq!(error.to_string(), says, "{name}");
+        assert_eq!(
+            here.probe(old, Duration::from_secs(5)),
+            Ok(Liveness::Restarted { expected, found }),
+            "{name}"
+        );
+        assert_eq!(here.notify(old, "hello", b""), Err(error.clone()), "{name}");
+        let refused = here.submit(&[read], LONG).unwrap().wait(None);
+        assert_eq!(refused, Err(TransferError::Segment { index: 0, source: error }), "{name}");
+        let new = here.open_segment(&address).unwrap();
+        assert_ne!(new, old);
+        let read = request(Op::Read, (local.id(), 0), new, peer.addr, 4096);
+        here.submit(&[read], LONG).unwrap().wait(None).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(sum(&bytes(&local)).to_string(), peer.ask("sum 0 4096"), "{name}");
+        here.close_segment(old).unwrap();
+    }
+}
+
+#[test]
+fn memory_is_the_owners_again_once_unregister_returned() {
+    for (name, fabrics) in each_remote_fabric() {
+        let here = engine(fabrics);
+        for round in 0..3u8 {
+            let len = 1 << 20;
+            let region = here.alloc_shared(len, EVERYTHING).unwrap();
+            let ours = vec![round + 1; len];
+            region.write(0, &ours).unwrap();
+            let mut peer = Peer::start(fabrics, "127.0.0.1:0");
+            // It reads all and writes the same bytes back, over and over.
+            peer.tell(&format!("hammer {} {} {len}", here.name(), region.addr()));
+            eventually("the peer is at it", || peer.ask("rounds").parse::<u64>().unwrap() > 3);
+            here.unregister(region.id()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            // What a late write of the peer would undo, and a late read would see.
+            region.write(0, &vec![0xEE; len]).unwrap();
+            eventually("the peer is refused", || peer.ask("refused") == "true");
+            assert!(bytes(&region) == vec![0xEE; len], "{name}: the peer wrote after unregister");
+            assert_eq!(peer.ask("seen"), format!("{}", round + 1), "{name}: the peer read after unregister");
+        }
+    }
+}
+
+#[test]
+fn a_peer_killed_while_it_uses_our_memory_does_not_hold_it() {
+    for (name, fabrics) in each_remote_fabric() {
+        let here = engine(fabrics);
+        for _ in 0..3 {
+            let len = 8 << 20;
+            let region = here.alloc_shared(len, EVERYTHING).unwrap();
+            let mut peer = Peer::start(fabrics, "127.0.0.1:0");
+            peer.tell(&format!("hammer {} {} {len}", here.name(), region.addr()));
+            eventually("the peer is at it", || peer.ask("rounds").parse::<u64>().unwrap() > 1);
+            peer.kill();
+            eventually("the memory comes back", || match here.unregister(region.id()) {
+                Ok(()) => true,
+                Err(error) => {
+                    assert!(error.to_string().contains("peer"), "{name}: {error}");
+                    false
+                }
+            });
+        }
+        assert_eq!(here.stats().regions, 0);
+    }
+}
+
+#[test]
+fn peers_notify_each_other_and_limits_hold() {
+    let mut config = config(Fabrics::SHM);
+    config.control.notifications_max = 3;
+    config.control.notification_bytes_max = 1000;
+    let here = TransferEngine::start(config).unwrap();
+    let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+    for message in ["one", "two", "three"] {
+        assert_eq!(peer.ask(&format!("notify {} {message}", here.name())), "ok");
+    }
+    assert!(peer.ask(&format!("notify {} four", here.name())).contains("too many messages wait there"));
+    let taken: Vec<_> = here.take_notifications().into_iter().map(|one| (one.name, one.message)).collect();
+    let expected = ["one", "two", "three"].map(|text| ("test".to_string(), text.as_bytes().to_vec()));
+    assert_eq!(taken, expected);
+    assert!(here.take_notifications().is_empty());
+    assert_eq!(here.stats().notifications_refused, 1);
+    let long = "x".repeat(997);
+    assert!(peer.ask(&format!("notify {} {long}", here.name())).contains("longer than"));
+    assert_eq!(peer.ask(&format!("notify {} {}", here.name(), &long[1..])), "ok");
+    assert_eq!(here.take_notifications().len(), 1);
+}
+
+/// Not a test: what a peer does. Runs only when it is told to.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (fabrics, listen) = role.split_once(' ').unwrap();
+    let fabrics = match fabrics {
+        "shm" => Fabrics::SHM,
+        "tcp" => Fabrics::TCP,
+        _ => Fabrics::default(),
+    };
+    let engine =
+        TransferEngine::start(Config { fabrics, listen: listen.parse().unwrap(), ..Config::default() })
+            .unwrap();
+    let region = engine.alloc_shared(PEER_BYTES, EVERYTHING).unwrap();
+    region.write(0, &pattern(u64::from(std::process::id()), 1 << 20)).unwrap();
+    say(&format!("{} {}", engine.name(), region.addr()));
+    let mut hammer = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |index: usize| words[index].parse::<u64>().unwrap();
+        match words[0] {
+            "sum" => {
+                let mut out = vec![0; number(2) as usize];
+                region.read(number(1), &mut out).unwrap();
+                say(&sum(&out).to_string());
+            }
+            "notify" => {
+                let segment = engine.open_segment(words[1]).unwrap();
+                match engine.notify(segment, "test", words[2].as_bytes()) {
+                    Ok(()) => say("ok"),
+                    Err(error) => say(&error.to_string()),
+                }
+            }
+            "hammer" => hammer = Some(Hammer::start(&engine, words[1], number(2), number(3))),
+            "rounds" => say(&hammer.as_ref().unwrap().rounds().to_string()),
+            "refused" => say(&hammer.as_ref().unwrap().refused().to_string()),
+            "seen" => say(&hammer.as_ref().unwrap().seen().to_string()),
+            other => panic!("no such command: {other}"),
+        }
+    }
+}
+
+/// Reads a region of another process and writes it back, until it is refused.
+struct Hammer {
+    state: std::sync::Arc<std::sync::Mutex<(u64, bool, u8)>>,
+}
+
+impl Hammer {
+    fn start(engine: &TransferEngine, name: &str, addr: u64, len: u64) -> Self {
+        let local = engine.alloc_shared(len as usize, Access::LOCAL).unwrap();
+        let segment = engine.open_segment(name).unwrap();
+        let state = std::sync::Arc::<std::sync::Mutex<(u64, bool, u8)>>::default();
+        let (engine, shared) = (engine.clone(), std::sync::Arc::clone(&state));
+        std::thread::spawn(move || {
+            loop {
+                let one = |op| request(op, (local.id(), 0), segment, addr, len);
+                let read = engine.submit(&[one(Op::Read)], None).unwrap().wait(None);
+                let written = read.and_then(|_| {
+                    let seen = uniform(&local);
+                    let mut state = shared.lock().unwrap();
+                    state.0 += 1;
+                    // 255: not all the same, or not what it was.
+                    state.2 = if state.2 == 0 || state.2 == seen { seen } else { 255 };
+                    drop(state);
+                    engine.submit(&[one(Op::Write)], None).unwrap().wait(None)
+                });
+                if let Err(error) = written {
+                    eprintln!("refused: {error:?}");
+                    shared.lock().unwrap().1 = true;
+                    return;
+                }
+            }
+        });
+        Self { state }
+    }
+
+    fn rounds(&self) -> u64 {
+        self.state.lock().unwrap().0
+    }
+
+    fn refused(&self) -> bool {
+        self.state.lock().unwrap().1
+    }
+
+    fn seen(&self) -> u8 {
+        self.state.lock().unwrap().2
+    }
+}
+
+/// The one byte that a region is full of; 255 when it is not.
+fn uniform(region: &SharedRegion) -> u8 {
+    let all = bytes(region);
+    if all.iter().all(|&byte| byte == all[0]) { all[0] } else { 255 }
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// To the parent; the test harness writes to the same pipe.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n@{text}").unwrap();
+    out.flush().unwrap();
+}
+
+/// A peer process. Killed when dropped.
+struct Peer {
+    child: Child,
+    stdin: ChildStdin,
+    lines: mpsc::Receiver<String>,
+    name: String,
+    addr: u64,
+}
+
+impl Peer {
+    fn start(fabrics: Fabrics, listen: &str) -> Self {
+        let fabric = match (fabrics.shm, fabrics.tcp) {
+            (true, false) => "shm",
+            (false, true) => "tcp",
+            _ => "all",
+        };
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer", "--nocapture"])
+            .env(ROLE, format!("{fabric} {listen}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(text) = line.strip_prefix('@') {
+                    let _ = sender.send(text.to_string());
+                }
+            }
+        });
+        let mut peer = Self { child, stdin, lines, name: String::new(), addr: 0 };
+        let hello = peer.hear();
+        let (name, addr) = hello.split_once(' ').unwrap();
+        (peer.name, peer.addr) = (name.into(), addr.parse().unwrap());
+        peer
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.stdin, "{command}").unwrap();
+    }
+
+    fn hear(&mut self) -> String {
+        self.lines.recv_timeout(Duration::from_secs(15)).expect("the peer answers")
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.hear()
+    }
+
+    /// SIGKILL, and gone.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
