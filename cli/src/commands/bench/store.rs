@@ -248,7 +248,8 @@ impl Bench {
             buffer,
             content: Content::new(next),
             options,
-            next, stored: None,
+            next,
+            stored: None,
             scratch: vec![0; usize::try_from(value)?],
         })
     }
@@ -267,7 +268,7 @@ impl Bench {
         let first = self.next;
         let stored = match op {
             What::Put => 0..0,
-            What::Get | What::BatchGet => self.to_read(args, value)?,
+            What::Get | What::BatchGet => self.readable(args, value)?,
         };
         let mut run = Run { op, value, batch, stored, random: 1, misses: 0, latency: Histogram::new() };
         let duration = Duration::from_secs_f64(args.duration);
@@ -303,7 +304,7 @@ impl Bench {
     }
 
     /// The objects to read: those of the former measurement if they are as long, else new ones in their place.
-    fn to_read(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
+    fn readable(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
         if let Some((stored, numbers)) = self.stored.take() {
             if stored == value {
                 self.stored = Some((stored, numbers.clone()));
