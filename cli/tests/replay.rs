@@ -96,7 +96,7 @@ fn a_pool_that_this_machine_cannot_hold_is_refused_with_advice() {
 /// A replay that goes on until it is disturbed, and the processes it started.
 fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();
-    let child = snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut children = Vec::new();
     eventually("a master and two nodes", || {
         children = children_of(child.id());
@@ -109,8 +109,8 @@ fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
 fn output_of(mut child: std::process::Child) -> std::process::Output {
     let status = wait(&mut child).expect("it ends");
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    child.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
-    child.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+    child.stdout.take().expect("piped").read_to_end(&mut stdout).expect("it reads");
+    child.stderr.take().expect("piped").read_to_end(&mut stderr).expect("it reads");
     std::process::Output { status, stdout, stderr }
 }
 

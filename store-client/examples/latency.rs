@@ -235,7 +235,7 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     region.write(0, &value).map_err(|error| format!("{error:?}"))?;
     let range = BufferRange::all(&region);
     let options = PutOptions::default();
-    sample("put", &keys, value_bytes, |key| Ok(drop(client.put(key, &value, &options)?)))?;
+    sample("put", &keys, value_bytes, |key| Ok(client.put(key, &value, &options).map(|_| ())?))?;
     sample("get", &keys, value_bytes, |key| match client.get(key)? {
         Some(found) if found == value => Ok(()),
         _ => Err("missed".into()),
@@ -248,7 +248,9 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
     for _ in 0..2 {
         // The second time into pages that this process has touched.
-        sample("put_from", &keys, value_bytes, |key| Ok(drop(client.put_from(key, range, &options)?)))?;
+        sample("put_from", &keys, value_bytes, |key| {
+            Ok(client.put_from(key, range, &options).map(|_| ())?)
+        })?;
         client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
     }
     client.unregister(region.id())?;

@@ -1,4 +1,79 @@
-//! The Transfer Engine. (Being filled in; the public API stands.)
+//! The Transfer Engine: bytes between registered memory of processes, over whatever fabric both sides have.
+//!
+//! ```text
+//!   threads                    Transfer ◄──────────── ended: wait, poll, .await
+//!     │  submit, cancel, register, open_segment           ▲
+//!     ▼                                                   │
+//!   TransferEngine ══ mailbox, bell ══► worker ── owns ── Engine ◄── or one thread owns and polls it itself
+//!                                                         │
+//!      regions: what is ours, by address, who uses it ────┤
+//!      segments: what is a peer's, by name and address ───┤
+//!      batches: requests ► slices, six statuses, deadlines┤
+//!                                                         ▼
+//!                         MultiTransport under a route: the nearest rail that reaches the segment
+//!                            │             │               │
+//!                          local          shm             tcp
+//!                       same process    same host      elsewhere
+//!                          memcpy     memfd + memcpy     te-tcp
+//!
+//!   control port (one thread): descriptor?  notify  probe     ◄── peers' open_segment, notify, probe
+//! ```
+//!
+//! * **A segment is a peer's exported memory**, called by the `host:port` of its control port. Opening it asks the peer for its
+//!   descriptor: regions by address, rights, what each fabric needs, and the *incarnation* of the process. After a restart
+//!   the old handle is refused ([`SegmentError::Restarted`]), not misread.
+//! * **Remote addresses are the owner's own**, as [`SharedRegion::addr`] gives them; a request lies in one region.
+//! * **When a transfer has ended, nothing touches its local memory** (law L2 of [`te_core::Transport`]), whichever way it ended.
+//!   What cannot be drained in time is quarantined: reported, counted, and its region stays `Busy`.
+//! * **Two ways to own memory.** [`TransferEngine::register`] takes raw memory on the caller's word, and `unregister` refuses while
+//!   requests use it. [`TransferEngine::register_buffer`] takes the owner apart; `read` and `write` move the buffer into
+//!   the [`Transfer`], which gives it back.
+//! * **Who polls.** A [`TransferEngine`]'s worker spins for `spin_us` after the last work and then sleeps on the fabrics'
+//!   descriptors: idle, it burns no CPU. An [`Engine`] is polled by its one owner: no thread hop, and no progress, not even for
+//!   peers, while it is not polled.
+//!
+//! Features: `tcp` (default), `uring` (io_uring under TCP), `tokio` ([`Transfer`] is a `Future`, of any runtime). `local` and
+//! `shm` are always there; [`Fabrics`] turns each off.
+//!
+//! # Example
+//!
+//! Two engines, here in one process, and bytes there and back over each fabric.
+//!
+//! ```
+//! use std::time::Duration;
+//! use te_engine::{Access, Config, Fabrics, Op, TransferEngine, TransferRequest};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let timeout = Some(Duration::from_secs(10));
+//!     let mut fabrics = vec![Fabrics::LOCAL, Fabrics::SHM];
+//!     if cfg!(feature = "tcp") {
+//!         fabrics.push(Fabrics::TCP);
+//!     }
+//!     for fabrics in fabrics {
+//!         let config = Config { fabrics, ..Config::default() };
+//!         let (here, there) = (TransferEngine::start(config.clone())?, TransferEngine::start(config)?);
+//!
+//!         // The target exports memory. Its name and the address are all that we need to know.
+//!         let remote = there.alloc_shared(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//!         let segment = here.open_segment(there.name())?;
+//!
+//!         // Raw requests: as many as fit a batch, each between a registered local range and a remote one.
+//!         let local = here.alloc_shared(1 << 20, Access::LOCAL)?;
+//!         local.write(0, b"kv cache")?;
+//!         let write =
+//!             TransferRequest { op: Op::Write, local: (local.id(), 0).into(), segment, remote_addr: remote.addr(), len: 8 };
+//!         here.submit(&[write], timeout)?.wait(None)?;
+//!
+//!         // Owned buffers: the transfer holds the buffer, and gives it back.
+//!         let buffer = here.register_buffer(vec![0u8; 8], Access::LOCAL)?;
+//!         let (report, buffer) = here.read(buffer, 0..8, segment, remote.addr(), timeout)?.join();
+//!         assert_eq!(report?.bytes, 8);
+//!         let buffer = here.unregister_buffer(buffer.expect("it ended"))?;
+//!         assert_eq!(buffer, b"kv cache");
+//!     }
+//!     Ok(())
+//! }
+//! ```
 #![deny(unsafe_code)]
 
 mod blob;

@@ -1,5 +1,6 @@
 //! The laws of `Transport`, held by the fabrics of one host, by the route over all of them, and by shared memory when
 //! its memory is only the process's own.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::ops::Range;
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! The control port under hostile and careless clients.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
 

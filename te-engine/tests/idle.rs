@@ -1,4 +1,5 @@
 //! An engine that has nothing to do. In a test binary of its own: it measures the CPU time of the process.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Engines in processes of their own: this binary runs itself again as the peer.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
 

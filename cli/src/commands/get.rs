@@ -15,15 +15,15 @@ use crate::output::{printable, rounded};
 use crate::progress::Bar;
 use crate::{Outcome, fail, output};
 
-const AFTER_HELP: &str = "What is printed or written is what was stored, checked against its checksum; a damaged object ends with 4, a missing one with 3,
-and then nothing is written.
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin get greeting
   snowskin get model/layer0 -o layer0.bin
   snowskin get greeting >/dev/null || echo \"not cached\"";
 
-/// Fetches an object to stdout or into a file, and checks every byte.
+/// Fetch an object and check every byte
+///
+/// To stdout, or into a file: whole or not at all. A damaged object ends with 4, a missing one with 3, and
+/// then nothing is written.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

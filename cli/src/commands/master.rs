@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use store_master::{Config, MasterServer};
@@ -11,15 +10,16 @@ use crate::commands::cluster::MasterReady;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output, sys};
 
-const AFTER_HELP: &str = "It keeps metadata only, in memory: nodes lend the bytes (`snowskin node`). Ctrl-C or SIGTERM stops it in order (exit 0).
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin master                                        on this machine alone
   snowskin master --listen 10.0.0.5:50051 --http 10.0.0.5:9003
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
   snowskin master --lease-ms 2000 --evict-above 0.9";
 
-/// Runs the master of a store, in the foreground.
+/// Run the master: it knows where every object is
+///
+/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). It keeps metadata
+/// only, in memory; nodes lend the bytes (`snowskin node`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -109,8 +109,5 @@ pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnO
 
 /// Sleeps until Ctrl-C or SIGTERM.
 pub(crate) fn wait_for_signal() {
-    while sys::interrupted().is_none() {
-        // A signal ends the sleep early; the standard library sleeps on, so it is short.
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    while sys::wait_for_interrupt(None).is_none() {}
 }

@@ -14,15 +14,16 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
 
-const AFTER_HELP: &str = "Clients read and write its memory over the fabric without asking it. When it stops, its objects are gone; when the master
-restarts, it mounts its memory again, empty. Ctrl-C or SIGTERM stops it in order (exit 0).
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin node --memory 8GiB
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example";
 
-/// Lends memory of this machine to the store, in the foreground.
+/// Run a node: it lends its memory to the store
+///
+/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). Clients read and
+/// write its memory over the fabric without asking it. When it stops, its objects are gone; when the master
+/// restarts, it mounts its memory again, empty.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -78,8 +79,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         format!("node {} ready at {}: lends {}\n", ready.name, ready.endpoint, args.memory)
     });
     let mut mounted = true;
-    while sys::interrupted().is_none() {
-        std::thread::sleep(Duration::from_millis(20));
+    while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
         let now = node.status().segment.is_some();
         if now != mounted {
             tracing::warn!(

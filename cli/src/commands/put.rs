@@ -21,7 +21,9 @@ const AFTER_HELP: &str = "Examples:
   echo hello | snowskin put greeting
   snowskin put model/layer0 layer0.bin --replicas 2 --replace";
 
-/// Stores a file, or what comes on stdin, under a key. The object is readable when this returns, all of it or not at all.
+/// Store a file, or stdin, under a key
+///
+/// The object is readable when this returns, all of it or not at all.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

@@ -1,6 +1,6 @@
 //! Peers: opening their segments, telling them things, asking whether they live.
 
-use std::string::{String, ToString};
+use std::string::String;
 use std::sync::Arc;
 use std::time::Duration;
 use std::vec::Vec;
@@ -300,7 +300,7 @@ pub(crate) fn probe(config: &Config, name: &str, expected: u64, timeout: Duratio
         Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
         Ok(_) => Liveness::Unreachable,
         Err(error) => {
-            log::debug!("probe: {}", error.to_string());
+            log::debug!("probe: {error}");
             Liveness::Unreachable
         }
     }

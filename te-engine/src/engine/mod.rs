@@ -94,6 +94,8 @@ struct Row {
     /// Freed by its caller while quarantined.
     orphan: bool,
     handle: Option<BatchHandle>,
+    /// It has ended, or is quarantined.
+    done: bool,
 }
 
 impl Engine {
@@ -211,7 +213,7 @@ impl Engine {
         }
         let deadline = timeout.map(|timeout| self.clock.now() + timeout);
         (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
-        (row.quarantined, row.orphan, row.handle) = (false, false, Some(handle));
+        (row.quarantined, row.orphan, row.done, row.handle) = (false, false, false, Some(handle));
         self.note_deadline(deadline);
         self.pending.push_back(handle);
         self.pump();
@@ -276,6 +278,15 @@ impl Engine {
         Ok(report)
     }
 
+    /// Whether a batch has ended: what a polling loop asks. Costs nothing, however many requests there are.
+    ///
+    /// # Errors
+    /// `NotFound` when it was freed.
+    pub fn is_done(&self, batch: BatchHandle) -> Result<bool, TransferError> {
+        let row = self.rows.get(batch.index()).filter(|row| row.handle == Some(batch));
+        row.map(|row| row.done).ok_or(TransferError::NotFound)
+    }
+
     /// How far a batch is.
     ///
     /// # Errors
@@ -319,8 +330,7 @@ impl Engine {
     ) -> Result<BatchReport, TransferError> {
         let until = timeout.map(|timeout| self.clock.now() + timeout);
         self.poll_until(until, |engine| {
-            let report = engine.report(batch)?;
-            if report.status.is_terminal() { verdict(report).map(Some) } else { Ok(None) }
+            if engine.is_done(batch)? { verdict(engine.report(batch)?).map(Some) } else { Ok(None) }
         })
     }
 
@@ -383,10 +393,11 @@ impl Engine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
-        let rail = |(index, rail): (usize, &Box<dyn Transport + Send>)| {
+        let rails = self.rails.rails();
+        let rail = |index: usize| {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
-                name: rail.name(),
+                name: rails[index].name(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,
@@ -396,7 +407,7 @@ impl Engine {
             })
         };
         Stats {
-            rails: self.rails.rails().iter().enumerate().filter_map(rail).collect(),
+            rails: (0..rails.len()).filter_map(rail).collect(),
             regions: self.regions.len(),
             registered_bytes: self.regions.bytes(),
             segments: self.segments.len(),
@@ -594,7 +605,7 @@ impl Engine {
         }
         let timed_out = self.batches.progress(handle).is_ok_and(|whole| whole.status == Status::TimedOut);
         self.batches_timed_out += u64::from(timed_out && !row.quarantined);
-        (row.deadline, row.drain_until) = (None, None);
+        (row.deadline, row.drain_until, row.done) = (None, None, true);
         if std::mem::take(&mut row.quarantined) {
             self.quarantined_batches -= 1;
             self.quarantined_bytes -= row.bytes;
@@ -631,7 +642,7 @@ impl Engine {
     fn quarantine(&mut self, handle: BatchHandle) {
         let row = &mut self.rows[handle.index()];
         row.drain_until = None;
-        row.quarantined = true;
+        (row.quarantined, row.done) = (true, true);
         self.batches_timed_out += u64::from(row.reason == Some(CancelReason::TimedOut));
         self.quarantined_batches += 1;
         self.quarantined_bytes += row.bytes;

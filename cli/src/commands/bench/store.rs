@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{BufferRange, Client, ClientConfig, ErrorCode, PutOptions, SharedRegion};
@@ -18,17 +19,22 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "One client, one operation at a time, straight from and into registered memory; what is read is checked against its checksum.
-get reads one object at random of those stored before, batch-get --batch of them, put stores new ones (when the pool is
-full, old ones are evicted, which is part of the time). Latency is that of one call; CPU time that of client, master and
-nodes (with --master, of this process alone).
+const AFTER_HELP: &str =
+    "One client, one operation at a time, straight from and into registered memory; what is read is
+checked against its checksum. get reads one object at random of those stored before, batch-get
+--batch of them, put stores new ones (when the pool is full, old ones are evicted, which is part of
+the time). Latency is that of one call; CPU time that of client, master and nodes (with --master, of
+this process alone).
 
 Examples:
   snowskin bench store
   snowskin bench store --value 1MiB --op get --fabric tcp
   snowskin bench store --op batch-get --batch 128 --json | jq '.[].gb_s'";
 
-/// Measures the store from a client's side: a row for each combination.
+/// Measure puts and gets of whole objects
+///
+/// Starts a master and nodes, or uses a store that is there, and measures from a client's side: a row for
+/// each combination of operation and object size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
@@ -99,6 +105,8 @@ struct Row {
 const OBJECTS_MAX: u64 = 4096;
 /// Longest registered buffer, bytes.
 const BUFFER_BYTES_MAX: u64 = 256 << 20;
+/// Objects that are stored in one call, where the buffer has room for them.
+const FILL_BATCH: u64 = 16;
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
@@ -114,7 +122,8 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             nodes: args.nodes,
             node_bytes: args.memory.bytes().div_ceil(u64::from(args.nodes)),
             fabric: args.fabric,
-            lease_ms: None,
+            // Removed objects give their space back when nobody can be reading them any more.
+            lease_ms: Some(1000),
             global,
         })?),
     };
@@ -219,13 +228,15 @@ struct Bench {
     content: Content,
     options: PutOptions,
     next: u64,
+    /// Objects there are to read: their length and numbers.
+    stored: Option<(u64, std::ops::Range<u64>)>,
     scratch: Vec<u8>,
 }
 
 impl Bench {
     fn new(mut client: Client, args: &Args) -> anyhow::Result<Self> {
         let value = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
-        let batch = if args.op.contains(&What::BatchGet) { u64::from(args.batch) } else { 1 };
+        let batch = if args.op.contains(&What::BatchGet) { u64::from(args.batch) } else { FILL_BATCH };
         let buffer =
             client.alloc(usize::try_from(value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value))?)?;
         super::target::touch(&buffer)?;
@@ -238,6 +249,7 @@ impl Bench {
             content: Content::new(next),
             options,
             next,
+            stored: None,
             scratch: vec![0; usize::try_from(value)?],
         })
     }
@@ -253,9 +265,10 @@ impl Bench {
             What::BatchGet => u64::from(args.batch).min(self.buffer.len() as u64 / value).max(1),
             What::Put | What::Get => 1,
         };
+        let first = self.next;
         let stored = match op {
             What::Put => 0..0,
-            What::Get | What::BatchGet => self.store(args, value)?,
+            What::Get | What::BatchGet => self.readable(args, value)?,
         };
         let mut run = Run { op, value, batch, stored, random: 1, misses: 0, latency: Histogram::new() };
         let duration = Duration::from_secs_f64(args.duration);
@@ -268,6 +281,9 @@ impl Bench {
         let before = (Instant::now(), cpu());
         self.run(&mut run, duration, args.verify)?;
         let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
+        if op == What::Put {
+            self.remove(first..self.next)?;
+        }
         let calls = run.latency.count();
         let bytes = (calls * batch - run.misses) * value;
         let seconds = if args.verify { run.latency.sum_s() } else { elapsed.as_secs_f64() };
@@ -287,14 +303,53 @@ impl Bench {
         })
     }
 
-    /// Stores objects to read: as many as fit beside what other measurements left, but not more than there is use for.
-    fn store(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
-        let room = args.memory.bytes() / 2 / value / u64::from(args.replicas);
-        let first = self.next;
-        for _ in 0..room.clamp(1, OBJECTS_MAX) {
-            self.put_one(value, true)?;
+    /// The objects to read: those of the former measurement if they are as long, else new ones in their place.
+    fn readable(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
+        if let Some((stored, numbers)) = self.stored.take() {
+            if stored == value {
+                self.stored = Some((stored, numbers.clone()));
+                return Ok(numbers);
+            }
+            self.remove(numbers)?;
         }
-        Ok(first..self.next)
+        let numbers = self.store(args, value)?;
+        self.stored = Some((value, numbers.clone()));
+        Ok(numbers)
+    }
+
+    /// Removes objects of these numbers, those that were evicted aside.
+    fn remove(&mut self, numbers: std::ops::Range<u64>) -> anyhow::Result<()> {
+        let keys: Vec<_> = numbers.map(key_of).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        self.client.batch_remove(&keys, true)?;
+        Ok(())
+    }
+
+    /// Stores as many objects as a quarter of the pool holds, but not more than there is use for.
+    fn store(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
+        let room = args.memory.bytes() / 4 / value / u64::from(args.replicas);
+        let first = self.next;
+        let end = first + room.clamp(1, OBJECTS_MAX);
+        let slots = (self.buffer.len() as u64 / value).max(1);
+        while self.next < end {
+            if let Some(exit) = sys::interrupted() {
+                return fail(Failure::silent(exit));
+            }
+            let numbers = self.next..end.min(self.next + slots);
+            for (slot, number) in numbers.clone().enumerate() {
+                let block = &mut self.scratch[..value as usize];
+                self.content.fill(number, block);
+                self.buffer.write(slot as u64 * value, block)?;
+            }
+            let keys: Vec<_> = numbers.clone().map(key_of).collect();
+            let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * value, value);
+            let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
+            for stored in self.client.batch_put_from(&items, &self.options) {
+                stored.context("cannot store what is to be read")?;
+            }
+            self.next = numbers.end;
+        }
+        Ok(first..end)
     }
 
     fn put_one(&mut self, value: u64, filled: bool) -> anyhow::Result<Duration> {

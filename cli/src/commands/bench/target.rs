@@ -11,14 +11,14 @@ use crate::exit::{EXIT_CODES, Exit};
 use crate::size::ByteSize;
 use crate::{Outcome, sys};
 
-const AFTER_HELP: &str =
-    "Serves until Ctrl-C. Whoever reaches it may read and write its memory, which holds nothing else.
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other";
 
-/// The other side of `bench transfer`: exports memory and waits. `bench transfer` starts one itself on the same machine.
+/// The other side of `bench transfer`, to run on another machine
+///
+/// Exports memory and waits until Ctrl-C. Whoever reaches it may read and write that memory, which holds
+/// nothing else. `bench transfer` starts one itself on the same machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {

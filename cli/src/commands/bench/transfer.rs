@@ -20,10 +20,12 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the next one when all of it
-has ended: latency is that of a whole batch, from submit to completed. Buffers are at most --window long on either side;
-a larger batch uses the same places again. GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB
-(with --target, of this process alone). memcpy copies within this process without an engine: what the memory can do.
+const AFTER_HELP: &str =
+    "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the
+next one when all of it has ended: latency is that of a whole batch, from submit to completed.
+Buffers are at most --window long on either side; a larger batch uses the same places again.
+GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB (with --target, of this
+process alone). memcpy copies within this process without an engine: what the memory can do.
 
 Examples:
   snowskin bench transfer
@@ -32,7 +34,10 @@ Examples:
   snowskin bench transfer --fabric tcp --verify --duration 1
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4";
 
-/// Measures transfers between two processes on this machine, or to a `bench target` elsewhere: a row for each combination.
+/// Measure transfers between two processes, over each fabric
+///
+/// Starts the other process itself, or uses a `bench target` elsewhere. Prints a row for each combination
+/// of fabric, direction, block, batch and threads.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
