@@ -515,9 +515,16 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         exports(blob).try_for_each(|export| export.map(|_| ()))?;
         let mut reachable = 0;
         let mut first_error = None;
+        let mut names: heapless::Vec<&'static str, RAILS_MAX> = heapless::Vec::new();
         for (rail, child) in self.rails.iter_mut().enumerate() {
-            let named =
-                exports(blob).filter_map(Result::ok).find(|(name, _)| *name == child.name().as_bytes());
+            // Several rails of one name: the first of ours takes the first of theirs, and so on.
+            let name = child.name();
+            let nth = names.iter().filter(|&&earlier| earlier == name).count();
+            let pushed = names.push(name);
+            debug_assert!(pushed.is_ok(), "as many names as rails");
+            let mut alike =
+                exports(blob).filter_map(Result::ok).filter(|(other, _)| *other == name.as_bytes());
+            let named = alike.nth(nth);
             match named.map(|(_, blob)| child.attach(id, blob)) {
                 Some(Ok(())) => reachable |= 1 << rail,
                 Some(Err(error)) => {
@@ -647,9 +654,10 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        let retry = if self.retry.0 == NONE { None } else { Some(self.route.wake_at().unwrap_or(self.now)) };
+        // Slices that wait for a rail, in the retry queue or in the caller's hands, get their chance when a pause is over.
+        // A rail that is merely full has completions to come, and with them its own reason to be polled.
         let fence = self.fences.iter().any(|fence| fence.pending == 0).then_some(self.now);
-        self.rails.iter().filter_map(Transport::poll_at).chain(retry).chain(fence).min()
+        self.rails.iter().filter_map(Transport::poll_at).chain(self.route.wake_at()).chain(fence).min()
     }
 
     fn event_source(&self) -> Option<EventSource> {

@@ -34,7 +34,7 @@ pub trait Route {
     );
     /// The time, once a poll.
     fn tick(&mut self, now: Instant);
-    /// When the answer of `route` may change by itself.
+    /// When the answer of `route` may change by itself: after the last `tick`, never before.
     fn wake_at(&self) -> Option<Instant> {
         None
     }
@@ -236,7 +236,7 @@ impl Route for HealthRoute {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        self.rails.iter().filter(|rail| !rail.probing).filter_map(|rail| rail.paused_until).min()
+        self.rails.iter().filter_map(|rail| rail.paused_until).filter(|&until| until > self.now).min()
     }
 
     fn bytes_in_flight(&self, rail: usize) -> u64 {

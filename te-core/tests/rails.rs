@@ -24,7 +24,8 @@ struct Rails {
 }
 
 fn rails(link: LinkConfig) -> Rails {
-    let names = ["left", "right"];
+    // One name for both, as with two NICs of one fabric: each must find the other end of its own.
+    let names = ["rail", "rail"];
     let config = |name| SimConfig { name, link, ..SimConfig::CALM };
     let nets: Vec<SimNet> = names.iter().map(|name| SimNet::new(5, config(name))).collect();
     let multi = || {
