@@ -4,9 +4,10 @@
 use benches::{InstantRail, REGION, SEGMENT, slices};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
+use std::time::Duration;
 use te_core::{
-    Access, BatchTable, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op,
-    Route, Slicer, Token, TransferRequest, Transport,
+    Access, BatchTable, Completion, Delay, Fault, FaultConfig, HealthConfig, HealthRoute, Instant, Mailbox,
+    MemSpan, Memory, MultiTransport, Op, Route, Slicer, Throttle, Token, Trace, TransferRequest, Transport,
 };
 
 const BATCH: u32 = 128;
@@ -102,6 +103,41 @@ fn multi(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// What a decorator costs when it does nothing but look on.
+fn decorators(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decorator");
+    group.throughput(Throughput::Elements(BATCH.into()));
+    let batch = slices(Op::Write, BATCH, BLOCK);
+    let rail = || InstantRail::new(1024);
+    let quiet = FaultConfig::default();
+    let decorated: [(&str, Box<dyn Transport>); 5] = [
+        ("none", Box::new(rail())),
+        ("fault", Box::new(Fault::new(rail(), 1, quiet))),
+        ("trace", Box::new(Trace::new(rail(), 4096))),
+        ("throttle", Box::new(Throttle::new(rail(), u64::MAX, u64::MAX))),
+        ("delay", Box::new(Delay::new(rail(), Duration::ZERO))),
+    ];
+    for (name, mut transport) in decorated {
+        attach(&mut transport);
+        group.bench_function(name, |bencher| bencher.iter(|| round(&mut transport, &batch)));
+    }
+    group.finish();
+}
+
+/// One thread on both ends: the cost of the ring itself. What it costs between two threads is the caches' business.
+fn mailbox(criterion: &mut Criterion) {
+    let mailbox = Mailbox::new(256);
+    let mut group = criterion.benchmark_group("mailbox");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("push and pop", |bencher| {
+        bencher.iter(|| {
+            mailbox.push(black_box(7u64)).expect("room");
+            black_box(mailbox.pop())
+        });
+    });
+    group.finish();
+}
+
 /// Registers and attaches what [`slices`] refer to.
 fn attach(transport: &mut impl Transport) {
     // SAFETY: no rail here touches the span; it is never dereferenced.
@@ -128,5 +164,5 @@ fn round(transport: &mut impl Transport, batch: &[te_core::Slice]) {
     }
 }
 
-criterion_group!(benches, slicing, batch_table, routes, multi);
+criterion_group!(benches, slicing, batch_table, routes, multi, decorators, mailbox);
 criterion_main!(benches);

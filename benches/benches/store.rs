@@ -122,5 +122,22 @@ fn master(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, allocator, master);
+/// What every reader and writer pays for never serving wrong bytes, beside a copy of as many.
+fn checksum(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("checksum");
+    for len in [4 * KIB, 1024 * KIB] {
+        let bytes = vec![0x5au8; len as usize];
+        let mut copy = vec![0u8; len as usize];
+        group.throughput(Throughput::Bytes(len));
+        group.bench_function(BenchmarkId::new("crc32c", len), |bencher| {
+            bencher.iter(|| crc32c::crc32c(black_box(&bytes)));
+        });
+        group.bench_function(BenchmarkId::new("memcpy", len), |bencher| {
+            bencher.iter(|| black_box(&mut copy).copy_from_slice(black_box(&bytes)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, allocator, master, checksum);
 criterion_main!(benches);

@@ -1,4 +1,5 @@
 //! A transport that moves nothing: what is left is the cost of everything around it.
+#![allow(unsafe_code, reason = "implements `register`, whose promise the caller makes")]
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, RegionId,

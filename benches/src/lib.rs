@@ -9,6 +9,7 @@
 //!
 //! A benchmark that handles many slices in one iteration declares them as its throughput: the time of an iteration divided
 //! by the elements is the time of a slice.
+#![deny(unsafe_code)]
 
 mod instant;
 mod pair;

@@ -1,4 +1,5 @@
 //! Two transports of one kind, one after the other in one thread.
+#![allow(unsafe_code, reason = "registers memory of its own")]
 
 use std::time::{Duration, Instant as Clock};
 

@@ -68,28 +68,18 @@ impl Global {
     }
 }
 
-/// What to do.
+/// What to do. Each command's arguments say what it is.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the master: it knows where every object is
     Master(master::Args),
-    /// Run a node: it lends its memory to the store
     Node(node::Args),
-    /// Store a file, or stdin, under a key
     Put(put::Args),
-    /// Fetch an object and check every byte
     Get(get::Args),
-    /// Remove objects
     Rm(rm::Args),
-    /// List keys
     Ls(ls::Args),
-    /// Show the cluster, or one object's replicas
     Stat(stat::Args),
-    /// Replay a request trace against a real cluster of processes on this machine
     Replay(replay::Args),
-    /// Measure transfers, the store, or the master
     Bench(bench::Args),
-    /// Look for what would make this machine slow or fail, and say how to fix it
     Doctor(doctor::Args),
 }
 

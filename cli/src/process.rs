@@ -109,16 +109,6 @@ impl Child {
         }
     }
 
-    /// What messages call it.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.process.id()
-    }
-
     /// CPU time so far; after its end, as much as was seen last.
     pub(crate) fn cpu(&mut self) -> Duration {
         if self.status.is_none()

@@ -12,16 +12,34 @@ use std::time::Duration;
 use crate::exit::Exit;
 
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// An event that the handler raises, for whoever sleeps; -1 before [`catch_interrupts`].
+static EVENT: AtomicI32 = AtomicI32::new(-1);
 
 /// From now on Ctrl-C and SIGTERM are noted, to be asked for with [`interrupted`]. A second one ends the process at once:
 /// its children die with it ([`die_with_parent`]).
 pub(crate) fn catch_interrupts() {
     extern "C" fn note(signal: libc::c_int) {
         SIGNAL.store(signal, Ordering::Relaxed);
+        let one = 1u64;
+        // SAFETY: `write` is async-signal-safe, and `one` outlives it. Without an event it fails, which does no harm;
+        // with one it cannot change errno, because an eventfd that holds at most three is never full.
+        unsafe { libc::write(EVENT.load(Ordering::Relaxed), (&raw const one).cast(), size_of::<u64>()) };
     }
+    // SAFETY: no memory is involved; the descriptor is open for the rest of the process's life.
+    EVENT.store(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }, Ordering::Relaxed);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: the zeroed struct is a valid sigaction with an empty mask; the handler only stores to an atomic, which
-        // is async-signal-safe. No SA_RESTART: system calls that wait return EINTR, and their callers look at the note.
+        // SAFETY: `old` outlives the call, which fills it or leaves it zeroed.
+        let ignored = unsafe {
+            let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            libc::sigaction(signal, std::ptr::null(), &raw mut old);
+            old.sa_sigaction == libc::SIG_IGN
+        };
+        // `nohup` means it.
+        if ignored && signal == libc::SIGHUP {
+            continue;
+        }
+        // SAFETY: the zeroed struct is a valid sigaction with an empty mask; the handler does only what is
+        // async-signal-safe. No SA_RESTART: system calls that wait return EINTR, and their callers look at the note.
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = note as *const () as libc::sighandler_t;
@@ -38,6 +56,15 @@ pub(crate) fn interrupted() -> Option<Exit> {
         libc::SIGINT => Some(Exit::Interrupted),
         _ => Some(Exit::Terminated),
     }
+}
+
+/// Sleeps until somebody asks us to end, at most `timeout`; says how, if so. Burns no CPU.
+pub(crate) fn wait_for_interrupt(timeout: Option<Duration>) -> Option<Exit> {
+    let mut event = libc::pollfd { fd: EVENT.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
+    let timeout_ms = timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
+    // SAFETY: one pollfd, which outlives the call. A signal ends it early, and so does the event it raised before.
+    unsafe { libc::poll(&raw mut event, 1, timeout_ms) };
+    interrupted()
 }
 
 /// The child that `command` starts gets SIGKILL when the thread that starts it ends, however that comes about. It leads a

@@ -18,6 +18,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
+use te_engine::{Access, Engine, LocalAddr, Op, TransferRequest};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -188,14 +189,40 @@ fn pipeline<'k, O: Operation, T>(
 
 fn measure_store() -> Result<()> {
     let master = Process::start(&["serve-master"])?;
-    let _node = Process::start(&["serve-node", &master.says])?;
+    let node = Process::start(&["serve-node", &master.says])?;
     for (name, fabrics) in [("shm", Fabrics::SHM), ("tcp", Fabrics::TCP)] {
         println!("\n{name}");
         let mut client = Client::connect(ClientConfig::new(master.says.parse()?).fabrics(fabrics))?;
         for value_bytes in [4 << 10, 1 << 20] {
+            measure_raw(&node.says, fabrics, value_bytes)?;
             measure_values(&mut client, name, value_bytes)?;
         }
         println!("{:?}", client.counters());
+    }
+    Ok(())
+}
+
+/// What the engine alone does, over as much memory.
+fn measure_raw(endpoint: &str, fabrics: Fabrics, value_bytes: usize) -> Result<()> {
+    let mut engine = Engine::start(te_engine::Config { fabrics, ..te_engine::Config::default() })?;
+    let segment = engine.open_segment(endpoint)?;
+    let base = engine.segment_regions(segment)?.first().ok_or("no memory")?.addr;
+    let local = engine.alloc_shared(value_bytes, Access::LOCAL)?;
+    for op in [Op::Write, Op::Read, Op::Write, Op::Read] {
+        let rounds: Vec<Vec<u8>> = (0..100_u64).map(|i| i.to_le_bytes().to_vec()).collect();
+        sample(if op == Op::Read { "raw read" } else { "raw write" }, &rounds, value_bytes, |round| {
+            let index = u64::from_le_bytes(round.try_into()?);
+            let request = TransferRequest {
+                op,
+                local: LocalAddr::Region(local.id(), 0),
+                segment,
+                remote_addr: base + (128 << 20) + index * value_bytes as u64,
+                len: value_bytes as u64,
+            };
+            let batch = engine.submit(&[request], None)?;
+            engine.wait(batch, None)?;
+            Ok(engine.free(batch)?)
+        })?;
     }
     Ok(())
 }
@@ -208,7 +235,7 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     region.write(0, &value).map_err(|error| format!("{error:?}"))?;
     let range = BufferRange::all(&region);
     let options = PutOptions::default();
-    sample("put", &keys, value_bytes, |key| Ok(drop(client.put(key, &value, &options)?)))?;
+    sample("put", &keys, value_bytes, |key| Ok(client.put(key, &value, &options).map(|_| ())?))?;
     sample("get", &keys, value_bytes, |key| match client.get(key)? {
         Some(found) if found == value => Ok(()),
         _ => Err("missed".into()),
@@ -219,8 +246,13 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     })?;
     client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
-    sample("put_from", &keys, value_bytes, |key| Ok(drop(client.put_from(key, range, &options)?)))?;
-    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    for _ in 0..2 {
+        // The second time into pages that this process has touched.
+        sample("put_from", &keys, value_bytes, |key| {
+            Ok(client.put_from(key, range, &options).map(|_| ())?)
+        })?;
+        client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    }
     client.unregister(region.id())?;
     Ok(())
 }

@@ -1,5 +1,9 @@
 //! CRC-32C, the store's checksum.
 
+use te_engine::MemSpan;
+
+use crate::sys;
+
 /// A checksum in the making.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checksum(u32);
@@ -7,7 +11,12 @@ pub(crate) struct Checksum(u32);
 impl Checksum {
     /// Takes further bytes in.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
+        self.0 = sys::checksum(self.0, bytes);
+    }
+
+    /// Takes further bytes of registered memory in. What does not lie inside changes nothing.
+    pub(crate) fn update_span(&mut self, span: MemSpan, offset: u64, len: u64) {
+        self.0 = sys::checksum_span(self.0, span, offset, len).unwrap_or(self.0);
     }
 
     /// Of all bytes so far.

@@ -40,6 +40,9 @@ pub struct NodeConfig {
     pub rpc: RpcConfig,
     /// Memory to contribute, bytes.
     pub capacity_bytes: u64,
+    /// Touches every page before it is mounted, so that no put pays for it. Takes about a second for each few GiB.
+    /// Default true.
+    pub populate: bool,
     /// The engine that serves it: `engine.listen` is where clients connect.
     pub engine: te_engine::Config,
     /// How often the node says that it lives, milliseconds; 0: a third of what the master tolerates. Default 0.
@@ -96,6 +99,7 @@ impl NodeConfig {
             master,
             rpc: RpcConfig::default(),
             capacity_bytes,
+            populate: true,
             engine: te_engine::Config { listen, ..te_engine::Config::default() },
             heartbeat_ms: 0,
         }

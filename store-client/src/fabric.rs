@@ -1,25 +1,22 @@
-//! The engine, as the client needs it: batches that are polled by the caller.
+//! The engine, as the client needs it: one owner, who polls.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use te_engine::{
-    Access, Config, MemSpan, RegionId, RegisterError, RequestStatus, SegmentError, SegmentHandle,
-    SharedRegion, StartError, Stats, Status, Transfer, TransferEngine, TransferError, TransferRequest,
+    Access, BatchHandle, Config, Engine, MemSpan, RegionId, RegisterError, RequestStatus, SegmentError,
+    SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError, TransferRequest,
 };
 
 /// One engine with one owner.
 pub(crate) struct Fabric {
-    engine: TransferEngine,
-}
-
-/// A batch on its way.
-pub(crate) struct Ticket {
-    transfer: Transfer,
+    engine: Engine,
+    spin: Duration,
 }
 
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
-        Ok(Self { engine: TransferEngine::start(config)? })
+        let spin = Duration::from_micros(config.spin_us.into());
+        Ok(Self { engine: Engine::start(config)?, spin })
     }
 
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
@@ -27,7 +24,7 @@ impl Fabric {
     }
 
     /// # Safety
-    /// As [`TransferEngine::register`].
+    /// As [`Engine::register`].
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, RegisterError> {
         // SAFETY: the caller's promise.
@@ -53,53 +50,76 @@ impl Fabric {
         &mut self,
         requests: &[TransferRequest],
         timeout: Duration,
-    ) -> Result<Ticket, TransferError> {
-        self.engine.submit(requests, Some(timeout)).map(|transfer| Ticket { transfer })
+    ) -> Result<BatchHandle, TransferError> {
+        self.engine.submit(requests, Some(timeout))
     }
 
     /// Fences a segment and waits. Whether the target said so.
     pub(crate) fn fence(&mut self, segment: SegmentHandle, timeout: Duration) -> bool {
-        match self.engine.fence(segment, Some(timeout)) {
-            Ok(transfer) => transfer.wait(Some(timeout * 2)).is_ok(),
-            Err(_) => false,
-        }
+        let Ok(fence) = self.engine.fence(segment, Some(timeout)) else { return false };
+        let held = self.engine.wait_fence(fence, Some(timeout)).is_ok();
+        // It is known: it was made above.
+        let _ = self.engine.free_fence(fence);
+        held
     }
 
     /// Moves things on, without waiting.
-    pub(crate) fn poll(&mut self) {}
-
-    /// Waits until something may have moved, at most `timeout`.
-    pub(crate) fn wait(&mut self, ticket: &Ticket, timeout: Duration) {
-        let _ = ticket.transfer.wait(Some(timeout));
+    pub(crate) fn poll(&mut self) {
+        self.engine.poll();
     }
 
-    pub(crate) fn is_over(&mut self, ticket: &Ticket) -> bool {
-        ticket.transfer.status().is_terminal()
+    /// Polls until a batch is over, at most until `deadline`; spins first, then sleeps.
+    pub(crate) fn wait(&mut self, batch: BatchHandle, deadline: Instant) {
+        let started = Instant::now();
+        loop {
+            if self.engine.poll() > 0 && self.is_over(batch) {
+                return;
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return;
+            }
+            if now - started >= self.spin {
+                self.engine.park(Some((deadline - now).min(PARK_MAX)));
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn is_over(&self, batch: BatchHandle) -> bool {
+        self.engine.status(batch).map_or(true, Status::is_terminal)
     }
 
     /// How request `index` of a batch that is over ended.
-    pub(crate) fn request(&mut self, ticket: &Ticket, index: usize) -> Option<RequestStatus> {
-        ticket.transfer.request(index)
+    pub(crate) fn request(&self, batch: BatchHandle, index: usize) -> Option<RequestStatus> {
+        self.engine.request_status(batch, index).ok()
     }
 
     /// Whether local memory of the batch may still be touched.
-    pub(crate) fn is_quarantined(&mut self, ticket: &Ticket) -> bool {
-        ticket.transfer.report().quarantined
+    pub(crate) fn is_quarantined(&self, batch: BatchHandle) -> bool {
+        self.engine.report(batch).is_ok_and(|report| report.quarantined)
     }
 
-    pub(crate) fn cancel(&mut self, ticket: &Ticket) {
-        ticket.transfer.cancel();
+    pub(crate) fn cancel(&mut self, batch: BatchHandle) {
+        // One that has been freed needs no cancelling.
+        let _ = self.engine.cancel(batch);
     }
 
     /// Gives a batch that is over back.
-    pub(crate) fn free(&mut self, ticket: Ticket) {
-        drop(ticket);
+    pub(crate) fn free(&mut self, batch: BatchHandle) {
+        if let Err(error) = self.engine.free(batch) {
+            log::debug!("freeing a batch: {error}");
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {
         self.engine.stats()
     }
 }
+
+/// The longest sleep, should an event get lost.
+const PARK_MAX: Duration = Duration::from_millis(100);
 
 /// Whether a request that ended like this moved all of its bytes.
 pub(crate) const fn is_complete(status: &RequestStatus) -> bool {

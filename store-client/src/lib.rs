@@ -15,6 +15,32 @@
 //! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
 //! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
 //! [`RpcConnection`] is the bare connection, for tools and for load.
+//!
+//! ```
+//! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
+//! use store_master::{Config, MasterServer};
+//!
+//! // A master, a node and a client, as a rule three processes on three machines.
+//! let config = Config { rpc_listen: "127.0.0.1:0".parse()?, http_listen: None, ..Config::default() };
+//! let master = MasterServer::bind(config)?.spawn()?;
+//! let address = master.rpc_addr();
+//! let node = Node::start(NodeConfig::new("node-1", address.into(), 8 << 20))?;
+//! let mut client = Client::connect(ClientConfig::new(address.into()))?;
+//!
+//! // Bytes in, bytes out.
+//! assert!(client.put(b"prompt/0", b"the block's bytes", &PutOptions::default())?);
+//! assert_eq!(client.get(b"prompt/0")?.as_deref(), Some(b"the block's bytes".as_slice()));
+//! assert_eq!(client.get(b"prompt/1")?, None); // a miss is no error
+//!
+//! // Without a copy: from and into registered memory.
+//! let blocks = client.alloc(1 << 20)?;
+//! assert!(client.put_from(b"prompt/1", BufferRange::part(&blocks, 0, 4096), &PutOptions::default())?);
+//! assert_eq!(client.get_into(b"prompt/1", BufferRange::part(&blocks, 4096, 4096))?, Some(4096));
+//!
+//! node.stop();
+//! master.stop()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 
 mod bounce;

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use te_engine::{MemSpan, RegionId, SharedRegion};
 
 use crate::checksum::Checksum;
-use crate::sys;
 
 /// A part of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,32 +57,22 @@ impl Memory {
 
     /// Whether the range is of a known region and inside it.
     pub(crate) fn contains(&self, range: BufferRange) -> bool {
-        let len = match self.regions.get(&range.region) {
-            Some(Held::Shared(shared)) => shared.len() as u64,
-            Some(Held::Raw(span)) => span.len() as u64,
-            None => return false,
-        };
-        range.offset.checked_add(range.len).is_some_and(|end| end <= len)
+        self.regions.get(&range.region).is_some_and(|held| held.span().contains(range.offset, range.len))
     }
 
     /// Takes a range into a checksum. A range that is not there changes nothing.
     pub(crate) fn checksum(&self, range: BufferRange, checksum: &mut Checksum) {
-        let Some(held) = self.regions.get(&range.region).filter(|_| self.contains(range)) else { return };
-        let mut piece = [0; PIECE_BYTES];
-        let mut offset = range.offset;
-        let end = range.offset + range.len;
-        while offset < end {
-            let piece = &mut piece[..(end - offset).min(PIECE_BYTES as u64) as usize];
-            // Inside, as was checked; if it failed all the same, the checksum would not fit.
-            let _ = match held {
-                Held::Shared(shared) => shared.read(offset, piece),
-                Held::Raw(span) => sys::read(*span, offset, piece),
-            };
-            checksum.update(piece);
-            offset += piece.len() as u64;
+        if let Some(held) = self.regions.get(&range.region) {
+            checksum.update_span(held.span(), range.offset, range.len);
         }
     }
 }
 
-/// Copied out at a time, because memory that a fabric writes is never borrowed (L7). Fits the first-level cache.
-const PIECE_BYTES: usize = 8 << 10;
+impl Held {
+    fn span(&self) -> MemSpan {
+        match self {
+            Self::Shared(shared) => shared.span(),
+            Self::Raw(span) => *span,
+        }
+    }
+}

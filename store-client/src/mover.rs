@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use store_core::SegmentNo;
 use store_core::client::{Transfer, TransferEnd};
 use te_core::{ErrorKind, Op, Outcome};
-use te_engine::{LocalAddr, RegionId, SegmentHandle, TransferError, TransferRequest};
+use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, TransferError, TransferRequest};
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
-use crate::fabric::{self, Fabric, Ticket};
+use crate::fabric::{self, Fabric};
 use crate::memory::{BufferRange, Memory};
 
 /// Bytes checksummed at a time: few enough to stay in the second-level cache.
@@ -90,7 +90,7 @@ struct Sum {
 }
 
 struct Flight {
-    ticket: Ticket,
+    batch: BatchHandle,
     pieces: Vec<Flying>,
 }
 
@@ -162,7 +162,7 @@ impl Mover {
             for flight in
                 self.flights.iter().filter(|flight| flight.pieces.iter().any(|piece| piece.job == index))
             {
-                fabric.cancel(&flight.ticket);
+                fabric.cancel(flight.batch);
             }
         }
         self.bury_dead();
@@ -179,23 +179,19 @@ impl Mover {
         let mut busy = false;
         while self.flights.len() < FLIGHTS_MAX && self.send_flight(fabric, memory, buffers, timeout) {
             busy = true;
+            // Over a rail that copies at once it is over now, and its bytes are still in the cache.
+            fabric.poll();
+            self.reap_ended(fabric, memory, buffers);
         }
         fabric.poll();
-        while let Some(flight) = self.flights.front()
-            && fabric.is_over(&flight.ticket)
-        {
-            if let Some(flight) = self.flights.pop_front() {
-                self.reap(flight, fabric, memory, buffers);
-            }
-            busy = true;
-        }
+        busy |= self.reap_ended(fabric, memory, buffers);
         busy || !self.ended.is_empty()
     }
 
     /// Waits until something may have moved, at most until `deadline`.
     pub(crate) fn wait(&mut self, fabric: &mut Fabric, deadline: Instant) {
         if let Some(flight) = self.flights.front() {
-            fabric.wait(&flight.ticket, deadline.saturating_duration_since(Instant::now()));
+            fabric.wait(flight.batch, deadline);
         }
     }
 
@@ -258,10 +254,10 @@ impl Mover {
             return false;
         }
         match fabric.submit(&self.requests, timeout) {
-            Ok(ticket) => {
+            Ok(batch) => {
                 // While the bytes are on their way.
                 self.sum_ranges(&pieces, memory, buffers);
-                self.flights.push_back(Flight { ticket, pieces });
+                self.flights.push_back(Flight { batch, pieces });
                 true
             }
             Err(error) => self.not_sent(pieces, &error),
@@ -350,10 +346,22 @@ impl Mover {
         true
     }
 
+    /// Whether there were any.
+    fn reap_ended(&mut self, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) -> bool {
+        let mut any = false;
+        while self.flights.front().is_some_and(|flight| fabric.is_over(flight.batch)) {
+            if let Some(flight) = self.flights.pop_front() {
+                self.reap(flight, fabric, memory, buffers);
+                any = true;
+            }
+        }
+        any
+    }
+
     fn reap(&mut self, mut flight: Flight, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) {
-        let quarantined = fabric.is_quarantined(&flight.ticket);
+        let quarantined = fabric.is_quarantined(flight.batch);
         for (index, piece) in flight.pieces.drain(..).enumerate() {
-            let status = fabric.request(&flight.ticket, index);
+            let status = fabric.request(flight.batch, index);
             let applied = status.as_ref().is_some_and(fabric::is_complete);
             let job = &mut self.jobs[piece.job];
             job.in_flight -= 1;
@@ -379,7 +387,7 @@ impl Mover {
             }
             self.end_if_over(piece.job);
         }
-        fabric.free(flight.ticket);
+        fabric.free(flight.batch);
         self.spare.push(flight.pieces);
     }
 

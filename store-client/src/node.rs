@@ -139,11 +139,7 @@ impl Drop for Node {
 
 impl Keeper {
     fn run(mut self, stopped: &Receiver<()>) {
-        loop {
-            match stopped.recv_timeout(self.pause()) {
-                Err(RecvTimeoutError::Timeout) => {}
-                _ => break,
-            }
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
                 log::warn!("node {}: {error}", self.config.name);
@@ -196,7 +192,7 @@ impl Keeper {
         self.incarnation = wall.max(self.incarnation + 1);
         // `validate` has seen that it fits.
         let len = usize::try_from(self.config.capacity_bytes).unwrap_or(usize::MAX);
-        let region = self.engine.alloc_shared(len, Access::all())?;
+        let region = self.engine.alloc_shared_with(len, Access::all(), self.config.populate)?;
         let segment = MountSegment {
             node: self.node,
             incarnation: self.incarnation,

@@ -377,7 +377,8 @@ impl RpcConnection {
                     return Err(RpcError::TimedOut { call_ms_max: self.config.call_ms_max });
                 }
                 if now < spin_end {
-                    std::hint::spin_loop();
+                    // Should the master wait for this very core, let it have it.
+                    thread::yield_now();
                     continue;
                 }
                 self.fill_blocking(deadline - now)?;

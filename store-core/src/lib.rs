@@ -1,4 +1,107 @@
-//! The store as pure state machines.
+//! The store as pure state machines: no I/O, no clock, no randomness, no threads.
+//!
+//! ```text
+//!      a client's shell                       the wire                       the master's shell
+//!   sockets, buffers, fabric                                                 sockets, clock
+//!  ┌───────────────────────┐                                              ┌───────────────────┐
+//!  │ client::GetOp, PutOp  │ ── request ─▶ ┌──────────────────┐ ────────▶ │ Master            │
+//!  │  what to call, move,  │               │ wire: frames     │           │  objects  leases  │
+//!  │  fence, verify        │ ◀─ response ─ │ message: bodies  │ ◀──────── │  segments  nodes  │
+//!  └──────────┬────────────┘               └──────────────────┘           │  limbo  eviction  │
+//!             │ bytes, one-sided                                          └─────────▲─────────┘
+//!             ▼                                                                     │ mount, heartbeat
+//!   ┌───────────────────────────────────────────────────────────────────────────────┴─────────┐
+//!   │ nodes: memory, exported through te-core                                                 │
+//!   └─────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! An object's life: `put_start` reserves space on distinct segments, the writer moves its bytes straight to the nodes,
+//! `put_end` commits them with a checksum, and from then on `get` says where they are, under a lease. The master never
+//! sees a byte of an object. Three rules keep a reader from ever seeing the wrong ones:
+//!
+//! * **Space is reused when nobody can touch it any more.** Not while a lease runs, and not while a writer's bytes may be
+//!   on their way: it committed, it vouched that it is quiet (every write known to have ended, or fenced by its target), or
+//!   the release timeout is over. See [`Master`].
+//! * **Readers verify.** The bytes count when their checksum is the committed one and the lease had not run out on the
+//!   reader's own clock. Everything else is a miss. See [`client::GetOp`].
+//! * **Nothing is named twice.** Generations and segment numbers are never reused, over restarts of the master too.
+//!
+//! Everything is driven by calls that take the time as an argument, so that the whole store runs in one thread, with every
+//! fault there is, from one seed: `tests/simulation`.
+//!
+//! # Limits
+//!
+//! | What | Limit | Where |
+//! |---|---|---|
+//! | Frame | 4 MiB | [`wire::FRAME_BYTES_MAX`] |
+//! | Keys in a request | 4,096 | [`wire::KEYS_PER_BATCH_MAX`] |
+//! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
+//! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
+//! | Object | 1 byte to one segment | |
+//! | Segment | 64 bytes to 2^64 − 1 | [`offset::GRAIN_BYTES`] |
+//! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
+//! | Objects | 100 million, 2^31 at most | [`MasterConfig::objects_max`] |
+//! | Master memory per object | about 155 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |
+//! | Name, endpoint of a segment | 256 bytes | [`message::NAME_BYTES_MAX`] |
+//!
+//! # Example
+//!
+//! One put and one get, with a `Vec` for the fabric and the node:
+//!
+//! ```
+//! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
+//! use store_core::message::{MountSegment, PutOptions};
+//! use store_core::{Frame, Master, MasterConfig};
+//! use te_core::Instant;
+//!
+//! let now = Instant::from_millis(1);
+//! let mut master = Master::new(MasterConfig::default())?;
+//! let mut memory = vec![0u8; 4096];
+//! let segment = MountSegment { node: 1, incarnation: 1, name: "n1", endpoint: "n1:9000", base: 0, len: 4096 };
+//! master.mount(now, &segment)?;
+//!
+//! let mut put = PutOp::new(ClientConfig::default());
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutOptions::default());
+//! let (mut request, mut response) = (Vec::new(), Vec::new());
+//! let mut request_id = 0;
+//! while !put.is_done() {
+//!     request_id += 1;
+//!     match put.poll(now, request_id, &mut request) {
+//!         Some(Action::Call) => {
+//!             master.handle(now, &Frame::parse(&request)?.expect("whole").0, &mut response);
+//!             put.handle_response(now, &Frame::parse(&response)?.expect("whole").0);
+//!             (request.clear(), response.clear());
+//!         }
+//!         Some(Action::Transfer(write)) => {
+//!             memory[write.addr as usize..][..5].copy_from_slice(b"hello");
+//!             put.handle_transfer(write.id, TransferEnd::written());
+//!         }
+//!         other => panic!("nothing goes wrong here: {other:?}"),
+//!     }
+//! }
+//! assert!(put.result(0).expect("done").is_ok());
+//!
+//! let mut get = GetOp::new(ClientConfig::default());
+//! get.start([GetItem { key: b"greeting", capacity: 64 }], &[]);
+//! let mut buffer = Vec::new();
+//! while !get.is_done() {
+//!     request_id += 1;
+//!     match get.poll(now, request_id, &mut request) {
+//!         Some(Action::Call) => {
+//!             master.handle(now, &Frame::parse(&request)?.expect("whole").0, &mut response);
+//!             get.handle_response(&Frame::parse(&response)?.expect("whole").0);
+//!         }
+//!         Some(Action::Transfer(read)) => {
+//!             buffer = memory[read.addr as usize..][..read.len as usize].to_vec();
+//!             get.handle_transfer(now, read.id, TransferEnd::read(42)); // 42: the checksum of `buffer`
+//!         }
+//!         other => panic!("nothing goes wrong here: {other:?}"),
+//!     }
+//! }
+//! assert!(get.result(0).expect("done").is_ok());
+//! assert_eq!(buffer, b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

@@ -31,7 +31,7 @@ impl<T> Chunks<T> {
     /// Appends a slot and gives its index.
     pub(crate) fn push(&mut self, value: T) -> u32 {
         let index = self.len;
-        if index as usize % CHUNK_LEN == 0 {
+        if (index as usize).is_multiple_of(CHUNK_LEN) {
             self.chunks.push(Vec::with_capacity(CHUNK_LEN));
         }
         if let Some(chunk) = self.chunks.last_mut() {

@@ -265,10 +265,14 @@ impl Service {
         let mut now = Instant::now();
         let mut spin_until = now;
         while !self.stop.load(Ordering::Acquire) {
-            let timeout = if self.ready.is_empty() && now >= spin_until {
-                self.park_timeout(now)
-            } else {
+            let timeout = if !self.ready.is_empty() {
                 Some(Duration::ZERO)
+            } else if now < spin_until {
+                // Should the next asker wait for this very core, let it have it.
+                thread::yield_now();
+                Some(Duration::ZERO)
+            } else {
+                self.park_timeout(now)
             };
             self.wait(&mut events, timeout)?;
             now = Instant::now();

@@ -1,4 +1,5 @@
 //! Alone in its file, so that it has the process to itself.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What a master does for those who behave.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -120,7 +120,7 @@ impl Outbox {
         self.queued += len as u64;
         match self.items.back_mut() {
             Some(Item { body: Body::Head(before), len: known, .. })
-                if *before + *known as u64 == at && at % cap != 0 =>
+                if *before + *known as u64 == at && !at.is_multiple_of(cap) =>
             {
                 *known += len
             }

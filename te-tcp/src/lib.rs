@@ -1,4 +1,84 @@
-//! Reads and writes of a peer's registered memory over TCP.
+//! One-sided reads and writes of registered memory over TCP: the fabric that every machine has.
+//!
+//! A [`TcpTransport`] is both ends at once. It cuts its owner's slices into frames and sends them to peers (*initiator*),
+//! and it serves the regions that it exports to peers (*target*). It is one object with one owner, has no threads, and
+//! makes progress only in [`poll`](te_core::Transport::poll).
+//!
+//! ```text
+//!            submit                                          poll
+//!              │                                              ▲
+//!   ┌──────────▼──────────────────────────────────────────────┴───────────┐
+//!   │ operations   slab of accepted slices, completions that wait         │
+//!   │      │                                                              │
+//!   │ endpoint     one a peer: queue, lanes, fences, pulse                │
+//!   │      │                                                              │
+//!   │ initiator    pieces ▶ frames      target    checks, serves, answers │
+//!   │  + reach     connect, fence,         │      + region  keys, rights, │
+//!   │      │       give up                 │                who uses what │
+//!   │      └──────────────┬────────────────┘                              │
+//!   │                    lane          one connection: outbox and inbox   │
+//!   │                     │            frame: the bytes on the wire       │
+//!   └─────────────────────┼───────────────────────────────────────────────┘
+//!                        sys           sockets, epoll, registered memory: the only unsafe
+//! ```
+//!
+//! Payloads go from registered memory to the socket and from the socket to registered memory without a stop: a frame
+//! announces its payloads, so the receiver knows where each byte belongs before it reads it. One `sendmsg` takes up to
+//! 1,024 heads and payloads; one `readv` takes all payloads of a frame and the heads that follow.
+//! The protocol is described byte by byte in [`frame`].
+//!
+//! # Capabilities
+//!
+//! | | |
+//! |---|---|
+//! | `READ`, `WRITE` | yes; a WRITE is `Applied` when the target has said that its last byte is in place |
+//! | `FENCE` | yes; the target drops older lanes, with what is unread in them, and says so |
+//! | `CHECKSUM` | with [`Config::checksum`]: CRC32C over each payload, checked where it arrives |
+//! | `TWO_SIDED_PROGRESS` | yes: a target serves only while it is polled |
+//! | cancel | at once; a WRITE whose bytes have begun to leave ends `Unknown` |
+//! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
+//! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
+//!
+//! # Limits
+//!
+//! Every table and queue has one; see [`Config`]. A lane holds about 200 KiB. The transport authenticates by the random key
+//! of each export and does not encrypt: it is made for a cluster's own network.
+//!
+//! # Example
+//!
+//! ```
+//! use te_core::{Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+//! use te_tcp::{Config, TcpTransport};
+//!
+//! let (mut here, mut there) = (vec![7_u8; 4096], vec![0_u8; 4096]);
+//! let mut target = TcpTransport::new(Config::default())?;
+//! let mut initiator = TcpTransport::new(Config::default())?;
+//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! // SAFETY: both vectors outlive the registration and are not looked at before it has ended.
+//! unsafe {
+//!     target.register(region, MemSpan::new(there.as_mut_ptr(), 4096), Access::REMOTE_WRITE)?;
+//!     initiator.register(region, MemSpan::new(here.as_mut_ptr(), 4096), Access::LOCAL)?;
+//! }
+//! let mut export = [0; 256];
+//! let len = target.export(region, &mut export)?;
+//! initiator.attach(segment, &export[..len])?;
+//!
+//! let slice = Slice { token: Token(1), local: (region, 0), remote: (segment, 100), len: 1000, op: Op::Write };
+//! assert_eq!(initiator.submit(&[slice])?, 1);
+//! let start = std::time::Instant::now();
+//! let mut out = [Completion::applied(Token(0)); 8];
+//! loop {
+//!     let now = Instant::ZERO + start.elapsed();
+//!     target.poll(now, &mut []);
+//!     if initiator.poll(now, &mut out) == 1 {
+//!         break;
+//!     }
+//! }
+//! assert_eq!(out[0], Completion::applied(Token(1)));
+//! target.deregister(region)?;
+//! assert_eq!(there[99..101], [0, 7]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 
 mod config;
@@ -8,6 +88,7 @@ pub mod frame;
 mod initiator;
 mod lane;
 mod operation;
+mod reach;
 mod region;
 mod stats;
 mod sys;

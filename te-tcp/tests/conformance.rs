@@ -1,4 +1,5 @@
 //! The contract's conformance suite over loopback.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::ops::Range;
 use std::time::Duration;
@@ -82,7 +83,12 @@ impl Pair for Ends {
 
 /// The suite's longest slices, short limits.
 fn plain() -> Config {
-    Config { peer_silence_ms_max: 1_000, connect_ms_max: 1_000, slice_bytes_max: 16 << 20, ..Config::default() }
+    Config {
+        peer_silence_ms_max: 1_000,
+        connect_ms_max: 1_000,
+        slice_bytes_max: 16 << 20,
+        ..Config::default()
+    }
 }
 
 mod plain_lane {
@@ -96,7 +102,11 @@ mod with_checksums {
 
 mod many_lanes_and_small_pieces {
     use te_tcp::Config;
-    te_core::conformance_tests!(super::Loopback(Config { lanes: 4, piece_bytes_max: 4_096, ..super::plain() }));
+    te_core::conformance_tests!(super::Loopback(Config {
+        lanes: 4,
+        piece_bytes_max: 4_096,
+        ..super::plain()
+    }));
 }
 
 mod tight_buffers {

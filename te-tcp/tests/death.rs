@@ -1,4 +1,5 @@
 //! `kill -9` of a target in the middle of a thousand slices. The target is this test binary once more.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Cancelling, fencing, withdrawing, and peers that stop: what the contract promises when things do not go well.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 

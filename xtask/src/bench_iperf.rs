@@ -36,8 +36,9 @@ pub(crate) struct Args {
     /// Congestion control, the same on both sides.
     #[arg(long, default_value = "cubic")]
     congestion: String,
-    /// Slices in flight in the 1 MiB measurements over TCP.
-    #[arg(long, default_value_t = 16)]
+    /// Requests in a batch in the 1 MiB measurements over TCP: enough to fill the pipe, few enough to stay in the caches, as
+    /// iperf3's one buffer does.
+    #[arg(long, default_value_t = 4)]
     depth: u32,
     /// Print one JSON object instead of tables.
     #[arg(long)]
@@ -119,7 +120,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             host.target_dir.join("release/snowskin")
         }
     };
-    let bench = Bench { host: &host, args, snowskin, ticks_per_second: ticks_per_second(&host) };
+    let takes_congestion = Cmd::default()
+        .arg(snowskin.display().to_string())
+        .arg("bench")
+        .arg("transfer")
+        .arg("--help")
+        .stdout(&host.root)
+        .is_some_and(|help| help.contains("--congestion"));
+    ensure!(
+        takes_congestion || args.congestion == "cubic",
+        "this snowskin has no `--congestion`: on one host it uses cubic"
+    );
+    let bench =
+        Bench { host: &host, args, snowskin, takes_congestion, ticks_per_second: ticks_per_second(&host) };
 
     let measurements = measurements(args.depth);
     let mut samples: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
@@ -182,6 +195,7 @@ struct Bench<'a> {
     host: &'a Host,
     args: &'a Args,
     snowskin: PathBuf,
+    takes_congestion: bool,
     ticks_per_second: f64,
 }
 
@@ -242,7 +256,7 @@ impl Bench<'_> {
         for word in options.split_whitespace() {
             cmd = cmd.arg(word);
         }
-        if fabric == "tcp" {
+        if fabric == "tcp" && self.takes_congestion {
             cmd = cmd.arg("--congestion").arg(&self.args.congestion);
         }
         let output =

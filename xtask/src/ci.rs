@@ -277,13 +277,16 @@ fn no_std(host: &Host) -> Plan {
     Plan::Run(works, note)
 }
 
+/// The example that embeds te-core: with std, and linked against nothing but the C library. Both run.
 fn link_without_std(host: &Host) -> Vec<Cmd> {
-    let target_dir = host.target_dir.join("no-std").display().to_string();
+    let target_dir = host.target_dir.join("no-std");
     vec![
-        Cmd::new("cargo rustc -p te-core --example embed --no-default-features --")
+        Cmd::new("cargo run --quiet -p te-core --example embed"),
+        Cmd::new("cargo rustc --quiet -p te-core --example embed --no-default-features --")
             .arg("-Cpanic=abort")
             .arg("-Clink-arg=-nostartfiles")
-            .env("CARGO_TARGET_DIR", target_dir),
+            .env("CARGO_TARGET_DIR", target_dir.display().to_string()),
+        Cmd::default().arg(target_dir.join("debug/examples/embed").display().to_string()),
     ]
 }
 

@@ -60,7 +60,6 @@ pub(crate) fn run() -> Result<()> {
         findings.extend(text_hygiene(source));
         findings.extend(paths_of_one_machine(source));
         if source.is_rust() {
-            findings.extend(unsafe_outside_its_home(source));
             findings.extend(ignored_tests_say_why(source));
         }
         if source.path.ends_with(".md") {
@@ -154,28 +153,6 @@ fn paths_of_one_machine(source: &Source) -> Vec<Finding> {
     })
 }
 
-/// Where unsafe code may be: the system-call layers, te-core's memory and ring modules, tests and benches.
-fn unsafe_outside_its_home(source: &Source) -> Vec<Finding> {
-    let path = source.path.as_str();
-    let parts: Vec<&str> = path.split('/').collect();
-    let (Some(package), Some(file)) = (parts.first(), parts.last()) else { return Vec::new() };
-    let exempt = parts.iter().any(|part| ["sys", "tests", "benches", "examples", "fuzz"].contains(part))
-        || ["sys.rs", "tests.rs"].contains(file);
-    if exempt || !NO_STD_CRATES.contains(package) {
-        return Vec::new();
-    }
-    let said_why =
-        source.text.contains("#![allow(unsafe_code") || source.text.contains("#![forbid(unsafe_code");
-    if said_why {
-        return Vec::new();
-    }
-    source.lines(|line| {
-        let code = line.split("//").next().unwrap_or_default();
-        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|form| code.contains(form));
-        is_unsafe.then(|| "unsafe outside the modules that state its contract".to_owned())
-    })
-}
-
 fn ignored_tests_say_why(source: &Source) -> Vec<Finding> {
     let bare = ["#[ig", "nore]"].concat();
     source.lines(|line| line.contains(&bare).then(|| "say why: `#[ignore = \"...\"]`".to_owned()))
@@ -221,6 +198,10 @@ fn opening(source: &Source, package: &str) -> Vec<Finding> {
         if fences < 4 {
             findings.push(source.finding(1, "a crate opens with an example that compiles"));
         }
+    }
+    // From there on the compiler asks for a reason wherever it is allowed.
+    if !["deny(unsafe_code)", "forbid(unsafe_code)"].iter().any(|lint| source.text.contains(lint)) {
+        findings.push(source.finding(1, "a crate says `#![deny(unsafe_code)]` or `#![forbid(unsafe_code)]`"));
     }
     if NO_STD_CRATES.contains(&package) && !source.text.contains("no_std") {
         findings.push(source.finding(1, "this crate is `#![no_std]`"));
@@ -315,15 +296,6 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_needs_a_module_that_says_why() {
-        let code = "fn f() { unsafe { g() } }\n";
-        assert_eq!(unsafe_outside_its_home(&source("te-core/src/batch.rs", code)).len(), 1);
-        let argued = format!("#![allow(unsafe_code, reason = \"memory\")]\n{code}");
-        assert_eq!(unsafe_outside_its_home(&source("te-core/src/memory.rs", &argued)), []);
-        assert_eq!(unsafe_outside_its_home(&source("te-tcp/src/sys/socket.rs", code)), []);
-    }
-
-    #[test]
     fn a_feature_without_a_paragraph_is_found() {
         let text = "[lints]\nworkspace = true\n[features]\ndefault = []\n## Good.\na = []\nb = []\n";
         let findings = manifest_rules(&source("x/Cargo.toml", text));
@@ -353,10 +325,12 @@ mod tests {
 
     #[test]
     fn a_library_opens_with_a_picture_and_an_example() {
-        let good =
-            "//! What.\n//!\n//! ```text\n//! a - b\n//! ```\n//!\n//! ```\n//! x();\n//! ```\nmod a;\n";
+        let good = "//! What.\n//!\n//! ```text\n//! a - b\n//! ```\n//!\n//! ```\n//! x();\n//! ```\n#![deny(unsafe_code)]\nmod a;\n";
         assert_eq!(opening(&source("te-tcp/src/lib.rs", good), "te-tcp"), []);
-        assert_eq!(opening(&source("te-tcp/src/lib.rs", "//! What.\nmod a;\n"), "te-tcp").len(), 2);
-        assert_eq!(opening(&source("xtask/src/main.rs", "//! What.\nmod a;\n"), "xtask"), []);
+        assert_eq!(opening(&source("te-tcp/src/lib.rs", "//! What.\nmod a;\n"), "te-tcp").len(), 3);
+        assert_eq!(
+            opening(&source("xtask/src/main.rs", "//! What.\n#![forbid(unsafe_code)]\nmod a;\n"), "xtask"),
+            []
+        );
     }
 }

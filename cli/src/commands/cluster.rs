@@ -104,11 +104,6 @@ impl Cluster {
         &self.address
     }
 
-    /// The master.
-    pub(crate) fn master(&self) -> &Child {
-        &self.master
-    }
-
     /// CPU time so far.
     pub(crate) fn cpu(&mut self) -> ClusterCpu {
         ClusterCpu {

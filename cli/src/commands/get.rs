@@ -1,8 +1,114 @@
-//! stub
-use crate::Outcome;
-/// Stub.
+//! `snowskin get`: fetch an object.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use store_client::{Client, ClientConfig};
+
+use crate::args::Global;
+use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::output::{printable, rounded};
+use crate::progress::Bar;
+use crate::{Outcome, fail, output};
+
+const AFTER_HELP: &str = "Examples:
+  snowskin get greeting
+  snowskin get model/layer0 -o layer0.bin
+  snowskin get greeting >/dev/null || echo \"not cached\"";
+
+/// Fetch an object and check every byte
+///
+/// To stdout, or into a file: whole or not at all. A damaged object ends with 4, a missing one with 3, and
+/// then nothing is written.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &Args) -> Outcome {
-    Ok(crate::exit::Exit::Ok)
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// Its key.
+    key: String,
+    /// Write a file instead of stdout: whole or not at all.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    master: MasterArg,
+    /// How bytes travel.
+    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
+    fabric: FabricChoice,
+    /// Print one JSON object about it; needs --output for the bytes.
+    #[arg(long, requires = "output")]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Fetched<'a> {
+    key: &'a str,
+    bytes: u64,
+    seconds: f64,
+    file: &'a Path,
+}
+
+pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    let mut config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
+    config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
+    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let started = Instant::now();
+    let value = {
+        let _bar = Bar::spinner("fetching", global.quiet);
+        client.get(args.key.as_bytes()).map_err(|error| refused(&args.key, &error))?
+    };
+    let Some(value) = value else { return fail(miss(args, &client)) };
+    let seconds = rounded(started.elapsed().as_secs_f64());
+    let Some(file) = &args.output else {
+        output::print_bytes(&value)?;
+        return Ok(Exit::Ok);
+    };
+    write_whole(file, &value)?;
+    if args.json {
+        output::print_json(&Fetched { key: &args.key, bytes: value.len() as u64, seconds, file })?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// The client calls all of these a miss; a person wants to know which.
+fn miss(args: &Args, client: &Client) -> Failure {
+    let key = printable(&args.key);
+    let counters = client.counters();
+    if counters.checksum_mismatches > 0 {
+        return Failure::new(Exit::Verification, format!("{key}: the stored bytes are damaged"))
+            .hint("put it again with --replace");
+    }
+    if counters.transfer_misses > 0 {
+        return Failure::failed(format!(
+            "{key}: none of its nodes could be read over fabric {}",
+            args.fabric.name()
+        ))
+        .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
+    }
+    if counters.lease_misses > 0 {
+        return Failure::failed(format!("{key}: reading took longer than the lease"))
+            .hint("raise the master's --lease-ms");
+    }
+    Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
+}
+
+/// Writes beside the file, then takes its place: a reader never sees half of it.
+fn write_whole(file: &Path, value: &[u8]) -> anyhow::Result<()> {
+    let context = || format!("cannot write {}", file.display());
+    // A pipe or device is written to, not replaced.
+    if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
+        return std::fs::write(file, value).with_context(context);
+    }
+    let mut temporary = file.as_os_str().to_owned();
+    temporary.push(format!(".snowskin-{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = std::fs::File::create(&temporary)
+        .and_then(|mut out| out.write_all(value).and_then(|()| out.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written.with_context(context)
 }

@@ -10,15 +10,14 @@ use crate::output::{Align, LiveTable};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str =
-    "Keys come in no particular order; those stored or removed meanwhile may or may not be there.
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin ls
   snowskin ls kv/llama-3/ --limit 20
   snowskin ls --json | jq -r 'select(.bytes > 1048576) | .key'";
 
-/// Lists keys, with their sizes, copies and state.
+/// List keys, with sizes, copies and state
+///
+/// Keys come in no particular order; those stored or removed meanwhile may or may not be there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

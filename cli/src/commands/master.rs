@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use store_master::{Config, MasterServer};
@@ -11,15 +10,16 @@ use crate::commands::cluster::MasterReady;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output, sys};
 
-const AFTER_HELP: &str = "It keeps metadata only, in memory: nodes lend the bytes (`snowskin node`). Ctrl-C or SIGTERM stops it in order (exit 0).
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin master                                        on this machine alone
   snowskin master --listen 10.0.0.5:50051 --http 10.0.0.5:9003
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
   snowskin master --lease-ms 2000 --evict-above 0.9";
 
-/// Runs the master of a store, in the foreground.
+/// Run the master: it knows where every object is
+///
+/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). It keeps metadata
+/// only, in memory; nodes lend the bytes (`snowskin node`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -87,39 +87,27 @@ pub(crate) fn run(args: &Args) -> Outcome {
         rpc: server.rpc_addr().to_string(),
         http: server.http_addr().map(|addr| addr.to_string()),
     };
-    let stopper = server.stopper();
-    let mut serving = Some(server.spawn()?);
+    let serving = server.spawn()?;
     announce(args.json, &ready, || {
         let http =
             ready.http.as_ref().map(|http| format!(", metrics at http://{http}/metrics")).unwrap_or_default();
         format!("master ready at {}{http}\n", ready.rpc)
-    })?;
+    });
     wait_for_signal();
     tracing::info!("stopping");
-    stopper.stop();
-    if let Some(handle) = serving.take() {
-        handle.stop().context("the master did not stop in order")?;
-    }
+    serving.stop().context("the master did not stop in order")?;
     Ok(Exit::Ok)
 }
 
 /// Says that a daemon serves. That nobody listens is no reason to end.
-pub(crate) fn announce(
-    json: bool,
-    ready: &impl serde::Serialize,
-    text: impl FnOnce() -> String,
-) -> anyhow::Result<()> {
+pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnOnce() -> String) {
     let said = if json { output::print_json(ready) } else { output::print(&text()) };
-    if let Err(error) = said {
-        tracing::info!("nobody reads stdout: {error:#}");
+    if said.is_err() {
+        tracing::info!("nobody reads stdout");
     }
-    Ok(())
 }
 
 /// Sleeps until Ctrl-C or SIGTERM.
 pub(crate) fn wait_for_signal() {
-    while sys::interrupted().is_none() {
-        // A signal ends the sleep early; the standard library sleeps on, so it is short.
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    while sys::wait_for_interrupt(None).is_none() {}
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{Address, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::ErrorCode;
 use store_core::message::ReadStats;
 use te_engine::Fabrics;
@@ -32,7 +32,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Master(args) => master::run(args),
         Command::Node(args) => node::run(args, global),
         Command::Put(args) => put::run(args, global),
-        Command::Get(args) => get::run(args),
+        Command::Get(args) => get::run(args, global),
         Command::Rm(args) => rm::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
@@ -70,6 +70,14 @@ pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
         failure.hint("start one with `snowskin master`, or name yours with --master HOST:PORT").into()
     } else {
         failure.into()
+    }
+}
+
+/// Says the same when a client or a node did not start for this reason, and else what went wrong.
+pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
+    match error {
+        ConnectError::Rpc(error) => no_master(error),
+        error => error.into(),
     }
 }
 

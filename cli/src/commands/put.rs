@@ -1,8 +1,110 @@
-//! stub
-use crate::{Outcome, args::Global};
-/// Stub.
+//! `snowskin put`: store a file, or stdin.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use store_client::{Client, ClientConfig, ErrorCode, PutOptions};
+
+use crate::args::Global;
+use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::output::{printable, rounded};
+use crate::progress::Bar;
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output};
+
+const AFTER_HELP: &str = "Examples:
+  snowskin put greeting hello.txt
+  echo hello | snowskin put greeting
+  snowskin put model/layer0 layer0.bin --replicas 2 --replace";
+
+/// Store a file, or stdin, under a key
+///
+/// The object is readable when this returns, all of it or not at all.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &Args, _: Global) -> Outcome {
-    Ok(crate::exit::Exit::Ok)
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// Its key, 1 to 1024 bytes.
+    key: String,
+    /// The file; `-` is stdin.
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// Copies to keep, each on another segment; fewer when there are not as many.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    replicas: u8,
+    /// Remove what is stored under the key first.
+    #[arg(long)]
+    replace: bool,
+    #[command(flatten)]
+    master: MasterArg,
+    /// How bytes travel.
+    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
+    fabric: FabricChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Stored<'a> {
+    key: &'a str,
+    bytes: u64,
+    seconds: f64,
+}
+
+pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    let value = read_value(args)?;
+    let bytes = value.len() as u64;
+    let config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
+    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
+    let started = Instant::now();
+    if args.replace {
+        client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
+    }
+    let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
+    match client.put(args.key.as_bytes(), &value, &options) {
+        Ok(true) => {}
+        Ok(false) => {
+            let message = format!("{}: there is an object under this key already", printable(&args.key));
+            return fail(Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it"));
+        }
+        Err(error) if error.code() == ErrorCode::NoAvailableHandle => {
+            let failure = Failure::failed(format!("{}: {error}", printable(&args.key)));
+            return fail(
+                failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),
+            );
+        }
+        Err(error) => return Err(refused(&args.key, &error)),
+    }
+    let seconds = rounded(started.elapsed().as_secs_f64());
+    drop(bar);
+    if args.json {
+        output::print_json(&Stored { key: &args.key, bytes, seconds })?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
+    let limit = available_memory().unwrap_or(u64::MAX) / 2;
+    let mut value = Vec::new();
+    let name;
+    if args.file.as_os_str() == "-" {
+        name = "stdin".to_owned();
+        std::io::stdin().lock().take(limit + 1).read_to_end(&mut value).context("cannot read stdin")?;
+    } else {
+        name = args.file.display().to_string();
+        let file = std::fs::File::open(&args.file).with_context(|| format!("cannot open {name}"))?;
+        file.take(limit + 1).read_to_end(&mut value).with_context(|| format!("cannot read {name}"))?;
+    }
+    if value.len() as u64 > limit {
+        return fail(Failure::failed(format!("{name} is longer than this machine can hold in memory")));
+    }
+    if value.is_empty() {
+        return fail(Failure::usage(format!("{name} is empty; an object has one byte at least")));
+    }
+    Ok(value)
 }

@@ -8,15 +8,14 @@ use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str =
-    "Without --force an object that somebody may be reading (lease) or writing is left alone.
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin rm greeting
   snowskin rm --force a b c
   snowskin ls kv/ --json | jq -r .key | xargs snowskin rm";
 
-/// Removes objects.
+/// Remove objects
+///
+/// Without --force an object that somebody may be reading (lease) or writing is left alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

@@ -13,16 +13,16 @@ use crate::output::{Align, Table, printable, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
-const AFTER_HELP: &str =
-    "Looking at an object leases it like a reader does: it cannot be removed without --force for a moment.
-
-Examples:
+const AFTER_HELP: &str = "Examples:
   snowskin stat                     capacity, nodes, objects
   snowskin stat greeting            size, checksum and replicas of one object
   watch -n1 snowskin stat
   snowskin stat --json | jq .used_bytes";
 
-/// Shows what the cluster has and holds; or, with a key, where that object is.
+/// Show the cluster, or one object's replicas
+///
+/// Without a key: what the cluster has and holds. With one: where that object is, which leases it like a
+/// reader does, so that it cannot be removed without --force for a moment.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

@@ -171,7 +171,7 @@ impl Core {
     pub(crate) fn random_key(&self, rng: &mut Rng) -> Vec<u8> {
         let key = rng.below(self.scenario.keys);
         // Some are longer than what is kept inline.
-        if key % 3 == 0 {
+        if key.is_multiple_of(3) {
             format!("{key}{}", "-long".repeat(12)).into_bytes()
         } else {
             format!("key-{key}").into_bytes()
@@ -365,7 +365,7 @@ impl World {
         self.core.now = end;
         self.core.net.advance_to(end);
         self.core.master.handle_timeout(end);
-        for client in self.clients.iter().flatten().filter(|client| !client.is_idle()) {
+        if let Some(client) = self.clients.iter().flatten().find(|client| !client.is_idle()) {
             return Err(Violation::Stuck(client.describe()));
         }
         self.core.report.landed_late = self.core.net.counters().landed_late;

@@ -1,4 +1,5 @@
 //! What the tests share: transports with memory of their own, driven in one thread against the real clock.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::time::{Duration, Instant as Clock};

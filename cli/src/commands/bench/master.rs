@@ -28,17 +28,22 @@ use crate::process::Child;
 use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts one when its start and
-its end are both answered. Keys have 32 bytes. Latency is that of one request of --batch keys (put: both requests), with
---depth of them under way on each connection. Memory per object is the growth of the process (VmRSS) and the master's own
-estimate, both divided by --objects.
+const AFTER_HELP: &str =
+    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts
+one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request
+of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per
+object is the growth of the process (VmRSS) and the master's own estimate, both divided by
+--objects.
 
 Examples:
   snowskin bench master
   snowskin bench master --op exists --batch 1 --clients 2 --depth 32
   snowskin bench master --op put --batch 128 --json | jq '.[].keys_s'";
 
-/// Measures a master: operations a second, latencies, and bytes of memory for each object.
+/// Measure a master: operations a second, latencies, memory for each object
+///
+/// Starts a master, fills it, and asks it from several connections at once: a row for each combination of
+/// operation, batch and clients.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
@@ -352,7 +357,7 @@ fn client(
             idle: Vec::new(),
             tally: Tally::default(),
         });
-    let warm = client.as_mut().map_or(Ok(()), |client| client.run(WARM_UP));
+    let warm = client.as_mut().map_or(Ok(()), |client| client.run(WARM_UP.min(duration)));
     barrier.wait();
     let ran = match (&mut client, warm) {
         (Ok(client), Ok(())) => {

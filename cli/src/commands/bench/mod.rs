@@ -12,15 +12,16 @@ use crate::args::Global;
 use crate::exit::EXIT_CODES;
 use crate::size::GIB;
 
-const AFTER_HELP: &str = "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes, µs are of one batch, and
-CPU time is that of all processes taking part.
+const AFTER_HELP: &str =
+    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes,
+µs are of one batch, and CPU time is that of all processes taking part.
 
 Examples:
   snowskin bench transfer --fabric shm --block 1MiB
   snowskin bench store --value 4KiB,1MiB --op get
   snowskin bench master --op put --batch 1,128 --clients 2";
 
-/// Measures transfers, the store, or the master.
+/// Measure transfers, the store, or the master
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -31,13 +32,9 @@ pub(crate) struct Args {
 /// What to measure.
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Bytes between two processes, over a fabric
     Transfer(transfer::Args),
-    /// Puts and gets of whole objects
     Store(store::Args),
-    /// Questions to the master
     Master(master::Args),
-    /// The other side of `bench transfer`, to run on another machine
     Target(target::Args),
 }
 

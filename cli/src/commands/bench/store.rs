@@ -1,8 +1,441 @@
-//! stub
-use crate::{Outcome, args::Global};
-/// Stub.
+//! `snowskin bench store`: puts and gets of whole objects, checksums and all.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use serde::Serialize;
+use store_client::{BufferRange, Client, ClientConfig, ErrorCode, PutOptions, SharedRegion};
+
+use super::cpu_s_per_gib;
+use crate::args::Global;
+use crate::commands::FabricChoice;
+use crate::commands::cluster::{Cluster, ClusterConfig};
+use crate::content::{Content, mix};
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::histogram::Histogram;
+use crate::output::{Align, LiveTable, figure, rounded, thousands};
+use crate::progress::Bar;
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output, sys};
+
+const AFTER_HELP: &str =
+    "One client, one operation at a time, straight from and into registered memory; what is read is
+checked against its checksum. get reads one object at random of those stored before, batch-get
+--batch of them, put stores new ones (when the pool is full, old ones are evicted, which is part of
+the time). Latency is that of one call; CPU time that of client, master and nodes (with --master, of
+this process alone).
+
+Examples:
+  snowskin bench store
+  snowskin bench store --value 1MiB --op get --fabric tcp
+  snowskin bench store --op batch-get --batch 128 --json | jq '.[].gb_s'";
+
+/// Measure puts and gets of whole objects
+///
+/// Starts a master and nodes, or uses a store that is there, and measures from a client's side: a row for
+/// each combination of operation and object size.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &Args, _: Global) -> Outcome {
-    Ok(crate::exit::Exit::Ok)
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(super) struct Args {
+    /// Bytes of an object.
+    #[arg(long, value_delimiter = ',', default_values = ["4KiB", "1MiB"], value_name = "SIZE,…")]
+    value: Vec<ByteSize>,
+    /// What to do.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [What::Put, What::Get, What::BatchGet], value_name = "OP,…")]
+    op: Vec<What>,
+    /// Objects in one batch-get.
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
+    /// How bytes travel.
+    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
+    fabric: FabricChoice,
+    /// Node processes.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    nodes: u16,
+    /// Memory of all nodes together.
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    memory: ByteSize,
+    /// Copies of each object.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    replicas: u8,
+    /// Seconds for each combination.
+    #[arg(long, default_value_t = 2.0, value_name = "S")]
+    duration: f64,
+    /// Use this store instead of one started for the purpose. Objects that begin with `bench/` are left behind.
+    #[arg(long, value_name = "HOST:PORT")]
+    master: Option<String>,
+    /// Compare every byte that was read with what was stored. Not part of the measured time.
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON array of objects.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum What {
+    /// Store new objects
+    Put,
+    /// Read one
+    Get,
+    /// Read --batch of them in one call
+    BatchGet,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    op: What,
+    value: u64,
+    batch: u32,
+    fabric: &'static str,
+    ops_s: f64,
+    gb_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    cpu_s_per_gib: f64,
+    misses: u64,
+    verified: bool,
+}
+
+/// Objects stored before reading, at most.
+const OBJECTS_MAX: u64 = 4096;
+/// Longest registered buffer, bytes.
+const BUFFER_BYTES_MAX: u64 = 256 << 20;
+/// Objects that are stored in one call, where the buffer has room for them.
+const FILL_BATCH: u64 = 16;
+const WARM_UP: Duration = Duration::from_millis(200);
+
+pub(super) fn run(args: &Args, global: Global) -> Outcome {
+    check(args)?;
+    sys::catch_interrupts();
+    let mut combinations = Vec::new();
+    for &value in &args.value {
+        combinations.extend(args.op.iter().map(|&op| (op, value.bytes())));
+    }
+    let mut cluster = match args.master {
+        Some(_) => None,
+        None => Some(Cluster::start(&ClusterConfig {
+            nodes: args.nodes,
+            node_bytes: args.memory.bytes().div_ceil(u64::from(args.nodes)),
+            fabric: args.fabric,
+            // Removed objects give their space back when nobody can be reading them any more.
+            lease_ms: Some(1000),
+            global,
+        })?),
+    };
+    let address = cluster.as_ref().map(Cluster::address).or(args.master.as_deref()).unwrap_or_default();
+    let config = ClientConfig::new(address.parse()?).fabrics(args.fabric.fabrics());
+    let client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let mut bench = Bench::new(client, args)?;
+
+    let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
+    let mut table = LiveTable::new(&[
+        ("op", Align::Left),
+        ("value", Align::Right),
+        ("batch", Align::Right),
+        ("calls/s", Align::Right),
+        ("GB/s", Align::Right),
+        ("p50 µs", Align::Right),
+        ("p99 µs", Align::Right),
+        ("p99.9 µs", Align::Right),
+        ("CPU s/GiB", Align::Right),
+        ("misses", Align::Right),
+    ]);
+    let mut rows = Vec::new();
+    let mut ended = Exit::Ok;
+    for &(op, value) in &combinations {
+        let row = bench.measure(args, op, value, cluster.as_mut());
+        if let Some(exit) = sys::interrupted() {
+            ended = exit;
+            break;
+        }
+        let row = match (row, cluster.as_mut()) {
+            (Err(error), Some(cluster)) => {
+                cluster.look_after(&bar)?;
+                return Err(error);
+            }
+            (row, _) => row?,
+        };
+        if !args.json {
+            let cells = [
+                op.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
+                ByteSize(value).to_string(),
+                row.batch.to_string(),
+                figure(row.ops_s),
+                figure(row.gb_s),
+                figure(row.p50_us),
+                figure(row.p99_us),
+                figure(row.p999_us),
+                figure(row.cpu_s_per_gib),
+                thousands(row.misses),
+            ];
+            bar.suspend(|| table.row(&cells))?;
+        }
+        rows.push(row);
+        bar.set(rows.len() as u64);
+    }
+    drop(bar);
+    drop(bench);
+    if let Some(cluster) = cluster {
+        cluster.stop();
+    }
+    if args.json {
+        output::print_json(&rows)?;
+    }
+    Ok(ended)
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    if !(0.01..=3600.0).contains(&args.duration) {
+        return fail(Failure::usage("--duration: choose 0.01 to 3600 seconds"));
+    }
+    for value in &args.value {
+        if value.bytes() == 0 || value.bytes() > BUFFER_BYTES_MAX {
+            return fail(Failure::usage(format!(
+                "--value {value}: choose 1 B to {}",
+                ByteSize(BUFFER_BYTES_MAX)
+            )));
+        }
+        let wanted = value.bytes().saturating_mul(u64::from(args.nodes)).saturating_mul(4);
+        if args.master.is_none() && wanted > args.memory.bytes() {
+            let message = format!(
+                "--memory {} is too little for objects of {value} on {} nodes",
+                args.memory, args.nodes
+            );
+            return fail(Failure::usage(message).hint("each node wants room for four objects at least"));
+        }
+    }
+    if let (None, Some(available)) = (&args.master, crate::commands::available_memory())
+        && args.memory.bytes() > available / 10 * 8
+    {
+        let available = ByteSize(available).approximate();
+        return fail(Failure::failed(format!(
+            "--memory {}: this machine has {available} available",
+            args.memory
+        )));
+    }
+    Ok(())
+}
+
+/// A client, its buffer, and the numbers of the objects it stored.
+struct Bench {
+    client: Client,
+    buffer: SharedRegion,
+    content: Content,
+    options: PutOptions,
+    next: u64,
+    /// Objects there are to read: their length and numbers.
+    stored: Option<(u64, std::ops::Range<u64>)>,
+    scratch: Vec<u8>,
+}
+
+impl Bench {
+    fn new(mut client: Client, args: &Args) -> anyhow::Result<Self> {
+        let value = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
+        let batch = if args.op.contains(&What::BatchGet) { u64::from(args.batch) } else { FILL_BATCH };
+        let buffer =
+            client.alloc(usize::try_from(value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value))?)?;
+        super::target::touch(&buffer)?;
+        let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
+        // Keys of another run must not be in the way.
+        let next = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)) >> 8;
+        Ok(Self {
+            client,
+            buffer,
+            content: Content::new(next),
+            options,
+            next,
+            stored: None,
+            scratch: vec![0; usize::try_from(value)?],
+        })
+    }
+
+    fn measure(
+        &mut self,
+        args: &Args,
+        op: What,
+        value: u64,
+        mut cluster: Option<&mut Cluster>,
+    ) -> anyhow::Result<Row> {
+        let batch = match op {
+            What::BatchGet => u64::from(args.batch).min(self.buffer.len() as u64 / value).max(1),
+            What::Put | What::Get => 1,
+        };
+        let first = self.next;
+        let stored = match op {
+            What::Put => 0..0,
+            What::Get | What::BatchGet => self.readable(args, value)?,
+        };
+        let mut run = Run { op, value, batch, stored, random: 1, misses: 0, latency: Histogram::new() };
+        let duration = Duration::from_secs_f64(args.duration);
+        self.run(&mut run, WARM_UP.min(duration), args.verify)?;
+        (run.latency, run.misses) = (Histogram::new(), 0);
+        let mut cpu = || match cluster.as_deref_mut() {
+            Some(cluster) => cluster.cpu().total(),
+            None => sys::own_cpu(),
+        };
+        let before = (Instant::now(), cpu());
+        self.run(&mut run, duration, args.verify)?;
+        let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
+        if op == What::Put {
+            self.remove(first..self.next)?;
+        }
+        let calls = run.latency.count();
+        let bytes = (calls * batch - run.misses) * value;
+        let seconds = if args.verify { run.latency.sum_s() } else { elapsed.as_secs_f64() };
+        Ok(Row {
+            op,
+            value,
+            batch: batch as u32,
+            fabric: args.fabric.name(),
+            ops_s: rounded(calls as f64 / seconds),
+            gb_s: rounded(bytes as f64 / seconds / 1e9),
+            p50_us: rounded(run.latency.quantile_us(0.5)),
+            p99_us: rounded(run.latency.quantile_us(0.99)),
+            p999_us: rounded(run.latency.quantile_us(0.999)),
+            cpu_s_per_gib: rounded(cpu_s_per_gib(used, bytes)),
+            misses: run.misses,
+            verified: args.verify,
+        })
+    }
+
+    /// The objects to read: those of the former measurement if they are as long, else new ones in their place.
+    fn readable(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
+        if let Some((stored, numbers)) = self.stored.take() {
+            if stored == value {
+                self.stored = Some((stored, numbers.clone()));
+                return Ok(numbers);
+            }
+            self.remove(numbers)?;
+        }
+        let numbers = self.store(args, value)?;
+        self.stored = Some((value, numbers.clone()));
+        Ok(numbers)
+    }
+
+    /// Removes objects of these numbers, those that were evicted aside.
+    fn remove(&mut self, numbers: std::ops::Range<u64>) -> anyhow::Result<()> {
+        let keys: Vec<_> = numbers.map(key_of).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        self.client.batch_remove(&keys, true)?;
+        Ok(())
+    }
+
+    /// Stores as many objects as a quarter of the pool holds, but not more than there is use for.
+    fn store(&mut self, args: &Args, value: u64) -> anyhow::Result<std::ops::Range<u64>> {
+        let room = args.memory.bytes() / 4 / value / u64::from(args.replicas);
+        let first = self.next;
+        let end = first + room.clamp(1, OBJECTS_MAX);
+        let slots = (self.buffer.len() as u64 / value).max(1);
+        while self.next < end {
+            if let Some(exit) = sys::interrupted() {
+                return fail(Failure::silent(exit));
+            }
+            let numbers = self.next..end.min(self.next + slots);
+            for (slot, number) in numbers.clone().enumerate() {
+                let block = &mut self.scratch[..value as usize];
+                self.content.fill(number, block);
+                self.buffer.write(slot as u64 * value, block)?;
+            }
+            let keys: Vec<_> = numbers.clone().map(key_of).collect();
+            let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * value, value);
+            let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
+            for stored in self.client.batch_put_from(&items, &self.options) {
+                stored.context("cannot store what is to be read")?;
+            }
+            self.next = numbers.end;
+        }
+        Ok(first..end)
+    }
+
+    fn put_one(&mut self, value: u64, filled: bool) -> anyhow::Result<Duration> {
+        if filled {
+            let block = &mut self.scratch[..value as usize];
+            self.content.fill(self.next, block);
+            self.buffer.write(0, block)?;
+        }
+        let key = key_of(self.next);
+        let range = BufferRange::part(&self.buffer, 0, value);
+        let started = Instant::now();
+        let stored = self.client.put_from(&key, range, &self.options)?;
+        let elapsed = started.elapsed();
+        anyhow::ensure!(stored, "an object of an earlier run has the same key: run again");
+        self.next += 1;
+        Ok(elapsed)
+    }
+
+    fn run(&mut self, run: &mut Run, duration: Duration, verify: bool) -> anyhow::Result<()> {
+        let end = Instant::now() + duration;
+        let mut numbers = Vec::new();
+        while Instant::now() < end && sys::interrupted().is_none() {
+            let elapsed = match run.op {
+                What::Put => self.put_one(run.value, verify)?,
+                What::Get | What::BatchGet => self.read(run, &mut numbers, verify)?,
+            };
+            run.latency.record(elapsed);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, run: &mut Run, numbers: &mut Vec<u64>, verify: bool) -> anyhow::Result<Duration> {
+        numbers.clear();
+        for _ in 0..run.batch {
+            run.random = run.random.wrapping_add(1);
+            numbers.push(run.stored.start + mix(run.random) % (run.stored.end - run.stored.start));
+        }
+        let keys: Vec<_> = numbers.iter().map(|&number| key_of(number)).collect();
+        let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * run.value, run.value);
+        let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
+        let started = Instant::now();
+        let results = self.client.batch_get_into(&items);
+        let elapsed = started.elapsed();
+        for (slot, (result, &number)) in results.into_iter().zip(numbers.iter()).enumerate() {
+            match result {
+                Ok(Some(_)) if verify => self.compare(slot, number, run.value)?,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
+                Err(code) => return Err(code.into()),
+            }
+        }
+        Ok(elapsed)
+    }
+
+    fn compare(&mut self, slot: usize, number: u64, value: u64) -> anyhow::Result<()> {
+        let block = &mut self.scratch[..value as usize];
+        self.buffer.read(slot as u64 * value, block)?;
+        match self.content.verify(number, block) {
+            Ok(()) => Ok(()),
+            Err(wrong) => {
+                let message = format!(
+                    "byte {} of an object was read as {:#04x}, stored as {:#04x}",
+                    wrong.offset, wrong.found, wrong.expected
+                );
+                fail(Failure::new(Exit::Verification, message))
+            }
+        }
+    }
+}
+
+/// One measurement.
+struct Run {
+    op: What,
+    value: u64,
+    batch: u64,
+    stored: std::ops::Range<u64>,
+    random: u64,
+    misses: u64,
+    latency: Histogram,
+}
+
+fn key_of(number: u64) -> [u8; 22] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut key = *b"bench/----------------";
+    for (i, digit) in key[6..].iter_mut().enumerate() {
+        *digit = DIGITS[(number >> (60 - 4 * i)) as usize & 15];
+    }
+    key
 }

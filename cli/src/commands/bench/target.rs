@@ -1,8 +1,85 @@
-//! stub
-use crate::Outcome;
-/// Stub.
+//! `snowskin bench target`: memory that `bench transfer` reads and writes.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use te_engine::{Access, Config, TransferEngine};
+
+use crate::commands::FabricChoice;
+use crate::commands::master::{announce, wait_for_signal};
+use crate::exit::{EXIT_CODES, Exit};
+use crate::size::ByteSize;
+use crate::{Outcome, sys};
+
+const AFTER_HELP: &str = "Examples:
+  snowskin bench target --listen 10.0.0.7:7400                         on one machine,
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp          on the other";
+
+/// The other side of `bench transfer`, to run on another machine
+///
+/// Exports memory and waits until Ctrl-C. Whoever reaches it may read and write that memory, which holds
+/// nothing else. `bench transfer` starts one itself on the same machine.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &Args) -> Outcome {
-    Ok(crate::exit::Exit::Ok)
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(super) struct Args {
+    /// Where it is reached; port 0 picks one.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// The host under which it is found, when --listen is 0.0.0.0 or [::].
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Memory to export.
+    #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+    memory: ByteSize,
+    /// How it may be reached.
+    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
+    fabric: FabricChoice,
+    /// How long it polls before it sleeps, microseconds.
+    #[arg(long, default_value_t = 50, value_name = "µs")]
+    spin_us: u32,
+    /// Check payloads end to end (TCP).
+    #[arg(long)]
+    checksum: bool,
+    /// Say where it listens as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What it says when it serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct TargetReady {
+    /// `target`.
+    pub(super) ready: String,
+    /// Where it is reached.
+    pub(super) endpoint: String,
+    /// What it exports, bytes.
+    pub(super) memory_bytes: u64,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    sys::catch_interrupts();
+    let mut config =
+        Config { listen: args.listen, advertise_host: args.advertise.clone(), ..Config::default() };
+    config.fabrics = args.fabric.fabrics();
+    config.spin_us = args.spin_us;
+    config.tcp.checksum = args.checksum;
+    let engine = TransferEngine::start(config)?;
+    let region = engine.alloc_shared(usize::try_from(args.memory.bytes())?, Access::all())?;
+    touch(&region)?;
+    let endpoint = engine.name().to_owned();
+    let ready = TargetReady { ready: "target".to_owned(), endpoint, memory_bytes: args.memory.bytes() };
+    announce(args.json, &ready, || format!("target ready at {}: exports {}\n", ready.endpoint, args.memory));
+    wait_for_signal();
+    engine.unregister(region.id())?;
+    Ok(Exit::Ok)
+}
+
+/// Pages come into being now rather than while somebody measures.
+pub(super) fn touch(region: &te_engine::SharedRegion) -> anyhow::Result<()> {
+    const PAGE: usize = 4096;
+    let page = [1; PAGE];
+    for offset in (0..region.len()).step_by(PAGE) {
+        region.write(offset as u64, &page[..PAGE.min(region.len() - offset)])?;
+    }
+    Ok(())
 }

@@ -1,8 +1,587 @@
-//! stub
-use crate::{Outcome, args::Global};
-/// Stub.
+//! `snowskin bench transfer`: bytes from one process to another, over one fabric.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, SharedRegion, Status, TransferRequest};
+
+use super::cpu_s_per_gib;
+use super::target::{TargetReady, touch};
+use crate::args::Global;
+use crate::content::Content;
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::histogram::Histogram;
+use crate::output::{Align, LiveTable, figure, rounded};
+use crate::process::Child;
+use crate::progress::Bar;
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output, sys};
+
+const AFTER_HELP: &str =
+    "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the
+next one when all of it has ended: latency is that of a whole batch, from submit to completed.
+Buffers are at most --window long on either side; a larger batch uses the same places again.
+GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB (with --target, of this
+process alone). memcpy copies within this process without an engine: what the memory can do.
+
+Examples:
+  snowskin bench transfer
+  snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
+  snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
+  snowskin bench transfer --fabric tcp --verify --duration 1
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4";
+
+/// Measure transfers between two processes, over each fabric
+///
+/// Starts the other process itself, or uses a `bench target` elsewhere. Prints a row for each combination
+/// of fabric, direction, block, batch and threads.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &Args, _: Global) -> Outcome {
-    Ok(crate::exit::Exit::Ok)
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(super) struct Args {
+    /// How bytes travel.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Via::Tcp, Via::Shm], value_name = "FABRIC,…")]
+    fabric: Vec<Via>,
+    /// Read from the target, or write to it.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Direction::Read, Direction::Write], value_name = "OP,…")]
+    op: Vec<Direction>,
+    /// Bytes of one request.
+    #[arg(long, value_delimiter = ',', default_values = ["4KiB", "64KiB", "1MiB", "16MiB"], value_name = "SIZE,…")]
+    block: Vec<ByteSize>,
+    /// Requests in one batch.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: Vec<u32>,
+    /// Threads, each with an engine and connections of its own.
+    #[arg(long, value_delimiter = ',', default_values_t = [1], value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=256))]
+    threads: Vec<u32>,
+    /// Seconds for each combination.
+    #[arg(long, default_value_t = 3.0, value_name = "S")]
+    duration: f64,
+    /// A `bench target` to use instead of one started for the purpose.
+    #[arg(long, value_name = "HOST:PORT")]
+    target: Option<String>,
+    /// Longest buffer on either side.
+    #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+    window: ByteSize,
+    /// TCP connections of each engine.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: u8,
+    /// Length at which requests are cut.
+    #[arg(long, default_value = "64KiB", value_name = "SIZE")]
+    slice: ByteSize,
+    /// How long a waiting side polls before it sleeps, microseconds.
+    #[arg(long, default_value_t = 50, value_name = "µs")]
+    spin_us: u32,
+    /// Check payloads end to end with CRC-32C (TCP).
+    #[arg(long)]
+    checksum: bool,
+    /// Write contents that tell whose they are, read them back, and compare every byte. Not part of the measured time.
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON array of objects.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Via {
+    /// TCP over loopback, or to --target
+    Tcp,
+    /// Memory that two processes share
+    Shm,
+    /// The engine within one process
+    Local,
+    /// No engine: the C library's copy, for comparison
+    Memcpy,
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Direction {
+    /// From the target here
+    Read,
+    /// From here to the target
+    Write,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    fabric: Via,
+    op: Direction,
+    block: u64,
+    batch: u32,
+    threads: u32,
+    gb_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    cpu_s_per_gib: f64,
+    batches: u64,
+    verified: bool,
+}
+
+/// One combination.
+#[derive(Clone, Copy, Debug)]
+struct Combination {
+    via: Via,
+    op: Direction,
+    block: u64,
+    batch: u32,
+    threads: u32,
+}
+
+const WARM_UP: Duration = Duration::from_millis(200);
+/// How long one batch may take before something is wrong.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+
+pub(super) fn run(args: &Args, global: Global) -> Outcome {
+    check(args)?;
+    sys::catch_interrupts();
+    let mut combinations = Vec::new();
+    for &via in &args.fabric {
+        for &op in &args.op {
+            for block in args.block.iter().map(|block| block.bytes()) {
+                for &batch in &args.batch {
+                    combinations.extend(args.threads.iter().map(|&threads| Combination {
+                        via,
+                        op,
+                        block,
+                        batch,
+                        threads,
+                    }));
+                }
+            }
+        }
+    }
+    let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
+    let mut table = LiveTable::new(&[
+        ("fabric", Align::Left),
+        ("op", Align::Left),
+        ("block", Align::Right),
+        ("batch", Align::Right),
+        ("threads", Align::Right),
+        ("GB/s", Align::Right),
+        ("p50 µs", Align::Right),
+        ("p99 µs", Align::Right),
+        ("p99.9 µs", Align::Right),
+        ("CPU s/GiB", Align::Right),
+    ]);
+    let mut rows = Vec::new();
+    let mut ended = Exit::Ok;
+    for combination in &combinations {
+        let row = measure(args, *combination, global)?;
+        if let Some(exit) = sys::interrupted() {
+            ended = exit;
+            break;
+        }
+        if !args.json {
+            bar.suspend(|| table.row(&cells(&row)))?;
+        }
+        rows.push(row);
+        bar.set(rows.len() as u64);
+    }
+    drop(bar);
+    if args.json {
+        output::print_json(&rows)?;
+    }
+    Ok(ended)
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    if !(0.01..=3600.0).contains(&args.duration) {
+        return fail(Failure::usage("--duration: choose 0.01 to 3600 seconds"));
+    }
+    let window = args.window.bytes();
+    if let Some(block) = args.block.iter().find(|block| block.bytes() == 0 || block.bytes() > window) {
+        return fail(Failure::usage(format!(
+            "--block {block}: choose 1 B to --window, which is {}",
+            args.window
+        )));
+    }
+    if !(4096..=1 << 30).contains(&args.slice.bytes()) {
+        return fail(Failure::usage(format!("--slice {}: choose 4KiB to 1GiB", args.slice)));
+    }
+    let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
+    let needed = largest_window(args).saturating_mul(threads).saturating_mul(2);
+    if let Some(available) = crate::commands::available_memory()
+        && needed > available / 10 * 9
+    {
+        return fail(Failure::failed(format!(
+            "the buffers need {}, and this machine has {} available: choose a smaller --window or fewer --threads",
+            ByteSize(needed).approximate(),
+            ByteSize(available).approximate()
+        )));
+    }
+    let remote = args.fabric.iter().find(|via| matches!(via, Via::Local | Via::Memcpy));
+    if let (Some(via), Some(_)) = (remote, &args.target) {
+        return fail(Failure::usage(format!("--target cannot be reached over fabric {}", name(*via))));
+    }
+    Ok(())
+}
+
+/// Bytes of one thread's buffer for the hungriest combination.
+fn largest_window(args: &Args) -> u64 {
+    let block = args.block.iter().map(|block| block.bytes()).max().unwrap_or(0);
+    let batch = u64::from(args.batch.iter().copied().max().unwrap_or(1));
+    block.saturating_mul(batch).min(args.window.bytes())
+}
+
+/// Places in the buffer: as many as the batch has requests, if they fit.
+fn places(args: &Args, combination: &Combination) -> u64 {
+    (args.window.bytes() / combination.block).clamp(1, u64::from(combination.batch))
+}
+
+fn cells(row: &Row) -> [String; 10] {
+    [
+        name(row.fabric).to_owned(),
+        format!("{:?}", row.op).to_lowercase(),
+        ByteSize(row.block).to_string(),
+        row.batch.to_string(),
+        row.threads.to_string(),
+        figure(row.gb_s),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.p999_us),
+        figure(row.cpu_s_per_gib),
+    ]
+}
+
+const fn name(via: Via) -> &'static str {
+    match via {
+        Via::Tcp => "tcp",
+        Via::Shm => "shm",
+        Via::Local => "local",
+        Via::Memcpy => "memcpy",
+    }
+}
+
+/// Whoever holds the memory at the other end.
+enum Target {
+    /// A process of ours.
+    Child(Child, TargetReady),
+    /// Somebody else's.
+    Remote(String),
+    /// An engine in this process; it keeps its memory until it goes.
+    Here(Box<Engine>),
+    /// Nobody: plain copies.
+    None,
+}
+
+impl Target {
+    fn start(args: &Args, combination: &Combination, bytes: u64, global: Global) -> anyhow::Result<Self> {
+        Ok(match (combination.via, &args.target) {
+            (Via::Memcpy, _) => Self::None,
+            (Via::Local, _) => {
+                let mut engine = Engine::start(config(args, Fabrics::LOCAL))?;
+                let region = engine.alloc_shared(usize::try_from(bytes)?, Access::all())?;
+                touch(&region)?;
+                Self::Here(Box::new(engine))
+            }
+            (_, Some(target)) => Self::Remote(target.clone()),
+            (via, None) => {
+                let mut child_args = global.to_args();
+                child_args.extend(["bench", "target", "--json", "--fabric", name(via)].map(str::to_owned));
+                child_args.extend(["--memory".to_owned(), bytes.to_string()]);
+                child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
+                child_args.extend(args.checksum.then(|| "--checksum".to_owned()));
+                let mut child = Child::start("the target", &child_args)?;
+                let ready = child.ready(READY_TIMEOUT)?;
+                Self::Child(child, ready)
+            }
+        })
+    }
+
+    fn endpoint(&self) -> Option<&str> {
+        match self {
+            Self::Child(_, ready) => Some(&ready.endpoint),
+            Self::Remote(endpoint) => Some(endpoint),
+            Self::Here(engine) => Some(engine.name()),
+            Self::None => None,
+        }
+    }
+
+    fn cpu(&mut self) -> Duration {
+        sys::own_cpu() + if let Self::Child(child, _) = self { child.cpu() } else { Duration::ZERO }
+    }
+}
+
+fn config(args: &Args, fabrics: Fabrics) -> Config {
+    let mut config = Config { fabrics, ..Config::default() };
+    config.slice_bytes = u32::try_from(args.slice.bytes()).unwrap_or(u32::MAX);
+    config.spin_us = args.spin_us;
+    config.tcp.lanes = args.lanes;
+    config.tcp.checksum = args.checksum;
+    config
+}
+
+fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Result<Row> {
+    let threads = combination.threads;
+    let each = places(args, &combination) * combination.block;
+    let mut target = Target::start(args, &combination, each * u64::from(threads), global)?;
+    let endpoint = target.endpoint().map(str::to_owned);
+    let barrier = Barrier::new(threads as usize + 1);
+    let duration = Duration::from_secs_f64(args.duration);
+    let (elapsed, cpu, results) = thread::scope(|scope| {
+        let running: Vec<_> = (0..u64::from(threads))
+            .map(|index| {
+                let (barrier, endpoint) = (&barrier, endpoint.as_deref());
+                scope.spawn(move || one_thread(args, combination, endpoint, index * each, duration, barrier))
+            })
+            .collect();
+        barrier.wait();
+        let before = (Instant::now(), target.cpu());
+        barrier.wait();
+        let after = (Instant::now(), target.cpu());
+        let results: Vec<_> = running
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a thread panicked")))
+            .collect();
+        (after.0 - before.0, after.1.saturating_sub(before.1), results)
+    });
+    let mut latency = Histogram::new();
+    for result in results {
+        match result? {
+            Ok(theirs) => latency.merge(&theirs),
+            Err(error) => {
+                // The target's own last words are worth more than our broken transfer.
+                if let Target::Child(child, _) = &mut target
+                    && let Some(how) = child.died()
+                {
+                    return fail(Failure::failed(how));
+                }
+                return Err(error);
+            }
+        }
+    }
+    let bytes = latency.count() * u64::from(combination.batch) * combination.block;
+    // Checking takes its time beside the transfers; then only the time inside them counts.
+    let seconds = if args.verify { latency.sum_s() / f64::from(threads) } else { elapsed.as_secs_f64() };
+    Ok(Row {
+        fabric: combination.via,
+        op: combination.op,
+        block: combination.block,
+        batch: combination.batch,
+        threads,
+        gb_s: rounded(bytes as f64 / seconds / 1e9),
+        p50_us: rounded(latency.quantile_us(0.5)),
+        p99_us: rounded(latency.quantile_us(0.99)),
+        p999_us: rounded(latency.quantile_us(0.999)),
+        cpu_s_per_gib: rounded(cpu_s_per_gib(cpu, bytes)),
+        batches: latency.count(),
+        verified: args.verify,
+    })
+}
+
+/// One thread's life. It comes to both barriers whatever happens, or the others would wait for ever.
+fn one_thread(
+    args: &Args,
+    combination: Combination,
+    endpoint: Option<&str>,
+    offset: u64,
+    duration: Duration,
+    barrier: &Barrier,
+) -> anyhow::Result<Histogram> {
+    let mut worker: anyhow::Result<Box<dyn Worker>> = match endpoint {
+        Some(endpoint) => {
+            Transfers::new(args, combination, endpoint, offset).map(|worker| Box::new(worker) as _)
+        }
+        None => Copies::new(args, combination).map(|worker| Box::new(worker) as _),
+    };
+    let warm =
+        worker.as_mut().map_or(Ok(()), |worker| run_for(&mut **worker, WARM_UP.min(duration)).map(drop));
+    barrier.wait();
+    let ran = match (&mut worker, warm) {
+        (Ok(worker), Ok(())) => run_for(&mut **worker, duration),
+        (_, warm) => warm.map(|()| Histogram::new()),
+    };
+    barrier.wait();
+    worker?;
+    ran
+}
+
+fn run_for(worker: &mut dyn Worker, duration: Duration) -> anyhow::Result<Histogram> {
+    let mut latency = Histogram::new();
+    let started = Instant::now();
+    while started.elapsed() < duration && sys::interrupted().is_none() {
+        latency.record(worker.batch()?);
+    }
+    Ok(latency)
+}
+
+/// Moves one batch and gives the time it took.
+trait Worker {
+    fn batch(&mut self) -> anyhow::Result<Duration>;
+}
+
+/// Batches through an engine.
+struct Transfers {
+    engine: Engine,
+    local: SharedRegion,
+    requests: Vec<TransferRequest>,
+    /// The same places, the other way, to prepare and to check.
+    reverse: Vec<TransferRequest>,
+    places: u64,
+    block: u64,
+    direction: Direction,
+    verify: Option<Verify>,
+}
+
+/// What checking needs.
+struct Verify {
+    content: Content,
+    round: u64,
+    block: Vec<u8>,
+}
+
+impl Transfers {
+    fn new(args: &Args, combination: Combination, endpoint: &str, offset: u64) -> anyhow::Result<Self> {
+        let Combination { block, batch, op, .. } = combination;
+        let fabrics = match combination.via {
+            Via::Tcp => Fabrics::TCP,
+            Via::Shm => Fabrics::SHM,
+            Via::Local | Via::Memcpy => Fabrics::LOCAL,
+        };
+        let mut engine = Engine::start(config(args, fabrics))?;
+        let places = places(args, &combination);
+        let local = engine.alloc_shared(usize::try_from(places * block)?, Access::LOCAL)?;
+        touch(&local)?;
+        let segment = engine.open_segment(endpoint)?;
+        let regions = engine.segment_regions(segment)?;
+        let needed = offset + places * block;
+        let Some(region) = regions.iter().find(|region| region.len >= needed) else {
+            let message = format!("the target exports less than {}", ByteSize(needed).approximate());
+            return fail(
+                Failure::failed(message)
+                    .hint("start it with a larger --memory, or choose a smaller --window"),
+            );
+        };
+        let request = |op, i: u64| {
+            let at = i % places * block;
+            let local = LocalAddr::Region(local.id(), at);
+            TransferRequest { op, local, segment, remote_addr: region.addr + offset + at, len: block }
+        };
+        let (forth, back) = match op {
+            Direction::Read => (Op::Read, Op::Write),
+            Direction::Write => (Op::Write, Op::Read),
+        };
+        let requests = (0..u64::from(batch)).map(|i| request(forth, i)).collect();
+        let reverse = (0..places).map(|i| request(back, i)).collect();
+        let verify = args.verify.then(|| Verify {
+            content: Content::new(offset),
+            round: 0,
+            block: vec![0; block as usize],
+        });
+        Ok(Self { engine, local, requests, reverse, places, block, direction: op, verify })
+    }
+
+    fn fill(&mut self) -> anyhow::Result<()> {
+        let Some(verify) = &mut self.verify else { return Ok(()) };
+        verify.round += 1;
+        for place in 0..self.places {
+            verify.content.fill(verify.round * self.places + place, &mut verify.block);
+            self.local.write(place * self.block, &verify.block)?;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) -> anyhow::Result<()> {
+        let Some(verify) = &mut self.verify else { return Ok(()) };
+        verify.block.fill(0);
+        for place in 0..self.places {
+            self.local.write(place * self.block, &verify.block)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self) -> anyhow::Result<()> {
+        let Some(verify) = &mut self.verify else { return Ok(()) };
+        for place in 0..self.places {
+            self.local.read(place * self.block, &mut verify.block)?;
+            if let Err(wrong) = verify.content.verify(verify.round * self.places + place, &verify.block) {
+                let at = place * self.block + wrong.offset as u64;
+                let message =
+                    format!("byte {at} arrived as {:#04x} instead of {:#04x}", wrong.found, wrong.expected);
+                return fail(Failure::new(Exit::Verification, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn reverse(&mut self) -> anyhow::Result<()> {
+        if self.verify.is_some() {
+            move_batch(&mut self.engine, &self.reverse)?;
+        }
+        Ok(())
+    }
+}
+
+impl Worker for Transfers {
+    fn batch(&mut self) -> anyhow::Result<Duration> {
+        // What is to be read is written first, and what was written is read back.
+        self.fill()?;
+        if self.direction == Direction::Read {
+            self.reverse()?;
+            self.clear()?;
+        }
+        let started = Instant::now();
+        move_batch(&mut self.engine, &self.requests)?;
+        let elapsed = started.elapsed();
+        if self.direction == Direction::Write {
+            self.clear()?;
+            self.reverse()?;
+        }
+        self.compare()?;
+        Ok(elapsed)
+    }
+}
+
+fn move_batch(engine: &mut Engine, requests: &[TransferRequest]) -> anyhow::Result<()> {
+    let batch = engine.submit(requests, Some(BATCH_TIMEOUT))?;
+    let report = engine.wait(batch, None)?;
+    engine.free(batch)?;
+    anyhow::ensure!(report.status == Status::Completed, "a batch ended {:?}", report.status);
+    Ok(())
+}
+
+/// Batches without an engine.
+struct Copies {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    block: usize,
+    batch: usize,
+}
+
+impl Copies {
+    fn new(args: &Args, combination: Combination) -> anyhow::Result<Self> {
+        let bytes = usize::try_from(places(args, &combination) * combination.block)?;
+        let block = usize::try_from(combination.block)?;
+        Ok(Self { from: vec![1; bytes], to: vec![2; bytes], block, batch: combination.batch as usize })
+    }
+}
+
+impl Worker for Copies {
+    fn batch(&mut self) -> anyhow::Result<Duration> {
+        let started = Instant::now();
+        let pairs = self.to.chunks_exact_mut(self.block).zip(self.from.chunks_exact(self.block));
+        let places = pairs.len();
+        let mut left = self.batch;
+        for (to, from) in pairs {
+            to.copy_from_slice(from);
+            left -= 1;
+        }
+        // Fewer places than blocks: round again.
+        while left > 0 {
+            let at = left % places * self.block;
+            self.to[at..at + self.block].copy_from_slice(&self.from[at..at + self.block]);
+            left -= 1;
+        }
+        std::hint::black_box(&mut self.to);
+        Ok(started.elapsed())
+    }
 }

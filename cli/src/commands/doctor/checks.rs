@@ -235,12 +235,12 @@ fn congestion(facts: &Facts) -> Judgement {
     match name {
         "bbr" if cubic => warn(
             name,
-            "bbr paces, which costs a third of the throughput over loopback and in fast local networks: \
-             `sudo sysctl net.ipv4.tcp_congestion_control=cubic` (or dctcp where switches mark)",
+            "bbr paces, which costs throughput in fast local networks (within one host, TCP transfers take cubic by \
+             themselves): `sudo sysctl net.ipv4.tcp_congestion_control=cubic`, or dctcp where switches mark",
         ),
         "bbr" => warn(
             name,
-            "bbr paces, which costs throughput over loopback; no other is loaded: `sudo modprobe tcp_cubic`, then \
+            "bbr paces, which costs up to half of the throughput over loopback; `sudo modprobe tcp_cubic`, then \
              `sudo sysctl net.ipv4.tcp_congestion_control=cubic`",
         ),
         _ => ok(name),

@@ -13,15 +13,19 @@ use crate::output::{self, Align, Table};
 use crate::{Outcome, progress};
 use checks::{Finding, Verdict};
 
-const AFTER_HELP: &str = "Verdicts: ok · warn (works, but slower or less) · fail (something will not work) · skip (cannot tell here).
+const AFTER_HELP: &str =
+    "Verdicts: ok · warn (works, but slower or less) · fail (something will not work) · skip (unknown).
 
 Examples:
   snowskin doctor                             this machine
   snowskin doctor --master 10.0.0.5:50051     and whether that master answers
   snowskin doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
-/// Looks at limits, memory, network and kernel settings that matter to moving KV blocks, and says for each whether it is
-/// fine and what to change. Changes nothing itself. Ends with 1 when a check fails, with 0 when all pass or only warn.
+/// Look for what would make this machine slow or fail, and say how to fix it
+///
+/// Looks at limits, memory, network and kernel settings that matter to moving KV blocks, and says for each
+/// whether it is fine and what to change. Changes nothing itself. Ends with 1 when a check fails, with 0
+/// when all pass or only warn.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {

@@ -21,27 +21,31 @@ use report::Report;
 use source::Source;
 
 const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
-  1. ask the master how long the cached prefix is        (one batch_exists)
-  2. get the blocks of that prefix, check every byte      (batches of --batch blocks)
-  3. put the blocks that were missing                     (batches of --batch blocks)
-A block counts as hit when it lies in the longest prefix that was really read and whose bytes were right.
+  1. ask the master how long the cached prefix is       (one batch_exists)
+  2. get the blocks of that prefix, check every byte    (batches of --batch blocks)
+  3. put the blocks that were missing                   (batches of --batch blocks)
+A block counts as hit when it lies in the longest prefix that was really read and was right.
 
-What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls, cpu_s_per_gib is the CPU
-time of all processes (client with its checking, master, nodes) for each GiB read or written.
+What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls,
+cpu_s_per_gib is the CPU time of all processes (client with its checking, master, nodes) for each
+GiB read or written.
 
 A trace has one JSON object a line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
-one id = one block of 512 tokens, standing for itself and all before it. Without --trace a multi-turn workload is made up.
+one id = one block of 512 tokens, standing for itself and all before it. Without --trace a
+multi-turn workload is made up.
 
 Examples:
-  snowskin replay                                           made-up workload, two nodes, ample capacity
-  snowskin replay --trace conversation_trace.jsonl --json   a published trace, one JSON object at the end
-  snowskin replay --capacity-blocks 2000                    less memory than the workload wants: evictions
+  snowskin replay                              made-up workload, two nodes, ample capacity
+  snowskin replay --trace trace.jsonl --json   your trace, one JSON object at the end
+  snowskin replay --capacity-blocks 2000       less memory than it wants: evictions
   snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp";
 
-/// Replays a trace of LLM requests against a real cluster on this machine: starts a master and nodes as processes of their
-/// own, looks up, gets, checks and puts KV-cache blocks, and says how often, how fast and for how much CPU. Nothing is left
-/// running afterwards.
+/// Replay a request trace against a real cluster of processes on this machine
+///
+/// Starts a master and nodes as processes of their own, looks up, gets, checks and puts KV-cache blocks as
+/// the requests of a trace would, and says how often they hit, how fast they moved and for how much CPU.
+/// Nothing is left running afterwards.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -154,6 +158,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let mut report = Report::new(driver.counters(), driver.latencies(), elapsed, cpu);
     report.evicted = stats.evictions_total - stats_before.evictions_total;
+    report.checksum_mismatches = driver.store_mut().counters().checksum_mismatches;
     report.nodes = args.nodes;
     report.nodes_lost = cluster.nodes_lost();
     report.block_bytes = block_bytes;

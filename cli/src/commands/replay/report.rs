@@ -38,6 +38,7 @@ pub(super) struct Report {
     pub(super) put_calls: u64,
     pub(super) get_misses: u64,
     pub(super) get_failures: u64,
+    pub(super) checksum_mismatches: u64,
     pub(super) put_exists: u64,
     pub(super) put_no_room: u64,
     pub(super) put_failures: u64,
@@ -87,6 +88,7 @@ impl Report {
             put_calls: latencies.put.count(),
             get_misses: counters.get_misses,
             get_failures: counters.get_failures,
+            checksum_mismatches: 0,
             put_exists: counters.put_exists,
             put_no_room: counters.put_no_room,
             put_failures: counters.put_failures,
@@ -117,6 +119,11 @@ impl Report {
         row("verify failures", thousands(self.verify_failures), "every byte read was compared".to_owned());
         let odd = [
             ("gone when read", self.get_misses, "evicted between lookup and get"),
+            (
+                "damaged in the store",
+                self.checksum_mismatches,
+                "found by the store's checksum, and treated as misses",
+            ),
             ("get failures", self.get_failures, "the store could not read them; counted as misses"),
             ("put by others", self.put_exists, ""),
             (

@@ -61,6 +61,10 @@ impl Source {
             }
             return Ok(Survey { requests: None, distinct_blocks: None });
         }
+        if self.trace.is_none() && capacity_known {
+            // Nothing to learn: it has no mistakes, and its length is known.
+            return Ok(Survey { requests: Some(self.requests_max as u64), distinct_blocks: None });
+        }
         let (mut requests, mut seen) = (0, HashSet::new());
         for request in self.requests()? {
             seen.extend(request?.hash_ids);

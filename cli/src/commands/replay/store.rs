@@ -1,35 +1,148 @@
-//! stub
+//! The cluster as the driver sees it: blocks by id, through one registered buffer.
+
+use store_client::{BufferRange, Client, ClientConfig, Counters, ErrorCode, PutOptions, SharedRegion, Stats};
+
 use super::driver::{BlockStore, Got, Put};
 use crate::commands::FabricChoice;
-pub(super) struct ClusterStore {}
+use crate::exit::Failure;
+
+/// A client and its buffer.
+pub(super) struct ClusterStore {
+    client: Client,
+    buffer: SharedRegion,
+    block_bytes: usize,
+    slots: usize,
+    keys: Vec<[u8; KEY_BYTES]>,
+}
+
+/// Bytes of a key: `kv/` and the id in hexadecimal.
+const KEY_BYTES: usize = 3 + 16;
+
 impl ClusterStore {
-    pub(super) fn open(_: &str, _: FabricChoice, _: usize, _: usize) -> anyhow::Result<Self> {
-        Ok(Self {})
+    /// Connects to the master at `address`.
+    pub(super) fn open(
+        address: &str,
+        fabric: FabricChoice,
+        slots: usize,
+        block_bytes: usize,
+    ) -> anyhow::Result<Self> {
+        let config = ClientConfig::new(address.parse()?).fabrics(fabric.fabrics());
+        let mut client = Client::connect(config)?;
+        let bytes = slots.checked_mul(block_bytes).filter(|&bytes| bytes as u64 <= BUFFER_BYTES_MAX);
+        let Some(bytes) = bytes else {
+            return Err(Failure::usage(
+                "--batch times --block-bytes is more than 4 GiB: choose a smaller --batch",
+            )
+            .into());
+        };
+        let buffer = client.alloc(bytes)?;
+        Ok(Self { client, buffer, block_bytes, slots, keys: Vec::new() })
     }
-    pub(super) fn stats(&mut self) -> anyhow::Result<store_core::Stats> {
-        Ok(Default::default())
+
+    /// What the master counts.
+    pub(super) fn stats(&mut self) -> anyhow::Result<Stats> {
+        Ok(self.client.stats()?)
+    }
+
+    /// What the client counts.
+    pub(super) fn counters(&self) -> Counters {
+        self.client.counters()
+    }
+
+    fn ranges(&mut self, ids: &[u64]) -> Vec<BufferRange> {
+        self.name(ids);
+        let len = self.block_bytes as u64;
+        (0..ids.len() as u64).map(|slot| BufferRange::part(&self.buffer, slot * len, len)).collect()
+    }
+
+    fn name(&mut self, ids: &[u64]) {
+        self.keys.clear();
+        self.keys.extend(ids.iter().map(|&id| key_of(id)));
     }
 }
+
+/// Most bytes of the buffer.
+const BUFFER_BYTES_MAX: u64 = 4 << 30;
+
 impl BlockStore for ClusterStore {
     fn slots(&self) -> usize {
-        1
+        self.slots
     }
+
     fn block_bytes(&self) -> usize {
-        1
+        self.block_bytes
     }
-    fn read_slot(&self, _: usize, _: &mut [u8]) -> anyhow::Result<()> {
+
+    fn read_slot(&self, index: usize, out: &mut [u8]) -> anyhow::Result<()> {
+        Ok(self.buffer.read((index * self.block_bytes) as u64, out)?)
+    }
+
+    fn write_slot(&mut self, index: usize, block: &[u8]) -> anyhow::Result<()> {
+        Ok(self.buffer.write((index * self.block_bytes) as u64, block)?)
+    }
+
+    fn exists(&mut self, ids: &[u64], found: &mut Vec<bool>) -> anyhow::Result<()> {
+        self.name(ids);
+        let keys: Vec<&[u8]> = self.keys.iter().map(|key| &key[..]).collect();
+        found.clear();
+        found.extend(self.client.batch_exists(&keys)?);
         Ok(())
     }
-    fn write_slot(&mut self, _: usize, _: &[u8]) -> anyhow::Result<()> {
+
+    fn get(&mut self, ids: &[u64], results: &mut Vec<Got>) -> anyhow::Result<()> {
+        let ranges = self.ranges(ids);
+        let items: Vec<_> = self.keys.iter().map(|key| &key[..]).zip(ranges).collect();
+        results.clear();
+        for result in self.client.batch_get_into(&items) {
+            results.push(match result {
+                Ok(Some(len)) => Got::Bytes(usize::try_from(len)?),
+                Ok(None) => Got::Miss,
+                Err(code) => master_is_there(code).map(|()| Got::Failed)?,
+            });
+        }
         Ok(())
     }
-    fn exists(&mut self, _: &[u64], _: &mut Vec<bool>) -> anyhow::Result<()> {
+
+    fn put(&mut self, ids: &[u64], results: &mut Vec<Put>) -> anyhow::Result<()> {
+        let ranges = self.ranges(ids);
+        let items: Vec<_> = self.keys.iter().map(|key| &key[..]).zip(ranges).collect();
+        results.clear();
+        for result in self.client.batch_put_from(&items, &PutOptions::default()) {
+            results.push(match result {
+                Ok(()) => Put::Stored,
+                Err(ErrorCode::ObjectAlreadyExists) => Put::Exists,
+                Err(ErrorCode::NoAvailableHandle) => Put::NoRoom,
+                Err(code) => master_is_there(code).map(|()| Put::Failed)?,
+            });
+        }
         Ok(())
     }
-    fn get(&mut self, _: &[u64], _: &mut Vec<Got>) -> anyhow::Result<()> {
-        Ok(())
+}
+
+/// Without a master there is no way on; everything else concerns one block.
+fn master_is_there(code: ErrorCode) -> anyhow::Result<()> {
+    match code {
+        ErrorCode::RpcFail | ErrorCode::RpcTimeout => Err(code.into()),
+        _ => Ok(()),
     }
-    fn put(&mut self, _: &[u64], _: &mut Vec<Put>) -> anyhow::Result<()> {
-        Ok(())
+}
+
+fn key_of(id: u64) -> [u8; KEY_BYTES] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut key = *b"kv/----------------";
+    for (i, digit) in key[3..].iter_mut().enumerate() {
+        *digit = DIGITS[(id >> (60 - 4 * i)) as usize & 15];
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_the_id_in_hexadecimal() {
+        assert_eq!(&key_of(0xfeed_0042), b"kv/00000000feed0042");
+        assert_eq!(&key_of(u64::MAX), b"kv/ffffffffffffffff");
     }
 }

@@ -1,0 +1,151 @@
+//! The binary under test, and clusters of it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that anything here may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The binary with these arguments, deaf to the environment of whoever runs the tests.
+pub(crate) fn snowskin(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_snowskin"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SNOWSKIN_") || name == "RUST_LOG")
+    {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    snowskin(args).output().expect("it starts")
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Its stdout as JSON; shows everything when it is not.
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: stdout `{}`, stderr `{}`", stdout(output), stderr(output)))
+}
+
+/// Asserts how it ended; shows everything when it did not.
+pub(crate) fn assert_exit(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "stdout `{}`, stderr `{}`", stdout(output), stderr(output));
+}
+
+/// A daemon that is killed when dropped.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    pub(crate) ready: serde_json::Value,
+}
+
+impl Daemon {
+    /// Starts it and waits for its line of JSON.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut child = snowskin(args).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it speaks");
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: `{line}`"));
+        Self { child, ready }
+    }
+
+    pub(crate) fn text(&self, field: &str) -> String {
+        self.ready[field].as_str().expect("a text").to_owned()
+    }
+
+    /// Ends it in order and gives its exit code.
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        signal(self.child.id(), "TERM");
+        let status = wait(&mut self.child).expect("it ends");
+        status.code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A master and a node.
+pub(crate) struct Store {
+    pub(crate) node: Daemon,
+    pub(crate) master: Daemon,
+    pub(crate) address: String,
+}
+
+impl Store {
+    pub(crate) fn start() -> Self {
+        let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+        let address = master.text("rpc");
+        let node =
+            Daemon::start(&["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--json"]);
+        Self { node, master, address }
+    }
+
+    /// Runs a command against it.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        snowskin(args).env("SNOWSKIN_MASTER", &self.address).output().expect("it starts")
+    }
+}
+
+/// Sends a signal by name.
+pub(crate) fn signal(pid: u32, name: &str) {
+    let status =
+        Command::new("kill").args([format!("-{name}"), pid.to_string()]).status().expect("kill runs");
+    assert!(status.success(), "kill -{name} {pid}");
+}
+
+/// Waits for its end, within patience.
+pub(crate) fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// Processes whose parent is `pid`, with their arguments.
+pub(crate) fn children_of(pid: u32) -> Vec<(u32, String)> {
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("procfs").flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // "pid (name) state ppid …"; the name may hold anything.
+        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+        if rest.split_whitespace().nth(1) == Some(&pid.to_string()) {
+            let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            children.push((id, String::from_utf8_lossy(&arguments).replace('\0', " ")));
+        }
+    }
+    children
+}
+
+/// Whether the process is there and not a zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// Waits until `condition` holds, within patience.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not come about");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,172 @@
+//! The main job, and how it ends when something goes wrong.
+
+mod common;
+
+use std::io::Read as _;
+use std::process::Stdio;
+
+use common::{
+    assert_exit, children_of, eventually, is_alive, json, run, signal, snowskin, stderr, stdout, wait,
+};
+
+/// A trace of two requests that share three blocks.
+const TRACE: &str = r#"{"timestamp": 0, "input_length": 2048, "output_length": 9, "hash_ids": [0, 1, 2, 3]}
+{"timestamp": 1000, "input_length": 2000, "output_length": 9, "hash_ids": [0, 1, 2, 7]}
+"#;
+
+#[test]
+fn a_tiny_trace_hits_what_it_must_and_reports_every_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.jsonl");
+    std::fs::write(&file, TRACE).unwrap();
+    let output = run(&["replay", "--trace", file.to_str().unwrap(), "--json"]);
+    assert_exit(&output, 0);
+    let report = json(&output);
+    let number = |field: &str| report[field].as_f64().unwrap_or_else(|| panic!("no {field} in {report}"));
+    assert_eq!((number("requests"), number("block_refs"), number("blocks_hit")), (2.0, 8.0, 3.0));
+    assert_eq!((number("hit_rate"), number("blocks_put"), number("evicted")), (0.375, 5.0, 0.0));
+    assert_eq!(number("verify_failures"), 0.0);
+    assert!((number("written_gib") - 5.0 * 4096.0 / (1u64 << 30) as f64).abs() < 1e-9);
+    for field in
+        ["get_p50_us", "get_p99_us", "put_p50_us", "put_p99_us", "read_gib_s", "write_gib_s", "cpu_s_per_gib"]
+    {
+        assert!(number(field) > 0.0, "{field}");
+    }
+    assert_eq!(stderr(&output), "", "no bar without a terminal");
+}
+
+#[test]
+fn the_same_workload_hits_the_same_over_each_fabric_and_prints_a_table() {
+    let rate = |fabric: &str| {
+        let report = json(&run(&[
+            "replay",
+            "--requests",
+            "40",
+            "--fabric",
+            fabric,
+            "--block-bytes",
+            "5000",
+            "--json",
+        ]));
+        assert_eq!(report["verify_failures"], 0, "{report}");
+        report["hit_rate"].as_f64().unwrap()
+    };
+    assert_eq!(rate("tcp"), rate("shm"));
+    let output = run(&["replay", "--requests", "10"]);
+    assert_exit(&output, 0);
+    assert!(stdout(&output).contains("verify failures"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_pool_smaller_than_the_workload_evicts_and_never_lies() {
+    let output =
+        run(&["replay", "--requests", "150", "--capacity-blocks", "200", "--lease-ms", "50", "--json"]);
+    assert_exit(&output, 0);
+    let report = json(&output);
+    assert!(report["evicted"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(report["verify_failures"], 0, "{report}");
+    assert!(report["blocks_hit"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
+fn a_bad_trace_is_named_with_file_line_and_expectation_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bad.jsonl");
+    std::fs::write(&file, format!("{TRACE}{{\"timestamp\": 1}}\n")).unwrap();
+    let output = run(&["replay", "--trace", file.to_str().unwrap()]);
+    assert_exit(&output, 1);
+    let text = stderr(&output);
+    assert!(
+        text.contains("bad.jsonl:3: missing field `input_length`") && text.contains("hash_ids"),
+        "{text}"
+    );
+
+    let output = run(&["replay", "--trace", "/no/such/file.jsonl"]);
+    assert_exit(&output, 1);
+    assert!(stderr(&output).contains("/no/such/file.jsonl"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_pool_that_this_machine_cannot_hold_is_refused_with_advice() {
+    let output = run(&["replay", "--capacity-blocks", "999999999999"]);
+    assert_exit(&output, 1);
+    assert!(stderr(&output).contains("--capacity-blocks"), "{}", stderr(&output));
+}
+
+/// A replay that goes on until it is disturbed, and the processes it started.
+fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
+    let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();
+    let child = snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut children = Vec::new();
+    eventually("a master and two nodes", || {
+        children = children_of(child.id());
+        children.iter().filter(|(_, arguments)| arguments.contains(" node ")).count() == 2
+    });
+    (child, children)
+}
+
+/// Its output, once it has ended.
+fn output_of(mut child: std::process::Child) -> std::process::Output {
+    let status = wait(&mut child).expect("it ends");
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    child.stdout.take().expect("piped").read_to_end(&mut stdout).expect("it reads");
+    child.stderr.take().expect("piped").read_to_end(&mut stderr).expect("it reads");
+    std::process::Output { status, stdout, stderr }
+}
+
+#[test]
+fn ctrl_c_ends_it_with_130_a_summary_and_no_child_left() {
+    let (child, children) = long_replay(&[]);
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    signal(child.id(), "INT");
+    let output = output_of(child);
+    assert_exit(&output, 130);
+    let report = json(&output);
+    assert_eq!((report["interrupted"].as_bool(), report["verify_failures"].as_u64()), (Some(true), Some(0)));
+    for (pid, arguments) in children {
+        assert!(!is_alive(pid), "{arguments} is left");
+    }
+}
+
+#[test]
+fn kill_9_leaves_no_child_either() {
+    let (mut child, children) = long_replay(&[]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for (pid, arguments) in children {
+        eventually(&format!("the end of {arguments}"), || !is_alive(pid));
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
+    let (child, children) = long_replay(&[]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let node = children.iter().find(|(_, arguments)| arguments.contains("node-1")).unwrap().0;
+    signal(node, "KILL");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    signal(child.id(), "INT");
+    let output = output_of(child);
+    assert_exit(&output, 130);
+    let report = json(&output);
+    assert_eq!(
+        (report["verify_failures"].as_u64(), report["nodes_lost"].as_u64()),
+        (Some(0), Some(1)),
+        "{report}"
+    );
+    assert!(stderr(&output).contains("node-1 ended"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_master_that_is_killed_ends_it_with_a_clear_error() {
+    let (child, children) = long_replay(&[]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let master = children.iter().find(|(_, arguments)| arguments.contains(" master ")).unwrap().0;
+    signal(master, "KILL");
+    let output = output_of(child);
+    assert_exit(&output, 1);
+    assert!(stderr(&output).contains("the master ended (signal: 9"), "{}", stderr(&output));
+    for (pid, arguments) in children {
+        eventually(&format!("the end of {arguments}"), || !is_alive(pid));
+    }
+}

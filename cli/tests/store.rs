@@ -1,0 +1,166 @@
+//! A master, a node, and the commands that use them.
+
+mod common;
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use common::{Daemon, Store, assert_exit, json, run, snowskin, stderr, stdout};
+
+#[test]
+fn what_is_put_is_listed_fetched_shown_and_removed() {
+    let store = Store::start();
+    let dir = tempfile::tempdir().unwrap();
+    let (file, copy) = (dir.path().join("in.bin"), dir.path().join("out.bin"));
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+    std::fs::write(&file, &bytes).unwrap();
+
+    let put = store.run(&["put", "kv/a", file.to_str().unwrap(), "--json"]);
+    assert_exit(&put, 0);
+    assert_eq!(json(&put)["bytes"], 300_000);
+    assert_exit(&store.run(&["put", "other", file.to_str().unwrap()]), 0);
+
+    let listed = store.run(&["ls", "kv/", "--json"]);
+    assert_eq!(
+        (json(&listed)["key"].as_str(), json(&listed)["bytes"].as_u64()),
+        (Some("kv/a"), Some(300_000))
+    );
+    let all = stdout(&store.run(&["ls"]));
+    assert!(all.contains("kv/a") && all.contains("other") && all.contains("293 KiB"), "{all}");
+    assert_eq!(stdout(&store.run(&["ls", "--json", "--limit", "1"])).lines().count(), 1);
+
+    let got = store.run(&["get", "kv/a", "-o", copy.to_str().unwrap(), "--json"]);
+    assert_exit(&got, 0);
+    assert_eq!(std::fs::read(&copy).unwrap(), bytes);
+    assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file is left");
+
+    let object = json(&store.run(&["stat", "kv/a", "--json"]));
+    assert_eq!(
+        (object["bytes"].as_u64(), object["replicas"][0]["segment"].as_str()),
+        (Some(300_000), Some("n1"))
+    );
+    let cluster = json(&store.run(&["stat", "--json"]));
+    assert_eq!((cluster["objects"].as_u64(), cluster["nodes"].as_u64()), (Some(2), Some(1)));
+    assert!(stdout(&store.run(&["stat"])).contains("16 MiB"));
+
+    // It was read a moment ago, so somebody may still be reading it.
+    let refused = store.run(&["rm", "kv/a"]);
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("force"), "{}", stderr(&refused));
+    assert_exit(&store.run(&["rm", "--force", "kv/a", "other"]), 0);
+    assert_eq!(stdout(&store.run(&["ls", "--json"])), "");
+}
+
+#[test]
+fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
+    let store = Store::start();
+    let put = |text: &str, more: &[&str]| {
+        let args = [&["put", "greeting", "-"], more].concat();
+        let mut child = snowskin(&args)
+            .args(["--master", &store.address])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    assert_exit(&put("hello\n", &[]), 0);
+    let taken = put("goodbye\n", &[]);
+    assert_exit(&taken, 1);
+    assert!(stderr(&taken).contains("--replace"), "{}", stderr(&taken));
+    assert_eq!(stdout(&store.run(&["get", "greeting"])), "hello\n");
+    assert_exit(&put("goodbye\n", &["--replace"]), 0);
+    assert_eq!(stdout(&store.run(&["get", "greeting"])), "goodbye\n");
+    assert_exit(&put("", &[]), 2);
+}
+
+#[test]
+fn a_missing_key_ends_with_3_and_writes_nothing() {
+    let store = Store::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out");
+    let got = store.run(&["get", "nobody", "-o", file.to_str().unwrap()]);
+    assert_exit(&got, 3);
+    assert!(stderr(&got).contains("nobody: no such object"), "{}", stderr(&got));
+    assert!(!file.exists());
+    assert_exit(&store.run(&["stat", "nobody"]), 3);
+    let removed = store.run(&["rm", "nobody", "--json"]);
+    assert_exit(&removed, 3);
+    assert_eq!(
+        (json(&removed)["removed"].as_bool(), json(&removed)["error"].as_str()),
+        (Some(false), Some("OBJECT_NOT_FOUND"))
+    );
+}
+
+#[test]
+fn without_a_master_every_command_says_how_to_get_one() {
+    for args in [
+        &["ls"][..],
+        &["stat"],
+        &["rm", "a"],
+        &["get", "a"],
+        &["put", "a", "/proc/self/status"],
+        &["node", "--memory", "1MiB"],
+    ] {
+        let output = run(&[args, &["--master", "127.0.0.1:9"]].concat());
+        assert_exit(&output, 1);
+        let text = stderr(&output);
+        assert!(
+            text.contains("no master at 127.0.0.1:9") && text.contains("snowskin master"),
+            "{args:?}: {text}"
+        );
+    }
+    let output = run(&["ls", "--master", "nonsense"]);
+    assert_exit(&output, 2);
+    assert!(stderr(&output).contains("host:port"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_object_that_is_too_large_for_the_pool_is_refused_with_advice() {
+    let store = Store::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("big");
+    std::fs::write(&file, vec![7; 20 << 20]).unwrap();
+    let output = store.run(&["put", "big", file.to_str().unwrap()]);
+    assert_exit(&output, 1);
+    assert!(stderr(&output).contains("snowskin node"), "{}", stderr(&output));
+}
+
+#[test]
+fn master_and_node_stop_in_order() {
+    let store = Store::start();
+    let Store { node, master, address } = store;
+    assert_eq!(node.terminate(), Some(0));
+    let stat = json(&run(&["stat", "--json", "--master", &address]));
+    assert_eq!(stat["segments"].as_u64(), Some(0), "the node took its memory back");
+    assert_eq!(master.terminate(), Some(0));
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let first = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
+    let address = first.text("rpc");
+    let second = run(&["master", "--listen", &address, "--http", "none"]);
+    assert_exit(&second, 1);
+    assert!(stderr(&second).contains(&address), "{}", stderr(&second));
+}
+
+#[test]
+fn doctor_finds_a_master_that_is_there_and_one_that_is_not() {
+    let store = Store::start();
+    let verdict = |report: &serde_json::Value| {
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["check"] == "master").unwrap()["verdict"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let there = store.run(&["doctor", "--json", "--ports", "0"]);
+    assert_eq!(verdict(&json(&there)), "ok");
+    let gone = run(&["doctor", "--json", "--ports", "0", "--master", "127.0.0.1:9"]);
+    assert_eq!(verdict(&json(&gone)), "fail");
+    assert_exit(&gone, 1);
+    assert!(stdout(&run(&["doctor"])).contains("open files"));
+}

@@ -1,0 +1,149 @@
+//! What somebody sees who tries things out.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{assert_exit, json, run, snowskin, stderr, stdout};
+
+#[test]
+fn help_of_every_command_teaches() {
+    let commands: &[&[&str]] = &[
+        &["master"],
+        &["node"],
+        &["put"],
+        &["get"],
+        &["rm"],
+        &["ls"],
+        &["stat"],
+        &["replay"],
+        &["bench", "transfer"],
+        &["bench", "store"],
+        &["bench", "master"],
+        &["bench", "target"],
+        &["doctor"],
+    ];
+    for command in commands {
+        let output = run(&[command, &["--help"][..]].concat());
+        assert_exit(&output, 0);
+        let text = stdout(&output);
+        for part in ["Usage: snowskin", "Examples:", "Exit codes:", "130"] {
+            assert!(text.contains(part), "{command:?} lacks {part}");
+        }
+        let name = command.last().unwrap();
+        let top = stdout(&run(&[&command[..command.len() - 1], &["--help"]].concat()));
+        assert!(top.contains(name), "{name} is not listed");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
+    for (args, hint) in [
+        (&["replay", "--block-bytes", "4XB"][..], "64KiB"),
+        (&["replay", "--block-bytes", "0"], "--block-bytes"),
+        (&["replay", "--nodes", "0"], "--nodes"),
+        (&["bench", "transfer", "--fabric", "pigeon"], "tcp"),
+        (&["bench", "transfer", "--block", "1GiB"], "--window"),
+        (&["bench", "transfer", "--fabric", "memcpy", "--target", "h:1"], "memcpy"),
+        (&["bench", "store", "--value", "1GiB"], "--value"),
+        (&["bench", "master", "--duration", "0"], "--duration"),
+        (&["get", "a", "--json"], "--output"),
+        (&["repaly"], "replay"),
+        (&[], "Usage"),
+    ] {
+        let output = run(args);
+        assert_exit(&output, 2);
+        assert!(stderr(&output).contains(hint), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_it_quietly() {
+    for args in [
+        &["doctor"][..],
+        &["bench", "transfer", "--fabric", "memcpy", "--block", "4KiB", "--duration", "0.01"],
+        &["--help"],
+    ] {
+        let mut child = snowskin(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // `head -n 0`: gone before the first byte.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{args:?}: {:?}", output.status);
+        assert!(!stderr(&output).contains("panic"), "{}", stderr(&output));
+    }
+    let piped = Command::new("sh")
+        .arg("-c")
+        .arg(format!("'{}' doctor | head -n 1", env!("CARGO_BIN_EXE_snowskin")))
+        .output()
+        .unwrap();
+    assert_eq!((stdout(&piped).lines().count(), stderr(&piped).as_str()), (1, ""));
+}
+
+#[test]
+fn bench_transfer_prints_one_checked_row_a_combination() {
+    let common = ["--block", "4KiB,64KiB", "--batch", "3", "--duration", "0.05", "--verify", "--json"];
+    for fabric in ["tcp", "shm", "local"] {
+        let output = run(&[&["bench", "transfer", "--fabric", fabric][..], &common].concat());
+        assert_exit(&output, 0);
+        let rows = json(&output);
+        assert_eq!(rows.as_array().unwrap().len(), 4, "{rows}");
+        for row in rows.as_array().unwrap() {
+            assert_eq!(
+                (row["fabric"].as_str(), row["batch"].as_u64(), row["threads"].as_u64()),
+                (Some(fabric), Some(3), Some(1))
+            );
+            for field in ["gb_s", "p50_us", "p99_us", "p999_us", "cpu_s_per_gib", "block"] {
+                assert!(row[field].as_f64().unwrap() > 0.0, "{field} in {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bench_store_and_bench_master_print_their_rows() {
+    let output = run(&[
+        "bench",
+        "store",
+        "--value",
+        "4KiB",
+        "--batch",
+        "4",
+        "--memory",
+        "16MiB",
+        "--duration",
+        "0.05",
+        "--verify",
+        "--json",
+    ]);
+    assert_exit(&output, 0);
+    let rows = json(&output);
+    let ops: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["op"].as_str().unwrap()).collect();
+    assert_eq!(ops, ["put", "get", "batch-get"]);
+    assert!(
+        rows.as_array().unwrap().iter().all(|row| row["misses"] == 0 && row["ops_s"].as_f64().unwrap() > 0.0),
+        "{rows}"
+    );
+
+    let output = run(&[
+        "bench",
+        "master",
+        "--objects",
+        "1000",
+        "--batch",
+        "1,8",
+        "--clients",
+        "2",
+        "--duration",
+        "0.05",
+        "--json",
+    ]);
+    assert_exit(&output, 0);
+    let rows = json(&output);
+    assert_eq!(rows.as_array().unwrap().len(), 6, "{rows}");
+    for row in rows.as_array().unwrap() {
+        assert_eq!(row["errors"], 0, "{row}");
+        for field in ["ops_s", "keys_s", "p99_us", "bytes_per_object", "bytes_per_object_estimate"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field} in {row}");
+        }
+    }
+}

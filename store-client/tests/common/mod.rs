@@ -1,0 +1,154 @@
+//! Stores on loopback, in this process and in others.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::env;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use store_client::{Address, Client, ClientConfig, Fabrics, Node, NodeConfig};
+use store_core::MasterConfig;
+use store_master::{Config, MasterHandle, MasterServer};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn master_config() -> Config {
+    Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() }
+}
+
+pub(crate) fn master_with(store: MasterConfig) -> MasterHandle {
+    MasterServer::bind(Config { store, ..master_config() }).unwrap().spawn().unwrap()
+}
+
+pub(crate) fn master() -> MasterHandle {
+    master_with(MasterConfig::default())
+}
+
+pub(crate) fn node(name: &str, master: SocketAddr) -> Node {
+    node_over(name, master, Fabrics::default())
+}
+
+pub(crate) fn node_over(name: &str, master: SocketAddr, fabrics: Fabrics) -> Node {
+    Node::start(NodeConfig::new(name, master.into(), 32 * MIB).fabrics(fabrics)).unwrap()
+}
+
+pub(crate) fn client(master: SocketAddr) -> Client {
+    client_over(master, Fabrics::default())
+}
+
+pub(crate) fn client_over(master: SocketAddr, fabrics: Fabrics) -> Client {
+    Client::connect(ClientConfig::new(master.into()).fabrics(fabrics)).unwrap()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Tries until it holds. A test that never gets there fails.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// This test binary once more, in another role. Killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    said: String,
+}
+
+const ROLE: &str = "SNOWSKIN_TEST_ROLE";
+
+impl Process {
+    /// Runs the test `entry` of this binary, which is to call [`role`], and waits until it says something.
+    pub(crate) fn start(entry: &str, role: &[&str]) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", entry, "--nocapture", "--test-threads=1"])
+            .env(ROLE, role.join(" "))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        // The harness speaks, too.
+        let said = lines.find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
+        // And does not like to be cut short.
+        std::thread::spawn(move || lines.for_each(drop));
+        let stdin = child.stdin.take();
+        Self { child, stdin, said: said.expect("the process ended without a word") }
+    }
+
+    pub(crate) fn said(&self) -> &str {
+        &self.said
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// No goodbye.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Tells it to end and waits.
+    pub(crate) fn stop(&mut self) {
+        drop(self.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The role of this process, if it is a child.
+pub(crate) fn role() -> Option<Vec<String>> {
+    Some(env::var(ROLE).ok()?.split(' ').map(str::to_owned).collect())
+}
+
+/// What the parent waits for.
+pub(crate) fn say(what: &str) {
+    println!("\nSAYS {what}");
+}
+
+/// Until the parent hangs up.
+pub(crate) fn wait_for_parent() {
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+pub(crate) fn fabrics(name: &str) -> Fabrics {
+    match name {
+        "shm" => Fabrics::SHM,
+        "tcp" => Fabrics::TCP,
+        "local" => Fabrics::LOCAL,
+        _ => Fabrics::default(),
+    }
+}
+
+/// The role `node NAME MASTER FABRICS`.
+pub(crate) fn be_node(role: &[String]) {
+    let master: Address = role[2].parse().unwrap();
+    let node = Node::start(NodeConfig::new(&role[1], master, 32 * MIB).fabrics(fabrics(&role[3]))).unwrap();
+    say(node.endpoint());
+    wait_for_parent();
+    node.stop();
+}

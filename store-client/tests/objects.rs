@@ -1,0 +1,273 @@
+//! What callers do with objects, in one process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{MIB, client, client_over, master, master_with, node, node_over, pattern};
+use store_client::{BufferRange, Client, ErrorCode, Fabrics, MemSpan, PutOptions, StoreError};
+use store_core::MasterConfig;
+
+const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
+const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+
+fn round_trips(client: &mut Client) {
+    for (index, len) in [1, 63, 4096, 65_537, 300_000, 3 << 20].into_iter().enumerate() {
+        let key = format!("key-{index}").into_bytes();
+        let value = pattern(index as u64, len);
+        assert!(!client.exists(&key).unwrap());
+        assert_eq!(client.get(&key).unwrap(), None);
+        assert!(client.put(&key, &value, &ONE).unwrap());
+        assert!(!client.put(&key, b"other", &ONE).unwrap(), "an object was overwritten");
+        assert!(client.exists(&key).unwrap());
+        assert_eq!(client.get(&key).unwrap().as_ref(), Some(&value), "{len} bytes");
+    }
+    let page = client.list(b"key-", 0, 100).unwrap();
+    assert_eq!((page.entries.len(), page.cursor), (6, 0));
+    let entry = page.entries.iter().find(|entry| entry.key == b"key-2").unwrap();
+    assert_eq!((entry.len, entry.replicas, entry.complete), (4096, 1, true));
+    assert!(client.list(b"none", 0, 100).unwrap().entries.is_empty());
+    assert!(client.remove(b"key-0", true).unwrap());
+    assert!(!client.remove(b"key-0", true).unwrap());
+    assert_eq!(client.get(b"key-0").unwrap(), None);
+    let counters = client.counters();
+    assert_eq!((counters.hits, counters.misses, counters.puts), (6, 7, 6));
+    assert_eq!((counters.checksum_mismatches, counters.put_failures, counters.quarantined_pieces), (0, 0, 0));
+}
+
+#[test]
+fn objects_come_back_as_they_were_put_within_a_process() {
+    let master = master();
+    let _node = node_over("a", master.rpc_addr(), Fabrics::LOCAL);
+    round_trips(&mut client_over(master.rpc_addr(), Fabrics::LOCAL));
+}
+
+#[test]
+fn objects_come_back_as_they_were_put_over_tcp() {
+    let master = master();
+    let _node = node_over("a", master.rpc_addr(), Fabrics::TCP);
+    round_trips(&mut client_over(master.rpc_addr(), Fabrics::TCP));
+}
+
+#[test]
+fn objects_come_back_as_they_were_put_over_whatever_is_fastest() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    round_trips(&mut client(master.rpc_addr()));
+}
+
+#[test]
+fn registered_memory_needs_no_copy_and_no_more_room_than_the_object() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let from = client.alloc(2 << 20).unwrap();
+    let into = client.alloc(2 << 20).unwrap();
+    let value = pattern(1, 1_000_000);
+    from.write(77, &value).unwrap();
+    let source = BufferRange::part(&from, 77, value.len() as u64);
+    assert!(client.put_from(b"k", source, &ONE).unwrap());
+    assert_eq!(client.get_into(b"k", BufferRange::part(&into, 5, 1_000_003)).unwrap(), Some(1_000_000));
+    let mut found = vec![0; value.len()];
+    into.read(5, &mut found).unwrap();
+    assert_eq!(found, value);
+    assert_eq!(client.get(b"k").unwrap(), Some(value));
+
+    let short = client.get_into(b"k", BufferRange::part(&into, 0, 999_999));
+    assert!(matches!(short, Err(StoreError::Refused(ErrorCode::BufferOverflow))), "{short:?}");
+    let outside = client.get_into(b"k", BufferRange::part(&into, 2 << 20, 1));
+    assert!(matches!(outside, Err(StoreError::Refused(ErrorCode::InvalidParams))), "{outside:?}");
+    client.unregister(into.id()).unwrap();
+    let gone = client.get_into(b"k", BufferRange::part(&into, 0, 10));
+    assert!(matches!(gone, Err(StoreError::Refused(ErrorCode::InvalidParams))), "{gone:?}");
+}
+
+#[test]
+#[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+fn the_callers_own_memory_can_be_registered() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let memory: &'static mut [u8] = Box::leak(vec![7; 8192].into_boxed_slice());
+    let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
+    // SAFETY: leaked, so it stays mapped; it is reached through the span alone from here on.
+    let region = unsafe { client.register(span) }.unwrap();
+    let half = |offset| BufferRange { region, offset, len: 4096 };
+    assert!(client.put_from(b"k", half(0), &ONE).unwrap());
+    assert_eq!(client.get_into(b"k", half(4096)).unwrap(), Some(4096));
+    client.unregister(region).unwrap();
+    assert_eq!(client.get(b"k").unwrap(), Some(vec![7; 4096]));
+}
+
+#[test]
+fn batches_tell_each_key_its_own_result() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let keys: Vec<Vec<u8>> = (0..2500).map(|i| format!("k{i}").into_bytes()).collect();
+    let values: Vec<Vec<u8>> = (0..2500).map(|i| pattern(i, 100 + i as usize)).collect();
+    let mut items: Vec<(&[u8], &[u8])> =
+        keys.iter().zip(&values).map(|(k, v)| (k.as_slice(), v.as_slice())).collect();
+    items.push((b"", b"no key"));
+    items.push((b"no value", b""));
+    items.push((b"k7", b"again"));
+    let results = client.batch_put(&items, &ONE);
+    assert_eq!(results.len(), 2503);
+    assert!(results[..2500].iter().all(Result::is_ok));
+    assert_eq!(
+        results[2500..],
+        [Err(ErrorCode::InvalidKey), Err(ErrorCode::InvalidParams), Err(ErrorCode::ObjectAlreadyExists)]
+    );
+    let mut wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    wanted.insert(3, b"absent");
+    let found = client.batch_exists(&wanted).unwrap();
+    assert_eq!(found.iter().filter(|found| !**found).count(), 1);
+    assert!(!found[3]);
+    let mut got = client.batch_get(&wanted);
+    assert_eq!(got.remove(3), Ok(None));
+    for (got, value) in got.iter().zip(&values) {
+        assert_eq!(got.as_ref().unwrap().as_ref(), Some(value));
+    }
+    let removed = client.batch_remove(&wanted, true).unwrap();
+    assert_eq!(removed[3], Err(ErrorCode::ObjectNotFound));
+    assert_eq!(removed.iter().filter(|result| result.is_ok()).count(), 2500);
+    assert_eq!(client.stats().unwrap().objects, 0);
+}
+
+#[test]
+fn batches_of_registered_memory_land_each_in_its_range() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let region = client.alloc(1 << 20).unwrap();
+    let value = pattern(3, 1 << 19);
+    region.write(0, &value).unwrap();
+    let keys: Vec<Vec<u8>> = (0..128).map(|i| format!("block-{i}").into_bytes()).collect();
+    let range = |base: u64, i: usize| BufferRange::part(&region, base + i as u64 * 4096, 4096);
+    let from: Vec<_> = keys.iter().enumerate().map(|(i, key)| (key.as_slice(), range(0, i))).collect();
+    assert!(client.batch_put_from(&from, &ONE).iter().all(Result::is_ok));
+    let mut into: Vec<_> =
+        keys.iter().enumerate().map(|(i, key)| (key.as_slice(), range(1 << 19, i))).collect();
+    into[5].0 = b"absent";
+    let results = client.batch_get_into(&into);
+    assert_eq!(results[5], Ok(None));
+    assert_eq!(results.iter().filter(|result| **result == Ok(Some(4096))).count(), 127);
+    let mut found = vec![0; 1 << 19];
+    region.read(1 << 19, &mut found).unwrap();
+    assert_eq!(found[6 * 4096..], value[6 * 4096..]);
+    assert_eq!(found[..5 * 4096], value[..5 * 4096]);
+}
+
+#[test]
+fn a_value_longer_than_the_bounce_buffer_passes_in_pieces() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut config = store_client::ClientConfig::new(master.rpc_addr().into());
+    config.bounce_bytes = 64 << 10;
+    let mut client = Client::connect(config).unwrap();
+    let value = pattern(9, 1_234_567);
+    assert!(client.put(b"long", &value, &ONE).unwrap());
+    assert_eq!(client.get(b"long").unwrap(), Some(value));
+}
+
+#[test]
+fn corrupted_bytes_are_a_miss_and_counted() {
+    let master = master();
+    let node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let value = pattern(1, 5000);
+    assert!(client.put(b"k", &value, &ONE).unwrap());
+    // The segment is new and has this one object, so it lies somewhere among the first bytes; spoil them all.
+    let region = node.region().unwrap();
+    for offset in (0..64 << 10).step_by(4096) {
+        let mut byte = [0];
+        region.read(offset, &mut byte).unwrap();
+        region.write(offset, &[byte[0] ^ 1]).unwrap();
+    }
+    assert_eq!(client.get(b"k").unwrap(), None);
+    let into = client.alloc(8192).unwrap();
+    assert_eq!(client.get_into(b"k", BufferRange::all(&into)).unwrap(), None);
+    let counters = client.counters();
+    assert_eq!((counters.checksum_mismatches, counters.misses, counters.hits), (2, 2, 0));
+}
+
+#[test]
+fn a_corrupted_replica_is_passed_over_for_a_good_one() {
+    let master = master();
+    let a = node("a", master.rpc_addr());
+    let _b = node("b", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let keys: Vec<Vec<u8>> = (0..8).map(|i| format!("k{i}").into_bytes()).collect();
+    for key in &keys {
+        assert!(client.put(key, &pattern(1, 4096), &TWO).unwrap());
+    }
+    assert_eq!(client.list(b"", 0, 10).unwrap().entries[0].replicas, 2);
+    let region = a.region().unwrap();
+    region.write(0, &vec![0; MIB as usize]).unwrap();
+    for key in &keys {
+        assert_eq!(client.get(key).unwrap(), Some(pattern(1, 4096)));
+    }
+    let counters = client.counters();
+    assert!(counters.checksum_mismatches > 0);
+    assert_eq!((counters.replica_failovers, counters.misses), (counters.checksum_mismatches, 0));
+}
+
+#[test]
+fn a_read_that_outlives_its_lease_is_a_miss() {
+    // So short a lease is over before the answer is there.
+    let master = master_with(MasterConfig { lease_ttl_ms: 1, ..MasterConfig::default() });
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    // Copying this takes more than a millisecond on any machine.
+    let value = pattern(1, 16 << 20);
+    assert!(client.put(b"k", &value, &ONE).unwrap());
+    assert_eq!(client.get(b"k").unwrap(), None);
+    let counters = client.counters();
+    assert_eq!((counters.lease_misses, counters.misses, counters.checksum_mismatches), (1, 1, 0));
+}
+
+#[test]
+fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
+    let master = master_with(MasterConfig { lease_ttl_ms: 1, lease_guard_ms: 0, ..MasterConfig::default() });
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let value = pattern(1, 1 << 20);
+    for i in 0..64 {
+        assert!(client.put(format!("k{i}").as_bytes(), &value, &ONE).unwrap());
+    }
+    assert!(client.stats().unwrap().evictions_total >= 32);
+    let larger = client.put(b"too large", &pattern(2, 33 << 20), &ONE);
+    assert!(matches!(larger, Err(StoreError::Refused(ErrorCode::NoAvailableHandle))), "{larger:?}");
+    // Nothing of it is left behind.
+    assert_eq!(client.list(b"too large", 0, 10).unwrap().entries, []);
+}
+
+#[test]
+fn an_object_under_a_lease_is_not_removed_without_force() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    assert!(client.put(b"k", b"value", &ONE).unwrap());
+    assert!(client.get(b"k").unwrap().is_some());
+    let refused = client.remove(b"k", false);
+    assert!(matches!(refused, Err(StoreError::Refused(ErrorCode::ObjectHasLease))), "{refused:?}");
+    assert_eq!(refused.unwrap_err().code().code(), -706);
+    assert!(client.remove(b"k", true).unwrap());
+}
+
+#[test]
+fn a_put_prefers_the_segment_it_is_told() {
+    let master = master();
+    let _a = node("a", master.rpc_addr());
+    let b = node("b", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let preferred = b.status().segment;
+    for i in 0..10 {
+        let options = PutOptions { preferred, ..ONE };
+        assert!(client.put(format!("k{i}").as_bytes(), &pattern(i, 4096), &options).unwrap());
+    }
+    let used = |name: &str, client: &mut Client| {
+        client.segments().unwrap().iter().find(|segment| segment.name == name).unwrap().used
+    };
+    assert_eq!(used("a", &mut client), 0);
+    assert!(used("b", &mut client) >= 10 * 4096);
+}

@@ -1,0 +1,230 @@
+//! Real processes that die without a word, and come back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    Process, be_node, client, client_over, eventually, fabrics, master_config, master_with, node, node_over,
+    pattern, role, say, wait_for_parent,
+};
+use store_client::{
+    Client, ClientConfig, ErrorCode, Fabrics, PutOptions, RpcConfig, RpcConnection, StoreError,
+};
+use store_core::message::{NewObject, PutStart};
+use store_core::{Key, MasterConfig};
+use store_master::{Config, MasterServer};
+
+const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
+const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+
+/// Where children begin. As a test of its own it does nothing.
+#[test]
+fn entry() {
+    let Some(role) = role() else { return };
+    match role[0].as_str() {
+        "node" => be_node(&role),
+        "half-put" => be_half_put(&role),
+        "client" => be_client(&role),
+        _ => {}
+    }
+}
+
+fn start_node(name: &str, master: &dyn std::fmt::Display, fabrics: &str) -> Process {
+    Process::start("entry", &["node", name, &master.to_string(), fabrics])
+}
+
+fn quick() -> MasterConfig {
+    MasterConfig { node_ttl_ms: 300, ..MasterConfig::default() }
+}
+
+/// Puts one object, then starts another and never ends it.
+fn be_half_put(role: &[String]) {
+    let mut client = Client::connect(ClientConfig::new(role[1].parse().unwrap())).unwrap();
+    assert!(client.put(b"whole", &pattern(1, 10_000), &ONE).unwrap());
+    let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
+    let object = NewObject { key: Key(b"half"), len: 10_000 };
+    let (_, mut allocations) = rpc.call::<PutStart>(&ONE, std::iter::once(object)).unwrap();
+    assert!(allocations.next().unwrap().is_ok());
+    say("started");
+    wait_for_parent();
+}
+
+/// Reads and writes in a process of its own.
+fn be_client(role: &[String]) {
+    let config = ClientConfig::new(role[1].parse().unwrap()).fabrics(fabrics(&role[2]));
+    let mut client = Client::connect(config).unwrap();
+    for seed in 0..20 {
+        let key = format!("{}-{seed}", role[2]);
+        let value = pattern(seed, 1000 * seed as usize + 1);
+        assert!(client.put(key.as_bytes(), &value, &ONE).unwrap());
+        assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value));
+    }
+    say("done");
+}
+
+#[test]
+fn master_node_and_clients_are_processes_over_each_rail() {
+    let master = master_with(MasterConfig::default());
+    let mut node = start_node("a", &master.rpc_addr(), "all");
+    for rail in ["shm", "tcp"] {
+        let mut writer = Process::start("entry", &["client", &master.rpc_addr().to_string(), rail]);
+        assert_eq!(writer.said(), "done");
+        writer.stop();
+        let mut client = client_over(master.rpc_addr(), fabrics(rail));
+        for seed in 0..20 {
+            let found = client.get(format!("{rail}-{seed}").as_bytes()).unwrap();
+            assert_eq!(found, Some(pattern(seed, 1000 * seed as usize + 1)));
+        }
+    }
+    node.stop();
+    // It said goodbye, so nobody waits for its silence.
+    assert_eq!(client(master.rpc_addr()).stats().unwrap().segments, 0);
+}
+
+#[test]
+fn a_node_killed_between_put_and_get_is_passed_over() {
+    let master = master_with(MasterConfig::default());
+    let mut doomed = start_node("a", &master.rpc_addr(), "tcp");
+    let _other = node_over("b", master.rpc_addr(), Fabrics::TCP);
+    let mut client = client_over(master.rpc_addr(), Fabrics::TCP);
+    let keys: Vec<Vec<u8>> = (0..10).map(|i| format!("k{i}").into_bytes()).collect();
+    for (seed, key) in keys.iter().enumerate() {
+        assert!(client.put(key, &pattern(seed as u64, 20_000), &TWO).unwrap());
+    }
+    doomed.kill();
+    for (seed, key) in keys.iter().enumerate() {
+        assert_eq!(client.get(key).unwrap(), Some(pattern(seed as u64, 20_000)), "key {seed}");
+    }
+    assert!(client.counters().replica_failovers > 0);
+    // A client that never saw it alive does as well.
+    let mut newcomer = client_over(master.rpc_addr(), Fabrics::TCP);
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    assert!(newcomer.batch_get(&refs).iter().all(|got| matches!(got, Ok(Some(_)))));
+}
+
+#[test]
+fn objects_of_a_dead_node_vanish_and_others_stay() {
+    let master = master_with(quick());
+    let mut doomed = start_node("a", &master.rpc_addr(), "tcp");
+    let mut client = client_over(master.rpc_addr(), Fabrics::TCP);
+    for i in 0..5 {
+        assert!(client.put(format!("doomed-{i}").as_bytes(), b"value", &ONE).unwrap());
+    }
+    let safe = node_over("b", master.rpc_addr(), Fabrics::TCP);
+    let preferred = safe.status().segment;
+    for i in 0..5 {
+        assert!(
+            client.put(format!("safe-{i}").as_bytes(), b"value", &PutOptions { preferred, ..ONE }).unwrap()
+        );
+    }
+    doomed.kill();
+    eventually("the dead node is given up", || client.stats().unwrap().nodes == 1);
+    for i in 0..5 {
+        assert_eq!(client.get(format!("doomed-{i}").as_bytes()).unwrap(), None);
+        assert_eq!(client.get(format!("safe-{i}").as_bytes()).unwrap(), Some(b"value".to_vec()));
+    }
+    // The name is free for its successor.
+    let successor = start_node("a", &master.rpc_addr(), "tcp");
+    eventually("the successor is there", || client.stats().unwrap().nodes == 2);
+    assert!(client.put(b"doomed-0", b"again", &ONE).unwrap());
+    drop(successor);
+}
+
+#[test]
+fn after_a_restart_of_the_master_nodes_mount_anew_and_clients_reconnect() {
+    let first = master_with(quick());
+    let addr = first.rpc_addr();
+    let node = node("a", addr);
+    let mut client = client(addr);
+    assert!(client.put(b"before", b"value", &ONE).unwrap());
+    first.stop().unwrap();
+    let away = client.get(b"before");
+    assert!(matches!(&away, Err(error) if error.code() == ErrorCode::RpcFail), "{away:?}");
+
+    let config = Config { rpc_listen: addr, store: quick(), ..master_config() };
+    let second = MasterServer::bind(config).unwrap().spawn().unwrap();
+    eventually("the node mounts anew", || node.status().mounts >= 2 && node.status().segment.is_some());
+    // What the first knew is gone, and nothing of it is served.
+    assert_eq!(client.get(b"before").unwrap(), None);
+    assert!(client.put(b"after", &pattern(5, 100_000), &ONE).unwrap());
+    assert_eq!(client.get(b"after").unwrap(), Some(pattern(5, 100_000)));
+    assert!(client.counters().connects >= 2);
+    drop(second);
+}
+
+#[test]
+fn a_put_right_after_a_restart_of_the_master_is_not_lost() {
+    let first = master_with(quick());
+    let addr = first.rpc_addr();
+    let mut client = client(addr);
+    first.stop().unwrap();
+    let config = Config { rpc_listen: addr, store: quick(), ..master_config() };
+    let _second = MasterServer::bind(config).unwrap().spawn().unwrap();
+    let _node = node("a", addr);
+    // The client's connection is dead, and it does not know yet.
+    assert!(client.put(b"k", b"value", &ONE).unwrap());
+}
+
+#[test]
+fn a_node_that_was_given_up_mounts_anew() {
+    let master = master_with(quick());
+    // It beats less often than the master tolerates only because it is stopped in between.
+    let process = start_node("a", &master.rpc_addr(), "all");
+    let mut client = client(master.rpc_addr());
+    assert!(client.put(b"k", b"value", &ONE).unwrap());
+    signal(&process, "STOP");
+    eventually("the silent node is given up", || client.stats().unwrap().nodes == 0);
+    assert_eq!(client.get(b"k").unwrap(), None);
+    signal(&process, "CONT");
+    eventually("it mounts anew", || client.stats().unwrap().segments == 1);
+    assert_eq!(client.get(b"k").unwrap(), None);
+    eventually("it takes objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
+    assert_eq!(client.get(b"k2").unwrap(), Some(pattern(1, 5000)));
+}
+
+#[test]
+fn a_client_killed_in_mid_put_leaves_nothing_readable() {
+    let store = MasterConfig {
+        put_start_discard_timeout_ms: 200,
+        put_start_release_timeout_ms: 400,
+        ..MasterConfig::default()
+    };
+    let master = master_with(store);
+    let _node = node("a", master.rpc_addr());
+    let mut writer = Process::start("entry", &["half-put", &master.rpc_addr().to_string()]);
+    writer.kill();
+    let mut client = client(master.rpc_addr());
+    assert_eq!(client.get(b"whole").unwrap(), Some(pattern(1, 10_000)));
+    assert_eq!(client.get(b"half").unwrap(), None);
+    assert!(!client.exists(b"half").unwrap());
+    // Another writer may have the key once the first has had its time.
+    eventually("the key is free", || client.put(b"half", &pattern(2, 500), &ONE).unwrap_or(false));
+    assert_eq!(client.get(b"half").unwrap(), Some(pattern(2, 500)));
+    eventually("the dead writer's space comes back", || client.stats().unwrap().quarantined_bytes == 0);
+}
+
+#[test]
+fn without_a_master_errors_say_so() {
+    let master = master_with(MasterConfig::default());
+    let addr = master.rpc_addr();
+    let mut config = ClientConfig::new(addr.into());
+    config.rpc.reconnect_ms_max = 50;
+    let mut client = Client::connect(config.clone()).unwrap();
+    drop(master);
+    let error = client.exists(b"k").unwrap_err();
+    assert!(matches!(&error, StoreError::Rpc(_)), "{error:?}");
+    assert!(error.to_string().contains(&addr.to_string()), "{error}");
+    std::thread::sleep(Duration::from_millis(1));
+    assert_eq!(
+        Client::connect(config).err().map(|error| error.to_string().contains("no master at")),
+        Some(true)
+    );
+}
+
+fn signal(process: &Process, name: &str) {
+    let status =
+        std::process::Command::new("kill").args([format!("-{name}"), process.pid().to_string()]).status();
+    assert!(status.unwrap().success());
+}

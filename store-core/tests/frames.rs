@@ -1,0 +1,185 @@
+//! The master behind the wire: every operation as frames, and everything that is not one.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use proptest::prelude::*;
+use store_core::message::*;
+use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, wire};
+use te_core::Instant;
+
+fn master() -> Master {
+    let mut master = Master::new(MasterConfig::default()).unwrap();
+    let segment = MountSegment { node: 1, incarnation: 1, name: "s", endpoint: "h:1", base: 0, len: 1 << 20 };
+    master.mount(Instant::ZERO, &segment).unwrap();
+    master
+}
+
+fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let (frame, len) = Frame::parse(request).unwrap().unwrap();
+    assert_eq!(len, request.len());
+    master.handle(Instant::from_millis(1), &frame, &mut out);
+    let (answer, len) = Frame::parse(&out).unwrap().unwrap();
+    assert_eq!((len, answer.header.response), (out.len(), true));
+    assert_eq!((answer.header.request_id, answer.header.kind), (frame.header.request_id, frame.header.kind));
+    out
+}
+
+/// One request and what came back.
+macro_rules! call {
+    ($master:expr, $operation:ty, $ask:expr, $items:expr) => {{
+        let mut request = Vec::new();
+        <$operation>::encode_request(&mut request, 77, &$ask, $items.into_iter()).unwrap();
+        ask($master, &request)
+    }};
+}
+
+fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Answer<'_>, Vec<O::AnswerItem<'_>>), ErrorCode> {
+    let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
+    O::decode_response(&frame).map(|(head, items)| (head, items.collect()))
+}
+
+#[test]
+fn every_operation_goes_over_the_wire() {
+    let mut master = master();
+    let master = &mut master;
+    let welcome = call!(master, Hello, wire::VERSION, []);
+    assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
+    assert_eq!(answer::<Hello>(&call!(master, Hello, 9, [])).unwrap_err(), ErrorCode::InvalidVersion);
+    let second =
+        MountSegment { node: 2, incarnation: 4, name: "t", endpoint: "h:2", base: 1 << 40, len: 1 << 20 };
+    let mounted = call!(master, Mount, second, []);
+    assert_eq!(answer::<Mount>(&mounted).unwrap().0.segment, 2);
+    assert_eq!(
+        answer::<Mount>(&call!(master, Mount, MountSegment { len: 0, ..second }, [])),
+        Err(ErrorCode::InvalidParams)
+    );
+    let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4 }, []);
+    assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
+    let options = PutOptions { replicas: 2, preferred: Some(2) };
+    let new = [
+        NewObject { key: Key(b"a"), len: 100 },
+        NewObject { key: Key(b""), len: 1 },
+        NewObject { key: Key(b"b"), len: 5 },
+    ];
+    let started = call!(master, PutStart, options, new);
+    let (window, started) = answer::<PutStart>(&started).unwrap();
+    assert_eq!((window.window_ms, started.len()), (30_000, 3));
+    assert_eq!(started[1], Err(ErrorCode::InvalidKey));
+    let a = started[0].unwrap();
+    assert_eq!((a.replicas[0].segment, a.replicas[0].addr, a.replicas[1].segment), (2, 1 << 40, 1));
+    let b = started[2].unwrap();
+    let ended = call!(master, PutEnd, (), [Commit { key: Key(b"a"), generation: a.generation, checksum: 5 }]);
+    assert_eq!(answer::<PutEnd>(&ended).unwrap().1, [Ok(())]);
+    let revoked =
+        call!(master, PutRevoke, (), [Revocation { key: Key(b"b"), generation: b.generation, quiet: true }]);
+    assert_eq!(answer::<PutRevoke>(&revoked).unwrap().1, [Ok(())]);
+    let found = call!(master, Get, (), [Key(b"a"), Key(b"b")]);
+    let (lease, found) = answer::<Get>(&found).unwrap();
+    assert_eq!(
+        (lease.lease_ms, found[0].unwrap().checksum, found[1]),
+        (5_000, 5, Err(ErrorCode::ObjectNotFound))
+    );
+    let exists = call!(master, Exists, (), [Key(b"b"), Key(b"a")]);
+    assert_eq!(answer::<Exists>(&exists).unwrap().1, [false, true]);
+    let listed = call!(master, List, ListQuery { prefix: Key(b""), cursor: 0, limit: 10 }, []);
+    let (position, listed) = answer::<List>(&listed).unwrap();
+    assert_eq!((position.cursor, listed.len(), listed[0].key, listed[0].leased), (0, 1, Key(b"a"), true));
+    let removed = call!(master, Remove, (), [false, true].map(|force| Removal { key: Key(b"a"), force }));
+    assert_eq!(answer::<Remove>(&removed).unwrap().1, [Err(ErrorCode::ObjectHasLease), Ok(())]);
+    let all = call!(master, Segments, (), []);
+    let names: Vec<&str> =
+        answer::<Segments>(&all).unwrap().1.into_iter().map(|info| info.unwrap().name).collect();
+    assert_eq!(names, ["s", "t"]);
+    let some = call!(master, Segments, (), [2, 3]);
+    let some = answer::<Segments>(&some).unwrap().1;
+    assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
+    let unmounted = call!(master, Unmount, UnmountSegment { node: 2, segment: 2 }, []);
+    assert!(answer::<Unmount>(&unmounted).is_ok());
+    let stats = call!(master, ReadStats, (), []);
+    assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
+}
+
+#[test]
+fn batches_have_a_limit_on_both_sides() {
+    let mut out = Vec::new();
+    let error = Exists::encode_request(&mut out, 1, &(), (0..4097).map(|_| Key(b"k"))).unwrap_err();
+    assert_eq!((error, out.len()), (wire::WireError::TooManyKeys { keys: 4097 }, 0));
+    let mut writer = FrameWriter::begin(
+        &mut out,
+        &Header { kind: Kind::Exists as u8, response: false, request_id: 3, status: 0 },
+    );
+    writer.body().extend_from_slice(&[0x81, 0x20]);
+    writer.body().extend_from_slice(&[0; 4097]);
+    writer.finish().unwrap();
+    let answered = ask(&mut master(), &out);
+    assert_eq!(answer::<Exists>(&answered).unwrap_err(), ErrorCode::KeysUltraLimit);
+    let long = [0u8; 1024];
+    let error = Exists::encode_request(&mut out, 1, &(), (0..4096).map(|_| Key(&long))).unwrap_err();
+    assert!(matches!(error, wire::WireError::TooLong { .. }));
+}
+
+#[test]
+fn a_listing_of_the_longest_keys_fits_its_frame() {
+    let mut master = Master::new(MasterConfig::default()).unwrap();
+    let segment = MountSegment { node: 1, incarnation: 1, name: "s", endpoint: "h:1", base: 0, len: 1 << 30 };
+    master.mount(Instant::ZERO, &segment).unwrap();
+    for key in 0..4096 {
+        let key = format!("{key:01024}");
+        master.put_start(Instant::ZERO, key.as_bytes(), 1, &PutOptions::default()).unwrap();
+    }
+    let (mut cursor, mut seen) = (0, 0);
+    loop {
+        let page = call!(&mut master, List, ListQuery { prefix: Key(b""), cursor, limit: 4096 }, []);
+        let (position, listed) = answer::<List>(&page).unwrap();
+        (cursor, seen) = (position.cursor, seen + listed.len());
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(seen, 4096);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_body_is_answered_with_one_frame(kind in any::<u8>(), body in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut master = master();
+        let mut request = Vec::new();
+        let mut writer = FrameWriter::begin(&mut request, &Header { kind, response: false, request_id: 1, status: 0 });
+        writer.body().extend_from_slice(&body);
+        writer.finish().unwrap();
+        let answered = ask(&mut master, &request);
+        let (frame, _) = Frame::parse(&answered).unwrap().unwrap();
+        if Kind::from_byte(kind).is_none() {
+            prop_assert_eq!(frame.header.result(), Err(ErrorCode::NotSupported));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_frame_or_an_error_or_want_more(bytes in prop::collection::vec(any::<u8>(), 0..100), good in any::<bool>()) {
+        let mut stream = if good { b"SNWS\x01\0".to_vec() } else { Vec::new() };
+        stream.extend(bytes);
+        if let Ok(Some((frame, len))) = Frame::parse(&stream) {
+            prop_assert_eq!(len, wire::HEADER_BYTES + frame.body.len());
+        }
+    }
+
+    #[test]
+    fn a_damaged_request_changes_nothing_or_is_another_request(at in 0usize..60, bit in 0u8..8) {
+        let mut master = master();
+        let mut request = Vec::new();
+        let new = [NewObject { key: Key(b"some-key"), len: 100 }, NewObject { key: Key(b"another-key"), len: 100 }];
+        PutStart::encode_request(&mut request, 1, &PutOptions::default(), new.into_iter()).unwrap();
+        let at = at % request.len();
+        request[at] ^= 1 << bit;
+        if let Ok(Some((frame, _))) = Frame::parse(&request) {
+            let mut out = Vec::new();
+            master.handle(Instant::ZERO, &frame, &mut out);
+            let (answer, _) = Frame::parse(&out).unwrap().unwrap();
+            if answer.header.status != 0 {
+                prop_assert_eq!(master.stats().used_bytes, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Getting to a peer and losing it: lanes are opened and end, fences are sent and answered, a silent peer is given up.
+
+use std::io;
+
+use te_core::{Completion, Error, ErrorKind, Instant, Op};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::config::LANES_MAX;
+use crate::connections::Connection;
+use crate::endpoint::{Gate, LaneEnd};
+use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry, MAGIC, VERSION};
+use crate::initiator::{OutLane, Phase, Stage};
+use crate::lane::Lane;
+use crate::sys::{Interest, Socket};
+use crate::transport::{TcpTransport, error_of};
+
+impl TcpTransport {
+    /// Opens one more lane, if there may be one and nothing keeps us away.
+    pub(crate) fn open_lane(&mut self, peer: u32) {
+        let now = self.now;
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        match endpoint.gate {
+            Gate::Restarted => {
+                self.fail_waiting(peer, ErrorKind::PeerRestarted.into());
+                return;
+            }
+            Gate::Until(when) if now < when => return,
+            _ => {}
+        }
+        let opening = endpoint
+            .lanes
+            .iter()
+            .flatten()
+            .any(|index| self.connections.out(*index).is_none_or(|lane| lane.role.phase != Phase::Live));
+        let Some(number) = endpoint.vacant_lane(self.config.lanes) else { return };
+        if opening {
+            return;
+        }
+        let address = endpoint.addresses[endpoint.address_at];
+        if self.connections.len() >= self.config.connections_max as usize {
+            self.lane_refused(peer, ErrorKind::Full.into());
+            return;
+        }
+        if let Err(error) = self.start_lane(peer, number, address) {
+            self.lane_refused(peer, error_of(&error));
+        }
+    }
+
+    fn start_lane(&mut self, peer: u32, number: usize, address: std::net::SocketAddr) -> io::Result<()> {
+        let socket = Socket::new(address)?;
+        self.tune(&socket)?;
+        socket.connect(address)?;
+        self.lane_generation = self.lane_generation.wrapping_add(1);
+        let interest = Interest { readable: true, writable: true };
+        let (index, name) = self.connections.reserve();
+        if let Err(error) = self.epoll.add(socket.raw_fd(), name, interest) {
+            self.connections.release(index);
+            return Err(error);
+        }
+        self.waiting_to_write += 1;
+        let role = OutLane::new(peer, number as u8, self.lane_generation);
+        let mut lane = Lane::new(socket, interest, role);
+        lane.blocked = true;
+        lane.deadline =
+            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.lanes[number] = Some(index);
+        }
+        self.connections.put(index, Connection::Out(Box::new(lane)));
+        self.stats.lanes_opened += 1;
+        self.timers_stale = true;
+        Ok(())
+    }
+
+    pub(crate) fn greet(&mut self, lane: &mut Lane<OutLane>) {
+        self.suit(&lane.socket);
+        let target = self.peers.get(lane.role.peer).map_or(0, |endpoint| endpoint.incarnation);
+        let hello = Hello {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            lane: U16::new(u16::from(lane.role.number)),
+            lane_generation: U32::new(lane.role.generation),
+            session: U64::new(self.session),
+            initiator: U64::new(self.incarnation),
+            target: U64::new(target),
+            reserved: U64::ZERO,
+        };
+        lane.outbox.push_head(&[hello.as_bytes()]);
+        lane.role.phase = Phase::Greeting;
+    }
+
+    /// A lane of ours has ended: its pieces are settled by how far they got.
+    pub(crate) fn end_out(&mut self, index: u32, lane: Box<Lane<OutLane>>, end: LaneEnd) {
+        let Lane { socket, role, interest, .. } = *lane;
+        socket.reset_on_close();
+        // The socket goes first: from here on the kernel reads and writes nothing of ours (L2).
+        drop(socket);
+        self.forget(index, interest);
+        self.stats.lanes_lost += 1;
+        let peer = role.peer;
+        log::debug!("lane {} to peer {peer} ended: {:?}", role.number, end);
+        if let Some(endpoint) = self.peers.get_mut(peer) {
+            endpoint.lane_lost(usize::from(role.number));
+        }
+        let error = match end.error() {
+            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
+            other => other,
+        };
+        for piece in &role.pieces {
+            let touched = piece.op == Op::Write && matches!(piece.stage, Stage::Started | Stage::Sent);
+            self.settle(piece.slot, Some(error), touched);
+        }
+        if let LaneEnd::Refused(error) = end {
+            self.lane_refused(peer, error);
+        }
+        self.list_peer(peer);
+    }
+
+    /// An attempt to open a lane has failed.
+    fn lane_refused(&mut self, peer: u32, error: Error) {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        if error.kind == ErrorKind::PeerRestarted {
+            endpoint.gate = Gate::Restarted;
+            self.fail_peer(peer, error);
+            return;
+        }
+        let error = match error {
+            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
+            other => other,
+        };
+        self.timers_stale = true;
+        if endpoint.try_next_address() {
+            self.fresh = true;
+            return;
+        }
+        endpoint.back_off(self.now, self.config.reconnect_ms_max);
+        if endpoint.lane_count() == 0 {
+            self.fail_waiting(peer, error);
+        }
+    }
+
+    /// The peer is dead or another one: every lane goes, everything that waits ends.
+    pub(crate) fn fail_peer(&mut self, peer: u32, error: Error) {
+        let Some(endpoint) = self.peers.get(peer) else { return };
+        for index in endpoint.lanes.into_iter().flatten() {
+            if let Some(lane) = self.connections.take_out(index) {
+                self.end_out(index, lane, LaneEnd::Lost(error));
+            }
+        }
+        self.fail_waiting(peer, error);
+    }
+
+    /// Ends what waits for a lane that will not come.
+    fn fail_waiting(&mut self, peer: u32, error: Error) {
+        while let Some(endpoint) = self.peers.get_mut(peer)
+            && let Some(slot) = endpoint.pending.first()
+        {
+            self.operations.unlink(&mut endpoint.pending, slot);
+            if let Some(operation) = self.operations.get_mut(slot) {
+                operation.error.get_or_insert(error);
+            }
+            self.finish(slot);
+        }
+        while let Some(fence) = self.peers.get_mut(peer).and_then(|endpoint| endpoint.fences.pop()) {
+            // A process that is gone writes no more: that is a fence. One that does not answer may still.
+            let completion = if error.kind == ErrorKind::PeerRestarted {
+                Completion::applied(fence.token)
+            } else {
+                Completion::unknown(fence.token, error)
+            };
+            self.fence_done(fence.segment, completion);
+        }
+    }
+
+    /// Sends a fence that is not yet on its way, if there is one and a live lane to carry it. True: there was.
+    pub(crate) fn send_fence(&mut self, peer: u32) -> bool {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return false };
+        if endpoint.fences.iter().all(|fence| fence.waiting.is_some()) {
+            return false;
+        }
+        let mut lanes =
+            [LaneEntry { lane: U16::ZERO, reserved: U16::ZERO, generation: U32::ZERO }; ENTRIES_MAX];
+        let (mut count, mut live) = (0, 0_u32);
+        for index in endpoint.lanes.iter().flatten() {
+            let Some(lane) = self.connections.out(*index) else { continue };
+            lanes[count].lane = U16::new(u16::from(lane.role.number));
+            lanes[count].generation = U32::new(lane.role.generation);
+            count += 1;
+            if lane.role.phase == Phase::Live {
+                if !lane.outbox.has_room(0) {
+                    return false;
+                }
+                live |= 1 << lane.role.number;
+            }
+        }
+        if live == 0 {
+            return false;
+        }
+        let Some(fence) = endpoint.fences.iter_mut().find(|fence| fence.waiting.is_none()) else {
+            return false;
+        };
+        fence.waiting = Some(live);
+        let header = Header::new(Kind::Fence, 0, count as u16, fence.id);
+        let indexes = endpoint.lanes;
+        for (_, index) in indexes.iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
+            let Some(index) = *index else { continue };
+            if let Some(mut lane) = self.connections.take_out(index) {
+                lane.outbox.push_head(&[header.as_bytes(), lanes[..count].as_bytes()]);
+                self.connections.put(index, Connection::Out(lane));
+                self.flush_out(index);
+            }
+        }
+        true
+    }
+
+    pub(crate) fn fence_answered(&mut self, peer: u32, number: u8, id: u64) {
+        let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        let Some(at) = endpoint.fences.iter().position(|fence| fence.id == id) else { return };
+        let fence = &mut endpoint.fences[at];
+        let Some(waiting) = &mut fence.waiting else { return };
+        *waiting &= !(1 << number);
+        if *waiting == 0 {
+            let fence = endpoint.fences.swap_remove(at);
+            self.fence_done(fence.segment, Completion::applied(fence.token));
+        }
+    }
+
+    fn fence_done(&mut self, segment: u32, completion: Completion) {
+        self.operations.done.push_back(completion);
+        self.fences -= 1;
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.users -= 1;
+        }
+    }
+
+    /// Looks after the peers' pulses; gives the next time to look.
+    pub(crate) fn check_pulses(&mut self, now: Instant) -> Option<Instant> {
+        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
+        let mut next: Option<Instant> = None;
+        for peer in 0..self.peers.bound() {
+            let Some(endpoint) = self.peers.get_mut(peer) else { continue };
+            if !endpoint.is_awaited() {
+                endpoint.pulse = None;
+                continue;
+            }
+            let pulse = *endpoint.pulse.get_or_insert(now);
+            let lanes = endpoint.lanes;
+            if now.nanos_since(pulse) >= limit / 4 {
+                self.feel_pulse(peer, lanes);
+            }
+            let Some(endpoint) = self.peers.get_mut(peer) else { continue };
+            let silent = now.nanos_since(endpoint.pulse.unwrap_or(now));
+            if silent >= limit && endpoint.lane_count() > 0 {
+                log::warn!("peer {peer} is silent for {} ms: given up", silent / 1_000_000);
+                endpoint.back_off(now, self.config.reconnect_ms_max);
+                self.stats.peers_lost += 1;
+                self.fail_peer(peer, Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
+                continue;
+            }
+            let due = Instant::from_nanos(
+                now.as_nanos() + (limit / 4).min(limit.saturating_sub(silent)).max(1_000_000),
+            );
+            next = Some(next.map_or(due, |known| known.min(due)));
+        }
+        next
+    }
+
+    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
+    fn feel_pulse(&mut self, peer: u32, lanes: [Option<u32>; LANES_MAX as usize]) {
+        for index in lanes.into_iter().flatten() {
+            let Some(mut lane) = self.connections.take_out(index) else { continue };
+            let unacknowledged = lane.socket.unacknowledged();
+            if unacknowledged < lane.role.unacknowledged
+                && let Some(endpoint) = self.peers.get_mut(peer)
+            {
+                endpoint.pulse = Some(self.now);
+            }
+            lane.role.unacknowledged = unacknowledged;
+            let ask = lane.role.phase == Phase::Live && !lane.role.pinged && lane.outbox.has_room(0);
+            if ask {
+                lane.role.pinged = true;
+                lane.outbox.push_head(&[Header::new(Kind::Ping, 0, 0, 0).as_bytes()]);
+            }
+            self.drive_out(index, lane, false, false);
+        }
+    }
+}
