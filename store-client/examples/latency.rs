@@ -244,6 +244,19 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
         Some(len) if len == value_bytes as u64 => Ok(()),
         _ => Err("missed".into()),
     })?;
+    const BATCH: usize = 16;
+    let many = client.alloc(BATCH * value_bytes)?;
+    let batches: Vec<Vec<u8>> = (0..keys.len() / BATCH).map(|i| i.to_le_bytes().to_vec()).collect();
+    sample("get x16", &batches, BATCH * value_bytes, |batch| {
+        let first = usize::from_le_bytes(batch.try_into()?) * BATCH;
+        let part = |i: usize| BufferRange::part(&many, (i * value_bytes) as u64, value_bytes as u64);
+        let items: Vec<_> = (0..BATCH).map(|i| (keys[first + i].as_slice(), part(i))).collect();
+        if client.batch_get_into(&items).iter().all(|result| matches!(result, Ok(Some(_)))) {
+            return Ok(());
+        }
+        Err("missed".into())
+    })?;
+    client.unregister(many.id())?;
     client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
     for _ in 0..2 {

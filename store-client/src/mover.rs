@@ -183,6 +183,9 @@ impl Mover {
             fabric.poll();
             self.reap_ended(fabric, memory, buffers);
         }
+        if self.flights.is_empty() && !self.pending.is_empty() {
+            self.give_up();
+        }
         fabric.poll();
         busy |= self.reap_ended(fabric, memory, buffers);
         busy || !self.ended.is_empty()
@@ -262,6 +265,15 @@ impl Mover {
             }
             Err(error) => self.not_sent(pieces, &error),
         }
+    }
+
+    /// Nothing is under way and nothing can be sent: too much of the bounce buffer is quarantined.
+    fn give_up(&mut self) {
+        log::warn!("no memory to pass plain bytes through: quarantined; connect a new client");
+        while let Some(index) = self.pending.pop_front() {
+            worsen(&mut self.jobs[index].outcome, Outcome::NotApplied);
+        }
+        self.bury_dead();
     }
 
     /// The next piece of a job; `None` when the bounce buffer has no room.

@@ -158,15 +158,27 @@ fn batches_of_registered_memory_land_each_in_its_range() {
 }
 
 #[test]
-fn a_value_longer_than_the_bounce_buffer_passes_in_pieces() {
+fn values_longer_than_the_bounce_buffer_pass_in_pieces() {
     let master = master();
-    let _node = node("a", master.rpc_addr());
-    let mut config = store_client::ClientConfig::new(master.rpc_addr().into());
-    config.bounce_bytes = 64 << 10;
-    let mut client = Client::connect(config).unwrap();
-    let value = pattern(9, 1_234_567);
-    assert!(client.put(b"long", &value, &ONE).unwrap());
-    assert_eq!(client.get(b"long").unwrap(), Some(value));
+    for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
+        let node = node_over(name, master.rpc_addr(), fabrics);
+        let mut config = store_client::ClientConfig::new(master.rpc_addr().into()).fabrics(fabrics);
+        config.bounce_bytes = 64 << 10;
+        let mut client = Client::connect(config).unwrap();
+        let values: Vec<Vec<u8>> = (0..4).map(|seed| pattern(seed, 1_234_567 * seed as usize + 1)).collect();
+        let items: Vec<(&[u8], &[u8])> = [b"k0", b"k1", b"k2", b"k3"]
+            .iter()
+            .zip(&values)
+            .map(|(key, value)| (key.as_slice(), value.as_slice()))
+            .collect();
+        assert_eq!(client.batch_put(&items, &ONE), [Ok(()); 4]);
+        let keys: Vec<&[u8]> = items.iter().map(|item| item.0).collect();
+        for (got, value) in client.batch_get(&keys).into_iter().zip(&values) {
+            assert_eq!(got.unwrap().as_ref(), Some(value));
+        }
+        client.batch_remove(&keys, true).unwrap();
+        node.stop();
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! CRC-32C in two ways at once.
 //!
 //! A processor has one unit for the `crc32` instruction and another for carry-less multiplication, and a copy out of a warm
-//! cache leaves both idle. Each alone makes 22 GB/s on the machine this was written on, at which a checksum costs half of
-//! the copy that it checks. So a block is cut into four streams that do not wait for each other:
+//! cache leaves both idle. Each alone makes 23 GB/s on the machine this was written on, both together 34. So a block is cut
+//! into four streams that do not wait for each other:
 //!
 //! ```text
 //!   ┌── crc32 ──┬── crc32 ──┬── crc32 ──┬───── carry-less, eight lanes of 16 bytes ─────┐
