@@ -7,6 +7,7 @@ use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant as Clock;
 
+use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
     Commit, Exists, Get, MountSegment, NewObject, Operation, PutEnd, PutOptions, PutStart,
 };
@@ -60,6 +61,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         row(&format!("put start + end, batch {batch}"), start.elapsed().as_secs_f64(), fresh.len());
     }
+    let start = Clock::now();
+    let mut get = GetOp::new(ClientConfig::default());
+    let mut buffers = Buffers::default();
+    for turn in 0..KEYS / 4 {
+        get.start([GetItem { key: keys[turn * 7_919_333 % OBJECTS].as_bytes(), capacity: 4096 }], &[]);
+        while let Some(action) = get.poll(Instant::ZERO, turn as u64, &mut buffers.request) {
+            match action {
+                Action::Call => {
+                    buffers.ask(&mut master, Instant::ZERO)?;
+                    get.handle_response(&Frame::parse(&buffers.response)?.ok_or("incomplete")?.0);
+                }
+                Action::Transfer(read) => get.handle_transfer(Instant::ZERO, read.id, TransferEnd::read(1)),
+                _ => {}
+            }
+        }
+        if !matches!(get.result(0), Some(Ok(_))) {
+            return Err("a get did not end well".into());
+        }
+    }
+    row("get, client and master", start.elapsed().as_secs_f64(), KEYS / 4);
     let stats = master.stats();
     let objects = stats.objects + stats.objects_processing;
     println!(

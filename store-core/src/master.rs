@@ -419,6 +419,10 @@ impl Master {
             + self.limbo.memory_bytes()
     }
 
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = Key<'a>>) {
+        self.objects.warm(keys);
+    }
+
     fn check_key(&self, key: &[u8]) -> Result<(), ErrorCode> {
         if key.is_empty() || key.len() > self.config.key_bytes_max as usize {
             return Err(ErrorCode::InvalidKey);

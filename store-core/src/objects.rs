@@ -20,6 +20,7 @@ use foldhash::quality::FixedState;
 use hashbrown::HashTable;
 use te_core::Instant;
 
+use crate::Key;
 use crate::segments::Placed;
 use crate::slab::{Chunks, NIL};
 
@@ -91,6 +92,10 @@ impl KeyBytes {
             Self::Inline { len, bytes } => &bytes[..usize::from(*len)],
             Self::Heap(bytes) => bytes,
         }
+    }
+
+    fn first(&self) -> u8 {
+        self.as_slice().first().copied().unwrap_or(0)
     }
 
     fn heap_bytes(&self) -> usize {
@@ -194,6 +199,21 @@ impl Objects {
         let hash = self.hash(key);
         let same = |slot: &Slot| slot.hash == hash && self.entries[slot.index].key.as_slice() == key;
         self.table.find(spread(hash), same).map(|slot| slot.index)
+    }
+
+    /// Touches what looking the keys up will touch. The loads of one key do not wait for those of another, as they would
+    /// with the work of an operation between them.
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = Key<'a>>) {
+        let mut sum = 0;
+        for key in keys {
+            let hash = self.hash(key.0);
+            if let Some(slot) = self.table.find(spread(hash), |slot| slot.hash == hash) {
+                // The two ends of an entry lie in two cache lines.
+                let entry = &self.entries[slot.index];
+                sum ^= u64::from(entry.key.first()) ^ u64::from(entry.checksum);
+            }
+        }
+        core::hint::black_box(sum);
     }
 
     pub(crate) fn entry(&self, index: u32) -> &Entry {

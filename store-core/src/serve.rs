@@ -8,10 +8,13 @@ use crate::message::{
     self, Answer, Kind, Lease, ListPosition, Listed, Operation, PutWindow, Welcome, encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, Master};
+use crate::{ErrorCode, Key, Master};
 
 /// Bytes of keys in one page of a listing; the rest goes to the next page.
 const LIST_BYTES_MAX: usize = 1 << 20;
+
+/// Keys of a batch that are looked up ahead, so that their cache misses overlap.
+const WARM_KEYS: usize = 32;
 
 impl Master {
     /// Carries out one request frame and appends exactly one response frame to `out`.
@@ -62,23 +65,26 @@ impl Master {
             }
             Kind::PutStart => {
                 let window_ms = self.config().put_start_discard_timeout_ms;
-                batch::<message::PutStart>(body, id, out, &PutWindow { window_ms }, |options, new| {
-                    self.put_start(now, new.key.0, new.len, options)
+                let head = PutWindow { window_ms };
+                batch::<message::PutStart>(self, body, id, out, &head, |master, options, new| {
+                    master.put_start(now, new.key.0, new.len, options)
                 })
             }
-            Kind::PutEnd => batch::<message::PutEnd>(body, id, out, &(), |(), commit| {
-                self.put_end(now, commit.key.0, commit.generation, commit.checksum)
+            Kind::PutEnd => batch::<message::PutEnd>(self, body, id, out, &(), |master, (), item| {
+                master.put_end(now, item.key.0, item.generation, item.checksum)
             }),
-            Kind::PutRevoke => batch::<message::PutRevoke>(body, id, out, &(), |(), revocation| {
-                self.put_revoke(now, revocation.key.0, revocation.generation, revocation.quiet)
+            Kind::PutRevoke => batch::<message::PutRevoke>(self, body, id, out, &(), |master, (), item| {
+                master.put_revoke(now, item.key.0, item.generation, item.quiet)
             }),
             Kind::Get => {
-                let lease_ms = self.config().lease_ttl_ms;
-                batch::<message::Get>(body, id, out, &Lease { lease_ms }, |(), key| self.get(now, key.0))
+                let head = Lease { lease_ms: self.config().lease_ttl_ms };
+                batch::<message::Get>(self, body, id, out, &head, |master, (), key| master.get(now, key.0))
             }
-            Kind::Exists => batch::<message::Exists>(body, id, out, &(), |(), key| self.exists(key.0)),
-            Kind::Remove => batch::<message::Remove>(body, id, out, &(), |(), item| {
-                self.remove(now, item.key.0, item.force)
+            Kind::Exists => {
+                batch::<message::Exists>(self, body, id, out, &(), |master, (), key| master.exists(key.0))
+            }
+            Kind::Remove => batch::<message::Remove>(self, body, id, out, &(), |master, (), item| {
+                master.remove(now, item.key.0, item.force)
             }),
             Kind::List => {
                 let (query, _) = message::List::decode_request(body).map_err(WireError::code)?;
@@ -127,16 +133,48 @@ impl Master {
 
 /// One answer for each item asked, appended as they are found.
 fn batch<O: Operation>(
+    master: &mut Master,
     body: &[u8],
     id: u64,
     out: &mut Vec<u8>,
     head: &O::Answer<'_>,
-    mut each: impl FnMut(&O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
-) -> Result<(), WireError> {
-    let (ask, items) = O::decode_request(body)?;
+    mut each: impl FnMut(&mut Master, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
+) -> Result<(), WireError>
+where
+    for<'a> O::AskItem<'a>: Keyed<'a>,
+{
+    let (ask, mut items) = O::decode_request(body)?;
     let mut answer = Answer::begin::<O>(out, id, head, items.len())?;
-    for item in items {
-        answer.item(&each(&ask, item))?;
+    while !items.is_empty() {
+        if items.len() > 1 {
+            master.warm(items.take(WARM_KEYS).map(Keyed::key));
+        }
+        for item in items.by_ref().take(WARM_KEYS) {
+            answer.item(&each(master, &ask, item))?;
+        }
     }
     answer.finish()
 }
+
+/// An item that is about one key.
+trait Keyed<'a> {
+    fn key(self) -> Key<'a>;
+}
+
+impl<'a> Keyed<'a> for Key<'a> {
+    fn key(self) -> Key<'a> {
+        self
+    }
+}
+
+macro_rules! keyed {
+    ($($item:ident),*) => {$(
+        impl<'a> Keyed<'a> for message::$item<'a> {
+            fn key(self) -> Key<'a> {
+                self.key
+            }
+        }
+    )*};
+}
+
+keyed!(NewObject, Commit, Revocation, Removal);

@@ -1,4 +1,81 @@
-//! The Transport contract of Snowskin.
+//! The Transport contract of Snowskin: what moves bytes between registered memory and a peer's, said once for every
+//! fabric. No I/O, no clock, no threads, no allocation on the data path; `no_std` with `alloc`.
+//!
+//! ```text
+//!   TransferRequest ×N         what a caller asks for: op, local range, remote range, length
+//!        │
+//!      Batch                   BatchTable: a handle (slot + generation), six statuses, a waker
+//!        │ one per request
+//!       Task                   counters: bytes cut, in flight, done; the first error
+//!        │ Slicer              64 KiB pieces, cut when there is room for them, never kept as a list
+//!      Slice                   ≤ 48 bytes: token, local, remote, length, op
+//!        │
+//!      Route                   HealthRoute: which rail would finish first, and which one needs a rest
+//!        │ MultiTransport      sprays, pauses, fails over; is itself a Transport
+//!    rail  rail  rail          one Transport each: submit ─► poll ─► poll ─► …
+//!        │
+//!    Completion                exactly one a slice: Applied, NotApplied or Unknown, and whether a fence is needed
+//!        │
+//!   Task ─► Batch ─► caller
+//! ```
+//!
+//! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L7 in their documentation bind every fabric. The first
+//!   among them: when a slice has ended, whichever way, nothing touches its memory again.
+//! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
+//! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
+//! * [`Mailbox`] hands work to whoever polls.
+//! * [`Fault`], [`Trace`], [`Throttle`] and [`Delay`] are transports around a transport, to test and to debug with.
+//! * With feature `testkit`: `sim`, a seeded fabric in virtual time, and `testkit`, the conformance suite.
+//!
+//! A batch over a simulated fabric, from request to bytes:
+//!
+//! ```
+//! # #[cfg(feature = "testkit")] {
+//! use te_core::sim::{SimConfig, SimNet};
+//! use te_core::*;
+//!
+//! let net = SimNet::new(7, SimConfig::CALM);
+//! let (mut here, mut there) = (net.node(), net.node());
+//!
+//! // Memory: a private buffer here, one that peers may write there.
+//! let local = Registered::new(vec![42u8; 200_000], RegionId::new(0, 1), Access::LOCAL);
+//! let remote = Registered::new(vec![0u8; 200_000], RegionId::new(0, 1), Access::REMOTE_WRITE);
+//! // SAFETY: both owners stay registered until `deregister` says Ok, below.
+//! unsafe {
+//!     here.register(local.region(), local.span(), Access::LOCAL)?;
+//!     there.register(remote.region(), remote.span(), Access::REMOTE_WRITE)?;
+//! }
+//! let mut export = [0; 64];
+//! let export_bytes = there.export(remote.region(), &mut export)?;
+//! let segment = SegmentId::new(0, 1);
+//! here.attach(segment, &export[..export_bytes])?;
+//!
+//! // One request, cut into slices of 64 KiB as the transport takes them.
+//! let mut table = BatchTable::new(8, 16);
+//! let request = TransferRequest { op: Op::Write, local: (local.region(), 0), remote: (segment, 0), len: 200_000 };
+//! let batch = table.create([request].into_iter(), Slicer::default())?;
+//! let mut slices = [Slice { token: Token(0), local: (local.region(), 0), remote: (segment, 0), len: 0, op: Op::Read }; 8];
+//! let mut ends = [Completion::applied(Token(0)); 8];
+//! while !table.progress(batch)?.status.is_terminal() {
+//!     let cut = table.next(batch, &mut slices)?;
+//!     let accepted = here.submit(&slices[..cut])?;
+//!     table.accepted(&slices[..accepted]);
+//!     net.advance_to_next();
+//!     let ended = here.poll(net.now(), &mut ends);
+//!     for end in &ends[..ended] {
+//!         table.complete(end);
+//!     }
+//! }
+//! assert_eq!(table.progress(batch)?.status, Status::Completed);
+//!
+//! there.deregister(remote.region())?;
+//! // SAFETY: it is deregistered.
+//! assert_eq!(unsafe { remote.into_inner() }, vec![42u8; 200_000]);
+//! # here.deregister(local.region())?;
+//! # drop(unsafe { local.into_inner() });
+//! # }
+//! # Ok::<(), te_core::Error>(())
+//! ```
 #![no_std]
 #![deny(unsafe_code)]
 

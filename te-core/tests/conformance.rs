@@ -24,7 +24,7 @@ mod over_two_rails {
     use te_core::testkit::SimHarness;
     use te_core::{HealthConfig, HealthRoute, MultiTransport, Transport};
 
-    fn harness(seed: u64, config: SimConfig) -> SimHarness {
+    pub(super) fn harness(seed: u64, config: SimConfig) -> SimHarness {
         SimHarness::on_rails(seed, config, 2, |_, rails| multi(rails))
     }
 
@@ -97,4 +97,20 @@ mod through_all_decorators_on_a_stormy_fabric {
         let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
         Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
     }));
+}
+
+/// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` tries others than these.
+#[test]
+fn the_laws_hold_whatever_the_seed() {
+    use te_core::sim::SimConfig;
+    use te_core::testkit::{SimHarness, conformance};
+
+    let seeds = std::env::var("SNOWSKIN_SEEDS").unwrap_or_else(|_| "100..104".into());
+    let (first, last) = seeds.split_once("..").expect("FIRST..LAST");
+    let number = |text: &str| text.parse::<u64>().expect("a number");
+    for seed in number(first)..number(last) {
+        println!("seed {seed}");
+        let _report = conformance(&mut SimHarness::new(seed, SimConfig::STORMY));
+        let _report = conformance(&mut over_two_rails::harness(seed, SimConfig::STORMY));
+    }
 }

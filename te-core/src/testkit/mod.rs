@@ -1,5 +1,5 @@
 //! The conformance suite: one set of cases that holds every fabric, route and decorator to the laws of
-//! [`Transport`](crate::Transport).
+//! [`Transport`].
 //!
 //! A fabric's crate implements [`Harness`] once and gets a test a case:
 //!
@@ -138,7 +138,7 @@ pub enum Hook {
     Unsupported(&'static str),
 }
 
-/// The laws, as in the documentation of [`Transport`](crate::Transport).
+/// The laws, as in the documentation of [`Transport`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the laws are documented at the trait")]
 pub enum Law {

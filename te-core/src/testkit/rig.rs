@@ -62,6 +62,8 @@ pub struct Rig<'h> {
     next_token: u64,
     next_index: u32,
     target_is_polled: bool,
+    /// Some WRITE since the last fence may still land.
+    fence_due: bool,
 }
 
 struct Entry {
@@ -89,6 +91,7 @@ impl<'h> Rig<'h> {
             next_token: 1,
             next_index: 1,
             target_is_polled: true,
+            fence_due: false,
         };
         if !caps.features.intersects(Features::READ.union(Features::WRITE)) {
             return Err(Skip::because("the transport offers neither READ nor WRITE"));
@@ -222,8 +225,15 @@ impl<'h> Rig<'h> {
         }
     }
 
-    /// Fills both ends with numbers that the seed decides.
+    /// Fills the target's end, after a fence where one is due: a range gets other bytes only then (L5).
+    pub(super) fn fill_remote(&mut self, byte: u8) {
+        self.fence_if_due();
+        self.remote.fill(byte);
+    }
+
+    /// Fills both ends with numbers that the seed decides, after a fence where one is due.
     pub(super) fn scramble(&mut self) {
+        self.fence_if_due();
         let mut bytes = vec![0; REGION_BYTES];
         self.rng.fill(&mut bytes);
         self.local.write(0, &bytes);
@@ -305,6 +315,7 @@ impl<'h> Rig<'h> {
                 Ok(token) => {
                     self.settle();
                     if self.completion(token).outcome == Outcome::Applied {
+                        self.fence_due = false;
                         return;
                     }
                 }
@@ -314,8 +325,16 @@ impl<'h> Rig<'h> {
         broken!(Law::L5, "{ATTEMPTS_MAX} fences in a row failed against a target that lives");
     }
 
+    /// Makes sure that nothing lands any more, where that is in doubt.
+    pub(super) fn fence_if_due(&mut self) {
+        if self.fence_due {
+            self.fence_for_sure();
+        }
+    }
+
     /// Moves all slices, again and again where the fabric loses them, until each was applied.
     pub(super) fn transfer(&mut self, slices: &[Slice]) {
+        self.fence_if_due();
         let mut todo = slices.to_vec();
         for _ in 0..ATTEMPTS_MAX {
             self.submit_all(&todo);
@@ -356,6 +375,7 @@ impl<'h> Rig<'h> {
 
     /// Refused with one of `kinds`, by `submit` or by a completion, before any byte moved.
     pub(super) fn refused(&mut self, slice: Slice, kinds: &[ErrorKind], what: &str) {
+        self.fence_if_due();
         for _ in 0..ATTEMPTS_MAX {
             let slice = Slice { token: self.fresh_token(), ..slice };
             let before = (self.local.read(0, REGION_BYTES), self.remote.read(0, REGION_BYTES));
@@ -512,6 +532,8 @@ impl<'h> Rig<'h> {
 
     pub(super) fn restart(&mut self) -> Result<(), Skip> {
         hooked(self.pair.restart_target())?;
+        // What was on its way was on its way to somebody else.
+        self.fence_due = false;
         self.target_is_polled = true;
         Ok(())
     }
@@ -542,6 +564,7 @@ impl<'h> Rig<'h> {
         if completion.outcome == Outcome::Unknown && entry.slice.is_some_and(|slice| slice.op == Op::Read) {
             broken!(Law::L2, "a READ cannot end Unknown, it changes no remote byte: {completion:?}");
         }
+        self.fence_due |= completion.fence_needed && entry.slice.is_some();
         entry.completion = Some(completion);
         self.in_flight -= 1;
     }

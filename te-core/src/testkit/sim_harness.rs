@@ -64,7 +64,14 @@ impl Harness for SimHarness {
             .collect();
         let initiator = (self.build)(Side::Initiator, rails.iter().map(|rail| rail.net.node()).collect());
         let target = (self.build)(Side::Target, rails.iter().map(|rail| rail.net.node()).collect());
-        Box::new(SimPair { harness: self, rails, initiator, target: Some(target), now: Instant::ZERO })
+        Box::new(SimPair {
+            harness: self,
+            rails,
+            initiator,
+            target: Some(target),
+            now: Instant::ZERO,
+            polls_at_once: 0,
+        })
     }
 
     fn skip(&self, case: &str) -> Option<&'static str> {
@@ -94,6 +101,7 @@ struct SimPair<'h> {
     initiator: Box<dyn Transport>,
     target: Option<Box<dyn Transport>>,
     now: Instant,
+    polls_at_once: u32,
 }
 
 impl Pair for SimPair<'_> {
@@ -114,8 +122,12 @@ impl Pair for SimPair<'_> {
             .chain(self.initiator.poll_at())
             .chain(self.target.as_ref().and_then(|t| t.poll_at()))
             .min();
+        // Whoever wants to be polled at once, and again, is polled less and less often.
+        let at_once = next.is_some_and(|next| next <= self.now);
+        self.polls_at_once = if at_once { (self.polls_at_once + 1).min(8) } else { 0 };
+        let least = self.now + Duration::from_micros(5 << self.polls_at_once);
         let rest = self.now + Duration::from_millis(10);
-        self.now = next.unwrap_or(rest).clamp(self.now + Duration::from_micros(5), rest);
+        self.now = next.unwrap_or(rest).clamp(least, rest);
         self.rails.iter().for_each(|rail| rail.net.advance_to(self.now));
         self.now
     }

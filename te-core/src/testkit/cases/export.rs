@@ -110,7 +110,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
     if rig.initiator().attach(segment, forged).is_err() {
         return;
     }
-    rig.remote.fill(CANARY);
+    rig.fill_remote(CANARY);
     rig.local.fill(SECRET_FREE);
     let window = REGION_BYTES as u64;
     let reaches: [(Op, u64, Range<u64>); 4] = [

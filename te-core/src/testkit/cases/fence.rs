@@ -110,7 +110,7 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
     rig.still_works();
     let mut unknown = 0;
     for round in 0..4 {
-        rig.remote.fill(0);
+        rig.fill_remote(0);
         rig.local.fill(OLD);
         if stalled {
             rig.stall(true)?;

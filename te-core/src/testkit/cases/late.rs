@@ -75,7 +75,7 @@ pub(super) fn the_source_of_a_finished_write_is_free_for_reuse(rig: &mut Rig<'_>
         if round > 0 {
             rig.fence_for_sure();
         }
-        rig.remote.fill(OLD);
+        rig.fill_remote(OLD);
         rig.local.fill(SENT);
         let slices = rig.random_slices(32, Some(Op::Write));
         rig.submit_all(&slices);
@@ -167,6 +167,7 @@ pub(super) fn a_segment_in_use_cannot_be_detached(rig: &mut Rig<'_>) -> Result<(
         }
     }
     rig.settle();
+    rig.fence_if_due();
     let give_up = rig.deadline();
     while let Err(error) = rig.initiator().detach(segment) {
         if error.kind != ErrorKind::Busy {

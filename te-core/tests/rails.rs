@@ -1,0 +1,133 @@
+//! Several rails as one: what the caller sees when one of them is slow, flaps, or dies.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use te_core::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
+use te_core::{
+    Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, Outcome,
+    RegionId, SegmentId, Slice, Token, Transport,
+};
+
+const REGION: RegionId = RegionId::new(0, 1);
+const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const BYTES: usize = 1 << 20;
+const HERE: NodeId = NodeId(0);
+const THERE: NodeId = NodeId(1);
+
+struct Rails {
+    nets: Vec<SimNet>,
+    here: MultiTransport<SimTransport, HealthRoute>,
+    _there: MultiTransport<SimTransport, HealthRoute>,
+    now: Instant,
+    _memory: Box<[u64]>,
+}
+
+fn rails(link: LinkConfig) -> Rails {
+    let names = ["left", "right"];
+    let config = |name| SimConfig { name, link, ..SimConfig::CALM };
+    let nets: Vec<SimNet> = names.iter().map(|name| SimNet::new(5, config(name))).collect();
+    let multi = || {
+        let route = HealthRoute::new(&[100, 100], HealthConfig::default());
+        MultiTransport::new(nets.iter().map(SimNet::node), route, 256).expect("two rails")
+    };
+    let (mut here, mut there) = (multi(), multi());
+    let mut memory = vec![0u64; 2 * BYTES / 8].into_boxed_slice();
+    let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
+    let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
+    // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+    unsafe {
+        here.register(REGION, half(0), Access::LOCAL).expect("registered");
+        there.register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
+    }
+    let mut blob = [0; 256];
+    let len = there.export(REGION, &mut blob).expect("exported");
+    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(SEGMENT), 0b11);
+    Rails { nets, here, _there: there, now: Instant::ZERO, _memory: memory }
+}
+
+impl Rails {
+    /// Moves `count` slices of 16 KiB, `meddle`s after each that has ended, and gives all ends.
+    fn run(&mut self, op: Op, count: u64, mut meddle: impl FnMut(&[SimNet], usize)) -> Vec<Completion> {
+        let slice = |i: u64| {
+            let at = i * 16384 % BYTES as u64;
+            Slice { token: Token(i), local: (REGION, at), remote: (SEGMENT, at), len: 16384, op }
+        };
+        let mut ends = BTreeMap::new();
+        let mut out = [Completion::applied(Token(0)); 32];
+        let mut sent = 0;
+        while ends.len() < count as usize {
+            let next: Vec<Slice> = (sent..count.min(sent + 16)).map(slice).collect();
+            sent += self.here.submit(&next).expect("valid") as u64;
+            let event = self.nets.iter().filter_map(SimNet::next_event).chain(self.here.poll_at()).min();
+            let least = self.now + Duration::from_micros(1);
+            self.now = event.map_or(least + Duration::from_millis(1), |at| at.max(least));
+            let count = self.here.poll(self.now, &mut out);
+            for end in &out[..count] {
+                assert!(ends.insert(end.token.0, *end).is_none(), "one completion a slice");
+                meddle(&self.nets, ends.len());
+            }
+            assert!(self.now < Instant::from_millis(600_000), "it ends in ten minutes");
+        }
+        ends.into_values().collect()
+    }
+
+    fn share(&self, rail: usize) -> f64 {
+        let bytes = |rail| self.here.route().health(rail).expect("a rail").bytes_done as f64;
+        bytes(rail) / (bytes(0) + bytes(1))
+    }
+}
+
+#[test]
+fn both_rails_carry_their_share() {
+    let mut rails = rails(LinkConfig::CALM);
+    let ends = rails.run(Op::Read, 2000, |_, _| {});
+    assert!(ends.iter().all(|end| end.result.is_ok()));
+    assert!((0.3..0.7).contains(&rails.share(0)), "{}", rails.share(0));
+}
+
+#[test]
+fn a_slow_rail_gets_less() {
+    let mut rails = rails(LinkConfig::CALM);
+    rails.nets[1].set_slow(THERE, 10);
+    rails.run(Op::Write, 4000, |_, _| {});
+    assert!(rails.share(1) < 0.3, "{}", rails.share(1));
+}
+
+#[test]
+fn a_rail_that_goes_down_costs_no_slice() {
+    let mut rails = rails(LinkConfig::CALM);
+    let ends = rails.run(Op::Read, 3000, |nets, done| match done {
+        500 => nets[0].link_down(HERE, THERE),
+        2000 => nets[0].link_up(HERE, THERE),
+        _ => {}
+    });
+    assert!(ends.iter().all(|end| end.outcome == Outcome::Applied), "the other rail took over");
+    assert!(rails.here.route().health(0).expect("a rail").errors > 0);
+    let before = rails.share(0);
+    rails.now = rails.now + Duration::from_secs(60);
+    rails.run(Op::Read, 3000, |_, _| {});
+    assert!(rails.share(0) > before, "it came back: {before}, then {}", rails.share(0));
+}
+
+#[test]
+fn a_write_that_succeeds_on_the_second_rail_still_asks_for_a_fence() {
+    let mut rails = rails(LinkConfig::CALM);
+    // Lost on the left, and maybe late; in order on the right.
+    let lossy = LinkConfig { loss_ppm: 200_000, late_ppm: 1_000_000, ..LinkConfig::CALM };
+    rails.nets[0].set_link(HERE, THERE, lossy);
+    let ends = rails.run(Op::Write, 1000, |_, _| {});
+    assert!(ends.iter().all(|end| end.outcome == Outcome::Applied));
+    let strays = ends.iter().filter(|end| end.fence_needed).count();
+    assert!(strays > 0 && rails.nets[0].orphaned_writes(THERE) > 0, "{strays} strays");
+    // One fence, through all rails, and the air is clean.
+    rails.nets[0].set_link(HERE, THERE, LinkConfig::CALM);
+    rails.here.fence(Token(1 << 40), SEGMENT).expect("accepted");
+    let mut out = [Completion::applied(Token(0)); 1];
+    while rails.here.poll(rails.now, &mut out) == 0 {
+        rails.now = rails.now + Duration::from_micros(10);
+    }
+    assert_eq!(out[0], Completion::applied(Token(1 << 40)));
+    assert_eq!(rails.nets[0].orphaned_writes(THERE), 0);
+}
