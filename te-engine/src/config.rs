@@ -33,6 +33,9 @@ pub struct Config {
     /// How long the worker of a [`TransferEngine`](crate::TransferEngine) polls without result before it parks, and how
     /// long a waiting caller spins before it sleeps, microseconds.
     pub spin_us: u32,
+    /// A batch of up to so many bytes is carried out by the thread that submits it, if the engine is free and a copy within the
+    /// host does: no thread hop. 0: always the worker.
+    pub inline_bytes_max: u32,
     /// How long a batch past its deadline, or an `unregister` that meets a peer's running operation, may drain before
     /// the engine gives up on it, milliseconds. A batch that did not drain is quarantined.
     pub drain_ms: u32,
@@ -144,6 +147,7 @@ impl Default for Config {
             regions_max: 4096,
             segments_max: 16384,
             spin_us: 50,
+            inline_bytes_max: 64 << 10,
             drain_ms: 1000,
             mailbox_commands_max: 1024,
             control: ControlConfig::default(),

@@ -272,7 +272,7 @@ impl TransferEngine {
         timeout: Option<Duration>,
     ) -> Result<Transfer, TransferError> {
         let shared = Arc::new(Shared::new(Box::default(), None));
-        self.begin(Command::Fence(shared.clone(), segment, timeout)).map_err(|_| self.refusal())?;
+        self.begin(Command::Fence(shared.clone(), segment, timeout), true).map_err(|_| self.refusal())?;
         Ok(Transfer::new(shared, self.0.clone(), ()))
     }
 
@@ -351,20 +351,22 @@ impl TransferEngine {
             return Err(GivenBack::new(error, payload));
         }
         let shared = Arc::new(Shared::new(requests.into(), owned));
-        match self.begin(Command::Submit(shared.clone(), timeout)) {
+        let bytes = requests.iter().fold(0u64, |bytes, request| bytes.saturating_add(request.len));
+        let help = bytes <= u64::from(self.0.config.inline_bytes_max);
+        match self.begin(Command::Submit(shared.clone(), timeout), help) {
             Ok(()) => Ok(Transfer::new(shared, self.0.clone(), payload)),
             Err(_) => Err(GivenBack::new(self.refusal(), payload)),
         }
     }
 
     /// Hands over what begins a transfer, if one more may be.
-    fn begin(&self, command: Command) -> Result<(), Command> {
+    fn begin(&self, command: Command, help: bool) -> Result<(), Command> {
         let link = &self.0.link;
         if link.outstanding.fetch_add(1, Ordering::Relaxed) >= self.0.config.batches_max {
             link.outstanding.fetch_sub(1, Ordering::Relaxed);
             return Err(command);
         }
-        link.push(command).inspect_err(|_| {
+        link.push(command, help).inspect_err(|_| {
             link.outstanding.fetch_sub(1, Ordering::Relaxed);
         })
     }
@@ -423,6 +425,11 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Works for the engine while there is something to do and nobody else does.
+    pub(crate) fn help(&self, done: impl Fn() -> bool) {
+        while !done() && self.link.help() == Some(true) {}
+    }
+
     pub(crate) fn cancel(&self, shared: Arc<Shared>) {
         // Without a worker nothing is in flight.
         let _ = self.link.push_all(Command::Cancel(shared));

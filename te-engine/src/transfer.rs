@@ -118,12 +118,16 @@ impl<P: Payload> Transfer<P> {
         })
     }
 
-    /// Waits until it has ended, at most `timeout` (`None`: as long as it takes, which its own timeout bounds). Spins for
-    /// `spin_us`, then sleeps.
+    /// Waits until it has ended, at most `timeout` (`None`: as long as it takes, which its own timeout bounds). Helps with
+    /// copies within the host, spins for `spin_us`, then sleeps.
     ///
     /// # Errors
     /// `Ended` when it ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut`: it goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<BatchReport, TransferError> {
+        // Copies within the host need nobody else.
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let late = || until.is_some_and(|until| Instant::now() >= until);
+        self.engine.help(|| self.shared.end.get().is_some() || late());
         let spin = Duration::from_micros(u64::from(self.engine.config.spin_us));
         self.shared.wait(spin, timeout).ok_or(TransferError::WaitTimedOut)?.verdict()
     }

@@ -1,8 +1,13 @@
-//! The thread that owns the engine of a [`TransferEngine`](crate::TransferEngine).
+//! The thread behind a [`TransferEngine`](crate::TransferEngine), and the callers that lend it a hand.
+//!
+//! Whoever holds the lock on [`State`] is the engine's one owner for a turn: takes commands, polls, tells who waits. Mostly that
+//! is the worker. But a thread hop costs more than a small copy, so a caller that finds the lock free takes the turn
+//! itself, for its own command and whatever else is there; it never waits for the lock. What it leaves behind is the worker's:
+//! it rings the bell.
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
@@ -13,6 +18,7 @@ use crate::engine::{Ended, Engine, FenceHandle};
 use crate::error::{RegisterError, TransferError};
 use crate::payload::Abandoned;
 use crate::request::SegmentHandle;
+use crate::sys::park;
 use crate::transfer::{End, Shared};
 
 /// Commands handled before the rails have their turn.
@@ -38,6 +44,10 @@ pub(crate) struct Link {
     parked: AtomicBool,
     stop: AtomicBool,
     closed: AtomicBool,
+    /// `None` before the worker starts and after it has wound up.
+    state: Mutex<Option<State>>,
+    /// When the parked worker wakes by itself, nanoseconds on the engine's clock.
+    parked_until: AtomicU64,
     /// Transfers that have not ended.
     pub(crate) outstanding: AtomicU32,
     pub(crate) leaked_buffers: AtomicU64,
@@ -53,32 +63,63 @@ impl Link {
             parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            state: Mutex::new(None),
+            parked_until: AtomicU64::new(0),
             outstanding: AtomicU32::new(0),
             leaked_buffers: AtomicU64::new(0),
             leaked_bytes: AtomicU64::new(0),
         })
     }
 
-    /// Hands a command over, or gives it back when there is no room or nobody to take it.
-    pub(crate) fn push(&self, command: Command) -> Result<(), Command> {
+    /// Hands a command over, or gives it back when there is no room or nobody to take it. With `help`, carries it out on this
+    /// thread if the engine is free.
+    pub(crate) fn push(&self, command: Command, help: bool) -> Result<(), Command> {
         if self.closed.load(Ordering::Acquire) {
             return Err(command);
         }
         self.mailbox.push(command)?;
-        self.ring();
+        if !help || self.help().is_none() {
+            self.ring();
+        }
         Ok(())
+    }
+
+    /// Takes a turn on this thread, if nobody else is at it. Gives whether there was something to do.
+    pub(crate) fn help(&self) -> Option<bool> {
+        let mut guard = self.state.try_lock().ok()?;
+        let state = guard.as_mut()?;
+        let busy = state.turn(self);
+        let due = state.engine.wake_at();
+        let left = !state.reclaims.is_empty();
+        drop(guard);
+        let sooner = due.is_some_and(|due| due.as_nanos() < self.parked_until.load(Ordering::Relaxed));
+        if left || sooner || self.outstanding.load(Ordering::Relaxed) > 0 || !self.mailbox.is_empty() {
+            self.ring();
+        }
+        Some(busy)
     }
 
     /// Hands a command over, waiting for room. False: nobody is there to take it.
     pub(crate) fn push_all(&self, mut command: Command) -> bool {
         loop {
-            match self.push(command) {
+            match self.push(command, true) {
                 Ok(()) => return true,
                 Err(_) if self.is_closed() => return false,
                 Err(back) => command = back,
             }
             std::thread::yield_now();
         }
+    }
+
+    fn finish(&self, shared: &Shared, end: End) {
+        self.outstanding.fetch_sub(1, Ordering::Relaxed);
+        shared.finish(end);
+    }
+
+    fn leak(&self, abandoned: &Abandoned) {
+        log::error!("a buffer of {} bytes did not drain; it is leaked", abandoned.bytes);
+        self.leaked_buffers.fetch_add(1, Ordering::Relaxed);
+        self.leaked_bytes.fetch_add(abandoned.bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -100,9 +141,9 @@ impl Link {
     }
 }
 
-pub(crate) struct Worker {
+/// The engine, and what it owes to whom.
+struct State {
     engine: Engine,
-    link: Arc<Link>,
     /// By batch index.
     transfers: Vec<Option<(BatchHandle, Arc<Shared>)>>,
     fences: Vec<(FenceHandle, Arc<Shared>)>,
@@ -111,29 +152,48 @@ pub(crate) struct Worker {
     ended: Vec<Ended>,
 }
 
+/// What the worker's thread runs.
+pub(crate) struct Worker {
+    link: Arc<Link>,
+    /// What it sleeps on, beside the bell.
+    event_sources: Vec<i32>,
+    spin: Duration,
+    drain: Duration,
+}
+
 impl Worker {
     pub(crate) fn new(mut engine: Engine, link: Arc<Link>) -> Self {
         engine.tell_ended();
-        let batches_max = engine.config().batches_max as usize;
-        Self {
+        let config = engine.config();
+        let batches_max = config.batches_max as usize;
+        let (spin, drain) = (config.spin_us.into(), config.drain_ms.into());
+        let (spin, drain) = (Duration::from_micros(spin), Duration::from_millis(drain));
+        let event_sources = engine.event_sources().collect();
+        let state = State {
             engine,
-            link,
             transfers: (0..batches_max).map(|_| None).collect(),
             fences: Vec::new(),
             reclaims: Vec::new(),
             ended: Vec::new(),
-        }
+        };
+        *link.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+        Self { link, event_sources, spin, drain }
     }
 
     /// Works until it is told to stop.
-    pub(crate) fn run(mut self) {
-        let spin = Duration::from_micros(u64::from(self.engine.config().spin_us));
+    pub(crate) fn run(self) {
         let mut idle_since = None;
         while !self.link.stop.load(Ordering::Acquire) {
-            if self.turn() {
+            let (busy, idle_time) = {
+                let mut guard = self.link.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(state) = guard.as_mut() else { break };
+                (state.turn(&self.link), state.engine.idle_time())
+            };
+            if busy {
                 idle_since = None;
-            } else if self.engine.idle_time() == Some(Duration::ZERO) {
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
+            } else if idle_time == Some(Duration::ZERO) {
+                // A rail has work that no event announces.
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin {
                 std::hint::spin_loop();
             } else {
                 self.park();
@@ -143,25 +203,66 @@ impl Worker {
         self.wind_up();
     }
 
+    /// Sleeps until the bell or a rail.
+    fn park(&self) {
+        let link = &self.link;
+        let timeout = {
+            let guard = link.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(state) = guard.as_ref() else { return };
+            // Told under the lock: whoever takes a turn after us compares with it.
+            let until = state.engine.wake_at().map_or(u64::MAX, te_core::Instant::as_nanos);
+            link.parked_until.store(until, Ordering::Relaxed);
+            link.parked.store(true, Ordering::Relaxed);
+            let soon = (!state.reclaims.is_empty()).then_some(RECLAIM);
+            state.engine.idle_time().into_iter().chain(soon).min()
+        };
+        // Pairs with the fence in `Link::ring`.
+        fence(Ordering::SeqCst);
+        if timeout != Some(Duration::ZERO) && link.mailbox.is_empty() && !link.stop.load(Ordering::Relaxed) {
+            park(self.event_sources.iter().copied().chain([link.bell.as_fd().as_raw_fd()]), timeout);
+        }
+        link.parked.store(false, Ordering::Relaxed);
+        // Empty when something else woke us.
+        let _ = link.bell.read();
+    }
+
+    /// Ends what is in flight and refuses what comes after.
+    fn wind_up(self) {
+        let link = &*self.link;
+        link.closed.store(true, Ordering::Release);
+        let state = link.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(state) = state {
+            state.wind_up(link, self.drain);
+        }
+        // Whoever pushed while we closed.
+        while let Some(command) = link.mailbox.pop() {
+            if let Command::Submit(shared, _) | Command::Fence(shared, ..) = command {
+                link.finish(&shared, End::Refused(TransferError::Closed));
+            }
+        }
+    }
+}
+
+impl State {
     /// Takes commands, polls, tells who waits. False: there was nothing to do.
-    fn turn(&mut self) -> bool {
+    fn turn(&mut self, link: &Link) -> bool {
         let mut busy = false;
         for _ in 0..COMMANDS_MAX {
-            let Some(command) = self.link.mailbox.pop() else { break };
-            self.handle(command);
+            let Some(command) = link.mailbox.pop() else { break };
+            self.handle(link, command);
             busy = true;
         }
         busy |= self.engine.poll() > 0;
         self.engine.take_ended(&mut self.ended);
         busy |= !self.ended.is_empty();
-        self.tell();
+        self.tell(link);
         if !self.reclaims.is_empty() {
-            self.reclaim();
+            self.reclaim(link);
         }
         busy
     }
 
-    fn handle(&mut self, command: Command) {
+    fn handle(&mut self, link: &Link, command: Command) {
         match command {
             Command::Submit(shared, timeout) => {
                 match self.engine.submit_from(&shared.requests, timeout, shared.owned) {
@@ -169,12 +270,12 @@ impl Worker {
                         shared.slot.store(handle.index() as u32 + 1, Ordering::Relaxed);
                         self.transfers[handle.index()] = Some((handle, shared));
                     }
-                    Err(error) => self.finish(&shared, End::Refused(error)),
+                    Err(error) => link.finish(&shared, End::Refused(error)),
                 }
             }
             Command::Fence(shared, segment, timeout) => match self.engine.fence(segment, timeout) {
                 Ok(fence) => self.fences.push((fence, shared)),
-                Err(error) => self.finish(&shared, End::Refused(error)),
+                Err(error) => link.finish(&shared, End::Refused(error)),
             },
             Command::Cancel(shared) => self.cancel(&shared),
             Command::Abandon(shared, abandoned) => {
@@ -197,11 +298,11 @@ impl Worker {
     }
 
     /// Tells whoever waits for what has ended.
-    fn tell(&mut self) {
+    fn tell(&mut self, link: &Link) {
         let mut ended = std::mem::take(&mut self.ended);
         for end in ended.drain(..) {
             match end {
-                Ended::Batch(handle) => self.tell_batch(handle),
+                Ended::Batch(handle) => self.tell_batch(link, handle),
                 Ended::Fence(fence) => {
                     let Some(at) = self.fences.iter().position(|(live, _)| *live == fence) else { continue };
                     let (_, shared) = self.fences.swap_remove(at);
@@ -211,14 +312,14 @@ impl Worker {
                     };
                     let freed = self.engine.free_fence(fence);
                     debug_assert!(freed.is_ok(), "nobody else frees a transfer's fence");
-                    self.finish(&shared, end);
+                    link.finish(&shared, end);
                 }
             }
         }
         self.ended = ended;
     }
 
-    fn tell_batch(&mut self, handle: BatchHandle) {
+    fn tell_batch(&mut self, link: &Link, handle: BatchHandle) {
         let Some((_, shared)) = self.transfers[handle.index()].take_if(|(live, _)| *live == handle) else {
             return;
         };
@@ -233,16 +334,11 @@ impl Worker {
         };
         let freed = self.engine.free(handle);
         debug_assert!(freed.is_ok(), "nobody else frees a transfer's batch");
-        self.finish(&shared, end);
-    }
-
-    fn finish(&self, shared: &Shared, end: End) {
-        self.link.outstanding.fetch_sub(1, Ordering::Relaxed);
-        shared.finish(end);
+        link.finish(&shared, end);
     }
 
     /// Frees buffers that nobody wants any more and nothing uses any more.
-    fn reclaim(&mut self) {
+    fn reclaim(&mut self, link: &Link) {
         let now = Instant::now();
         for index in (0..self.reclaims.len()).rev() {
             match self.engine.unregister(self.reclaims[index].1.region) {
@@ -257,68 +353,38 @@ impl Worker {
                 Err(RegisterError::Busy { .. }) if now < self.reclaims[index].0 => {}
                 Err(_) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
-                    self.leak(abandoned);
+                    link.leak(&abandoned);
                 }
             }
         }
     }
 
-    fn leak(&self, abandoned: Abandoned) {
-        log::error!("a buffer of {} bytes did not drain; it is leaked", abandoned.bytes);
-        self.link.leaked_buffers.fetch_add(1, Ordering::Relaxed);
-        self.link.leaked_bytes.fetch_add(abandoned.bytes, Ordering::Relaxed);
-    }
-
-    /// Sleeps until the bell or a rail.
-    fn park(&mut self) {
-        self.link.parked.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `Link::ring`.
-        fence(Ordering::SeqCst);
-        if self.link.mailbox.is_empty() && !self.link.stop.load(Ordering::Relaxed) {
-            let soon = (!self.reclaims.is_empty()).then_some(RECLAIM);
-            self.engine.park_with(Some(self.link.bell.as_fd().as_raw_fd()), soon);
-        }
-        self.link.parked.store(false, Ordering::Relaxed);
-        // Empty when something else woke us.
-        let _ = self.link.bell.read();
-    }
-
-    /// Ends what is in flight and refuses what comes after.
-    fn wind_up(mut self) {
-        self.link.closed.store(true, Ordering::Release);
-        let drain = Duration::from_millis(u64::from(self.engine.config().drain_ms));
+    /// Ends what is in flight, as far as it can be ended within `drain`.
+    fn wind_up(mut self, link: &Link, drain: Duration) {
         let start = Instant::now();
         for (handle, _) in self.transfers.iter().flatten() {
             let canceled = self.engine.cancel(*handle);
             debug_assert!(canceled.is_ok(), "a live transfer's batch is not freed");
         }
         while start.elapsed() < drain {
-            let busy = self.turn();
+            let busy = self.turn(link);
             let in_flight = self.transfers.iter().any(Option::is_some) || !self.reclaims.is_empty();
             if !busy && !in_flight {
                 break;
             }
             if !busy {
-                self.engine.park_with(None, Some(RECLAIM));
+                self.engine.park(Some(RECLAIM));
             }
         }
-        let left: Vec<_> =
-            self.transfers.iter_mut().filter_map(Option::take).map(|(_, shared)| shared).collect();
-        let fences: Vec<_> = self.fences.drain(..).map(|(_, shared)| shared).collect();
-        for shared in left.iter().chain(&fences) {
-            self.finish(shared, End::Refused(TransferError::Closed));
-        }
-        for (_, abandoned) in std::mem::take(&mut self.reclaims) {
-            self.leak(abandoned);
-        }
-        let Self { engine, link, .. } = self;
+        let Self { engine, transfers, fences, reclaims, .. } = self;
+        // Whatever was in flight is not any more.
         drop(engine);
-        // Whoever pushed while we closed.
-        while let Some(command) = link.mailbox.pop() {
-            if let Command::Submit(shared, _) | Command::Fence(shared, ..) = command {
-                link.outstanding.fetch_sub(1, Ordering::Relaxed);
-                shared.finish(End::Refused(TransferError::Closed));
-            }
+        let transfers = transfers.into_iter().flatten().map(|(_, shared)| shared);
+        for shared in transfers.chain(fences.into_iter().map(|(_, shared)| shared)) {
+            link.finish(&shared, End::Refused(TransferError::Closed));
+        }
+        for (_, abandoned) in reclaims {
+            link.leak(&abandoned);
         }
     }
 }

@@ -275,8 +275,7 @@ impl Hammer {
                     drop(state);
                     engine.submit(&[one(Op::Write)], None).unwrap().wait(None)
                 });
-                if let Err(error) = written {
-                    eprintln!("refused: {error:?}");
+                if written.is_err() {
                     shared.lock().unwrap().1 = true;
                     return;
                 }

@@ -364,10 +364,13 @@ impl Engine {
     /// How long [`park`](Self::park) may sleep. `None`: until an event. Zero: poll now.
     #[must_use]
     pub fn idle_time(&self) -> Option<Duration> {
-        let now = self.clock.now();
-        let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| now + SOON);
-        let at = self.rails.poll_at().into_iter().chain(self.next_deadline).chain(soon).min()?;
-        Some(at - now)
+        self.wake_at().map(|at| at - self.clock.now())
+    }
+
+    /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
+        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(soon).min()
     }
 
     /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
@@ -377,16 +380,10 @@ impl Engine {
 
     /// Sleeps until there is something to poll for, at most `timeout`. Burns no CPU.
     pub fn park(&self, timeout: Option<Duration>) {
-        self.park_with(None, timeout);
-    }
-
-    pub(crate) fn park_with(&self, bell: Option<i32>, timeout: Option<Duration>) {
         let idle = self.idle_time();
-        if idle == Some(Duration::ZERO) {
-            return;
+        if idle != Some(Duration::ZERO) {
+            park(self.event_sources(), idle.into_iter().chain(timeout).min());
         }
-        let timeout = idle.into_iter().chain(timeout).min();
-        park(self.event_sources().chain(bell), timeout);
     }
 
     /// Counters of the engine and of each rail.
