@@ -1,7 +1,7 @@
 //! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds for each GiB (both processes).
 //!
 //! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch 1,128]
-//! [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20]`
+//! [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
 //!
 //! The target is this program once more. Both park when they have nothing to do.
 
@@ -76,6 +76,8 @@ fn parse(arguments: &[String]) -> Options {
             "--memory" => options.memory_bytes = value().parse().expect("bytes"),
             "--lanes" => options.config.lanes = value().parse().expect("a number"),
             "--piece" => options.config.piece_bytes_max = value().parse().expect("bytes"),
+            #[cfg(feature = "uring")]
+            "--uring" => options.config.driver = te_tcp::Driver::Uring,
             "--checksum" => options.config.checksum = true,
             "--congestion" => options.config.congestion = Some(value().to_owned()),
             "--send-buffer" => options.config.send_buffer_bytes = Some(value().parse().expect("bytes")),

@@ -6,9 +6,23 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 /// Lanes to one peer, at most.
 pub const LANES_MAX: u8 = 16;
 
+/// What tells a transport that its sockets are ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Driver {
+    /// epoll: everywhere, one lane or few.
+    #[default]
+    Epoll,
+    /// io_uring: asking who is ready costs no system call, and one call receives for up to 16 lanes.
+    #[cfg(feature = "uring")]
+    Uring,
+}
+
 /// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// What tells that sockets are ready. Default epoll.
+    pub driver: Driver,
     /// Where to listen. Port 0 picks a free one. Default `127.0.0.1:0`.
     pub bind: SocketAddr,
     /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`, `::`), the
@@ -55,6 +69,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            driver: Driver::default(),
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
             lanes: 1,

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::connections::Connection;
 use crate::endpoint::LaneEnd;
 use crate::frame::{self, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step};
-use crate::lane::{Destination, Lane, Owner, Progress};
+use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::Pinned;
 use crate::transport::{TcpTransport, error_of};
 
@@ -97,6 +97,12 @@ impl OutLane {
                 Progress::Finished => Stage::Sent,
             };
         }
+    }
+
+    /// Whether it can be read.
+    #[cfg(feature = "uring")]
+    pub(crate) fn is_up(&self) -> bool {
+        self.phase != Phase::Connecting
     }
 
     /// Whether an answer of any kind is due.
@@ -272,10 +278,10 @@ impl TcpTransport {
         &mut self,
         index: u32,
         mut lane: Box<Lane<OutLane>>,
-        readable: bool,
+        reading: Reading,
         writable: bool,
     ) {
-        let end = match self.step_out(&mut lane, readable, writable) {
+        let end = match self.step_out(index, &mut lane, reading, writable) {
             Ok(()) => match self.write_out(index, &mut lane) {
                 Ok(()) => None,
                 Err(error) => Some(LaneEnd::Lost(error_of(&error))),
@@ -291,7 +297,13 @@ impl TcpTransport {
         }
     }
 
-    fn step_out(&mut self, lane: &mut Lane<OutLane>, readable: bool, writable: bool) -> Result<(), LaneEnd> {
+    fn step_out(
+        &mut self,
+        index: u32,
+        lane: &mut Lane<OutLane>,
+        reading: Reading,
+        writable: bool,
+    ) -> Result<(), LaneEnd> {
         if writable {
             if lane.blocked
                 && let Some(endpoint) = self.peers.get_mut(lane.role.peer)
@@ -305,16 +317,24 @@ impl TcpTransport {
                 self.greet(lane);
             }
         }
-        if readable && lane.role.phase != Phase::Connecting {
-            self.read_out(lane)?;
+        if reading.is_wanted() && lane.role.phase != Phase::Connecting {
+            self.read_out(index, lane, reading)?;
         }
         Ok(())
     }
 
-    fn read_out(&mut self, lane: &mut Lane<OutLane>) -> Result<(), LaneEnd> {
+    fn read_out(
+        &mut self,
+        index: u32,
+        lane: &mut Lane<OutLane>,
+        mut reading: Reading,
+    ) -> Result<(), LaneEnd> {
         let mut budget = crate::transport::RECEIVE_BYTES_MAX;
         loop {
-            let received = match lane.inbox.receive(&lane.socket, &mut self.buffers) {
+            let received = match reading
+                .take()
+                .unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers))
+            {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     lane.heat = lane.heat.saturating_sub(1);
@@ -332,6 +352,7 @@ impl TcpTransport {
             self.answers(lane)?;
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
+                self.stopped_reading(index, &mut lane.heat, received.drained);
                 return Ok(());
             }
         }
@@ -574,7 +595,7 @@ impl TcpTransport {
 
     pub(crate) fn flush_out(&mut self, index: u32) {
         if let Some(lane) = self.connections.take_out(index) {
-            self.drive_out(index, lane, false, false);
+            self.drive_out(index, lane, Reading::No, false);
         }
     }
 

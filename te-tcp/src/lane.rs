@@ -18,7 +18,7 @@ use std::io;
 use te_core::Instant;
 
 use crate::frame::{ENTRIES_MAX, HEAD_BYTES_MAX, OPERATION_LEN_AT};
-use crate::sys::{Buffers, IOV_MAX, Incoming, Interest, Outgoing, Pinned, Socket};
+use crate::sys::{AsIncoming, Buffers, IOV_MAX, Incoming, Interest, Job, Outgoing, Pinned, Socket};
 
 /// Pieces that wait to be sent on one lane, at most.
 const ITEMS_MAX: usize = 2_048;
@@ -247,15 +247,16 @@ pub(crate) struct Destination {
     pub(crate) owner: u32,
 }
 
-impl Destination {
-    fn rest(&self) -> Incoming {
-        let left = (self.len - self.done) as usize;
+impl AsIncoming for Destination {
+    fn incoming(&self) -> Incoming {
         match self.memory {
             Some(memory) => Incoming::Memory(memory.tail(self.done)),
-            None => Incoming::Discard(left),
+            None => Incoming::Discard((self.len - self.done) as usize),
         }
     }
+}
 
+impl Destination {
     fn advance(&mut self, n: u64) {
         if let (Some(memory), Some((_, crc))) = (self.memory, &mut self.checksum) {
             *crc = memory.part(self.done, n).map_or(0, |fresh| fresh.crc32c(*crc));
@@ -282,6 +283,34 @@ pub(crate) struct Inbox {
     plan: Vec<Destination>,
     /// The first of `plan` that is not complete.
     at: usize,
+}
+
+/// What a lane is to be read with: not at all, by itself, or first by what somebody else received for it.
+#[derive(Debug)]
+pub(crate) enum Reading {
+    No,
+    Yes,
+    #[cfg(feature = "uring")]
+    Arrived(io::Result<Received>),
+}
+
+impl Reading {
+    pub(crate) const fn of(readable: bool) -> Self {
+        if readable { Self::Yes } else { Self::No }
+    }
+
+    pub(crate) const fn is_wanted(&self) -> bool {
+        !matches!(self, Self::No)
+    }
+
+    /// What somebody else received, once.
+    pub(crate) fn take(&mut self) -> Option<io::Result<Received>> {
+        match std::mem::replace(self, Self::Yes) {
+            #[cfg(feature = "uring")]
+            Self::Arrived(result) => Some(result),
+            _ => None,
+        }
+    }
 }
 
 /// What one receive brought.
@@ -383,18 +412,29 @@ impl Inbox {
 
     /// Receives once: announced payloads to their places, the rest into the stage. End of stream is `UnexpectedEof`.
     pub(crate) fn receive(&mut self, socket: &Socket, buffers: &mut Buffers) -> io::Result<Received> {
+        let mut job = self.job(socket);
+        job.run(buffers);
+        let Job { offered, result, .. } = job;
+        self.arrived(offered, result)
+    }
+
+    /// The next receive, to be run by whoever can; [`Self::arrived`] takes its end.
+    pub(crate) fn job<'a>(&'a mut self, socket: &'a Socket) -> Job<'a, Destination> {
+        debug_assert!(
+            self.at == self.plan.len() || self.head == self.tail,
+            "the stage goes into the plan before the socket does"
+        );
         if self.head > 0 && self.tail > STAGE_BYTES / 2 {
             self.stage.copy_within(self.head..self.tail, 0);
             (self.head, self.tail) = (0, self.tail - self.head);
         }
-        let room = &mut self.stage[self.tail..];
-        let (bytes, offered) = if self.at < self.plan.len() {
-            debug_assert_eq!(self.head, self.tail, "the stage goes into the plan before the socket does");
-            socket.receive(buffers, self.plan[self.at..].iter().map(Destination::rest), room)?
-        } else {
-            let offered = room.len();
-            (socket.receive_bytes(room)?, offered)
-        };
+        let (into, stage) = (&self.plan[self.at..], &mut self.stage[self.tail..]);
+        Job { socket, into, stage, offered: 0, result: Ok(0) }
+    }
+
+    /// A receive with room for `offered` bytes has ended.
+    pub(crate) fn arrived(&mut self, offered: usize, result: io::Result<usize>) -> io::Result<Received> {
+        let bytes = result?;
         if bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

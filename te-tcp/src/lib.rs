@@ -95,6 +95,6 @@ mod sys;
 mod target;
 mod transport;
 
-pub use config::{Config, ConfigError, LANES_MAX};
+pub use config::{Config, ConfigError, Driver, LANES_MAX};
 pub use stats::Stats;
 pub use transport::{OpenError, TcpTransport};

@@ -11,7 +11,7 @@ use crate::connections::Connection;
 use crate::endpoint::{Gate, LaneEnd};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry, MAGIC, VERSION};
 use crate::initiator::{OutLane, Phase, Stage};
-use crate::lane::Lane;
+use crate::lane::{Lane, Reading};
 use crate::sys::{Interest, Socket};
 use crate::transport::{TcpTransport, error_of};
 
@@ -54,7 +54,7 @@ impl TcpTransport {
         self.lane_generation = self.lane_generation.wrapping_add(1);
         let interest = Interest { readable: true, writable: true };
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.epoll.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
             self.connections.release(index);
             return Err(error);
         }
@@ -94,9 +94,9 @@ impl TcpTransport {
     pub(crate) fn end_out(&mut self, index: u32, lane: Box<Lane<OutLane>>, end: LaneEnd) {
         let Lane { socket, role, interest, .. } = *lane;
         socket.reset_on_close();
-        // The socket goes first: from here on the kernel reads and writes nothing of ours (L2).
-        drop(socket);
         self.forget(index, interest);
+        // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of ours (L2).
+        drop(socket);
         self.stats.lanes_lost += 1;
         let peer = role.peer;
         log::debug!("lane {} to peer {peer} ended: {:?}", role.number, end);
@@ -282,7 +282,7 @@ impl TcpTransport {
                 lane.role.pinged = true;
                 lane.outbox.push_head(&[Header::new(Kind::Ping, 0, 0, 0).as_bytes()]);
             }
-            self.drive_out(index, lane, false, false);
+            self.drive_out(index, lane, Reading::No, false);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::frame::{
     self, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry, MAGIC, Request, Status,
     Step, VERSION, Welcome,
 };
-use crate::lane::{Destination, Lane, Owner, Progress};
+use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::{Interest, Socket};
 use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
 
@@ -78,6 +78,9 @@ impl TcpTransport {
                 Err(_) => {}
             }
         }
+        // There may be more, and not every driver says so twice.
+        self.listener_waits = true;
+        self.fresh = true;
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<()> {
@@ -91,7 +94,7 @@ impl TcpTransport {
         socket.set_liveness(self.config.peer_silence_ms_max)?;
         let interest = Interest { readable: true, writable: false };
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.epoll.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
             self.connections.release(index);
             return Err(error);
         }
@@ -118,13 +121,13 @@ impl TcpTransport {
         &mut self,
         index: u32,
         mut lane: Box<Lane<InLane>>,
-        readable: bool,
+        reading: Reading,
         writable: bool,
     ) {
         if writable {
             lane.blocked = false;
         }
-        match self.step_in(index, &mut lane, readable) {
+        match self.step_in(index, &mut lane, reading) {
             Ok(()) => {
                 self.settle_interest(index, &mut lane);
                 self.connections.put(index, Connection::In(lane));
@@ -136,11 +139,11 @@ impl TcpTransport {
         }
     }
 
-    fn step_in(&mut self, index: u32, lane: &mut Lane<InLane>, readable: bool) -> io::Result<()> {
-        self.serve(lane)?;
-        if readable && !lane.paused {
-            self.read_in(index, lane)?;
-            self.serve(lane)?;
+    fn step_in(&mut self, index: u32, lane: &mut Lane<InLane>, reading: Reading) -> io::Result<()> {
+        self.serve(index, lane)?;
+        if reading.is_wanted() && !lane.paused {
+            self.read_in(index, lane, reading)?;
+            self.serve(index, lane)?;
         }
         if lane.role.phase == Phase::Ending && lane.outbox.is_empty() && !lane.role.finished_sending {
             lane.socket.finish_sending();
@@ -150,35 +153,38 @@ impl TcpTransport {
     }
 
     /// Sends answers; as long as that makes room, serves requests that wait for it.
-    fn serve(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
+    fn serve(&mut self, index: u32, lane: &mut Lane<InLane>) -> io::Result<()> {
         loop {
             self.write_in(lane)?;
             if !lane.paused || !lane.has_room() {
                 return Ok(());
             }
             lane.paused = false;
+            self.stopped_reading(index, &mut lane.heat, false);
             self.requests(lane);
         }
     }
 
-    fn read_in(&mut self, index: u32, lane: &mut Lane<InLane>) -> io::Result<()> {
+    fn read_in(&mut self, index: u32, lane: &mut Lane<InLane>, mut reading: Reading) -> io::Result<()> {
         let mut budget = RECEIVE_BYTES_MAX;
         while !lane.paused {
-            let received = match lane.inbox.receive(&lane.socket, &mut self.buffers) {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.heat = lane.heat.saturating_sub(1);
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
+            let received =
+                match reading.take().unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers)) {
+                    Ok(received) => received,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        lane.heat = lane.heat.saturating_sub(1);
+                        return Ok(());
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => return Err(error),
+                };
             self.stats.receives += 1;
             self.stats.bytes_received += received.bytes as u64;
             self.heat_up(index, &mut lane.heat);
             self.requests(lane);
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
+                self.stopped_reading(index, &mut lane.heat, received.drained);
                 break;
             }
         }

@@ -5,19 +5,21 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::io;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Driver};
 use crate::connections::{Connection, Connections};
 use crate::endpoint::{Endpoint, Fence, Gate, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
-use crate::lane::Lane;
+use crate::lane::{Lane, Reading};
 use crate::operation::{Operation, Operations};
 use crate::region::{Region, Segment, Table};
 use crate::stats::Stats;
-use crate::sys::{Buffers, Epoll, Interest, Pinned, Socket, host_addresses};
+#[cfg(feature = "uring")]
+use crate::sys::Ring;
+use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresses};
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -34,13 +36,15 @@ const LISTENER: u64 = u64::MAX;
 
 /// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
 pub struct TcpTransport {
+    /// First, so that it lets go of the sockets before they are closed.
+    pub(crate) poller: Poller,
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
     pub(crate) session: u64,
     pub(crate) listener: Socket,
     address: SocketAddr,
     advertised: Vec<IpAddr>,
-    pub(crate) epoll: Epoll,
+
     pub(crate) buffers: Buffers,
     pub(crate) regions: Table<Region>,
     pub(crate) segments: Table<Segment>,
@@ -65,6 +69,8 @@ pub struct TcpTransport {
     /// A deadline was set since the timers were looked at.
     pub(crate) timers_stale: bool,
     listener_rests: Option<Instant>,
+    /// Connections may be waiting to be accepted.
+    pub(crate) listener_waits: bool,
     pub(crate) stats: Stats,
 }
 
@@ -81,9 +87,17 @@ impl TcpTransport {
             listener.set_congestion(name).map_err(step("use the algorithm in `congestion`"))?;
         }
         let address = listener.local_address().map_err(step("learn the port"))?;
-        let epoll = Epoll::new(EVENTS_MAX).map_err(step("create an epoll instance"))?;
+        let mut poller = match config.driver {
+            Driver::Epoll => Poller::Epoll(Epoll::new(EVENTS_MAX).map_err(step("create an epoll instance"))?),
+            #[cfg(feature = "uring")]
+            Driver::Uring => {
+                let ring = Ring::new(config.connections_max as usize);
+                let what = step("set up io_uring, which the kernel may forbid (io_uring_disabled)");
+                Poller::Ring(Box::new(ring.map_err(what)?))
+            }
+        };
         let interest = Interest { readable: true, writable: false };
-        epoll.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
+        poller.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
         let random = || random_u64().map_err(step("get random numbers"));
         Ok(Self {
             incarnation: random()?,
@@ -91,7 +105,7 @@ impl TcpTransport {
             advertised: advertised(&config, address.ip()),
             listener,
             address,
-            epoll,
+            poller,
             buffers: Buffers::new(),
             regions: Table::new(config.regions_max),
             segments: Table::new(config.segments_max),
@@ -111,6 +125,7 @@ impl TcpTransport {
             timers_next: None,
             timers_stale: false,
             listener_rests: None,
+            listener_waits: false,
             stats: Stats::default(),
             config,
         })
@@ -198,7 +213,7 @@ impl TcpTransport {
             return;
         }
         let name = self.connections.name(index);
-        if self.epoll.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
+        if self.poller.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
             self.waiting_to_write -= u32::from(lane.interest.writable);
             self.waiting_to_write += u32::from(wanted.writable);
             lane.interest = wanted;
@@ -207,6 +222,7 @@ impl TcpTransport {
 
     /// Frees the slot of a connection that is gone.
     pub(crate) fn forget(&mut self, index: u32, interest: Interest) {
+        self.poller.remove(self.connections.name(index));
         self.waiting_to_write -= u32::from(interest.writable);
         self.hot.retain(|&known| known != index);
         self.connections.release(index);
@@ -214,40 +230,139 @@ impl TcpTransport {
 
     /// From now on a lane is read without asking, until that has been in vain for a while.
     pub(crate) fn heat_up(&mut self, index: u32, heat: &mut u16) {
+        if self.poller.tells_changes() {
+            // Asking costs nothing there.
+            return;
+        }
         if *heat == 0 && !self.hot.contains(&index) {
             self.hot.push(index);
         }
         *heat = HEAT;
     }
 
+    /// A lane was read, or may be read again, and there may be more (unless `drained`). Where changes are told and not
+    /// states, it is up to us to come back.
+    pub(crate) fn stopped_reading(&mut self, index: u32, heat: &mut u16, drained: bool) {
+        if self.poller.tells_changes() {
+            *heat = u16::from(!drained);
+            if !drained {
+                self.fresh = true;
+                if !self.hot.contains(&index) {
+                    self.hot.push(index);
+                }
+            }
+        }
+    }
+
     pub(crate) fn rest_listener(&mut self, until: Instant) {
         let none = Interest { readable: false, writable: false };
-        if self.epoll.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
+        if self.poller.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
             self.listener_rests = Some(until);
             self.timers_due = self.now;
         }
     }
 
-    fn drive(&mut self, index: u32, readable: bool, writable: bool) {
+    fn drive(&mut self, index: u32, reading: Reading, writable: bool) {
         match self.connections.take(index) {
-            Some(Connection::Out(lane)) => self.drive_out(index, lane, readable, writable),
-            Some(Connection::In(lane)) => self.drive_in(index, lane, readable, writable),
+            Some(Connection::Out(lane)) => self.drive_out(index, lane, reading, writable),
+            Some(Connection::In(lane)) => self.drive_in(index, lane, reading, writable),
             None => {}
+        }
+    }
+
+    fn drive_all(&mut self) {
+        #[cfg(feature = "uring")]
+        if self.poller.tells_changes() {
+            self.drive_changes();
+            return;
+        }
+        if self.hot.is_empty() || self.waiting_to_write > 0 || self.polls.is_multiple_of(ASK_EVERY) {
+            self.drive_ready();
+        } else {
+            self.drive_hot();
         }
     }
 
     /// Asks the system who is ready, and works on those.
     fn drive_ready(&mut self) {
         self.stats.waits += 1;
-        let Ok(count) = self.epoll.ready() else { return };
+        let Ok(count) = self.poller.ready() else { return };
         for at in 0..count {
-            let event = self.epoll.event(at);
+            let event = self.poller.event(at);
             if event.token == LISTENER {
-                self.accept_all();
+                self.listener_waits = true;
             } else if let Some(index) = self.connections.index(event.token) {
-                self.drive(index, event.readable, event.writable);
+                self.drive(index, Reading::of(event.readable), event.writable);
             }
         }
+    }
+
+    /// Takes in what has changed, and reads all lanes that have something in as few system calls as there can be.
+    #[cfg(feature = "uring")]
+    fn drive_changes(&mut self) {
+        use crate::sys::JOBS_MAX;
+        self.stats.waits += 1;
+        let Ok(count) = self.poller.ready() else { return };
+        for at in 0..count {
+            let event = self.poller.event(at);
+            if event.token == LISTENER {
+                self.listener_waits = true;
+                continue;
+            }
+            let Some(index) = self.connections.index(event.token) else { continue };
+            if event.writable {
+                self.drive(index, Reading::No, true);
+            }
+            if event.readable && !self.hot.contains(&index) {
+                self.hot.push(index);
+            }
+        }
+        let mut from = 0;
+        while from < self.hot.len() {
+            let mut group: [Option<(u32, Connection)>; JOBS_MAX] = [const { None }; JOBS_MAX];
+            let mut jobs = [const { None }; JOBS_MAX];
+            let until = self.hot.len().min(from + JOBS_MAX);
+            for (to, &index) in group.iter_mut().zip(&self.hot[from..until]) {
+                *to = self.connections.take(index).map(|connection| (index, connection));
+            }
+            for (member, job) in group.iter_mut().zip(&mut jobs) {
+                *job = match member {
+                    Some((_, Connection::Out(lane))) if lane.role.is_up() => {
+                        Some(lane.inbox.job(&lane.socket))
+                    }
+                    Some((_, Connection::In(lane))) if !lane.paused => Some(lane.inbox.job(&lane.socket)),
+                    _ => None,
+                };
+            }
+            if let Poller::Ring(ring) = &mut self.poller {
+                ring.receive_all(&mut jobs);
+            }
+            let ends = jobs.map(|job| job.map(|job| (job.offered, job.result)));
+            // Back into the table first: serving one lane may concern another.
+            let mut arrived = [const { None }; JOBS_MAX];
+            for (at, (member, end)) in group.into_iter().zip(ends).enumerate() {
+                let Some((index, mut connection)) = member else { continue };
+                if let Some((offered, result)) = end {
+                    arrived[at] = Some(match &mut connection {
+                        Connection::Out(lane) => (index, lane.inbox.arrived(offered, result)),
+                        Connection::In(lane) => (index, lane.inbox.arrived(offered, result)),
+                    });
+                }
+                self.connections.put(index, connection);
+            }
+            for (index, received) in arrived.into_iter().flatten() {
+                self.drive(index, Reading::Arrived(received), false);
+            }
+            from = until;
+        }
+        let connections = &self.connections;
+        self.hot.retain(|&index| match connections.get(index) {
+            Some(Connection::Out(lane)) => lane.heat > 0,
+            Some(Connection::In(lane)) => lane.heat > 0 && !lane.paused,
+            None => false,
+        });
+        let news = matches!(&self.poller, Poller::Ring(ring) if ring.has_news());
+        self.fresh |= news || !self.hot.is_empty();
     }
 
     /// Works on the lanes that had something to say a moment ago, without asking first.
@@ -258,14 +373,14 @@ impl TcpTransport {
             match self.connections.get(index) {
                 Some(Connection::Out(lane)) if lane.heat > 0 => {
                     if lane.role.is_awaited() {
-                        self.drive(index, true, false);
+                        self.drive(index, Reading::Yes, false);
                     } else {
                         self.cool(index);
                     }
                 }
                 Some(Connection::In(lane)) if lane.heat > 0 => {
                     if !lane.paused {
-                        self.drive(index, true, false);
+                        self.drive(index, Reading::Yes, false);
                     } else {
                         self.cool(index);
                     }
@@ -306,8 +421,10 @@ impl TcpTransport {
             let interest = Interest { readable: true, writable: false };
             if now < until {
                 note(Some(until));
-            } else if self.epoll.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
+            } else if self.poller.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
                 self.listener_rests = None;
+                self.listener_waits = true;
+                self.fresh = true;
             }
         }
         for index in 0..self.connections.bound() {
@@ -551,10 +668,9 @@ impl Transport for TcpTransport {
         if !self.listed.is_empty() {
             self.feed_all();
         }
-        if self.hot.is_empty() || self.waiting_to_write > 0 || self.polls.is_multiple_of(ASK_EVERY) {
-            self.drive_ready();
-        } else {
-            self.drive_hot();
+        self.drive_all();
+        if std::mem::take(&mut self.listener_waits) && self.listener_rests.is_none() {
+            self.accept_all();
         }
         if self.now >= self.timers_due {
             self.run_timers(self.now);
@@ -581,7 +697,7 @@ impl Transport for TcpTransport {
     }
 
     fn event_source(&self) -> Option<EventSource> {
-        Some(EventSource(self.epoll.raw_fd()))
+        Some(EventSource(self.poller.raw_fd()))
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
@@ -705,4 +821,6 @@ impl TcpTransport {
     }
 }
 
-const _: () = assert!(size_of::<Op>() == 1);
+/// An owner may hand it to another thread.
+const fn is_send<T: Send>() {}
+const _: () = is_send::<TcpTransport>();

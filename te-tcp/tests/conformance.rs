@@ -118,3 +118,35 @@ mod tight_buffers {
         ..super::plain()
     }));
 }
+
+#[cfg(feature = "uring")]
+mod uring {
+    use te_tcp::{Config, Driver};
+
+    fn ring() -> Config {
+        Config { driver: Driver::Uring, ..super::plain() }
+    }
+
+    mod plain_lane {
+        te_core::conformance_tests!(super::super::Loopback(super::ring()));
+    }
+
+    mod many_lanes_with_checksums {
+        use te_tcp::Config;
+        te_core::conformance_tests!(super::super::Loopback(Config {
+            lanes: 4,
+            checksum: true,
+            ..super::ring()
+        }));
+    }
+
+    mod tight_buffers {
+        use te_tcp::Config;
+        te_core::conformance_tests!(super::super::Loopback(Config {
+            send_buffer_bytes: Some(32_768),
+            receive_buffer_bytes: Some(65_536),
+            aside_bytes_max: 0,
+            ..super::ring()
+        }));
+    }
+}

@@ -28,7 +28,7 @@ fn target_process() {
     if std::env::var_os(TARGET).is_none() {
         return;
     }
-    let mut node = Node::new(Config::default(), BYTES);
+    let mut node = Node::new(common::config(), BYTES);
     let hex: String = node.export().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nexport {hex}");
     std::io::stdout().flush().unwrap();
@@ -58,7 +58,7 @@ fn start_target() -> (Process, Vec<u8>) {
 fn every_slice_ends_once_when_the_target_is_killed() {
     for lanes in [1, 4] {
         // Another peer that must not notice.
-        let config = Config { lanes, ..Config::default() };
+        let config = Config { lanes, ..common::config() };
         let (mut a, mut witness) = pair(&config, BYTES);
         let (mut process, blob) = start_target();
         let victim = SegmentId::new(1, 1);

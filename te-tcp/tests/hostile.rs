@@ -137,7 +137,7 @@ fn honest_works(honest: &mut Node, target: &mut Node, token: u64) {
 
 #[test]
 fn a_wrong_opening_is_told_and_closed() {
-    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let (mut honest, mut target) = pair(&common::config(), BYTES);
     let good = Raw::new(&target).hello(1, 0);
     let cases = [
         (Hello { magic: *b"notours!", ..good }, Status::Magic),
@@ -157,7 +157,7 @@ fn a_wrong_opening_is_told_and_closed() {
 
 #[test]
 fn a_conversation_cut_at_any_byte_harms_nobody() {
-    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let (mut honest, mut target) = pair(&common::config(), BYTES);
     let shape = Raw::new(&target);
     let (first, second) = (shape.operation(0, 100), shape.operation(200, 50));
     let lane = LaneEntry { lane: U16::ZERO, reserved: U16::ZERO, generation: U32::new(1) };
@@ -184,7 +184,7 @@ fn a_conversation_cut_at_any_byte_harms_nobody() {
 
 #[test]
 fn a_conversation_byte_by_byte_is_understood() {
-    let mut target = Node::new(Config::default(), BYTES);
+    let mut target = Node::new(common::config(), BYTES);
     target.memory.paint(3);
     let mut raw = Raw::new(&target);
     let hello = raw.hello(5, 0);
@@ -198,7 +198,7 @@ fn a_conversation_byte_by_byte_is_understood() {
 
 #[test]
 fn garbage_ends_its_own_lane_only() {
-    let (mut honest, mut target) = pair(&Config::default(), BYTES);
+    let (mut honest, mut target) = pair(&common::config(), BYTES);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..200 {
         let mut raw = Raw::greeted(&mut target, round, 0);
@@ -223,7 +223,7 @@ fn garbage_ends_its_own_lane_only() {
 
 #[test]
 fn what_was_not_granted_is_refused_and_the_connection_survives() {
-    let mut target = Node::new(Config::default(), BYTES);
+    let mut target = Node::new(common::config(), BYTES);
     target.memory.paint(1);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     let good = raw.operation(0, 8);
@@ -265,7 +265,7 @@ fn what_was_not_granted_is_refused_and_the_connection_survives() {
 
 #[test]
 fn sixteen_gib_are_refused_and_drained() {
-    let config = Config { slice_bytes_max: 1 << 20, ..Config::default() };
+    let config = Config { slice_bytes_max: 1 << 20, ..common::config() };
     let (mut honest, mut target) = pair(&config, BYTES);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     let huge = raw.operation(0, 16 << 30);
@@ -292,7 +292,7 @@ fn sixteen_gib_are_refused_and_drained() {
 #[test]
 fn rights_are_the_targets_to_check() {
     let access = Access::LOCAL | Access::REMOTE_READ;
-    let mut target = Node::with_access(Config::default(), BYTES, access);
+    let mut target = Node::with_access(common::config(), BYTES, access);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     raw.say(
         &mut target,
@@ -306,7 +306,7 @@ fn rights_are_the_targets_to_check() {
 
 #[test]
 fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
-    let mut target = Node::new(Config::default(), BYTES);
+    let mut target = Node::new(common::config(), BYTES);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     let payload = common::pattern(4, 0, 10_000);
     for (crc, status) in
@@ -329,7 +329,7 @@ fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
 
 #[test]
 fn after_a_fence_nothing_of_an_older_lane_is_applied() {
-    let mut target = Node::new(Config::default(), BYTES);
+    let mut target = Node::new(common::config(), BYTES);
     let mut old = Raw::greeted(&mut target, 42, 0);
     let mut other = Raw::greeted(&mut target, 43, 0);
     let mut new = Raw::greeted(&mut target, 42, 1);
@@ -364,7 +364,7 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
 #[test]
 fn a_peer_that_stalls_in_mid_write_does_not_keep_a_region_for_ever() {
     use te_core::{ErrorKind, Memory};
-    let mut target = Node::new(Config::default(), BYTES);
+    let mut target = Node::new(common::config(), BYTES);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     raw.say(&mut target, &frame_of(Kind::Write, 0, 0, &[raw.operation(0, 1_000)]));
     raw.say(&mut target, &[1; 400]);
@@ -384,7 +384,7 @@ fn a_peer_that_stalls_in_mid_write_does_not_keep_a_region_for_ever() {
 fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
     use te_core::{ErrorKind, Memory};
     for aside_bytes_max in [64 << 20, 0] {
-        let config = Config { aside_bytes_max, send_buffer_bytes: Some(65_536), ..Config::default() };
+        let config = Config { aside_bytes_max, send_buffer_bytes: Some(65_536), ..common::config() };
         let mut target = Node::new(config, 16 << 20);
         target.memory.paint(6);
         let mut raw = Raw::greeted(&mut target, 1, 0);
@@ -419,7 +419,7 @@ impl Raw {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let mut target = Node::new(Config { connections_max: 2, ..Config::default() }, BYTES);
+    let mut target = Node::new(Config { connections_max: 2, ..common::config() }, BYTES);
     let _first = Raw::greeted(&mut target, 1, 0);
     let _second = Raw::greeted(&mut target, 2, 0);
     let mut third = Raw::new(&target);
@@ -432,7 +432,7 @@ fn one_connection_too_many_is_told_so() {
 
 #[test]
 fn a_connection_that_never_says_hello_is_closed() {
-    let mut target = Node::new(Config { connect_ms_max: 30, ..Config::default() }, BYTES);
+    let mut target = Node::new(Config { connect_ms_max: 30, ..common::config() }, BYTES);
     let mut raw = Raw::new(&target);
     assert_eq!(raw.hear_out(&mut target), []);
     assert_eq!(target.transport.connections(), 0);

@@ -17,7 +17,7 @@ const MIB: u32 = 1 << 20;
 
 /// Small socket buffers: what does not fit stays in our hands.
 fn tight() -> Config {
-    Config { send_buffer_bytes: Some(65_536), receive_buffer_bytes: Some(65_536), ..Config::default() }
+    Config { send_buffer_bytes: Some(65_536), receive_buffer_bytes: Some(65_536), ..common::config() }
 }
 
 /// Opens the lane, so that what follows is about slices alone.
@@ -33,7 +33,7 @@ fn exhaust(node: &mut Node) {
 
 #[test]
 fn a_slice_cancelled_before_it_is_sent_was_not_applied() {
-    let (mut a, mut b) = pair(&Config::default(), 1 << 20);
+    let (mut a, mut b) = pair(&common::config(), 1 << 20);
     a.memory.paint(1);
     a.submit(&[write(1, 0, 0, 100), read(2, 200, 200, 100)]);
     a.transport.cancel(Token(1)).unwrap();
@@ -149,7 +149,7 @@ fn a_write_cut_in_mid_frame_is_unknown_and_its_memory_is_not_read_again() {
 
 #[test]
 fn a_write_that_waits_for_its_answer_is_unknown_when_cancelled() {
-    let (mut a, mut b) = pair(&Config::default(), 1 << 20);
+    let (mut a, mut b) = pair(&common::config(), 1 << 20);
     connect(&mut a, &mut b);
     a.memory.paint(1);
     a.submit(&[write(1, 0, 0, 1_000)]);
@@ -187,7 +187,7 @@ fn bytes_of_a_lane_that_died_do_not_land_after_the_fence() {
 #[test]
 fn fences_end_by_what_is_known_of_the_target() {
     // Nobody there any more.
-    let (mut a, b) = pair(&Config::default(), 4_096);
+    let (mut a, b) = pair(&common::config(), 4_096);
     let address = b.transport.local_addr();
     drop(b);
     a.transport.fence(Token(1), SEGMENT).unwrap();
@@ -196,10 +196,10 @@ fn fences_end_by_what_is_known_of_the_target() {
     assert_eq!(a.transport.detach(SEGMENT), Ok(()), "the fence has ended");
 
     // Somebody else is there: whoever wrote before is gone.
-    let (mut a, b) = pair(&Config { bind: address, ..Config::default() }.any_port(), 4_096);
+    let (mut a, b) = pair(&Config { bind: address, ..common::config() }.any_port(), 4_096);
     let address = b.transport.local_addr();
     drop(b);
-    let mut b = Node::new(Config { bind: address, ..Config::default() }, 4_096);
+    let mut b = Node::new(Config { bind: address, ..common::config() }, 4_096);
     a.transport.fence(Token(1), SEGMENT).unwrap();
     a.submit(&[write(2, 0, 0, 8), read(3, 0, 0, 8)]);
     assert_eq!(finish(&mut [&mut a, &mut b], 1), Completion::applied(Token(1)));
@@ -224,7 +224,7 @@ impl AnyPort for Config {
 
 #[test]
 fn a_fence_does_not_disturb_what_is_in_flight() {
-    let (mut a, mut b) = pair(&Config { lanes: 4, ..Config::default() }, 16 << 20);
+    let (mut a, mut b) = pair(&Config { lanes: 4, ..common::config() }, 16 << 20);
     a.memory.paint(1);
     let slices: Vec<_> = (0..16).map(|i| write(i, i << 20, i << 20, MIB)).collect();
     a.submit(&slices);
@@ -237,7 +237,7 @@ fn a_fence_does_not_disturb_what_is_in_flight() {
 
 #[test]
 fn a_region_in_use_is_busy_and_then_free() {
-    let (mut a, mut b) = pair(&Config::default(), 1 << 20);
+    let (mut a, mut b) = pair(&common::config(), 1 << 20);
     a.submit(&[write(1, 0, 0, 1_000)]);
     assert_eq!(a.transport.deregister(REGION), Err(ErrorKind::Busy.into()));
     assert_eq!(a.transport.detach(SEGMENT), Err(ErrorKind::Busy.into()));
@@ -257,7 +257,7 @@ fn a_region_in_use_is_busy_and_then_free() {
 
 #[test]
 fn what_makes_no_sense_is_not_accepted() {
-    let (mut a, b) = pair(&Config { slice_bytes_max: 1_000, ..Config::default() }, 4_096);
+    let (mut a, b) = pair(&Config { slice_bytes_max: 1_000, ..common::config() }, 4_096);
     let mut refused = |slice| a.transport.submit(&[slice]).map_err(|error| error.kind);
     assert_eq!(refused(write(1, 0, 0, 0)), Err(ErrorKind::InvalidArgument));
     assert_eq!(refused(write(1, 0, 0, 1_001)), Err(ErrorKind::InvalidArgument));
@@ -332,7 +332,7 @@ fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
 
 #[test]
 fn nobody_at_the_address_is_a_dead_peer() {
-    let (mut a, b) = pair(&Config::default(), 4_096);
+    let (mut a, b) = pair(&common::config(), 4_096);
     drop(b);
     for token in 0..3 {
         a.submit(&[write(token, 0, 0, 8)]);
@@ -344,7 +344,7 @@ fn nobody_at_the_address_is_a_dead_peer() {
 #[test]
 fn a_listener_that_never_answers_is_a_dead_peer() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut a = Node::new(Config { connect_ms_max: 50, ..Config::default() }, 4_096);
+    let mut a = Node::new(Config { connect_ms_max: 50, ..common::config() }, 4_096);
     a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
     a.submit(&[write(1, 0, 0, 8), read(2, 0, 0, 8)]);
     assert!(a.transport.poll_at().is_some());
@@ -357,7 +357,7 @@ fn a_listener_that_never_answers_is_a_dead_peer() {
 #[test]
 fn a_parked_owner_is_woken_for_everything() {
     let (mut a, b) =
-        pair(&Config { peer_silence_ms_max: 100, connect_ms_max: 100, ..Config::default() }, 1 << 20);
+        pair(&Config { peer_silence_ms_max: 100, connect_ms_max: 100, ..common::config() }, 1 << 20);
     let parked = |a: &mut Node, token: u64| {
         while a.ended(token).is_none() {
             a.poll();
@@ -384,7 +384,7 @@ fn a_parked_owner_is_woken_for_everything() {
 #[test]
 fn a_target_that_sends_wrong_bytes_is_caught() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut a = Node::new(Config { checksum: true, ..Config::default() }, 4_096);
+    let mut a = Node::new(Config { checksum: true, ..common::config() }, 4_096);
     a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
     let server = std::thread::spawn(move || {
         use std::io::{Read, Write};
@@ -439,9 +439,9 @@ fn export_of(listener: &TcpListener) -> Vec<u8> {
 
 #[test]
 fn settings_out_of_their_limits_are_named() {
-    let error = TcpTransport::new(Config { lanes: 0, ..Config::default() }).unwrap_err();
+    let error = TcpTransport::new(Config { lanes: 0, ..common::config() }).unwrap_err();
     assert_eq!(error.to_string(), "setting lanes is 0: set it to 1..=16");
     let error =
-        TcpTransport::new(Config { congestion: Some("nonesuch".into()), ..Config::default() }).unwrap_err();
+        TcpTransport::new(Config { congestion: Some("nonesuch".into()), ..common::config() }).unwrap_err();
     assert!(error.to_string().contains("congestion"), "{error}");
 }

@@ -8,10 +8,10 @@ use te_core::{Completion, Op, Token, Transport};
 use te_tcp::Config;
 
 fn configs() -> Vec<Config> {
-    let small = Config { piece_bytes_max: 4_096, lanes: 3, ..Config::default() };
+    let small = Config { piece_bytes_max: 4_096, lanes: 3, ..common::config() };
     vec![
-        Config::default(),
-        Config { checksum: true, ..Config::default() },
+        common::config(),
+        Config { checksum: true, ..common::config() },
         Config { checksum: true, ..small.clone() },
         small,
     ]
@@ -66,7 +66,7 @@ fn many_small_slices_of_both_kinds_share_a_lane() {
 
 #[test]
 fn a_transport_reaches_its_own_regions() {
-    let mut a = Node::new(Config::default(), 1 << 16);
+    let mut a = Node::new(common::config(), 1 << 16);
     let blob = a.export();
     te_core::Memory::attach(&mut a.transport, common::SEGMENT, &blob).unwrap();
     a.memory.set(0, b"to myself");
@@ -77,7 +77,7 @@ fn a_transport_reaches_its_own_regions() {
 
 #[test]
 fn a_drained_transport_leaves_its_event_source_quiet() {
-    let (mut a, mut b) = pair(&Config::default(), 8 << 20);
+    let (mut a, mut b) = pair(&common::config(), 8 << 20);
     let slices: Vec<_> = (0..64).map(|i| write(i, i << 16, i << 16, 1 << 16)).collect();
     a.submit(&slices);
     drive(&mut [&mut a, &mut b], |node| node.done.len() == 64);
@@ -95,7 +95,7 @@ fn a_drained_transport_leaves_its_event_source_quiet() {
 #[test]
 fn more_is_asked_for_than_the_windows_hold() {
     for op in [Op::Read, Op::Write] {
-        let (mut a, mut b) = pair(&Config::default(), 16 << 20);
+        let (mut a, mut b) = pair(&common::config(), 16 << 20);
         a.memory.paint(1);
         b.memory.paint(2);
         let slices: Vec<_> =

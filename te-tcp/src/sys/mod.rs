@@ -5,12 +5,18 @@
 mod epoll;
 mod mem;
 mod net;
+mod poller;
+#[cfg(feature = "uring")]
+mod ring;
 mod socket;
 
-pub(crate) use epoll::{Epoll, Interest};
+pub(crate) use epoll::{Epoll, Event, Interest};
 pub(crate) use mem::Pinned;
 pub(crate) use net::host_addresses;
-pub(crate) use socket::{Buffers, IOV_MAX, Incoming, Outgoing, Socket};
+pub(crate) use poller::Poller;
+#[cfg(feature = "uring")]
+pub(crate) use ring::{JOBS_MAX, Ring};
+pub(crate) use socket::{AsIncoming, Buffers, IOV_MAX, Incoming, Job, Outgoing, Socket};
 
 use std::io;
 

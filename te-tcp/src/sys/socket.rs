@@ -20,6 +20,32 @@ pub(crate) enum Incoming {
     Discard(usize),
 }
 
+/// Something that says where received bytes go.
+pub(crate) trait AsIncoming {
+    fn incoming(&self) -> Incoming;
+}
+
+/// One receive: its places, borrowed until it has ended, and its end.
+pub(crate) struct Job<'a, T> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) into: &'a [T],
+    pub(crate) stage: &'a mut [u8],
+    /// Bytes that there was room for.
+    pub(crate) offered: usize,
+    pub(crate) result: io::Result<usize>,
+}
+
+impl<T: AsIncoming> Job<'_, T> {
+    /// Receives once: pieces first, what is beyond into the stage. 0 bytes mean the peer has finished.
+    pub(crate) fn run(&mut self, buffers: &mut Buffers) {
+        self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.stage);
+        let fd = self.socket.raw_fd();
+        // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or the stage that the
+        // job borrows; all outlive the call, and the kernel keeps none of the pointers.
+        self.result = check_len(unsafe { libc::readv(fd, buffers.pieces.as_ptr(), buffers.used as i32) });
+    }
+}
+
 /// What is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outgoing<'a> {
@@ -41,6 +67,40 @@ impl Buffers {
     pub(crate) fn new() -> Self {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self { pieces: vec![empty; IOV_MAX].into(), used: 0, sink: vec![0; SINK_BYTES].into() }
+    }
+
+    /// Lays out where received bytes go; gives how many there is room for.
+    pub(super) fn gather(&mut self, into: impl Iterator<Item = Incoming>, stage: &mut [u8]) -> usize {
+        self.clear();
+        let sink = self.sink.as_mut_ptr();
+        let (mut offered, mut all) = (0, true);
+        for piece in into {
+            let (base, mut left, step) = match piece {
+                Incoming::Memory(pinned) => (pinned.as_ptr(), pinned.len(), pinned.len()),
+                Incoming::Discard(len) => (sink, len, SINK_BYTES),
+            };
+            while left > 0 && self.has_room() {
+                let len = left.min(step);
+                self.push(base, len);
+                offered += len;
+                left -= len;
+            }
+            if left > 0 {
+                // What follows in the stream must not be read before the rest of this piece.
+                all = false;
+                break;
+            }
+        }
+        if all && self.has_room() {
+            self.push(stage.as_mut_ptr(), stage.len());
+            offered += stage.len();
+        }
+        offered
+    }
+
+    #[cfg(feature = "uring")]
+    pub(super) fn pieces(&self) -> (*const libc::iovec, usize) {
+        (self.pieces.as_ptr(), self.used)
     }
 
     fn clear(&mut self) {
@@ -199,50 +259,6 @@ impl Socket {
         // SAFETY: TIOCOUTQ (SIOCOUTQ on a socket) writes one `int`.
         let ok = unsafe { libc::ioctl(self.raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } == 0;
         if ok { u64::try_from(bytes).unwrap_or(0) } else { 0 }
-    }
-
-    /// Receives into `into`, piece by piece, and what is beyond into `stage`; gives the bytes that came and the bytes that
-    /// there was room for. 0 bytes mean the peer has finished.
-    pub(crate) fn receive(
-        &self,
-        buffers: &mut Buffers,
-        into: impl Iterator<Item = Incoming>,
-        stage: &mut [u8],
-    ) -> io::Result<(usize, usize)> {
-        buffers.clear();
-        let sink = buffers.sink.as_mut_ptr();
-        let (mut offered, mut all) = (0, true);
-        for piece in into {
-            let (base, mut left, step) = match piece {
-                Incoming::Memory(pinned) => (pinned.as_ptr(), pinned.len(), pinned.len()),
-                Incoming::Discard(len) => (sink, len, SINK_BYTES),
-            };
-            while left > 0 && buffers.has_room() {
-                let len = left.min(step);
-                buffers.push(base, len);
-                offered += len;
-                left -= len;
-            }
-            if left > 0 {
-                // What follows in the stream must not be read before the rest of this piece.
-                all = false;
-                break;
-            }
-        }
-        if all && buffers.has_room() {
-            buffers.push(stage.as_mut_ptr(), stage.len());
-            offered += stage.len();
-        }
-        // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or `stage`; all
-        // outlive the call, and the kernel keeps none of the pointers.
-        let read = unsafe { libc::readv(self.raw_fd(), buffers.pieces.as_ptr(), buffers.used as i32) };
-        check_len(read).map(|n| (n, offered))
-    }
-
-    /// Receives into `stage` alone.
-    pub(crate) fn receive_bytes(&self, stage: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: `stage` is ours and as long as we say.
-        check_len(unsafe { libc::recv(self.raw_fd(), stage.as_mut_ptr().cast(), stage.len(), 0) })
     }
 
     /// Sends what fits of `pieces`, in order; gives the bytes that were taken and the bytes that were offered.

@@ -13,6 +13,15 @@ use te_tcp::{Config, TcpTransport};
 /// Longer than anything here takes; a test that gets there has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
+/// The defaults, on the driver that this build is to test.
+pub(crate) fn config() -> Config {
+    Config {
+        #[cfg(feature = "uring")]
+        driver: te_tcp::Driver::Uring,
+        ..Config::default()
+    }
+}
+
 pub(crate) const ALL: Access = Access::all();
 
 /// Memory that stays where it is and is looked at only through volatile copies.
