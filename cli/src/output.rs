@@ -14,7 +14,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Prints `bytes` as they are. Errors as [`print`].
+/// Prints `bytes` as they are. Errors as [`print()`].
 pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -24,7 +24,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Prints one JSON value and a newline. Errors as [`print`].
+/// Prints one JSON value and a newline. Errors as [`print()`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut text = serde_json::to_string(value)?;
     text.push('\n');
@@ -117,7 +117,7 @@ impl LiveTable {
         Self { table: Table::new(columns), widths, started: false }
     }
 
-    /// Prints a row, the first time under the header. Errors as [`print`].
+    /// Prints a row, the first time under the header. Errors as [`print()`].
     pub(crate) fn row(&mut self, cells: &[String]) -> anyhow::Result<()> {
         let mut out = String::new();
         if !self.started {

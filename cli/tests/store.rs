@@ -12,7 +12,7 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
     let store = Store::start();
     let dir = tempfile::tempdir().unwrap();
     let (file, copy) = (dir.path().join("in.bin"), dir.path().join("out.bin"));
-    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
     std::fs::write(&file, &bytes).unwrap();
 
     let put = store.run(&["put", "kv/a", file.to_str().unwrap(), "--json"]);

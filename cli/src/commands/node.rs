@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Where clients reach its memory; port 0 picks one.
     #[arg(long, env = "SNOWSKIN_NODE_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// The host under which clients find it, when --listen is 0.0.0.0 or [::].
+    /// The host under which clients find it, when --listen is a wildcard such as 0.0.0.0.
     #[arg(long, env = "SNOWSKIN_ADVERTISE", value_name = "HOST")]
     advertise: Option<String>,
     /// How its memory may be reached.

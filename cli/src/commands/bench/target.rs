@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// Where it is reached; port 0 picks one.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// The host under which it is found, when --listen is 0.0.0.0 or [::].
+    /// The host under which it is found, when --listen is a wildcard such as 0.0.0.0.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     /// Memory to export.
