@@ -96,6 +96,11 @@ impl Connections {
         self.slots.get(index as usize)?.connection.as_ref()
     }
 
+    #[cfg(feature = "uring")]
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Connection> {
+        self.slots.get_mut(index as usize)?.connection.as_mut()
+    }
+
     pub(crate) fn out(&self, index: u32) -> Option<&Lane<OutLane>> {
         match self.get(index)? {
             Connection::Out(lane) => Some(lane),

@@ -352,7 +352,7 @@ impl TcpTransport {
             self.answers(lane)?;
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
-                self.stopped_reading(index, &mut lane.heat, received.drained);
+                self.stopped_reading(index, &mut lane.heat, received.drained && !lane.finished);
                 return Ok(());
             }
         }

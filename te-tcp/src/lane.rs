@@ -462,6 +462,8 @@ pub(crate) struct Lane<R> {
     pub(crate) blocked: bool,
     /// Do not read: what answers would have no room.
     pub(crate) paused: bool,
+    /// The peer has finished sending: the end of the stream is behind what is left, and no change will tell of it.
+    pub(crate) finished: bool,
     /// Worth reading without asking first; counts down with each vain attempt.
     pub(crate) heat: u16,
     /// What epoll was told last.
@@ -479,6 +481,7 @@ impl<R> Lane<R> {
             inbox: Inbox::new(),
             blocked: false,
             paused: false,
+            finished: false,
             heat: 0,
             interest,
             deadline: None,

@@ -184,7 +184,7 @@ impl TcpTransport {
             self.requests(lane);
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
-                self.stopped_reading(index, &mut lane.heat, received.drained);
+                self.stopped_reading(index, &mut lane.heat, received.drained && !lane.finished);
                 break;
             }
         }

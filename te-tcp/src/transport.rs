@@ -310,6 +310,13 @@ impl TcpTransport {
                 continue;
             }
             let Some(index) = self.connections.index(event.token) else { continue };
+            if event.finished {
+                match self.connections.get_mut(index) {
+                    Some(Connection::Out(lane)) => lane.finished = true,
+                    Some(Connection::In(lane)) => lane.finished = true,
+                    None => {}
+                }
+            }
             if event.writable {
                 self.drive(index, Reading::No, true);
             }

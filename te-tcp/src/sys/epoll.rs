@@ -18,6 +18,9 @@ pub(crate) struct Event {
     pub(crate) token: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
+    /// The peer has finished sending, or the connection has failed.
+    #[cfg(feature = "uring")]
+    pub(crate) finished: bool,
 }
 
 /// An epoll instance and room for the events of one call.
@@ -64,6 +67,8 @@ impl Epoll {
             token: raw.u64,
             readable: failed || bits & libc::EPOLLIN != 0,
             writable: failed || bits & libc::EPOLLOUT != 0,
+            #[cfg(feature = "uring")]
+            finished: failed,
         }
     }
 

@@ -115,9 +115,11 @@ impl Ring {
         for at in 0..jobs.len().min(JOBS_MAX) {
             let Some(job) = &mut jobs[at] else { continue };
             job.offered = self.buffers[at].gather(job.into.iter().map(AsIncoming::incoming), job.stage);
-            let (pieces, count) = self.buffers[at].pieces();
+            let message = self.buffers[at].message();
             let fd = types::Fd(job.socket.raw_fd());
-            let request = opcode::Readv::new(fd, pieces, count as u32).build().user_data(at as u64);
+            // Without the flag the kernel would rather wait than say that there is nothing.
+            let request = opcode::RecvMsg::new(fd, message).flags(libc::MSG_DONTWAIT as u32);
+            let request = request.build().user_data(at as u64);
             match self.push(&request) {
                 Ok(()) => waiting += 1,
                 Err(error) => job.result = Err(error),
@@ -197,6 +199,7 @@ impl Ring {
                 token: watch.name,
                 readable: failed || bits & i32::from(libc::POLLIN | libc::POLLRDHUP) != 0,
                 writable: failed || bits & i32::from(libc::POLLOUT) != 0,
+                finished: failed || bits & i32::from(libc::POLLRDHUP) != 0,
             });
             if !cqueue::more(completion.flags()) {
                 // The kernel has dropped it, say because the thread that armed it is gone.

@@ -58,6 +58,8 @@ pub(crate) struct Buffers {
     pieces: Box<[libc::iovec]>,
     used: usize,
     sink: Box<[u8]>,
+    #[cfg(feature = "uring")]
+    message: Box<libc::msghdr>,
 }
 
 // SAFETY: the pointers in `pieces` mean something only within one call of `Socket::receive` or `Socket::send`.
@@ -66,7 +68,11 @@ unsafe impl Send for Buffers {}
 impl Buffers {
     pub(crate) fn new() -> Self {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Self { pieces: vec![empty; IOV_MAX].into(), used: 0, sink: vec![0; SINK_BYTES].into() }
+        Self { pieces: vec![empty; IOV_MAX].into(), used: 0, sink: vec![0; SINK_BYTES].into(),
+            #[cfg(feature = "uring")]
+            // SAFETY: all zeroes is a value of this type.
+            message: Box::new(unsafe { std::mem::zeroed() }),
+        }
     }
 
     /// Lays out where received bytes go; gives how many there is room for.
@@ -98,9 +104,12 @@ impl Buffers {
         offered
     }
 
+    /// The pieces in the form that `recvmsg` takes; good until the next `gather`.
     #[cfg(feature = "uring")]
-    pub(super) fn pieces(&self) -> (*const libc::iovec, usize) {
-        (self.pieces.as_ptr(), self.used)
+    pub(super) fn message(&mut self) -> *mut libc::msghdr {
+        self.message.msg_iov = self.pieces.as_mut_ptr();
+        self.message.msg_iovlen = self.used as _;
+        &raw mut *self.message
     }
 
     fn clear(&mut self) {
