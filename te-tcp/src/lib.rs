@@ -19,7 +19,7 @@
 //!   │                    lane          one connection: outbox and inbox   │
 //!   │                     │            frame: the bytes on the wire       │
 //!   └─────────────────────┼───────────────────────────────────────────────┘
-//!                        sys           sockets, epoll, registered memory: the only unsafe
+//!                        sys           sockets, epoll or io_uring, registered memory: the only unsafe
 //! ```
 //!
 //! Payloads go from registered memory to the socket and from the socket to registered memory without a stop: a frame
@@ -38,6 +38,16 @@
 //! | cancel | at once; a WRITE whose bytes have begun to leave ends `Unknown` |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
+//!
+//! # Drivers and latency
+//!
+//! With epoll, a lane that has just had something to say is read without asking first, so a caller that polls in a loop
+//! pays one system call an answer; lanes gone cold cost one `epoll_wait` for all. With feature `uring` and
+//! `Driver::Uring` asking costs no system call, and one call receives for up to 16 lanes. Either way no request to the
+//! kernel outlives the `poll` that made it, so a cancel takes effect at once.
+//!
+//! Spinning between polls wins latency where each process has a core to itself and loses it where they share one. On one
+//! host, BBR's pacing costs up to half of the throughput; see [`Config::congestion`].
 //!
 //! # Limits
 //!
