@@ -660,6 +660,10 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().filter_map(Transport::poll_at).chain(self.route.wake_at()).chain(fence).min()
     }
 
+    fn activity(&self) -> u64 {
+        self.rails.iter().map(Transport::activity).fold(0, u64::wrapping_add)
+    }
+
     fn event_source(&self) -> Option<EventSource> {
         match &*self.rails {
             [only] => only.event_source(),

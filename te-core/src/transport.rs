@@ -133,6 +133,12 @@ pub trait Transport: Memory {
         None
     }
 
+    /// Grows whenever `poll` moved something, for us or for a peer; the unit is the transport's affair. A poller that sees
+    /// it grow polls again before it parks. A transport that never serves peers may leave it at 0.
+    fn activity(&self) -> u64 {
+        0
+    }
+
     /// Starts the end of a slice (L3). Its completion still comes, `Canceled` or with whatever end was faster.
     ///
     /// # Errors
@@ -187,6 +193,9 @@ macro_rules! forward {
             }
             fn event_source(&self) -> Option<EventSource> {
                 (**self).event_source()
+            }
+            fn activity(&self) -> u64 {
+                (**self).activity()
             }
             fn cancel(&mut self, token: Token) -> Result<(), Error> {
                 (**self).cancel(token)

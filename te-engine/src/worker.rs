@@ -187,14 +187,17 @@ impl Worker {
             let (busy, idle_time) = {
                 let mut guard = self.link.state.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(state) = guard.as_mut() else { break };
-                (state.turn(&self.link), state.engine.idle_time())
+                let before = state.engine.activity();
+                let busy = state.turn(&self.link);
+                // Serving a peer is work, too: whoever just asked will ask again.
+                (busy || state.engine.activity() != before, state.engine.idle_time())
             };
             if busy {
                 idle_since = None;
             } else if idle_time == Some(Duration::ZERO) {
                 // A rail has work that no event announces.
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin {
-                std::hint::spin_loop();
+                std::thread::yield_now();
             } else {
                 self.park();
                 idle_since = None;

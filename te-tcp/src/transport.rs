@@ -707,6 +707,10 @@ impl Transport for TcpTransport {
         Some(EventSource(self.poller.raw_fd()))
     }
 
+    fn activity(&self) -> u64 {
+        self.stats.receives + self.stats.sends
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         if let Some(slot) = self.operations.find(token) {
             self.cancel_slot(slot);

@@ -221,6 +221,10 @@ impl<T: Transport> Transport for Fault<T> {
         self.inner.event_source()
     }
 
+    fn activity(&self) -> u64 {
+        self.inner.activity()
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let inner = self.inner.cancel(token);
         self.shelf.cancel(token, inner)

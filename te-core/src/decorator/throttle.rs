@@ -111,6 +111,10 @@ impl<T: Transport> Transport for Throttle<T> {
         self.inner.event_source()
     }
 
+    fn activity(&self) -> u64 {
+        self.inner.activity()
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         self.inner.cancel(token)
     }

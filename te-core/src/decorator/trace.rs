@@ -222,6 +222,10 @@ impl<T: Transport> Transport for Trace<T> {
         self.inner.event_source()
     }
 
+    fn activity(&self) -> u64 {
+        self.inner.activity()
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let result = self.inner.cancel(token);
         self.record(TraceEvent::Cancel(token, result));

@@ -367,6 +367,12 @@ impl Engine {
         self.wake_at().map(|at| at - self.clock.now())
     }
 
+    /// Grows whenever [`poll`](Self::poll) moved something, for us or for a peer.
+    #[must_use]
+    pub fn activity(&self) -> u64 {
+        self.rails.activity()
+    }
+
     /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
@@ -451,7 +457,7 @@ impl Engine {
             } else if now - *idle_since.get_or_insert(now) >= spin {
                 self.park(until.map(|until| until - now));
             } else {
-                std::hint::spin_loop();
+                std::thread::yield_now();
             }
         }
     }
