@@ -187,16 +187,15 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Settings that depend on who is at the other end.
-    pub(crate) fn suit(&self, socket: &Socket) {
-        if self.config.congestion.is_some() {
-            return;
-        }
-        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return };
-        if there.ip().is_loopback() || here.ip() == there.ip() {
+    /// Settings that depend on who is at the other end. True: somebody on this host.
+    pub(crate) fn suit(&self, socket: &Socket) -> bool {
+        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return false };
+        let same_host = there.ip().is_loopback() || here.ip() == there.ip();
+        if same_host && self.config.congestion.is_none() {
             // Pacing within one host only costs. A kernel without cubic keeps what it has.
             let _ = socket.set_congestion("cubic");
         }
+        same_host
     }
 
     fn accept_slice(&mut self, slice: &Slice) -> Result<(), Error> {
