@@ -78,6 +78,7 @@ fn parse(arguments: &[String]) -> Options {
             "--piece" => options.config.piece_bytes_max = value().parse().expect("bytes"),
             #[cfg(feature = "uring")]
             "--uring" => options.config.driver = te_tcp::Driver::Uring,
+            "--window" => options.config.window_bytes_max = Some(value().parse().expect("bytes")),
             "--checksum" => options.config.checksum = true,
             "--congestion" => options.config.congestion = Some(value().to_owned()),
             "--send-buffer" => options.config.send_buffer_bytes = Some(value().parse().expect("bytes")),

@@ -51,8 +51,11 @@ pub struct Config {
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes. Default 1 MiB.
+    /// Longer slices travel in pieces of this size, spread over the lanes. Default 256 KiB.
     pub piece_bytes_max: u32,
+    /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2 MiB between
+    /// addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
+    pub window_bytes_max: Option<u32>,
     /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in step; beyond
     /// it the lane is closed instead. Default 4 MiB.
     pub aside_bytes_max: u32,
@@ -82,7 +85,8 @@ impl Default for Config {
             reconnect_ms_max: 1_000,
             inflight_max: 4_096,
             slice_bytes_max: 1 << 30,
-            piece_bytes_max: 1 << 20,
+            piece_bytes_max: 256 << 10,
+            window_bytes_max: None,
             aside_bytes_max: 4 << 20,
             connections_max: 1_024,
             regions_max: 65_536,
@@ -120,6 +124,7 @@ impl Config {
         for (field, bytes) in [
             ("send_buffer_bytes", self.send_buffer_bytes),
             ("receive_buffer_bytes", self.receive_buffer_bytes),
+            ("window_bytes_max", self.window_bytes_max),
         ] {
             if let Some(bytes) = bytes
                 && !(4_096..=1 << 30).contains(&bytes)

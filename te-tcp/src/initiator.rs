@@ -18,10 +18,8 @@ use crate::transport::{TcpTransport, error_of};
 const PIECES_MAX: usize = 1_024;
 /// A frame takes further operations while it carries less than this.
 const FRAME_BYTES: u64 = 256 << 10;
-/// A lane takes further WRITEs while less than this waits to be sent on it.
-const WRITE_WINDOW_BYTES: u64 = 2 << 20;
-/// A lane takes further READs while less than this is on its way.
-const READ_WINDOW_BYTES: u64 = 8 << 20;
+/// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be taken back.
+const UNSENT_BYTES_MAX: u64 = 2 << 20;
 
 /// How far a lane's handshake got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +65,10 @@ pub(crate) struct OutLane {
     pub(crate) pieces: VecDeque<Piece>,
     /// Sequence number of the first of them.
     first: u64,
-    /// Bytes of READs among them.
-    reading: u64,
+    /// Their bytes.
+    outstanding: u64,
+    /// The lane takes further pieces while it has fewer bytes outstanding than this.
+    pub(crate) window: u64,
     pub(crate) pinged: bool,
     pub(crate) unacknowledged: u64,
 }
@@ -82,7 +82,8 @@ impl OutLane {
             phase: Phase::Connecting,
             pieces: VecDeque::with_capacity(PIECES_MAX),
             first: 0,
-            reading: 0,
+            outstanding: 0,
+            window: 0,
             pinged: false,
             unacknowledged: 0,
         }
@@ -113,18 +114,15 @@ impl OutLane {
 
 impl Lane<OutLane> {
     fn takes(&self, op: Op) -> bool {
-        let window = match op {
-            Op::Read => self.role.reading < READ_WINDOW_BYTES,
-            Op::Write => self.outbox.queued() < WRITE_WINDOW_BYTES,
-        };
-        window
+        self.role.outstanding < self.role.window
+            && (op == Op::Read || self.outbox.queued() < UNSENT_BYTES_MAX)
             && self.role.phase == Phase::Live
             && self.role.pieces.len() + ENTRIES_MAX <= PIECES_MAX
             && self.outbox.has_room(ENTRIES_MAX)
     }
 
     fn load(&self) -> u64 {
-        self.outbox.queued() + self.role.reading
+        self.role.outstanding
     }
 }
 
@@ -265,11 +263,11 @@ impl TcpTransport {
         for (i, part) in memory[..count].iter().enumerate() {
             lane.role.pieces[known + i].entry_at =
                 at + (size_of::<Header>() + i * size_of::<Operation>()) as u64;
-            match (kind, part) {
-                (Op::Write, Some(part)) => lane.outbox.push_payload(*part, Owner::Piece(first + i as u64)),
-                _ => lane.role.reading += entries[i].len.get(),
+            if let (Op::Write, Some(part)) = (kind, part) {
+                lane.outbox.push_payload(*part, Owner::Piece(first + i as u64));
             }
         }
+        lane.role.outstanding += bytes;
         self.stats.frames_sent += 1;
     }
 
@@ -427,6 +425,7 @@ impl TcpTransport {
                             }
                             role.pieces.pop_front();
                             role.first += 1;
+                            role.outstanding -= u64::from(piece.len);
                             self.piece_written(&piece, Status::from_wire(status.get()));
                         }
                         head
@@ -453,7 +452,7 @@ impl TcpTransport {
     fn piece_read(&mut self, lane: &mut Lane<OutLane>, destination: &Destination) {
         let Some(piece) = lane.role.pieces.pop_front() else { return };
         lane.role.first += 1;
-        lane.role.reading -= u64::from(piece.len);
+        lane.role.outstanding -= u64::from(piece.len);
         if destination.is_intact() {
             let error = Status::from_wire(destination.status).error();
             self.stats.bytes_read += destination.len;

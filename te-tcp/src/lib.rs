@@ -5,7 +5,7 @@
 //! makes progress only in [`poll`](te_core::Transport::poll).
 //!
 //! ```text
-//!            submit                                          poll
+//!            submit                                   poll (drive: whose turn)
 //!              │                                              ▲
 //!   ┌──────────▼──────────────────────────────────────────────┴───────────┐
 //!   │ operations   slab of accepted slices, completions that wait         │
@@ -93,6 +93,7 @@
 
 mod config;
 mod connections;
+mod drive;
 mod endpoint;
 pub mod frame;
 mod initiator;

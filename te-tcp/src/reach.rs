@@ -15,6 +15,11 @@ use crate::lane::{Lane, Reading};
 use crate::sys::{Interest, Socket};
 use crate::transport::{TcpTransport, error_of};
 
+/// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
+const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
+/// Enough for 100 Gbit/s over half a millisecond.
+const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
+
 impl TcpTransport {
     /// Opens one more lane, if there may be one and nothing keeps us away.
     pub(crate) fn open_lane(&mut self, peer: u32) {
@@ -74,7 +79,9 @@ impl TcpTransport {
     }
 
     pub(crate) fn greet(&mut self, lane: &mut Lane<OutLane>) {
-        self.suit(&lane.socket);
+        let same_host = self.suit(&lane.socket);
+        let fitting = if same_host { WINDOW_BYTES_SAME_HOST } else { WINDOW_BYTES_ELSEWHERE };
+        lane.role.window = u64::from(self.config.window_bytes_max.unwrap_or(fitting));
         let target = self.peers.get(lane.role.peer).map_or(0, |endpoint| endpoint.incarnation);
         let hello = Hello {
             magic: MAGIC,

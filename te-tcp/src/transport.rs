@@ -11,9 +11,8 @@ use te_core::{
 
 use crate::config::{Config, ConfigError, Driver};
 use crate::connections::{Connection, Connections};
-use crate::endpoint::{Endpoint, Fence, Gate, LaneEnd};
+use crate::endpoint::{Endpoint, Fence, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
-use crate::lane::{Lane, Reading};
 use crate::operation::{Operation, Operations};
 use crate::region::{Region, Segment, Table};
 use crate::stats::Stats;
@@ -23,16 +22,10 @@ use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresse
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Vain attempts after which a lane is no longer read without asking.
-const HEAT: u16 = 64;
-/// Every so many polls the system is asked, however warm the lanes are: new connections and cold lanes want their turn.
-const ASK_EVERY: u32 = 16;
-/// Deadlines are looked at this often.
-const TIMERS_MS: u64 = 5;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
 /// The name of the listener's events; no connection has it.
-const LISTENER: u64 = u64::MAX;
+pub(crate) const LISTENER: u64 = u64::MAX;
 
 /// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
 pub struct TcpTransport {
@@ -54,21 +47,21 @@ pub struct TcpTransport {
     /// Peers that have something to send.
     pub(crate) listed: Vec<u32>,
     /// Lanes that are read without asking.
-    hot: Vec<u32>,
+    pub(crate) hot: Vec<u32>,
     /// Lanes of which epoll is to tell when they can be written.
     pub(crate) waiting_to_write: u32,
     pub(crate) lane_generation: u32,
     pub(crate) fences: u32,
     next_fence: u64,
     pub(crate) now: Instant,
-    polls: u32,
+    pub(crate) polls: u32,
     /// Something was submitted, or came free to be sent, since the last poll began.
     pub(crate) fresh: bool,
-    timers_due: Instant,
-    timers_next: Option<Instant>,
+    pub(crate) timers_due: Instant,
+    pub(crate) timers_next: Option<Instant>,
     /// A deadline was set since the timers were looked at.
     pub(crate) timers_stale: bool,
-    listener_rests: Option<Instant>,
+    pub(crate) listener_rests: Option<Instant>,
     /// Connections may be waiting to be accepted.
     pub(crate) listener_waits: bool,
     pub(crate) stats: Stats,
@@ -194,283 +187,15 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Settings that depend on who is at the other end.
-    pub(crate) fn suit(&self, socket: &Socket) {
-        if self.config.congestion.is_some() {
-            return;
-        }
-        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return };
-        if there.ip().is_loopback() || here.ip() == there.ip() {
+    /// Settings that depend on who is at the other end. True: somebody on this host.
+    pub(crate) fn suit(&self, socket: &Socket) -> bool {
+        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return false };
+        let same_host = there.ip().is_loopback() || here.ip() == there.ip();
+        if same_host && self.config.congestion.is_none() {
             // Pacing within one host only costs. A kernel without cubic keeps what it has.
             let _ = socket.set_congestion("cubic");
         }
-    }
-
-    /// Tells epoll what a lane waits for, if that has changed.
-    pub(crate) fn settle_interest<R>(&mut self, index: u32, lane: &mut Lane<R>) {
-        let wanted = Interest { readable: !lane.paused, writable: lane.blocked };
-        if wanted == lane.interest {
-            return;
-        }
-        let name = self.connections.name(index);
-        if self.poller.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
-            self.waiting_to_write -= u32::from(lane.interest.writable);
-            self.waiting_to_write += u32::from(wanted.writable);
-            lane.interest = wanted;
-        }
-    }
-
-    /// Frees the slot of a connection that is gone.
-    pub(crate) fn forget(&mut self, index: u32, interest: Interest) {
-        self.poller.remove(self.connections.name(index));
-        self.waiting_to_write -= u32::from(interest.writable);
-        self.hot.retain(|&known| known != index);
-        self.connections.release(index);
-    }
-
-    /// From now on a lane is read without asking, until that has been in vain for a while.
-    pub(crate) fn heat_up(&mut self, index: u32, heat: &mut u16) {
-        if self.poller.tells_changes() {
-            // Asking costs nothing there.
-            return;
-        }
-        if *heat == 0 && !self.hot.contains(&index) {
-            self.hot.push(index);
-        }
-        *heat = HEAT;
-    }
-
-    /// A lane was read, or may be read again, and there may be more (unless `drained`). Where changes are told and not
-    /// states, it is up to us to come back.
-    pub(crate) fn stopped_reading(&mut self, index: u32, heat: &mut u16, drained: bool) {
-        if self.poller.tells_changes() {
-            *heat = u16::from(!drained);
-            if !drained {
-                self.fresh = true;
-                if !self.hot.contains(&index) {
-                    self.hot.push(index);
-                }
-            }
-        }
-    }
-
-    pub(crate) fn rest_listener(&mut self, until: Instant) {
-        let none = Interest { readable: false, writable: false };
-        if self.poller.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
-            self.listener_rests = Some(until);
-            self.timers_due = self.now;
-        }
-    }
-
-    fn drive(&mut self, index: u32, reading: Reading, writable: bool) {
-        match self.connections.take(index) {
-            Some(Connection::Out(lane)) => self.drive_out(index, lane, reading, writable),
-            Some(Connection::In(lane)) => self.drive_in(index, lane, reading, writable),
-            None => {}
-        }
-    }
-
-    fn drive_all(&mut self) {
-        #[cfg(feature = "uring")]
-        if self.poller.tells_changes() {
-            self.drive_changes();
-            return;
-        }
-        if self.hot.is_empty() || self.waiting_to_write > 0 || self.polls.is_multiple_of(ASK_EVERY) {
-            self.drive_ready();
-        } else {
-            self.drive_hot();
-        }
-    }
-
-    /// Asks the system who is ready, and works on those.
-    fn drive_ready(&mut self) {
-        self.stats.waits += 1;
-        let Ok(count) = self.poller.ready() else { return };
-        for at in 0..count {
-            let event = self.poller.event(at);
-            if event.token == LISTENER {
-                self.listener_waits = true;
-            } else if let Some(index) = self.connections.index(event.token) {
-                self.drive(index, Reading::of(event.readable), event.writable);
-            }
-        }
-    }
-
-    /// Takes in what has changed, and reads all lanes that have something in as few system calls as there can be.
-    #[cfg(feature = "uring")]
-    fn drive_changes(&mut self) {
-        use crate::sys::JOBS_MAX;
-        self.stats.waits += 1;
-        let Ok(count) = self.poller.ready() else { return };
-        for at in 0..count {
-            let event = self.poller.event(at);
-            if event.token == LISTENER {
-                self.listener_waits = true;
-                continue;
-            }
-            let Some(index) = self.connections.index(event.token) else { continue };
-            if event.finished {
-                match self.connections.get_mut(index) {
-                    Some(Connection::Out(lane)) => lane.finished = true,
-                    Some(Connection::In(lane)) => lane.finished = true,
-                    None => {}
-                }
-            }
-            if event.writable {
-                self.drive(index, Reading::No, true);
-            }
-            if event.readable && !self.hot.contains(&index) {
-                self.hot.push(index);
-            }
-        }
-        let mut from = 0;
-        while from < self.hot.len() {
-            let mut group: [Option<(u32, Connection)>; JOBS_MAX] = [const { None }; JOBS_MAX];
-            let mut jobs = [const { None }; JOBS_MAX];
-            let until = self.hot.len().min(from + JOBS_MAX);
-            for (to, &index) in group.iter_mut().zip(&self.hot[from..until]) {
-                *to = self.connections.take(index).map(|connection| (index, connection));
-            }
-            for (member, job) in group.iter_mut().zip(&mut jobs) {
-                *job = match member {
-                    Some((_, Connection::Out(lane))) if lane.role.is_up() => {
-                        Some(lane.inbox.job(&lane.socket))
-                    }
-                    Some((_, Connection::In(lane))) if !lane.paused => Some(lane.inbox.job(&lane.socket)),
-                    _ => None,
-                };
-            }
-            if let Poller::Ring(ring) = &mut self.poller {
-                ring.receive_all(&mut jobs);
-            }
-            let ends = jobs.map(|job| job.map(|job| (job.offered, job.result)));
-            // Back into the table first: serving one lane may concern another.
-            let mut arrived = [const { None }; JOBS_MAX];
-            for (at, (member, end)) in group.into_iter().zip(ends).enumerate() {
-                let Some((index, mut connection)) = member else { continue };
-                if let Some((offered, result)) = end {
-                    arrived[at] = Some(match &mut connection {
-                        Connection::Out(lane) => (index, lane.inbox.arrived(offered, result)),
-                        Connection::In(lane) => (index, lane.inbox.arrived(offered, result)),
-                    });
-                }
-                self.connections.put(index, connection);
-            }
-            for (index, received) in arrived.into_iter().flatten() {
-                self.drive(index, Reading::Arrived(received), false);
-            }
-            from = until;
-        }
-        let connections = &self.connections;
-        self.hot.retain(|&index| match connections.get(index) {
-            Some(Connection::Out(lane)) => lane.heat > 0,
-            Some(Connection::In(lane)) => lane.heat > 0 && !lane.paused,
-            None => false,
-        });
-        let news = matches!(&self.poller, Poller::Ring(ring) if ring.has_news());
-        self.fresh |= news || !self.hot.is_empty();
-    }
-
-    /// Works on the lanes that had something to say a moment ago, without asking first.
-    fn drive_hot(&mut self) {
-        let mut at = 0;
-        while at < self.hot.len() {
-            let index = self.hot[at];
-            match self.connections.get(index) {
-                Some(Connection::Out(lane)) if lane.heat > 0 => {
-                    if lane.role.is_awaited() {
-                        self.drive(index, Reading::Yes, false);
-                    } else {
-                        self.cool(index);
-                    }
-                }
-                Some(Connection::In(lane)) if lane.heat > 0 => {
-                    if !lane.paused {
-                        self.drive(index, Reading::Yes, false);
-                    } else {
-                        self.cool(index);
-                    }
-                }
-                _ => {}
-            }
-            let warm = match self.connections.get(index) {
-                Some(Connection::Out(lane)) => lane.heat > 0,
-                Some(Connection::In(lane)) => lane.heat > 0,
-                None => false,
-            };
-            if warm {
-                at += 1;
-            } else if self.hot.get(at) == Some(&index) {
-                self.hot.swap_remove(at);
-            }
-        }
-    }
-
-    fn cool(&mut self, index: u32) {
-        match self.connections.take(index) {
-            Some(Connection::Out(mut lane)) => {
-                lane.heat -= 1;
-                self.connections.put(index, Connection::Out(lane));
-            }
-            Some(Connection::In(mut lane)) => {
-                lane.heat -= 1;
-                self.connections.put(index, Connection::In(lane));
-            }
-            None => {}
-        }
-    }
-
-    fn run_timers(&mut self, now: Instant) {
-        let mut next: Option<Instant> = None;
-        let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
-        if let Some(until) = self.listener_rests {
-            let interest = Interest { readable: true, writable: false };
-            if now < until {
-                note(Some(until));
-            } else if self.poller.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
-                self.listener_rests = None;
-                self.listener_waits = true;
-                self.fresh = true;
-            }
-        }
-        for index in 0..self.connections.bound() {
-            note(self.check_deadline_in(index, now));
-            note(self.check_deadline_out(index, now));
-        }
-        note(self.check_pulses(now));
-        for peer in &self.listed {
-            if let Some(Gate::Until(when)) = self.peers.get(*peer).map(|endpoint| endpoint.gate) {
-                note(Some(when));
-            }
-        }
-        self.timers_next = next;
-        self.timers_stale = false;
-        let often = now + core::time::Duration::from_millis(TIMERS_MS);
-        self.timers_due = next.map_or(often, |next| next.min(often));
-    }
-
-    fn check_deadline_out(&mut self, index: u32, now: Instant) -> Option<Instant> {
-        let deadline = self.connections.out(index)?.deadline?;
-        if now < deadline {
-            return Some(deadline);
-        }
-        let lane = self.connections.take_out(index)?;
-        let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
-        self.end_out(index, lane, LaneEnd::Refused(error));
-        None
-    }
-
-    /// When we ourselves were away, the peers' silence is not their fault.
-    fn forgive_absence(&mut self, now: Instant) {
-        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
-        if now.nanos_since(self.now) > limit / 2 {
-            for peer in 0..self.peers.bound() {
-                if let Some(endpoint) = self.peers.get_mut(peer) {
-                    endpoint.pulse = endpoint.pulse.map(|_| now);
-                }
-            }
-        }
+        same_host
     }
 
     fn accept_slice(&mut self, slice: &Slice) -> Result<(), Error> {
