@@ -31,6 +31,8 @@
 //! # Ok::<(), cli::trace::LineError>(())
 //! ```
 
+#![deny(unsafe_code)]
+
 mod args;
 mod commands;
 pub mod content;
