@@ -197,6 +197,7 @@ impl BatchTable {
     ///
     /// # Errors
     /// `Stale` when the handle was freed.
+    #[inline]
     pub fn next(&self, handle: BatchHandle, out: &mut [Slice]) -> Result<usize, Error> {
         let batch = self.batch(handle)?;
         let mut filled = 0;
@@ -224,6 +225,7 @@ impl BatchTable {
     }
 
     /// Records that a transport accepted these slices: a prefix of what [`next`](Self::next) gave.
+    #[inline]
     pub fn accepted(&mut self, slices: &[Slice]) {
         for slice in slices {
             let (index, task_index, number) = parts(slice.token);
@@ -254,6 +256,7 @@ impl BatchTable {
     }
 
     /// Records the end of a slice. Gives the batch when that made it terminal.
+    #[inline]
     pub fn complete(&mut self, completion: &Completion) -> Option<BatchHandle> {
         let (index, task_index, number) = parts(completion.token);
         let batch = self.batches.get_mut(usize::from(index))?;
@@ -280,8 +283,8 @@ impl BatchTable {
         batch.ended(index)
     }
 
-    /// Ends a batch early: nothing more is cut. Slices in flight must still complete; [`in_flight`](Self::in_flight) names
-    /// them for the transport's `cancel`. Gives the handle when the batch is terminal already.
+    /// Ends a batch early: nothing more is cut. Slices in flight must still complete; [`is_of`](Self::is_of) tells
+    /// which they are, for the transport's `cancel`. Gives the handle when the batch is terminal already.
     ///
     /// # Errors
     /// `Stale` when the handle was freed.
@@ -303,16 +306,10 @@ impl BatchTable {
         Ok(batch.ended(handle.index))
     }
 
-    /// Calls `cancel` with the token of every slice that may be in flight (some of them may have completed).
-    ///
-    /// # Errors
-    /// `Stale` when the handle was freed.
-    pub fn in_flight(&self, handle: BatchHandle, mut cancel: impl FnMut(Token)) -> Result<(), Error> {
-        let batch = self.batch(handle)?;
-        for (task_index, task) in batch.tasks.iter().enumerate().filter(|(_, task)| task.outstanding > 0) {
-            (0..task.slices).for_each(|number| cancel(token(handle.index, task_index, number)));
-        }
-        Ok(())
+    /// Whether a slice with this token belongs to the batch: what to ask of each slice in flight when a batch is cancelled.
+    #[must_use]
+    pub fn is_of(&self, handle: BatchHandle, token: Token) -> bool {
+        self.batch(handle).is_ok() && parts(token).0 == handle.index
     }
 
     /// The batch as a whole: the worst status of its requests, the sum of their bytes, the first error.

@@ -42,6 +42,8 @@ pub struct MultiTransport<C, R> {
     in_flight: u32,
     /// Slots that wait for a rail after a failure, linked through `Slot::next`, first and last.
     retry: (u32, u32),
+    /// One of them has only its end to wait for.
+    retry_due: bool,
     fences: heapless::Vec<Fence, FENCES_MAX>,
     fence_generation: u32,
     features: Features,
@@ -89,6 +91,16 @@ enum State {
     Free,
     Posted,
     Retry,
+}
+
+/// What became of a slice in the retry queue.
+enum Retried {
+    /// A rail has it.
+    Posted,
+    /// Every rail that is left is full or paused.
+    Waits,
+    /// Nobody is left to take it.
+    Over(Error),
 }
 
 struct Fence {
@@ -144,6 +156,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             free: 0,
             in_flight: 0,
             retry: (NONE, NONE),
+            retry_due: false,
             fences: heapless::Vec::new(),
             fence_generation: 0,
             features,
@@ -265,6 +278,36 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         self.free = index;
     }
 
+    /// The completion that nearly all are: a slice that its first rail applied. `None`: it is not one of these.
+    #[inline]
+    fn reap_applied(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
+        if child.result.is_err() || child.fence_needed || child.token.0 & FENCE_TAG != 0 {
+            return None;
+        }
+        let index = slot_of(child.token);
+        let slot = self.slots.get_mut(index)?;
+        let generation = (child.token.0 >> 32) as u32;
+        if slot.state != State::Posted
+            || slot.generation != generation
+            || usize::from(slot.rail) != rail
+            || slot.stray
+        {
+            return None;
+        }
+        let nanos = self.now.nanos_since(slot.accepted_at);
+        self.route.completed(rail, &slot.slice, child, nanos, slot.bytes_ahead);
+        let (token, segment) = (slot.slice.token, slot.slice.remote.0.index as usize);
+        slot.state = State::Free;
+        slot.generation = generation.wrapping_add(1) & GENERATION;
+        slot.next = self.free;
+        self.free = index as u32;
+        self.in_flight -= 1;
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.in_use -= 1;
+        }
+        Some(Completion { token, ..*child })
+    }
+
     /// Handles one completion of a child. `Some` when the caller must hear of it.
     fn reap(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
         if child.token.0 & FENCE_TAG != 0 {
@@ -305,6 +348,36 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         Some(self.end(index, Completion { token: slot.slice.token, outcome, fence_needed: stray, ..*child }))
     }
 
+    /// Cancels every slice in flight whose token is `wanted`, in one pass over them.
+    ///
+    /// # Errors
+    /// The first that a rail gave; the others are cancelled all the same.
+    pub fn cancel_where(&mut self, wanted: impl Fn(Token) -> bool) -> Result<(), Error> {
+        let mut first_error = Ok(());
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if slot.state != State::Free && wanted(slot.slice.token) {
+                first_error = first_error.and(self.cancel_slot(index));
+            }
+        }
+        first_error
+    }
+
+    fn cancel_slot(&mut self, index: usize) -> Result<(), Error> {
+        let slot = &mut self.slots[index];
+        slot.canceled = true;
+        if slot.state == State::Retry {
+            self.retry_due = true;
+            return Ok(());
+        }
+        let (rail, child) = (usize::from(slot.rail), child_token(index as u32, slot.generation));
+        match self.rails[rail].cancel(child) {
+            // It ended already and waits in the child to be polled.
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
     fn end(&mut self, index: u32, completion: Completion) -> Completion {
         let segment = self.slots[index as usize].slice.remote.0;
         if let Some(segment) = self.segments.get_mut(segment.index as usize) {
@@ -331,47 +404,54 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     /// Sends queued slices over rails that they have not tried. Ends those for which there is none.
     fn run_retries(&mut self, out: &mut [Completion]) -> usize {
         let mut written = 0;
+        self.retry_due = false;
         let mut index = core::mem::replace(&mut self.retry, (NONE, NONE)).0;
         while index != NONE {
-            let slot = self.slots[index as usize];
-            let next = slot.next;
-            let untried = self.usable(&slot.slice).map_or(0, |mask| mask & !slot.tried);
-            let failed = if slot.canceled {
-                Some(Error::new(ErrorKind::Canceled))
-            } else if untried == 0 {
-                Some(Error::new(ErrorKind::Unreachable))
-            } else {
-                match self.route.route(&slot.slice, untried) {
-                    None => None,
-                    Some(rail) => match self.post_again(rail, index) {
-                        Ok(1) => {
-                            index = next;
-                            continue;
-                        }
-                        Ok(_) => None,
-                        Err(_) => {
-                            self.slots[index as usize].tried |= 1 << rail;
-                            None
-                        }
-                    },
-                }
-            };
-            match failed {
-                Some(error) if written < out.len() => {
-                    let token = slot.slice.token;
-                    let end = if slot.stray {
-                        Completion::unknown(token, error)
-                    } else {
-                        Completion::not_applied(token, error)
-                    };
-                    out[written] = self.end(index, end);
-                    written += 1;
-                }
-                _ => self.enqueue_retry(index),
+            let next = self.slots[index as usize].next;
+            match self.retry(index) {
+                Retried::Posted => {}
+                Retried::Waits => self.enqueue_retry(index),
+                Retried::Over(error) => match out.get_mut(written) {
+                    Some(room) => {
+                        let slot = &self.slots[index as usize];
+                        let (token, stray) = (slot.slice.token, slot.stray);
+                        let end = if stray { Completion::unknown } else { Completion::not_applied };
+                        *room = self.end(index, end(token, error));
+                        written += 1;
+                    }
+                    None => {
+                        self.retry_due = true;
+                        self.enqueue_retry(index);
+                    }
+                },
             }
             index = next;
         }
         written
+    }
+
+    /// Tries every rail that one queued slice has not tried yet, until one takes it.
+    fn retry(&mut self, index: u32) -> Retried {
+        let mut last = Error::new(ErrorKind::Unreachable);
+        loop {
+            let slot = self.slots[index as usize];
+            if slot.canceled {
+                return Retried::Over(Error::new(ErrorKind::Canceled));
+            }
+            let untried = self.usable(&slot.slice).map_or(0, |mask| mask & !slot.tried);
+            if untried == 0 {
+                return Retried::Over(last);
+            }
+            let Some(rail) = self.route.route(&slot.slice, untried) else { return Retried::Waits };
+            match self.post_again(rail, index) {
+                Ok(1) => return Retried::Posted,
+                Ok(_) => return Retried::Waits,
+                Err(error) => {
+                    last = error;
+                    self.slots[index as usize].tried |= 1 << rail;
+                }
+            }
+        }
     }
 
     fn post_again(&mut self, rail: usize, index: u32) -> Result<usize, Error> {
@@ -637,7 +717,11 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
                 let count = self.rails[rail].poll(now, &mut self.reaped[..room]);
                 for at in 0..count {
                     let child = self.reaped[at];
-                    if let Some(completion) = self.reap(rail, &child) {
+                    let told = match self.reap_applied(rail, &child) {
+                        None => self.reap(rail, &child),
+                        told => told,
+                    };
+                    if let Some(completion) = told {
                         out[written] = completion;
                         written += 1;
                     }
@@ -656,8 +740,9 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     fn poll_at(&self) -> Option<Instant> {
         // Slices that wait for a rail, in the retry queue or in the caller's hands, get their chance when a pause is over.
         // A rail that is merely full has completions to come, and with them its own reason to be polled.
-        let fence = self.fences.iter().any(|fence| fence.pending == 0).then_some(self.now);
-        self.rails.iter().filter_map(Transport::poll_at).chain(self.route.wake_at()).chain(fence).min()
+        let due = self.retry_due || self.fences.iter().any(|fence| fence.pending == 0);
+        let due = due.then_some(self.now);
+        self.rails.iter().filter_map(Transport::poll_at).chain(self.route.wake_at()).chain(due).min()
     }
 
     fn activity(&self) -> u64 {
@@ -674,17 +759,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let wanted = |slot: &Slot| slot.state != State::Free && slot.slice.token == token;
         let index = self.slots.iter().position(wanted).ok_or(Error::new(ErrorKind::NotFound))?;
-        let slot = &mut self.slots[index];
-        slot.canceled = true;
-        if slot.state == State::Retry {
-            return Ok(());
-        }
-        let (rail, child) = (usize::from(slot.rail), child_token(index as u32, slot.generation));
-        match self.rails[rail].cancel(child) {
-            // It ended already and waits in the child to be polled.
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+        self.cancel_slot(index)
     }
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {

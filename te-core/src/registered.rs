@@ -106,11 +106,12 @@ impl<B: Buffer> Registered<B> {
         private.then(|| unsafe { core::slice::from_raw_parts_mut(self.span.as_ptr(), self.span.len()) })
     }
 
-    /// Its bytes, whoever may write them: copied in and out (L7).
+    /// Its bytes, whoever may write them: copied in and out (L7). Borrows the buffer exclusively, because the view can
+    /// write, and a private buffer may be lent as a slice.
     #[must_use]
-    pub fn volatile(&self) -> VolatileSpan<'_> {
-        // SAFETY: the memory lives as long as `self`; references exist only through `as_slice`, which a peer-writable
-        // buffer refuses, and through `as_mut_slice`, which borrows `self` exclusively.
+    pub fn volatile(&mut self) -> VolatileSpan<'_> {
+        // SAFETY: the memory lives as long as `self`, and `self` is borrowed exclusively: no reference from `as_slice` or
+        // `as_mut_slice` exists.
         unsafe { VolatileSpan::new(self.span) }
     }
 

@@ -149,6 +149,7 @@ impl HealthRoute {
 }
 
 impl Route for HealthRoute {
+    #[inline]
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
         let mut best = None;
         let mut best_cost = u64::MAX;
@@ -170,22 +171,26 @@ impl Route for HealthRoute {
         best
     }
 
+    #[inline]
     fn takes_more(&self, rail: usize) -> bool {
         self.rails[rail].paused_until.is_none()
     }
 
+    #[inline]
     fn accepted(&mut self, rail: usize, slice: &Slice) {
         let rail = &mut self.rails[rail];
         rail.in_flight += u64::from(slice.len);
         rail.probing |= rail.paused_until.is_some();
     }
 
+    #[inline]
     fn returned(&mut self, rail: usize, slice: &Slice) {
         let rail = &mut self.rails[rail];
         rail.in_flight = rail.in_flight.saturating_sub(u64::from(slice.len));
         rail.probing = false;
     }
 
+    #[inline]
     fn completed(
         &mut self,
         rail: usize,
@@ -202,10 +207,12 @@ impl Route for HealthRoute {
         match completion.result {
             Ok(()) => {
                 rail.bytes_done += u64::from(slice.len);
-                rail.faults_in_row = 0;
-                rail.cooldown_ns /= 2;
-                rail.paused_until = None;
-                rail.probing = false;
+                if rail.faults_in_row > 0 || rail.cooldown_ns > 0 {
+                    rail.faults_in_row = 0;
+                    rail.cooldown_ns /= 2;
+                    rail.paused_until = None;
+                    rail.probing = false;
+                }
                 // A division a slice is dear: once a rail is known, one in eight is enough.
                 if nanos > 0 && (rail.slices_ended < 64 || rail.slices_ended.is_multiple_of(8)) {
                     let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
@@ -231,6 +238,7 @@ impl Route for HealthRoute {
         }
     }
 
+    #[inline]
     fn tick(&mut self, now: Instant) {
         self.now = now;
     }
@@ -239,6 +247,7 @@ impl Route for HealthRoute {
         self.rails.iter().filter_map(|rail| rail.paused_until).filter(|&until| until > self.now).min()
     }
 
+    #[inline]
     fn bytes_in_flight(&self, rail: usize) -> u64 {
         self.rails.get(rail).map_or(0, |rail| rail.in_flight)
     }

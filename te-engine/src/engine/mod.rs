@@ -582,12 +582,9 @@ impl Engine {
         row.drain_until.get_or_insert(drain_until);
         match self.batches.cancel(handle, reason) {
             Ok(None) => {
-                let rails = &mut self.rails;
-                let told = self.batches.in_flight(handle, |token| {
-                    // Some of these have ended already: the rails say so, and that is fine.
-                    let _ = rails.cancel(token);
-                });
-                debug_assert!(told.is_ok(), "the batch is there");
+                let batches = &self.batches;
+                // A slice that its rail cannot find has ended already and waits to be polled.
+                let _ = self.rails.cancel_where(|token| batches.is_of(handle, token));
                 self.note_deadline(Some(drain_until));
             }
             _ => self.end(handle),
