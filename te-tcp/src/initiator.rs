@@ -59,6 +59,8 @@ pub(crate) struct Piece {
 pub(crate) struct OutLane {
     pub(crate) peer: u32,
     pub(crate) number: u8,
+    /// Which of the peer's addresses it goes to.
+    pub(crate) address: u8,
     pub(crate) generation: u32,
     pub(crate) phase: Phase,
     /// Pieces without an answer, in the order in which the answers will come.
@@ -74,10 +76,11 @@ pub(crate) struct OutLane {
 }
 
 impl OutLane {
-    pub(crate) fn new(peer: u32, number: u8, generation: u32) -> Self {
+    pub(crate) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
         Self {
             peer,
             number,
+            address,
             generation,
             phase: Phase::Connecting,
             pieces: VecDeque::with_capacity(PIECES_MAX),
@@ -374,9 +377,14 @@ impl TcpTransport {
                         if let Some(error) = Status::from_wire(welcome.status.get()).error() {
                             return Err(LaneEnd::Refused(error));
                         }
+                        let known = self.peers.get(lane.role.peer).map(|endpoint| endpoint.incarnation);
+                        if known != Some(welcome.incarnation.get()) {
+                            return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol)));
+                        }
                         lane.role.phase = Phase::Live;
                         lane.deadline = None;
                         if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
+                            endpoint.met |= 1 << lane.role.address;
                             endpoint.connected();
                         }
                         self.list_peer(lane.role.peer);

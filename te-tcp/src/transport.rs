@@ -11,7 +11,7 @@ use te_core::{
 
 use crate::config::{Config, ConfigError, Driver};
 use crate::connections::{Connection, Connections};
-use crate::endpoint::{Endpoint, Fence, LaneEnd};
+use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
 use crate::operation::{Operation, Operations};
 use crate::region::{Region, Segment, Table};
@@ -42,6 +42,7 @@ pub struct TcpTransport {
     pub(crate) regions: Table<Region>,
     pub(crate) segments: Table<Segment>,
     pub(crate) peers: Table<Endpoint>,
+    pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
     /// Peers that have something to send.
@@ -103,6 +104,7 @@ impl TcpTransport {
             regions: Table::new(config.regions_max),
             segments: Table::new(config.segments_max),
             peers: Table::new(config.segments_max),
+            acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
             listed: Vec::new(),
@@ -239,7 +241,11 @@ impl TcpTransport {
         if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
             self.fail_peer(peer, ErrorKind::Canceled.into());
             self.listed.retain(|&known| known != peer);
-            self.peers.remove(peer);
+            if let Some(endpoint) = self.peers.remove(peer)
+                && endpoint.met != 0
+            {
+                self.acquaintances.add(endpoint.incarnation);
+            }
         }
     }
 }
