@@ -203,6 +203,7 @@ fn fences_end_by_what_is_known_of_the_target() {
     assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
     let address = b.transport.local_addr();
     drop(b);
+    drive(&mut [&mut a], |node| node.transport.connections() == 0);
     let mut b = Node::new(Config { bind: address, ..common::config() }, 4_096);
     a.transport.fence(Token(1), SEGMENT).unwrap();
     a.submit(&[write(2, 0, 0, 8), read(3, 0, 0, 8)]);
