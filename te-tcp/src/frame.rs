@@ -35,7 +35,7 @@
 //! | 8 | 2 | the target's protocol version |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | [`Status`]; other than 0: refused, the target closes |
-//! | 16 | 8 | the target's incarnation |
+//! | 16 | 8 | the target's incarnation; 0 when refused, for it is what admits a HELLO |
 //! | 24 | 8 | longest operation that the target accepts, bytes |
 //!
 //! **Header**, 16 bytes, opens every later frame
@@ -232,7 +232,7 @@ pub struct Welcome {
     pub reserved: U16,
     /// A [`Status`].
     pub status: U32,
-    /// The target's incarnation.
+    /// The target's incarnation; 0 when refused.
     pub incarnation: U64,
     /// Longest operation that the target accepts, bytes.
     pub operation_bytes_max: U64,

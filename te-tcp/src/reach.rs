@@ -44,7 +44,8 @@ impl TcpTransport {
         }
         let at = endpoint.address_at;
         let address = endpoint.addresses[at];
-        if self.connections.len() >= self.config.connections_max as usize {
+        let (all, own) = (self.connections.len(), self.connections.len() - self.inbound);
+        if all >= self.config.connections_max as usize && own >= self.config.connections_kept() {
             self.lane_refused(peer, at as u8, ErrorKind::Full.into());
             return;
         }

@@ -45,6 +45,8 @@ pub struct TcpTransport {
     pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
+    /// Of these, the ones that peers opened.
+    pub(crate) inbound: usize,
     /// Peers that have something to send.
     pub(crate) listed: Vec<u32>,
     /// Lanes that are read without asking.
@@ -107,6 +109,7 @@ impl TcpTransport {
             acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
+            inbound: 0,
             listed: Vec::new(),
             hot: Vec::new(),
             waiting_to_write: 0,
