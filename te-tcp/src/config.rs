@@ -51,7 +51,7 @@ pub struct Config {
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes. Default 256 KiB.
+    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most. Default 256 KiB.
     pub piece_bytes_max: u32,
     /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2 MiB between
     /// addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.

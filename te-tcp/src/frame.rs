@@ -61,6 +61,8 @@
 //! | 32 | 4 | WRITE with checksums: CRC32C of the payload |
 //! | 36 | 4 | zero |
 //!
+//! A READ that wants checksums may ask for 4 MiB in all; its operations beyond that are refused.
+//!
 //! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without gaps.
 //!
 //! | at | bytes | field |
@@ -91,6 +93,9 @@ pub const MAGIC: [u8; 8] = *b"snowskin";
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
 pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
+/// What one READ may ask for with checksums, all its operations together, bytes: the target computes them before it answers.
+/// The operations beyond are refused as [`Status::TooLong`].
+pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
 /// Addresses in one export, at most.

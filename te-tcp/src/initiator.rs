@@ -9,7 +9,9 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::connections::Connection;
 use crate::endpoint::LaneEnd;
-use crate::frame::{self, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step};
+use crate::frame::{
+    self, CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step,
+};
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::Pinned;
 use crate::transport::{TcpTransport, error_of};
@@ -18,6 +20,7 @@ use crate::transport::{TcpTransport, error_of};
 const PIECES_MAX: usize = 1_024;
 /// A frame takes further operations while it carries less than this.
 const FRAME_BYTES: u64 = 256 << 10;
+const _: () = assert!(FRAME_BYTES <= CHECKSUM_BYTES_MAX as u64);
 /// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be taken back.
 const UNSENT_BYTES_MAX: u64 = 2 << 20;
 
@@ -214,6 +217,10 @@ impl TcpTransport {
         let mut entries = [zero; ENTRIES_MAX];
         let mut memory: [Option<Pinned>; ENTRIES_MAX] = [None; ENTRIES_MAX];
         let (mut count, mut bytes) = (0, 0);
+        let piece_bytes_max = match self.config.checksum {
+            true => self.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
+            false => self.config.piece_bytes_max,
+        };
         let first = lane.role.first + lane.role.pieces.len() as u64;
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         while count < ENTRIES_MAX
@@ -221,7 +228,7 @@ impl TcpTransport {
             && let Some(operation) = self.operations.get_mut(slot)
             && operation.op == kind
         {
-            let len = (operation.len - operation.issued).min(self.config.piece_bytes_max);
+            let len = (operation.len - operation.issued).min(piece_bytes_max);
             if count > 0 && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }

@@ -8,8 +8,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::connections::Connection;
 use crate::frame::{
-    self, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry, MAGIC, Request, Status,
-    Step, VERSION, Welcome,
+    self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry,
+    MAGIC, Request, Status, Step, VERSION, Welcome,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::{Interest, Socket};
@@ -166,6 +166,13 @@ impl TcpTransport {
             if !lane.paused || !lane.has_room() {
                 return Ok(());
             }
+            if self.checksums_left == 0 {
+                if !self.deferred.contains(&index) {
+                    self.deferred.push(index);
+                }
+                self.fresh = true;
+                return Ok(());
+            }
             lane.paused = false;
             self.stopped_reading(index, &mut lane.heat, false);
             self.requests(lane);
@@ -226,7 +233,7 @@ impl TcpTransport {
             if !lane.inbox.announced().is_empty() {
                 acknowledge(lane);
             }
-            if !lane.has_room() {
+            if !lane.has_room() || self.checksums_left == 0 {
                 lane.paused = true;
                 return;
             }
@@ -294,12 +301,20 @@ impl TcpTransport {
                 let mut entries =
                     [DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO }; ENTRIES_MAX];
                 let mut memory = [None; ENTRIES_MAX];
+                let bytes_max = self.config.slice_bytes_max;
+                let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
                 for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
-                    match self.regions.remote(asked, Access::REMOTE_READ, self.config.slice_bytes_max) {
+                    match self.regions.remote(asked, Access::REMOTE_READ, bytes_max) {
+                        Ok(_) if checksum && asked.len.get() > checksums_left => {
+                            self.stats.refused += 1;
+                            entry.status = U32::new(Status::TooLong as u32);
+                        }
                         Ok(part) => {
                             entry.len = asked.len;
                             if checksum {
                                 entry.crc = U32::new(part.crc32c(0));
+                                checksums_left -= asked.len.get();
+                                self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
                             }
                             self.regions.peer_begins(asked.region.get());
                             self.stats.bytes_served += asked.len.get();

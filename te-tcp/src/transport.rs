@@ -22,6 +22,8 @@ use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresse
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
+/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
+pub(crate) const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
 /// The name of the listener's events; no connection has it.
@@ -51,6 +53,10 @@ pub struct TcpTransport {
     pub(crate) listed: Vec<u32>,
     /// Lanes that are read without asking.
     pub(crate) hot: Vec<u32>,
+    /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
+    pub(crate) checksums_left: u64,
+    /// Peers' lanes that wait for the next poll's.
+    pub(crate) deferred: Vec<u32>,
     /// Lanes of which epoll is to tell when they can be written.
     pub(crate) waiting_to_write: u32,
     pub(crate) lane_generation: u32,
@@ -112,6 +118,8 @@ impl TcpTransport {
             inbound: 0,
             listed: Vec::new(),
             hot: Vec::new(),
+            checksums_left: 0,
+            deferred: Vec::new(),
             waiting_to_write: 0,
             lane_generation: 0,
             fences: 0,
@@ -406,6 +414,7 @@ impl Transport for TcpTransport {
         self.now = self.now.max(now);
         self.fresh = false;
         self.polls = self.polls.wrapping_add(1);
+        self.checksums_left = CHECKSUMS_BYTES_MAX;
         if !self.listed.is_empty() {
             self.feed_all();
         }

@@ -491,3 +491,49 @@ fn one_session_has_so_many_lanes_and_no_more() {
     assert_eq!(welcome.status.get(), Status::Full as u32);
     Raw::greeted(&mut target, 2, 0);
 }
+
+#[test]
+fn checksums_of_more_than_the_limit_are_not_computed() {
+    let (mut honest, mut target) = pair(&common::config(), 8 << 20);
+    target.memory.paint(2);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    let (huge, half) = (raw.operation(0, 5 << 20), raw.operation(0, 3 << 20));
+    raw.say(&mut target, &frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[huge, half, half]));
+    let answer = raw.hear(&mut target, 16 + 3 * 16 + (3 << 20));
+    let Ok(Step::Frame(Response::Data { entries, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    let told = entries.iter().map(|entry| (entry.status.get(), entry.len.get())).collect::<Vec<_>>();
+    let too_long = (Status::TooLong as u32, 0);
+    assert_eq!(told, [too_long, (0, 3 << 20), too_long]);
+    assert_eq!(entries[1].crc.get(), crc32c::crc32c(&common::pattern(2, 0, 3 << 20)));
+    // Without checksums nothing is computed, and nothing refused.
+    raw.say(&mut target, &frame_of(Kind::Read, 0, 3, &[huge]));
+    assert_eq!(raw.hear(&mut target, 32 + (5 << 20))[..4], [129, 0, 1, 0]);
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn one_poll_computes_so_many_checksums_and_the_next_ones_the_rest() {
+    let mut target = Node::new(common::config(), 4 << 20);
+    target.memory.paint(2);
+    let mut raws: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
+    for raw in &mut raws {
+        let request = frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[raw.operation(0, 4 << 20)]);
+        // Not through `say`, which polls.
+        raw.stream.write_all(&request).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(10));
+    let mut served = target.transport.stats().bytes_served;
+    let mut polls = 0;
+    while served < 12 * (4 << 20) {
+        let before = served;
+        target.poll();
+        served = target.transport.stats().bytes_served;
+        assert!(served - before <= 12 << 20, "one poll served {}", served - before);
+        polls += 1;
+        assert!(polls < 100_000, "the rest is never served");
+    }
+    for raw in &mut raws {
+        let answer = raw.hear(&mut target, 32 + (4 << 20));
+        assert!(answer[32..] == common::pattern(2, 0, 4 << 20));
+    }
+}
