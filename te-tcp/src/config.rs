@@ -51,7 +51,7 @@ pub struct Config {
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes. Default 256 KiB.
+    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most. Default 256 KiB.
     pub piece_bytes_max: u32,
     /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2 MiB between
     /// addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
@@ -59,8 +59,11 @@ pub struct Config {
     /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in step; beyond
     /// it the lane is closed instead. Default 4 MiB.
     pub aside_bytes_max: u32,
-    /// Connections, own and peers'. Default 1,024.
+    /// Connections, own and peers'. A quarter of them is kept for our own. Default 1,024.
     pub connections_max: u32,
+    /// While peers hold more than half of the connections that they may, one of theirs that has not used what was exported
+    /// for so long is closed. Default 60,000.
+    pub idle_ms_max: u32,
     /// Region indexes run from 0 to this. Default 65,536.
     pub regions_max: u32,
     /// Segment indexes run from 0 to this. Default 65,536.
@@ -89,6 +92,7 @@ impl Default for Config {
             window_bytes_max: None,
             aside_bytes_max: 4 << 20,
             connections_max: 1_024,
+            idle_ms_max: 60_000,
             regions_max: 65_536,
             segments_max: 65_536,
             fences_max: 64,
@@ -97,6 +101,20 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Connections that only our own operations may use.
+    pub(crate) const fn connections_kept(&self) -> usize {
+        if self.connections_max < 2 {
+            return 0;
+        }
+        let quarter = self.connections_max as usize / 4;
+        if quarter == 0 { 1 } else { quarter }
+    }
+
+    /// Connections that peers may have.
+    pub(crate) const fn connections_for_peers(&self) -> usize {
+        self.connections_max as usize - self.connections_kept()
+    }
+
     /// Checks every field against its limits.
     ///
     /// # Errors
@@ -112,6 +130,7 @@ impl Config {
             ("piece_bytes_max", u64::from(self.piece_bytes_max), 4_096, 64 << 20),
             ("aside_bytes_max", u64::from(self.aside_bytes_max), 0, 1 << 30),
             ("connections_max", u64::from(self.connections_max), 1, 1 << 20),
+            ("idle_ms_max", u64::from(self.idle_ms_max), 10, 86_400_000),
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
             ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),

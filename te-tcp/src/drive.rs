@@ -23,6 +23,7 @@ const TIMERS_MS: u64 = 5;
 
 impl TcpTransport {
     pub(crate) fn drive_all(&mut self) {
+        self.drive_deferred();
         #[cfg(feature = "uring")]
         if self.poller.tells_changes() {
             self.drive_changes();
@@ -33,6 +34,17 @@ impl TcpTransport {
         } else {
             self.drive_hot();
         }
+    }
+
+    /// Works on the lanes whose requests the last poll had no time for.
+    fn drive_deferred(&mut self) {
+        let count = self.deferred.len();
+        for at in 0..count {
+            // It may have to wait once more, and is listed anew then.
+            let index = std::mem::replace(&mut self.deferred[at], u32::MAX);
+            self.drive(index, Reading::No, false);
+        }
+        self.deferred.drain(..count);
     }
 
     /// Asks the system who is ready, and works on those.

@@ -21,13 +21,41 @@ pub(crate) struct Fence {
     pub(crate) waiting: Option<u32>,
 }
 
+/// Incarnations that are remembered after their peers were let go.
+const ACQUAINTANCES_MAX: usize = 4_096;
+
+/// Incarnations that have been met and let go: what was sent to them may still land.
+#[derive(Debug, Default)]
+pub(crate) struct Acquaintances {
+    incarnations: Vec<u64>,
+    /// There were too many: anybody may be one.
+    overflow: bool,
+}
+
+impl Acquaintances {
+    pub(crate) fn add(&mut self, incarnation: u64) {
+        if self.knows(incarnation) {
+            return;
+        }
+        if self.incarnations.len() < ACQUAINTANCES_MAX {
+            self.incarnations.push(incarnation);
+        } else {
+            self.overflow = true;
+        }
+    }
+
+    pub(crate) fn knows(&self, incarnation: u64) -> bool {
+        self.overflow || self.incarnations.contains(&incarnation)
+    }
+}
+
 /// Why nothing connects to the peer at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     Open,
     /// Not before then.
     Until(Instant),
-    /// Its incarnation is gone for good.
+    /// Its incarnation is gone for good: a listener where it was met is another one.
     Restarted,
 }
 
@@ -40,6 +68,11 @@ pub(crate) struct Endpoint {
     /// The address that is tried next, and how many have failed in a row.
     pub(crate) address_at: usize,
     pub(crate) addresses_failed: usize,
+    /// Of these, how many were answered by somebody else.
+    pub(crate) strangers: usize,
+    /// Bit for each address at which this very incarnation has welcomed a lane. Only from there does `Restarted` say that
+    /// it is gone: anywhere else another process may have been listening all along.
+    pub(crate) met: u8,
     /// Index of each lane in the table of connections.
     pub(crate) lanes: [Option<u32>; LANES_MAX as usize],
     /// Slices with pieces that no lane has taken.
@@ -68,6 +101,8 @@ impl Endpoint {
             address_count: count,
             address_at: 0,
             addresses_failed: 0,
+            strangers: 0,
+            met: 0,
             lanes: [None; LANES_MAX as usize],
             pending: Queue::new(),
             fences: Vec::new(),
@@ -112,7 +147,18 @@ impl Endpoint {
     pub(crate) fn connected(&mut self) {
         self.failures = 0;
         self.addresses_failed = 0;
+        self.strangers = 0;
         self.gate = Gate::Open;
+    }
+
+    /// Whether it, and nobody else, has been at this address.
+    pub(crate) const fn has_met(&self, address: u8) -> bool {
+        self.met & 1 << address != 0
+    }
+
+    /// Every address of the round was answered by somebody else, and the peer has never been seen at any.
+    pub(crate) const fn is_replaced(&self) -> bool {
+        self.met == 0 && self.strangers >= self.address_count
     }
 
     /// An attempt has failed. True: another address is worth a try at once.
@@ -127,6 +173,7 @@ impl Endpoint {
         let pause = (RECONNECT_MS_MIN << self.failures.min(16)).min(u64::from(pause_ms_max));
         self.failures += 1;
         self.addresses_failed = 0;
+        self.strangers = 0;
         self.gate = Gate::Until(now + core::time::Duration::from_millis(pause));
     }
 

@@ -35,7 +35,7 @@
 //! | 8 | 2 | the target's protocol version |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | [`Status`]; other than 0: refused, the target closes |
-//! | 16 | 8 | the target's incarnation |
+//! | 16 | 8 | the target's incarnation; 0 when refused, for it is what admits a HELLO |
 //! | 24 | 8 | longest operation that the target accepts, bytes |
 //!
 //! **Header**, 16 bytes, opens every later frame
@@ -60,6 +60,8 @@
 //! | 24 | 8 | length; 0 is refused |
 //! | 32 | 4 | WRITE with checksums: CRC32C of the payload |
 //! | 36 | 4 | zero |
+//!
+//! A READ that wants checksums may ask for 4 MiB in all; its operations beyond that are refused.
 //!
 //! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without gaps.
 //!
@@ -91,6 +93,9 @@ pub const MAGIC: [u8; 8] = *b"snowskin";
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
 pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
+/// What one READ may ask for with checksums, all its operations together, bytes: the target computes them before it answers.
+/// The operations beyond are refused as [`Status::TooLong`].
+pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
 /// Addresses in one export, at most.
@@ -232,7 +237,7 @@ pub struct Welcome {
     pub reserved: U16,
     /// A [`Status`].
     pub status: U32,
-    /// The target's incarnation.
+    /// The target's incarnation; 0 when refused.
     pub incarnation: U64,
     /// Longest operation that the target accepts, bytes.
     pub operation_bytes_max: U64,

@@ -9,7 +9,9 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::connections::Connection;
 use crate::endpoint::LaneEnd;
-use crate::frame::{self, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step};
+use crate::frame::{
+    self, CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step,
+};
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::Pinned;
 use crate::transport::{TcpTransport, error_of};
@@ -18,6 +20,7 @@ use crate::transport::{TcpTransport, error_of};
 const PIECES_MAX: usize = 1_024;
 /// A frame takes further operations while it carries less than this.
 const FRAME_BYTES: u64 = 256 << 10;
+const _: () = assert!(FRAME_BYTES <= CHECKSUM_BYTES_MAX as u64);
 /// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be taken back.
 const UNSENT_BYTES_MAX: u64 = 2 << 20;
 
@@ -59,6 +62,8 @@ pub(crate) struct Piece {
 pub(crate) struct OutLane {
     pub(crate) peer: u32,
     pub(crate) number: u8,
+    /// Which of the peer's addresses it goes to.
+    pub(crate) address: u8,
     pub(crate) generation: u32,
     pub(crate) phase: Phase,
     /// Pieces without an answer, in the order in which the answers will come.
@@ -74,10 +79,11 @@ pub(crate) struct OutLane {
 }
 
 impl OutLane {
-    pub(crate) fn new(peer: u32, number: u8, generation: u32) -> Self {
+    pub(crate) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
         Self {
             peer,
             number,
+            address,
             generation,
             phase: Phase::Connecting,
             pieces: VecDeque::with_capacity(PIECES_MAX),
@@ -211,6 +217,10 @@ impl TcpTransport {
         let mut entries = [zero; ENTRIES_MAX];
         let mut memory: [Option<Pinned>; ENTRIES_MAX] = [None; ENTRIES_MAX];
         let (mut count, mut bytes) = (0, 0);
+        let piece_bytes_max = match self.config.checksum {
+            true => self.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
+            false => self.config.piece_bytes_max,
+        };
         let first = lane.role.first + lane.role.pieces.len() as u64;
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         while count < ENTRIES_MAX
@@ -218,7 +228,7 @@ impl TcpTransport {
             && let Some(operation) = self.operations.get_mut(slot)
             && operation.op == kind
         {
-            let len = (operation.len - operation.issued).min(self.config.piece_bytes_max);
+            let len = (operation.len - operation.issued).min(piece_bytes_max);
             if count > 0 && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
@@ -374,9 +384,14 @@ impl TcpTransport {
                         if let Some(error) = Status::from_wire(welcome.status.get()).error() {
                             return Err(LaneEnd::Refused(error));
                         }
+                        let known = self.peers.get(lane.role.peer).map(|endpoint| endpoint.incarnation);
+                        if known != Some(welcome.incarnation.get()) {
+                            return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol)));
+                        }
                         lane.role.phase = Phase::Live;
                         lane.deadline = None;
                         if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
+                            endpoint.met |= 1 << lane.role.address;
                             endpoint.connected();
                         }
                         self.list_peer(lane.role.peer);

@@ -42,17 +42,25 @@ impl TcpTransport {
         if opening {
             return;
         }
-        let address = endpoint.addresses[endpoint.address_at];
-        if self.connections.len() >= self.config.connections_max as usize {
-            self.lane_refused(peer, ErrorKind::Full.into());
+        let at = endpoint.address_at;
+        let address = endpoint.addresses[at];
+        let (all, own) = (self.connections.len(), self.connections.len() - self.inbound);
+        if all >= self.config.connections_max as usize && own >= self.config.connections_kept() {
+            self.lane_refused(peer, at as u8, ErrorKind::Full.into());
             return;
         }
-        if let Err(error) = self.start_lane(peer, number, address) {
-            self.lane_refused(peer, error_of(&error));
+        if let Err(error) = self.start_lane(peer, number, at as u8, address) {
+            self.lane_refused(peer, at as u8, error_of(&error));
         }
     }
 
-    fn start_lane(&mut self, peer: u32, number: usize, address: std::net::SocketAddr) -> io::Result<()> {
+    fn start_lane(
+        &mut self,
+        peer: u32,
+        number: usize,
+        at: u8,
+        address: std::net::SocketAddr,
+    ) -> io::Result<()> {
         let socket = Socket::new(address)?;
         self.tune(&socket)?;
         socket.connect(address)?;
@@ -64,7 +72,7 @@ impl TcpTransport {
             return Err(error);
         }
         self.waiting_to_write += 1;
-        let role = OutLane::new(peer, number as u8, self.lane_generation);
+        let role = OutLane::new(peer, number as u8, at, self.lane_generation);
         let mut lane = Lane::new(socket, interest, role);
         lane.blocked = true;
         lane.deadline =
@@ -119,21 +127,29 @@ impl TcpTransport {
             self.settle(piece.slot, Some(error), touched);
         }
         if let LaneEnd::Refused(error) = end {
-            self.lane_refused(peer, error);
+            self.lane_refused(peer, role.address, error);
         }
         self.list_peer(peer);
     }
 
-    /// An attempt to open a lane has failed.
-    fn lane_refused(&mut self, peer: u32, error: Error) {
+    /// An attempt to open a lane to address `at` has failed.
+    fn lane_refused(&mut self, peer: u32, at: u8, error: Error) {
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         if error.kind == ErrorKind::PeerRestarted {
-            endpoint.gate = Gate::Restarted;
-            self.fail_peer(peer, error);
-            return;
+            if endpoint.has_met(at) {
+                endpoint.gate = Gate::Restarted;
+                self.fail_peer(peer, error);
+                return;
+            }
+            // Somebody else's address: addresses of bridges, for one, are the same on every host.
+            endpoint.strangers += 1;
         }
+        let replaced = endpoint.is_replaced();
         let error = match error {
             Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
+            Error { kind: ErrorKind::PeerRestarted, .. } if !replaced => {
+                Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)
+            }
             other => other,
         };
         self.timers_stale = true;
@@ -169,15 +185,29 @@ impl TcpTransport {
             }
             self.finish(slot);
         }
+        let harmless = self.is_harmless(peer);
         while let Some(fence) = self.peers.get_mut(peer).and_then(|endpoint| endpoint.fences.pop()) {
-            // A process that is gone writes no more: that is a fence. One that does not answer may still.
-            let completion = if error.kind == ErrorKind::PeerRestarted {
+            let completion = if harmless {
                 Completion::applied(fence.token)
             } else {
                 Completion::unknown(fence.token, error)
             };
             self.fence_done(fence.segment, completion);
         }
+    }
+
+    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone writes no more, and one
+    /// that was never met was sent nothing. One that does not answer may still.
+    fn is_harmless(&self, peer: u32) -> bool {
+        let Some(endpoint) = self.peers.get(peer) else { return true };
+        if endpoint.gate == Gate::Restarted {
+            return true;
+        }
+        let incarnation = endpoint.incarnation;
+        let met_now = (0..self.peers.bound())
+            .filter_map(|peer| self.peers.get(peer))
+            .any(|known| known.incarnation == incarnation && known.met != 0);
+        !met_now && !self.acquaintances.knows(incarnation)
     }
 
     /// Sends a fence that is not yet on its way, if there is one and a live lane to carry it. True: there was.

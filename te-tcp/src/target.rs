@@ -8,8 +8,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::connections::Connection;
 use crate::frame::{
-    self, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry, MAGIC, Request, Status,
-    Step, VERSION, Welcome,
+    self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry,
+    MAGIC, Request, Status, Step, VERSION, Welcome,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::{Interest, Socket};
@@ -21,6 +21,8 @@ const ANSWERS_BYTES_MAX: u64 = 8 << 20;
 const ACCEPTS_MAX: usize = 64;
 /// Connections beyond the limit that are told so before they are closed; others are closed without a word.
 const REFUSALS_MAX: usize = 16;
+/// Lanes of one session, at most: twice what an initiator opens, because those it lost may not have ended here yet.
+const SESSION_LANES_MAX: usize = 2 * crate::config::LANES_MAX as usize;
 /// How long a lane that has had its last word may take to hang up.
 const LAST_WORD_MS: u64 = 1_000;
 /// How long the listener rests when the process is out of file descriptors.
@@ -50,6 +52,8 @@ pub(crate) struct InLane {
     /// Sequence number of the first operation of the WRITE that is coming in.
     writing: u64,
     finished_sending: bool,
+    /// When something last moved that had been granted, or the lane was accepted.
+    used: Instant,
 }
 
 impl TcpTransport {
@@ -84,9 +88,10 @@ impl TcpTransport {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<()> {
-        let (now, max) = (self.connections.len(), self.config.connections_max as usize);
+        let (all, max) = (self.connections.len(), self.config.connections_max as usize);
+        let for_peers = self.config.connections_for_peers();
         self.stats.accepted += 1;
-        if now >= max + REFUSALS_MAX {
+        if all >= max + REFUSALS_MAX || self.inbound >= for_peers + REFUSALS_MAX {
             return Ok(());
         }
         self.tune(&socket)?;
@@ -100,18 +105,20 @@ impl TcpTransport {
         }
         let role = InLane {
             phase: Phase::Greeting,
-            surplus: now >= max,
+            surplus: all >= max || self.inbound >= for_peers,
             session: 0,
             number: 0,
             generation: 0,
             next: 0,
             writing: 0,
             finished_sending: false,
+            used: self.now,
         };
         let mut lane = Lane::new(socket, interest, role);
         lane.deadline =
             Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
         self.connections.put(index, Connection::In(Box::new(lane)));
+        self.inbound += 1;
         self.timers_stale = true;
         Ok(())
     }
@@ -159,6 +166,13 @@ impl TcpTransport {
             if !lane.paused || !lane.has_room() {
                 return Ok(());
             }
+            if self.checksums_left == 0 {
+                if !self.deferred.contains(&index) {
+                    self.deferred.push(index);
+                }
+                self.fresh = true;
+                return Ok(());
+            }
             lane.paused = false;
             self.stopped_reading(index, &mut lane.heat, false);
             self.requests(lane);
@@ -181,6 +195,9 @@ impl TcpTransport {
             self.stats.receives += 1;
             self.stats.bytes_received += received.bytes as u64;
             self.heat_up(index, &mut lane.heat);
+            if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
+                lane.role.used = self.now;
+            }
             self.requests(lane);
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
@@ -216,7 +233,7 @@ impl TcpTransport {
             if !lane.inbox.announced().is_empty() {
                 acknowledge(lane);
             }
-            if !lane.has_room() {
+            if !lane.has_room() || self.checksums_left == 0 {
                 lane.paused = true;
                 return;
             }
@@ -236,14 +253,17 @@ impl TcpTransport {
     fn hello(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
         let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else { return Ok(false) };
         lane.inbox.take(head);
+        let session = hello.session.get();
         let status = if lane.role.surplus {
             Status::Full
         } else if hello.target.get() != self.incarnation {
             Status::Restarted
+        } else if self.session_lanes(session) >= SESSION_LANES_MAX {
+            Status::Full
         } else {
             Status::Ok
         };
-        lane.role.session = hello.session.get();
+        lane.role.session = session;
         lane.role.number = hello.lane.get();
         lane.role.generation = hello.lane_generation.get();
         self.welcome(lane, status);
@@ -254,6 +274,17 @@ impl TcpTransport {
             self.begin_end(lane);
         }
         Ok(true)
+    }
+
+    /// Lanes that `session` has here.
+    fn session_lanes(&mut self, session: u64) -> usize {
+        let mut count = 0;
+        for index in 0..self.connections.bound() {
+            let lane = self.connections.in_mut(index);
+            count +=
+                usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.session == session));
+        }
+        count
     }
 
     /// Serves one request. False: its head is not all there yet.
@@ -270,16 +301,25 @@ impl TcpTransport {
                 let mut entries =
                     [DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO }; ENTRIES_MAX];
                 let mut memory = [None; ENTRIES_MAX];
+                let bytes_max = self.config.slice_bytes_max;
+                let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
                 for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
-                    match self.regions.remote(asked, Access::REMOTE_READ, self.config.slice_bytes_max) {
+                    match self.regions.remote(asked, Access::REMOTE_READ, bytes_max) {
+                        Ok(_) if checksum && asked.len.get() > checksums_left => {
+                            self.stats.refused += 1;
+                            entry.status = U32::new(Status::TooLong as u32);
+                        }
                         Ok(part) => {
                             entry.len = asked.len;
                             if checksum {
                                 entry.crc = U32::new(part.crc32c(0));
+                                checksums_left -= asked.len.get();
+                                self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
                             }
                             self.regions.peer_begins(asked.region.get());
                             self.stats.bytes_served += asked.len.get();
                             *to = Some((part, asked.region.get()));
+                            role.used = self.now;
                         }
                         Err(status) => {
                             self.stats.refused += 1;
@@ -309,6 +349,7 @@ impl TcpTransport {
                         };
                     if memory.is_some() {
                         self.regions.peer_begins(asked.region.get());
+                        role.used = self.now;
                     } else {
                         self.stats.refused += 1;
                     }
@@ -360,7 +401,8 @@ impl TcpTransport {
             version: U16::new(VERSION),
             reserved: U16::ZERO,
             status: U32::new(status as u32),
-            incarnation: U64::new(self.incarnation),
+            // Who does not know it has no business here, and does not learn it by asking.
+            incarnation: U64::new(if status == Status::Ok { self.incarnation } else { 0 }),
             operation_bytes_max: U64::new(u64::from(self.config.slice_bytes_max)),
         };
         lane.outbox.push_head(&[welcome.as_bytes()]);
@@ -388,9 +430,12 @@ impl TcpTransport {
 
     fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
         while !lane.blocked && !lane.outbox.is_empty() {
-            let Lane { outbox, socket, .. } = lane;
-            let regions = &mut self.regions;
+            let Lane { outbox, socket, role, .. } = lane;
+            let (regions, now) = (&mut self.regions, self.now);
             let flushed = outbox.flush(socket, &mut self.buffers, |owner, progress| {
+                if let Owner::Region(_) = owner {
+                    role.used = now;
+                }
                 if let (Owner::Region(index), Progress::Finished) = (owner, progress) {
                     regions.peer_ends(index);
                 }
@@ -411,6 +456,7 @@ impl TcpTransport {
 
     /// A peer's lane has ended: nothing more of it is read or written.
     pub(crate) fn end_in(&mut self, index: u32, mut lane: Box<Lane<InLane>>) {
+        self.inbound -= 1;
         self.drop_plan(&mut lane);
         for owner in lane.outbox.owners() {
             if let Owner::Region(region) = owner {
@@ -454,7 +500,14 @@ impl TcpTransport {
 
     /// Ends a lane that did not do in time what it had to. Gives the deadline of one that still may.
     pub(crate) fn check_deadline_in(&mut self, index: u32, now: Instant) -> Option<Instant> {
-        let deadline = self.connections.in_mut(index)?.deadline?;
+        let crowded = self.inbound > self.config.connections_for_peers() / 2;
+        let idle = core::time::Duration::from_millis(u64::from(self.config.idle_ms_max));
+        let lane = self.connections.in_mut(index)?;
+        let deadline = match lane.deadline {
+            Some(deadline) => deadline,
+            None if crowded => lane.role.used + idle,
+            None => return None,
+        };
         if now < deadline {
             return Some(deadline);
         }

@@ -11,7 +11,7 @@ use te_core::{
 
 use crate::config::{Config, ConfigError, Driver};
 use crate::connections::{Connection, Connections};
-use crate::endpoint::{Endpoint, Fence, LaneEnd};
+use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
 use crate::operation::{Operation, Operations};
 use crate::region::{Region, Segment, Table};
@@ -22,6 +22,8 @@ use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresse
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
+/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
+pub(crate) const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
 /// The name of the listener's events; no connection has it.
@@ -42,12 +44,19 @@ pub struct TcpTransport {
     pub(crate) regions: Table<Region>,
     pub(crate) segments: Table<Segment>,
     pub(crate) peers: Table<Endpoint>,
+    pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
+    /// Of these, the ones that peers opened.
+    pub(crate) inbound: usize,
     /// Peers that have something to send.
     pub(crate) listed: Vec<u32>,
     /// Lanes that are read without asking.
     pub(crate) hot: Vec<u32>,
+    /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
+    pub(crate) checksums_left: u64,
+    /// Peers' lanes that wait for the next poll's.
+    pub(crate) deferred: Vec<u32>,
     /// Lanes of which epoll is to tell when they can be written.
     pub(crate) waiting_to_write: u32,
     pub(crate) lane_generation: u32,
@@ -103,10 +112,14 @@ impl TcpTransport {
             regions: Table::new(config.regions_max),
             segments: Table::new(config.segments_max),
             peers: Table::new(config.segments_max),
+            acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
+            inbound: 0,
             listed: Vec::new(),
             hot: Vec::new(),
+            checksums_left: 0,
+            deferred: Vec::new(),
             waiting_to_write: 0,
             lane_generation: 0,
             fences: 0,
@@ -239,7 +252,11 @@ impl TcpTransport {
         if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
             self.fail_peer(peer, ErrorKind::Canceled.into());
             self.listed.retain(|&known| known != peer);
-            self.peers.remove(peer);
+            if let Some(endpoint) = self.peers.remove(peer)
+                && endpoint.met != 0
+            {
+                self.acquaintances.add(endpoint.incarnation);
+            }
         }
     }
 }
@@ -397,6 +414,7 @@ impl Transport for TcpTransport {
         self.now = self.now.max(now);
         self.fresh = false;
         self.polls = self.polls.wrapping_add(1);
+        self.checksums_left = CHECKSUMS_BYTES_MAX;
         if !self.listed.is_empty() {
             self.feed_all();
         }

@@ -151,6 +151,7 @@ fn a_wrong_opening_is_told_and_closed() {
         let Ok(Step::Frame(welcome, 32)) = frame::parse_welcome(&answer) else { panic!("{answer:?}") };
         assert_eq!((answer.len(), welcome.status.get()), (32, status as u32));
         assert_eq!(welcome.version.get(), VERSION);
+        assert_eq!(welcome.incarnation.get(), 0, "a refusal does not tell what would be admitted");
     }
     honest_works(&mut honest, &mut target, 1);
 }
@@ -419,7 +420,7 @@ impl Raw {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let mut target = Node::new(Config { connections_max: 2, ..common::config() }, BYTES);
+    let mut target = Node::new(Config { connections_max: 3, ..common::config() }, BYTES);
     let _first = Raw::greeted(&mut target, 1, 0);
     let _second = Raw::greeted(&mut target, 2, 0);
     let mut third = Raw::new(&target);
@@ -436,4 +437,103 @@ fn a_connection_that_never_says_hello_is_closed() {
     let mut raw = Raw::new(&target);
     assert_eq!(raw.hear_out(&mut target), []);
     assert_eq!(target.transport.connections(), 0);
+}
+
+#[test]
+fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
+    let (mut honest, mut target) = pair(&common::config(), BYTES);
+    let mut crowded = Node::new(Config { connections_max: 8, ..common::config() }, BYTES);
+    crowded.attach(&target);
+    let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut crowded, session, 0)).collect();
+    let more: Vec<Raw> = (0..20).map(|_| Raw::new(&crowded)).collect();
+    common::linger(&mut [&mut crowded], Duration::from_millis(20));
+    crowded.submit(&[write(1, 0, 0, 8)]);
+    assert!(finish(&mut [&mut crowded, &mut target], 1).result.is_ok());
+    drop(more);
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn a_lane_that_does_nothing_is_closed_when_there_are_many() {
+    let config = Config { connections_max: 8, idle_ms_max: 100, ..common::config() };
+    let mut target = Node::new(config, BYTES);
+    let mut few: Vec<Raw> = (0..3).map(|session| Raw::greeted(&mut target, session, 0)).collect();
+    common::linger(&mut [&mut target], Duration::from_millis(200));
+    assert_eq!(target.transport.connections(), 3, "there is room for everybody");
+    let mut last = Raw::greeted(&mut target, 3, 0);
+    let start = Clock::now();
+    let mut seq = 0;
+    while start.elapsed() < Duration::from_millis(300) {
+        let operation = last.operation(0, 8);
+        last.say(&mut target, &frame_of(Kind::Read, 0, seq, &[operation]));
+        last.hear(&mut target, 40);
+        seq += 1;
+        if target.transport.connections() > 3 {
+            // A sign of life is not use of what was exported.
+            for raw in &mut few {
+                let _ = raw.stream.write(Header::new(Kind::Ping, 0, 0, 7).as_bytes());
+            }
+        }
+    }
+    assert!(target.transport.connections() <= 3, "some of the idle ones are gone");
+    assert!(last.is_alive(&mut target), "the one that works is not");
+}
+
+#[test]
+fn one_session_has_so_many_lanes_and_no_more() {
+    let mut target = Node::new(common::config(), BYTES);
+    let _held: Vec<Raw> = (0..32).map(|lane| Raw::greeted(&mut target, 1, lane)).collect();
+    let mut surplus = Raw::new(&target);
+    let hello = surplus.hello(1, 32);
+    surplus.say(&mut target, hello.as_bytes());
+    let answer = surplus.hear_out(&mut target);
+    let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&answer) else { panic!() };
+    assert_eq!(welcome.status.get(), Status::Full as u32);
+    Raw::greeted(&mut target, 2, 0);
+}
+
+#[test]
+fn checksums_of_more_than_the_limit_are_not_computed() {
+    let (mut honest, mut target) = pair(&common::config(), 8 << 20);
+    target.memory.paint(2);
+    let mut raw = Raw::greeted(&mut target, 1, 0);
+    let (huge, half) = (raw.operation(0, 5 << 20), raw.operation(0, 3 << 20));
+    raw.say(&mut target, &frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[huge, half, half]));
+    let answer = raw.hear(&mut target, 16 + 3 * 16 + (3 << 20));
+    let Ok(Step::Frame(Response::Data { entries, .. }, _)) = frame::parse_response(&answer) else { panic!() };
+    let told = entries.iter().map(|entry| (entry.status.get(), entry.len.get())).collect::<Vec<_>>();
+    let too_long = (Status::TooLong as u32, 0);
+    assert_eq!(told, [too_long, (0, 3 << 20), too_long]);
+    assert_eq!(entries[1].crc.get(), crc32c::crc32c(&common::pattern(2, 0, 3 << 20)));
+    // Without checksums nothing is computed, and nothing refused.
+    raw.say(&mut target, &frame_of(Kind::Read, 0, 3, &[huge]));
+    assert_eq!(raw.hear(&mut target, 32 + (5 << 20))[..4], [129, 0, 1, 0]);
+    honest_works(&mut honest, &mut target, 1);
+}
+
+#[test]
+fn one_poll_computes_so_many_checksums_and_the_next_ones_the_rest() {
+    let mut target = Node::new(common::config(), 4 << 20);
+    target.memory.paint(2);
+    let mut raws: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
+    for raw in &mut raws {
+        let request = frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[raw.operation(0, 4 << 20)]);
+        // Not through `say`, which polls.
+        raw.stream.write_all(&request).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(10));
+    let mut served = target.transport.stats().bytes_served;
+    let mut polls = 0;
+    while served < 12 * (4 << 20) {
+        let before = served;
+        target.poll();
+        served = target.transport.stats().bytes_served;
+        assert!(served - before <= 12 << 20, "one poll served {}", served - before);
+        polls += 1;
+        assert!(polls < 100_000, "the rest is never served");
+    }
+    for raw in &mut raws {
+        let answer = raw.hear(&mut target, 32 + (4 << 20));
+        assert!(answer[32..] == common::pattern(2, 0, 4 << 20));
+    }
 }

@@ -187,7 +187,9 @@ fn bytes_of_a_lane_that_died_do_not_land_after_the_fence() {
 #[test]
 fn fences_end_by_what_is_known_of_the_target() {
     // Nobody there any more.
-    let (mut a, b) = pair(&common::config(), 4_096);
+    let (mut a, mut b) = pair(&common::config(), 4_096);
+    a.submit(&[write(0, 0, 0, 8)]);
+    assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
     let address = b.transport.local_addr();
     drop(b);
     a.transport.fence(Token(1), SEGMENT).unwrap();
@@ -196,9 +198,12 @@ fn fences_end_by_what_is_known_of_the_target() {
     assert_eq!(a.transport.detach(SEGMENT), Ok(()), "the fence has ended");
 
     // Somebody else is there: whoever wrote before is gone.
-    let (mut a, b) = pair(&Config { bind: address, ..common::config() }.any_port(), 4_096);
+    let (mut a, mut b) = pair(&Config { bind: address, ..common::config() }.any_port(), 4_096);
+    a.submit(&[write(0, 0, 0, 8)]);
+    assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
     let address = b.transport.local_addr();
     drop(b);
+    drive(&mut [&mut a], |node| node.transport.connections() == 0);
     let mut b = Node::new(Config { bind: address, ..common::config() }, 4_096);
     a.transport.fence(Token(1), SEGMENT).unwrap();
     a.submit(&[write(2, 0, 0, 8), read(3, 0, 0, 8)]);

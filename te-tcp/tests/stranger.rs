@@ -1,0 +1,97 @@
+//! Another transport at one of a peer's addresses: it is not the peer, and says nothing about it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Node, REGION, SEGMENT, finish, kind, linger, write};
+use te_core::{Completion, ErrorKind, Memory, Outcome, Token, Transport};
+use te_tcp::{Config, frame};
+
+fn config(bind: &str) -> Config {
+    Config {
+        bind: bind.parse().unwrap(),
+        connect_ms_max: 200,
+        peer_silence_ms_max: 300,
+        reconnect_ms_max: 10,
+        ..common::config()
+    }
+}
+
+/// A target, somebody else at its port of another address, and an export that carries both addresses.
+fn street() -> (Node, Node, Vec<u8>) {
+    for _ in 0..20 {
+        let target = Node::new(config("127.0.0.1:0"), 4_096);
+        let port = target.transport.local_addr().port();
+        let bind = format!("127.0.0.2:{port}");
+        if std::net::TcpListener::bind(&bind).is_err() {
+            continue;
+        }
+        let other = Node::new(config(&bind), 4_096);
+        let mut export = frame::parse_export(&target.export()).unwrap();
+        export.addresses[1] = "127.0.0.2".parse().unwrap();
+        export.address_count = 2;
+        let mut blob = vec![0; frame::EXPORT_BYTES_MAX];
+        let len = export.write(&mut blob).unwrap();
+        blob.truncate(len);
+        return (target, other, blob);
+    }
+    panic!("no port is free at both addresses");
+}
+
+#[test]
+fn a_strangers_word_does_not_complete_a_fence() {
+    let (mut target, mut other, blob) = street();
+    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    a.transport.attach(SEGMENT, &blob).unwrap();
+    a.submit(&[write(1, 0, 0, 8)]);
+    assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
+
+    // The target's owner is away while a WRITE lies in its socket.
+    a.memory.set(0, &[7; 8]);
+    a.submit(&[write(2, 0, 0, 8)]);
+    let away = finish(&mut [&mut a, &mut other], 2);
+    assert_eq!((kind(&away), away.outcome), (ErrorKind::PeerDead, Outcome::Unknown));
+    for token in 3..6 {
+        a.transport.fence(Token(token), SEGMENT).unwrap();
+        let fence = finish(&mut [&mut a, &mut other], token);
+        assert_eq!((kind(&fence), fence.outcome), (ErrorKind::PeerDead, Outcome::Unknown));
+    }
+
+    // It is back, and neither it nor its segment is lost.
+    a.transport.fence(Token(6), SEGMENT).unwrap();
+    assert_eq!(finish(&mut [&mut a, &mut target, &mut other], 6), Completion::applied(Token(6)));
+    target.memory.set(0, &[9; 8]);
+    linger(&mut [&mut a, &mut target], Duration::from_millis(20));
+    assert_eq!(target.memory.get(0, 8), [9; 8], "nothing older lands after the fence");
+}
+
+#[test]
+fn a_peer_that_was_let_go_is_not_taken_for_one_never_met() {
+    let (mut target, mut other, blob) = street();
+    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    a.transport.attach(SEGMENT, &blob).unwrap();
+    a.submit(&[write(1, 0, 0, 8)]);
+    assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
+    a.submit(&[write(2, 0, 0, 8)]);
+    assert!(finish(&mut [&mut a, &mut other], 2).result.is_err());
+    a.transport.detach(SEGMENT).unwrap();
+    a.transport.attach(SEGMENT, &blob).unwrap();
+    a.transport.fence(Token(3), SEGMENT).unwrap();
+    assert_eq!(finish(&mut [&mut a, &mut other], 3).outcome, Outcome::Unknown);
+}
+
+#[test]
+fn a_peer_never_met_has_nothing_to_fence() {
+    let (target, mut other, blob) = street();
+    drop(target);
+    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    a.transport.attach(SEGMENT, &blob).unwrap();
+    a.submit(&[write(1, 0, 0, 8)]);
+    let end = finish(&mut [&mut a, &mut other], 1);
+    assert_eq!((kind(&end), end.outcome), (ErrorKind::PeerDead, Outcome::NotApplied));
+    a.transport.fence(Token(2), SEGMENT).unwrap();
+    assert_eq!(finish(&mut [&mut a, &mut other], 2), Completion::applied(Token(2)));
+    assert_eq!(other.transport.region_users(REGION), Ok((0, 0)));
+}
