@@ -437,10 +437,9 @@ impl Inner {
 
     /// Frees a buffer once nothing uses it. Without a worker nobody knows when that is: it leaks.
     pub(crate) fn abandon(&self, shared: Arc<Shared>, abandoned: Abandoned) {
-        let bytes = abandoned.bytes;
+        let bytes = abandoned.bytes();
         if !self.link.push_all(Command::Abandon(shared, abandoned)) {
-            self.link.leaked_buffers.fetch_add(1, Ordering::Relaxed);
-            self.link.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.link.count_leak(bytes);
         }
     }
 }

@@ -116,10 +116,14 @@ impl Link {
         shared.finish(end);
     }
 
-    fn leak(&self, abandoned: &Abandoned) {
-        log::error!("a buffer of {} bytes did not drain; it is leaked", abandoned.bytes);
+    fn leak(&self, abandoned: &Abandoned, why: &str) {
+        log::error!("a buffer of {} bytes {why}; it is leaked", abandoned.bytes());
+        self.count_leak(abandoned.bytes());
+    }
+
+    pub(crate) fn count_leak(&self, bytes: u64) {
         self.leaked_buffers.fetch_add(1, Ordering::Relaxed);
-        self.leaked_bytes.fetch_add(abandoned.bytes, Ordering::Relaxed);
+        self.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -344,11 +348,18 @@ impl State {
     fn reclaim(&mut self, link: &Link) {
         let now = Instant::now();
         for index in (0..self.reclaims.len()).rev() {
-            match self.engine.unregister(self.reclaims[index].1.region) {
+            let Abandoned { region, span, .. } = self.reclaims[index].1;
+            // Anybody can name any region. What is not ours here may be registered elsewhere.
+            if !self.engine.owns(region, span) {
+                let (_, abandoned) = self.reclaims.swap_remove(index);
+                link.leak(&abandoned, "is not of this engine");
+                continue;
+            }
+            match self.engine.unregister(region) {
                 Ok(()) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
                     #[allow(unsafe_code, reason = "frees a buffer whose registration has just ended")]
-                    // SAFETY: `unregister` returned `Ok` for its region.
+                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for it.
                     unsafe {
                         abandoned.free();
                     }
@@ -356,7 +367,7 @@ impl State {
                 Err(RegisterError::Busy { .. }) if now < self.reclaims[index].0 => {}
                 Err(_) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
-                    link.leak(&abandoned);
+                    link.leak(&abandoned, "did not drain");
                 }
             }
         }
@@ -387,7 +398,7 @@ impl State {
             link.finish(&shared, End::Refused(TransferError::Closed));
         }
         for (_, abandoned) in reclaims {
-            link.leak(&abandoned);
+            link.leak(&abandoned, "did not drain");
         }
     }
 }

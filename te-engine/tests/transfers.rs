@@ -131,6 +131,32 @@ fn dropping_a_transfer_frees_its_buffer_once_it_has_drained() {
 }
 
 #[test]
+fn dropping_a_refused_transfer_of_another_engines_buffer_frees_nothing() {
+    let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
+    let ours = here.register_buffer(vec![1u8; 4096], Access::LOCAL).unwrap();
+    let theirs = there.register_buffer(vec![2u8; 4096], EVERYTHING).unwrap();
+    assert_eq!(ours.region(), theirs.region());
+    let (span, region) = (theirs.span(), ours.region());
+    let segment = here.open_segment(there.name()).unwrap();
+    let addr = here.segment_regions(segment).unwrap()[0].addr;
+    drop(here.read(theirs, 0..16, segment, addr, None).unwrap());
+    eventually("it is leaked", || here.stats().leaked_buffers == 1);
+    assert_eq!((here.stats().regions, here.stats().leaked_bytes, there.stats().regions), (1, 4096, 1));
+    // The other engine still serves it, so it must still be there.
+    let local = here.alloc_shared(16, Access::LOCAL).unwrap();
+    local.write(0, &[7; 16]).unwrap();
+    let write = request(Op::Write, (local.id(), 0), segment, addr, 16);
+    here.submit(&[write], LONG).unwrap().wait(LONG).unwrap();
+    // SAFETY: the buffer is leaked and nothing is in flight.
+    assert_eq!(unsafe { std::slice::from_raw_parts(span.as_ptr(), 17) }, [&[7; 16][..], &[2]].concat());
+    // One whose id was made up.
+    let made_up = te_engine::Registered::new(vec![3u8; 8], region, Access::LOCAL);
+    drop(here.read(made_up, 0..8, segment, addr, None).unwrap());
+    eventually("it is leaked", || here.stats().leaked_buffers == 2);
+    assert_eq!(here.unregister_buffer(ours).unwrap(), vec![1u8; 4096]);
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_before_a_byte_moves() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
     let readable = there.alloc_shared(4096, Access::REMOTE_READ).unwrap();
