@@ -390,7 +390,18 @@ impl TransferEngine {
         if !self.0.link.push_all(Command::Call(Box::new(call))) {
             return None;
         }
-        answer.recv().ok()
+        // Mostly it is there. A worker that is held up by a user's waker or drop, or that calls us from one, answers nobody:
+        // then this thread takes the turn.
+        loop {
+            match answer.recv_timeout(LEND_A_HAND) {
+                Ok(answer) => return Some(answer),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    // Whatever it did, the answer tells.
+                    let _ = self.0.link.help();
+                }
+            }
+        }
     }
 
     fn call_segment<T: Send + 'static>(
@@ -410,6 +421,8 @@ impl fmt::Debug for TransferEngine {
     }
 }
 
+/// How long the worker may take to answer before a caller takes the turn itself.
+const LEND_A_HAND: Duration = Duration::from_millis(1);
 /// How long a peer's running copy may take before it is worth looking again.
 const PEER_COPY: Duration = Duration::from_micros(200);
 
@@ -428,6 +441,12 @@ impl Inner {
     /// Works for the engine while there is something to do and nobody else does.
     pub(crate) fn help(&self, done: impl Fn() -> bool) {
         while !done() && self.link.help() == Some(true) {}
+    }
+
+    /// Whether this is the worker's thread.
+    pub(crate) fn on_worker(&self) -> bool {
+        let worker = self.thread.as_ref().map(|thread| thread.thread().id());
+        worker == Some(std::thread::current().id())
     }
 
     pub(crate) fn cancel(&self, shared: Arc<Shared>) {

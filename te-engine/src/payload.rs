@@ -25,8 +25,17 @@ impl Abandoned {
 
     /// # Safety
     /// The engine owned `span` as `region`, and `unregister` returned `Ok` for it.
-    pub(crate) unsafe fn free(self) {
-        (self.free)();
+    pub(crate) unsafe fn free(self) -> Freed {
+        Freed(self.free)
+    }
+}
+
+/// A buffer whose registration has ended. Its `Drop` is a user's code, so it runs when no lock is held.
+pub(crate) struct Freed(Box<dyn FnOnce() + Send>);
+
+impl Freed {
+    pub(crate) fn drop(self) {
+        (self.0)();
     }
 }
 
@@ -39,7 +48,7 @@ impl Payload for () {
 impl<B: Buffer> Payload for Registered<B> {
     fn abandon(self) -> Option<Abandoned> {
         let (region, span) = (self.region(), self.span());
-        // SAFETY: runs in `Abandoned::free` alone, whose caller promises that the region is unregistered.
+        // SAFETY: runs after `Abandoned::free` alone, whose caller promises that the region is unregistered.
         let free = Box::new(move || drop(unsafe { self.into_inner() }));
         Some(Abandoned { region, span, free })
     }
