@@ -264,8 +264,11 @@ impl TransferEngine {
 
     /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still land there.
     ///
+    /// A quarantined batch has ended for its caller, but not for the fabrics, and no fence of theirs covers it. So while one
+    /// uses the segment the fence is refused; try again once [`Stats::quarantined_batches`] has gone down.
+    ///
     /// # Errors
-    /// `Full`, `Closed`; an unknown segment is told by the transfer.
+    /// `Full`, `Closed`; an unknown segment, and one that a quarantined batch uses (`Busy`), are told by the transfer.
     pub fn fence(
         &self,
         segment: SegmentHandle,
