@@ -164,6 +164,28 @@ fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
 }
 
 #[test]
+fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
+    let mut master = master(&[8 * KIB]);
+    let started = master.put_start(at(0), b"k", 8 * KIB, &ONE).unwrap();
+    master.put_revoke(at(0), b"k", started.generation, false).unwrap();
+    let memory = master.memory_bytes();
+    for now in 1..=10_000 {
+        master.put_revoke(at(now), b"k", started.generation, false).unwrap();
+    }
+    assert_eq!(master.memory_bytes(), memory);
+    master.handle_timeout(at(69_999));
+    assert_eq!(
+        master.stats().quarantined_bytes,
+        8 * KIB,
+        "held back for the release timeout from the last word on"
+    );
+    assert_eq!(master.poll_timeout(), Some(at(70_000)));
+    master.handle_timeout(at(70_000));
+    assert_eq!(master.stats().quarantined_bytes, 0);
+    assert_eq!(master.stats().used_bytes, 0);
+}
+
+#[test]
 fn a_zombie_that_nobody_displaces_goes_at_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
     let zombie = master.put_start(at(0), b"k", KIB, &ONE).unwrap();
