@@ -382,6 +382,26 @@ fn a_listing_in_pages_sees_every_key_once() {
 }
 
 #[test]
+fn segments_of_absurd_length_are_refused_and_the_store_stays_as_it_was() {
+    let mut master = master_with(MasterConfig { eviction_high_watermark: 0.95, ..config() }, &[64 * KIB]);
+    put(&mut master, at(0), "k", KIB);
+    let mount = |master: &mut Master, name, len| {
+        master.mount(at(1), &MountSegment { base: 0, ..segment(9, 1, name, len) }).map(drop)
+    };
+    assert_eq!(mount(&mut master, "a", u64::MAX), Err(ErrorCode::InvalidParams));
+    assert_eq!(mount(&mut master, "b", u64::MAX - 4096), Err(ErrorCode::InvalidParams));
+    assert_eq!(mount(&mut master, "c", (64 << 40) + 1), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.stats().capacity_bytes, 64 * KIB);
+    mount(&mut master, "d", 64 << 40).unwrap();
+    assert_eq!(master.stats().capacity_bytes, 64 * KIB + (64 << 40));
+    master.handle_timeout(at(10));
+    assert!(master.exists(b"k"));
+
+    let config = MasterConfig { segment_bytes_max: u64::MAX, ..config() };
+    assert_eq!(Master::new(config).unwrap_err().setting, "segment_bytes_max");
+}
+
+#[test]
 fn limits_hold() {
     let config = MasterConfig { objects_max: 2, segments_max: 2, nodes_max: 2, ..config() };
     let mut master = master_with(config, &[64 * KIB, 64 * KIB]);
