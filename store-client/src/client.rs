@@ -59,7 +59,7 @@ pub struct Counters {
     pub read_bytes: u64,
     /// Bytes of values committed, each counted once.
     pub written_bytes: u64,
-    /// Pieces of memory given up because a fabric might still touch them.
+    /// Pieces of memory kept from use, at least for a while, because a fabric might still touch them.
     pub quarantined_pieces: u64,
     /// Connections made to the master.
     pub connects: u64,
@@ -224,7 +224,8 @@ impl Client {
     /// Stores an object straight from registered memory. Gives `false` when the key is taken.
     ///
     /// # Errors
-    /// As [`put`](Self::put), and `InvalidParams` for a range that is not registered.
+    /// As [`put`](Self::put), `InvalidParams` for a range that is not registered, `UnavailableInCurrentStatus` for one that a
+    /// fabric may still write, because a read into it was given up and has not drained: try again, or use other memory.
     pub fn put_from(
         &mut self,
         key: &[u8],
@@ -256,8 +257,7 @@ impl Client {
     /// all the same.
     ///
     /// # Errors
-    /// As [`get`](Self::get), `BufferOverflow` when the object is longer than the range, `InvalidParams` for a range that is
-    /// not registered.
+    /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
     pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
         one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
     }
@@ -396,6 +396,11 @@ impl Client {
         self.fabric.stats()
     }
 
+    #[cfg(test)]
+    pub(crate) fn fabric_mut(&mut self) -> &mut Fabric {
+        &mut self.fabric
+    }
+
     fn run_get(&mut self, items: usize, mut buffers: Buffers<'_>) {
         self.mover.begin(items);
         let deadline = self.begin_operation();
@@ -503,7 +508,7 @@ impl Client {
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
                 Some(Action::Fence { segment }) => {
                     let timeout = Duration::from_millis(self.config.transfer_ms_max.into());
-                    let handle = self.segments.handle(segment);
+                    let handle = self.segments.handle(segment).filter(|_| self.mover.can_fence(segment));
                     let held = handle.is_some_and(|handle| self.fabric.fence(handle, timeout));
                     self.put.handle_fence(segment, held);
                 }
@@ -521,6 +526,7 @@ impl Client {
 
     /// A connection that the master closed meanwhile is noticed here rather than by a put's start, which is not repeated.
     fn begin_operation(&mut self) -> Instant {
+        self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
             Ok(_) => self.note_connection(),
             // The operation's first call will find the same, and say so for each item.
@@ -583,9 +589,16 @@ impl Client {
         Ok(None)
     }
 
-    fn refuse_ranges<T>(&self, items: &[(&[u8], BufferRange)]) -> Option<Vec<Result<T, ErrorCode>>> {
-        let refused = items.iter().any(|(_, range)| !self.memory.contains(*range));
-        refused.then(|| items.iter().map(|_| Err(ErrorCode::InvalidParams)).collect())
+    fn refuse_ranges<T>(&mut self, items: &[(&[u8], BufferRange)]) -> Option<Vec<Result<T, ErrorCode>>> {
+        self.mover.settle(&mut self.fabric);
+        let refused = if items.iter().any(|(_, range)| !self.memory.contains(*range)) {
+            ErrorCode::InvalidParams
+        } else if items.iter().any(|(_, range)| self.mover.is_quarantined(*range)) {
+            ErrorCode::UnavailableInCurrentStatus
+        } else {
+            return None;
+        };
+        Some(items.iter().map(|_| Err(refused)).collect())
     }
 
     fn now(&self) -> te_core::Instant {

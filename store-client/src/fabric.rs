@@ -11,12 +11,44 @@ use te_engine::{
 pub(crate) struct Fabric {
     engine: Engine,
     spin: Duration,
+    #[cfg(test)]
+    stuck: Stuck,
+}
+
+/// Batches that look as if they did not drain: no real fabric can be made to do that on demand.
+#[cfg(test)]
+#[derive(Default)]
+struct Stuck {
+    next: Option<te_engine::Op>,
+    batches: Vec<BatchHandle>,
+}
+
+#[cfg(test)]
+impl Fabric {
+    /// The next batch of this kind ends as if it could not be drained.
+    pub(crate) fn stick_next(&mut self, op: te_engine::Op) {
+        self.stuck.next = Some(op);
+    }
+
+    /// They have drained.
+    pub(crate) fn unstick(&mut self) {
+        while let Some(batch) = self.stuck.batches.pop() {
+            while !self.engine.is_done(batch).unwrap_or(true) {
+                self.engine.poll();
+            }
+        }
+    }
 }
 
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
         let spin = Duration::from_micros(config.spin_us.into());
-        Ok(Self { engine: Engine::start(config)?, spin })
+        Ok(Self {
+            engine: Engine::start(config)?,
+            spin,
+            #[cfg(test)]
+            stuck: Stuck::default(),
+        })
     }
 
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
@@ -51,7 +83,13 @@ impl Fabric {
         requests: &[TransferRequest],
         timeout: Duration,
     ) -> Result<BatchHandle, TransferError> {
-        self.engine.submit(requests, Some(timeout))
+        let batch = self.engine.submit(requests, Some(timeout))?;
+        #[cfg(test)]
+        if self.stuck.next.is_some_and(|op| requests.iter().any(|request| request.op == op)) {
+            self.stuck.next = None;
+            self.stuck.batches.push(batch);
+        }
+        Ok(batch)
     }
 
     /// Fences a segment and waits. Whether the target said so.
@@ -88,16 +126,34 @@ impl Fabric {
     }
 
     pub(crate) fn is_over(&self, batch: BatchHandle) -> bool {
-        self.engine.status(batch).map_or(true, Status::is_terminal)
+        #[cfg(test)]
+        if self.stuck.batches.contains(&batch) {
+            return true;
+        }
+        self.engine.is_done(batch).unwrap_or(true)
     }
 
     /// How request `index` of a batch that is over ended.
     pub(crate) fn request(&self, batch: BatchHandle, index: usize) -> Option<RequestStatus> {
+        #[cfg(test)]
+        if self.stuck.batches.contains(&batch) {
+            return Some(RequestStatus {
+                status: Status::TimedOut,
+                bytes: 0,
+                error: None,
+                outcome: te_engine::Outcome::Unknown,
+                fence_needed: true,
+            });
+        }
         self.engine.request_status(batch, index).ok()
     }
 
     /// Whether local memory of the batch may still be touched.
     pub(crate) fn is_quarantined(&self, batch: BatchHandle) -> bool {
+        #[cfg(test)]
+        if self.stuck.batches.contains(&batch) {
+            return true;
+        }
         self.engine.report(batch).is_ok_and(|report| report.quarantined)
     }
 

@@ -52,6 +52,7 @@ mod fabric;
 mod memory;
 mod mover;
 mod node;
+mod quarantine;
 mod rpc;
 mod segments;
 mod sys;

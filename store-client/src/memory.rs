@@ -31,6 +31,15 @@ impl BufferRange {
     }
 }
 
+impl BufferRange {
+    /// Whether they have a byte in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.region == other.region
+            && self.offset < other.offset.saturating_add(other.len)
+            && other.offset < self.offset.saturating_add(self.len)
+    }
+}
+
 /// What a region is made of.
 #[derive(Clone)]
 pub(crate) enum Held {

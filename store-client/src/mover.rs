@@ -21,6 +21,7 @@ use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
 use crate::fabric::{self, Fabric};
 use crate::memory::{BufferRange, Memory};
+use crate::quarantine::Quarantine;
 
 /// Bytes checksummed at a time: few enough to stay in the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -68,7 +69,11 @@ pub(crate) struct Mover {
     spare: Vec<Vec<Flying>>,
     /// Segments whose owner turned out to be gone or another.
     failed_segments: Vec<SegmentNo>,
-    quarantined_total: u64,
+    quarantine: Quarantine,
+    /// Items whose range a fabric may still write: they are not read any further.
+    spoiled: Vec<usize>,
+    /// Segments to which a write of this operation may still be under way, whatever a fence says.
+    unfenceable: Vec<SegmentNo>,
 }
 
 struct Job {
@@ -115,7 +120,9 @@ impl Mover {
             requests: Vec::new(),
             spare: Vec::new(),
             failed_segments: Vec::new(),
-            quarantined_total: 0,
+            quarantine: Quarantine::default(),
+            spoiled: Vec::new(),
+            unfenceable: Vec::new(),
         }
     }
 
@@ -128,10 +135,17 @@ impl Mover {
         self.sums.resize(items, Sum::default());
         self.starts.clear();
         self.starts.resize(items, 0);
+        self.spoiled.clear();
+        self.unfenceable.clear();
     }
 
     /// Takes a transfer on. Without a handle it ends at once. Whether it is not the first of its item.
     pub(crate) fn start(&mut self, transfer: Transfer, handle: Option<SegmentHandle>) -> bool {
+        if self.spoiled.contains(&(transfer.item as usize)) {
+            // What is still under way would land among the bytes of another replica.
+            self.ended.push_back((transfer, TransferEnd::not_applied()));
+            return false;
+        }
         match handle {
             Some(handle) => {
                 self.pending.push_back(self.jobs.len());
@@ -213,9 +227,26 @@ impl Mover {
         self.sums.get(item).map_or(0, |sum| sum.checksum.finish())
     }
 
-    /// Pieces whose memory may still be touched, and is not used again.
-    pub(crate) fn quarantined_total(&self) -> u64 {
-        self.quarantined_total
+    /// Pieces whose memory could be touched after the operation, so that it was kept from use.
+    pub(crate) const fn quarantined_total(&self) -> u64 {
+        self.quarantine.total()
+    }
+
+    /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
+    pub(crate) fn is_quarantined(&self, range: BufferRange) -> bool {
+        self.quarantine.covers(range)
+    }
+
+    /// Takes memory back that has drained meanwhile.
+    pub(crate) fn settle(&mut self, fabric: &mut Fabric) {
+        let bounce = &mut self.bounce;
+        self.quarantine.settle(fabric, |piece| bounce.give(piece));
+    }
+
+    /// Whether a fence of the segment says that all is quiet. It speaks of writes that have ended; one that is quarantined
+    /// has not.
+    pub(crate) fn can_fence(&self, segment: SegmentNo) -> bool {
+        !self.unfenceable.contains(&segment)
     }
 
     fn send_flight(
@@ -372,6 +403,9 @@ impl Mover {
 
     fn reap(&mut self, mut flight: Flight, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) {
         let quarantined = fabric.is_quarantined(flight.batch);
+        if quarantined {
+            self.quarantine(&flight, buffers);
+        }
         for (index, piece) in flight.pieces.drain(..).enumerate() {
             let status = fabric.request(flight.batch, index);
             let applied = status.as_ref().is_some_and(fabric::is_complete);
@@ -392,15 +426,34 @@ impl Mover {
                     self.failed_segments.push(job.transfer.segment);
                 }
             }
-            if quarantined {
-                self.quarantined_total += 1;
-            } else {
+            if !quarantined {
                 self.give_back(piece);
             }
             self.end_if_over(piece.job);
         }
-        fabric.free(flight.batch);
+        if !quarantined {
+            fabric.free(flight.batch);
+        }
         self.spare.push(flight.pieces);
+    }
+
+    /// The engine gave the flight up, but the fabric may not have.
+    fn quarantine(&mut self, flight: &Flight, buffers: &Buffers<'_>) {
+        let (mut bounced, mut ranges) = (Vec::new(), Vec::new());
+        for piece in &flight.pieces {
+            let transfer = &self.jobs[piece.job].transfer;
+            bounced.extend(piece.bounced);
+            match (transfer.op, buffers) {
+                (Op::Read, Buffers::Ranges(items)) => {
+                    let range = items[transfer.item as usize].1;
+                    ranges.push(BufferRange { offset: range.offset + piece.offset, len: piece.len, ..range });
+                    self.spoiled.push(transfer.item as usize);
+                }
+                (Op::Write, _) => self.unfenceable.push(transfer.segment),
+                _ => {}
+            }
+        }
+        self.quarantine.hold(flight.batch, bounced, ranges, flight.pieces.len() as u64);
     }
 
     fn give_back(&mut self, piece: Flying) {

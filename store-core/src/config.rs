@@ -5,6 +5,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::message::REPLICAS_MAX;
+use crate::offset::GRAIN_BYTES;
 use crate::wire;
 
 /// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
@@ -36,6 +37,8 @@ pub struct MasterConfig {
     pub key_bytes_max: u32,
     /// Most segments mounted at a time. Default 4,096.
     pub segments_max: u32,
+    /// Longest segment, bytes. Default 64 TiB.
+    pub segment_bytes_max: u64,
     /// Most nodes known at a time, those lately given up included. Default 4,096.
     pub nodes_max: u32,
     /// Which life of the master this is; must be higher in each, and seconds of wall time at its start are meant. Generations
@@ -61,6 +64,7 @@ impl Default for MasterConfig {
             objects_max: 100_000_000,
             key_bytes_max: wire::KEY_BYTES_MAX as u32,
             segments_max: 4_096,
+            segment_bytes_max: 64 << 40,
             nodes_max: 4_096,
             epoch: 0,
             hash_seed: 0,
@@ -92,6 +96,7 @@ impl MasterConfig {
             }
         };
         const DAY_MS: u32 = 86_400_000;
+        const SEGMENT_BYTES_MAX: u64 = 1 << 50;
         whole("lease_ttl_ms", self.lease_ttl_ms, 1, DAY_MS)?;
         whole("lease_guard_ms", self.lease_guard_ms, 0, DAY_MS)?;
         whole("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
@@ -105,6 +110,10 @@ impl MasterConfig {
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
         whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
         whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
+        if !(GRAIN_BYTES..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes_max) {
+            let (min, max) = (GRAIN_BYTES as f64, SEGMENT_BYTES_MAX as f64);
+            return Err(ConfigError { setting: "segment_bytes_max", reason: Reason::Range { min, max } });
+        }
         if self.put_start_release_timeout_ms <= self.put_start_discard_timeout_ms {
             return Err(ConfigError {
                 setting: "put_start_release_timeout_ms",

@@ -87,8 +87,8 @@ error_codes! {
     RpcFail = -900, "RPC_FAIL", "the master did not answer: check that it runs and is reachable";
     /// No answer in time; whether it was carried out is not known.
     RpcTimeout = -901, "RPC_TIMEOUT", "the master did not answer in time: check its load, or raise the timeout";
-    /// The master is stopping or not ready.
-    UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the master is starting or stopping: try again";
+    /// The master is stopping or not ready; or a fabric may still write to the caller's buffer.
+    UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the master is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
     /// This release has no such operation.
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.

@@ -38,7 +38,7 @@
 //! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
 //! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
 //! | Object | 1 byte to one segment | |
-//! | Segment | 64 bytes to 2^64 − 1 | [`offset::GRAIN_BYTES`] |
+//! | Segment | 64 bytes to 64 TiB | [`offset::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
 //! | Objects | 100 million, 2^31 at most | [`MasterConfig::objects_max`] |
 //! | Master memory per object | about 155 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |

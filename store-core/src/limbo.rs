@@ -32,7 +32,7 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Limbo {
     held: HashMap<u64, Held, FixedState>,
-    /// May name what is gone or was put off; `held` decides.
+    /// One entry for each put that was held. It may name what is gone or was put off; `held` decides.
     queue: BinaryHeap<Reverse<(Instant, u64)>>,
     bytes: [u64; 2],
 }
@@ -72,10 +72,9 @@ impl Limbo {
         let Some(held) = self.held.get_mut(&generation).filter(|held| held.reason == Reason::Zombie) else {
             return false;
         };
-        if until > held.until {
-            held.until = until;
-            self.queue.push(Reverse((until, generation)));
-        }
+        // Its entry in the queue stays: `settle` puts it off when it gets there. A writer that says so again and again
+        // must not make the queue grow.
+        held.until = held.until.max(until);
         true
     }
 
@@ -86,8 +85,10 @@ impl Limbo {
                 return;
             }
             self.queue.pop();
-            if self.held.get(&generation).is_some_and(|held| held.until <= now) {
-                self.release(segments, generation);
+            match self.held.get(&generation) {
+                Some(held) if held.until > now => self.queue.push(Reverse((held.until, generation))),
+                Some(_) => self.release(segments, generation),
+                None => {}
             }
         }
     }
@@ -104,7 +105,7 @@ impl Limbo {
         });
     }
 
-    /// When something is due, at the earliest.
+    /// When something is due, at the earliest. What was put off may make it too early.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.queue.peek().map(|Reverse((until, _))| *until)
     }

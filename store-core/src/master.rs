@@ -258,7 +258,9 @@ impl Master {
     /// over; `KeysUltraLimit` for too many segments or nodes.
     pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<Mounted, ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
-        let fits = segment.len >= GRAIN_BYTES && segment.base.checked_add(segment.len).is_some();
+        let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
+            && segment.base.checked_add(segment.len).is_some()
+            && self.segments.can_count(segment.len);
         if !named(segment.name) || !named(segment.endpoint) || !fits {
             return Err(ErrorCode::InvalidParams);
         }

@@ -79,10 +79,17 @@ impl Segments {
         Self { last_no: no, ..Self::default() }
     }
 
+    /// Whether a further `len` bytes still fit a number of bytes.
+    pub(crate) fn can_count(&self, len: u64) -> bool {
+        self.capacity_bytes.checked_add(len).is_some()
+    }
+
+    /// `None`: the numbers are used up, or [`Self::can_count`] says no.
     pub(crate) fn add(&mut self, make: impl FnOnce(SegmentNo) -> Segment) -> Option<SegmentNo> {
-        self.last_no = self.last_no.checked_add(1)?;
-        let segment = make(self.last_no);
-        self.capacity_bytes += segment.allocator.capacity_bytes();
+        let no = self.last_no.checked_add(1)?;
+        let segment = make(no);
+        self.capacity_bytes = self.capacity_bytes.checked_add(segment.allocator.capacity_bytes())?;
+        self.last_no = no;
         self.list.push(segment);
         Some(self.last_no)
     }

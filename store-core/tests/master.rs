@@ -164,6 +164,28 @@ fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
 }
 
 #[test]
+fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
+    let mut master = master(&[8 * KIB]);
+    let started = master.put_start(at(0), b"k", 8 * KIB, &ONE).unwrap();
+    master.put_revoke(at(0), b"k", started.generation, false).unwrap();
+    let memory = master.memory_bytes();
+    for now in 1..=10_000 {
+        master.put_revoke(at(now), b"k", started.generation, false).unwrap();
+    }
+    assert_eq!(master.memory_bytes(), memory);
+    master.handle_timeout(at(69_999));
+    assert_eq!(
+        master.stats().quarantined_bytes,
+        8 * KIB,
+        "held back for the release timeout from the last word on"
+    );
+    assert_eq!(master.poll_timeout(), Some(at(70_000)));
+    master.handle_timeout(at(70_000));
+    assert_eq!(master.stats().quarantined_bytes, 0);
+    assert_eq!(master.stats().used_bytes, 0);
+}
+
+#[test]
 fn a_zombie_that_nobody_displaces_goes_at_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
     let zombie = master.put_start(at(0), b"k", KIB, &ONE).unwrap();
@@ -357,6 +379,26 @@ fn a_listing_in_pages_sees_every_key_once() {
     }
     assert_eq!(seen.len(), 125);
     assert!(seen.iter().all(|key| key.starts_with("even/")));
+}
+
+#[test]
+fn segments_of_absurd_length_are_refused_and_the_store_stays_as_it_was() {
+    let mut master = master_with(MasterConfig { eviction_high_watermark: 0.95, ..config() }, &[64 * KIB]);
+    put(&mut master, at(0), "k", KIB);
+    let mount = |master: &mut Master, name, len| {
+        master.mount(at(1), &MountSegment { base: 0, ..segment(9, 1, name, len) }).map(drop)
+    };
+    assert_eq!(mount(&mut master, "a", u64::MAX), Err(ErrorCode::InvalidParams));
+    assert_eq!(mount(&mut master, "b", u64::MAX - 4096), Err(ErrorCode::InvalidParams));
+    assert_eq!(mount(&mut master, "c", (64 << 40) + 1), Err(ErrorCode::InvalidParams));
+    assert_eq!(master.stats().capacity_bytes, 64 * KIB);
+    mount(&mut master, "d", 64 << 40).unwrap();
+    assert_eq!(master.stats().capacity_bytes, 64 * KIB + (64 << 40));
+    master.handle_timeout(at(10));
+    assert!(master.exists(b"k"));
+
+    let config = MasterConfig { segment_bytes_max: u64::MAX, ..config() };
+    assert_eq!(Master::new(config).unwrap_err().setting, "segment_bytes_max");
 }
 
 #[test]
