@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-    listen, sendmsg, socket,
+    getsockopt, listen, sendmsg, socket, sockopt::PeerCredentials,
 };
 
 /// Room for as many descriptors as one message can carry (`SCM_MAX_FD`), so that none is cut off and lost.
@@ -44,6 +44,11 @@ impl SeqSocket {
             Err(Errno::EAGAIN | Errno::ECONNABORTED | Errno::EINTR) => Ok(None),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// The user that the peer ran as when it connected.
+    pub(crate) fn peer_uid(&self) -> Result<u32, Errno> {
+        getsockopt(&self.0, PeerCredentials).map(|peer| peer.uid())
     }
 
     /// Sends one message, whole or not at all.
@@ -86,6 +91,12 @@ impl AsFd for SeqSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The user that this process runs as.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: it has no preconditions and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// Takes over every descriptor that came with a message; keeps the first and closes the others.
