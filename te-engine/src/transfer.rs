@@ -18,7 +18,10 @@ use crate::request::{BatchReport, RequestStatus, TransferRequest};
 /// the owned API.
 ///
 /// Dropping it cancels what is still on its way. A buffer inside is freed when that has drained; if it cannot drain, it is
-/// leaked and counted, never freed under a fabric that may still write it.
+/// leaked and counted, never freed under a fabric that may still write it. So is a buffer that another engine registered.
+///
+/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no lock held: they may
+/// call the engine. While they run on the worker, it does nothing else.
 ///
 /// A buffer cannot be touched while it is in flight, since the transfer has it:
 ///

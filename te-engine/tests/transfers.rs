@@ -219,6 +219,28 @@ fn a_time_limit_may_be_as_long_as_a_duration_can_be() {
     assert_eq!(alive, te_engine::Liveness::Alive { incarnation: there.incarnation() });
 }
 
+#[cfg(feature = "tcp")]
+#[test]
+fn tcp_settings_reach_the_fabric() {
+    let with = |congestion: &str| {
+        let tcp = te_engine::TcpConfig {
+            congestion: Some(congestion.into()),
+            send_buffer_bytes: Some(1 << 20),
+            receive_buffer_bytes: Some(1 << 20),
+            ..te_engine::TcpConfig::default()
+        };
+        TransferEngine::start(te_engine::Config { tcp, ..config(Fabrics::TCP) })
+    };
+    // Reno is in every kernel.
+    let (here, there) = (with("reno").unwrap(), with("reno").unwrap());
+    let remote = there.alloc_shared(1 << 20, EVERYTHING).unwrap();
+    let local = here.alloc_shared(1 << 20, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 1 << 20);
+    here.submit(&[read], LONG).unwrap().wait(LONG).unwrap();
+    assert!(matches!(with("no-such-thing"), Err(te_engine::StartError::Fabric { name: "tcp", .. })));
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_before_a_byte_moves() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));

@@ -22,6 +22,8 @@
 //!   code can keep its mapping: on one host, the key is the trust.
 //! * Any process of the host can connect to the listener. One that is granted nothing within 2 s is dropped, one that reads
 //!   no answers is not heard until it does, and a user other than the owner's (and root) has 64 connections at most.
+//! * While an owner that took longer than 2 s to grant a region has not done so, copies are `Unreachable` at once, so that
+//!   other fabrics take over. Its answer counts whenever it comes.
 //! * A process that forks without `exec` keeps its sockets open in the child; the owner then takes the child for the peer.
 //! * Only [`SharedMemory`] can be exported; other memory is a local side alone, and `export` says `Unsupported`.
 //! * Abstract socket names belong to a network namespace: containers that share none do not reach each other.

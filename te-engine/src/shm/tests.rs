@@ -96,6 +96,43 @@ fn whoever_is_granted_nothing_in_time_is_dropped() {
 }
 
 #[test]
+fn an_owner_that_answers_late_is_reached_from_then_on() {
+    let (mut owner, theirs, export) = side();
+    let (mut peer, ours, _) = side();
+    let segment = SegmentId::new(0, 0);
+    peer.attach(segment, &export).unwrap();
+    let read = |token| Slice {
+        token: Token(token),
+        local: (ID, 0),
+        remote: (segment, 0),
+        len: LEN as u32,
+        op: te_core::Op::Read,
+    };
+    peer.submit(&[read(1)]).unwrap();
+    assert_eq!(turn(&mut peer, at(0)), []);
+    assert_eq!(peer.poll_at(), Some(at(2)));
+    assert_eq!(turn(&mut peer, at(1)), []);
+    // Now it is late. Copies fail, and at once: other fabrics may do them.
+    let late = |token| vec![Completion::not_applied(Token(token), Error::new(ErrorKind::Unreachable))];
+    assert_eq!(turn(&mut peer, at(2)), late(1));
+    peer.submit(&[read(2)]).unwrap();
+    assert_eq!(turn(&mut peer, at(100)), late(2));
+    assert_eq!(peer.poll_at(), None, "it waits for an event");
+    // The owner is back.
+    turn(&mut owner, at(100));
+    turn(&mut owner, at(100));
+    turn(&mut peer, at(101));
+    peer.submit(&[read(3)]).unwrap();
+    assert_eq!(turn(&mut peer, at(101)), [Completion::applied(Token(3))]);
+    // One whose time passes while the owner is there is no trouble either way.
+    peer.detach(segment).unwrap();
+    peer.attach(segment, &export).unwrap();
+    peer.detach(segment).unwrap();
+    assert_eq!(peer.poll_at(), None);
+    drop((owner, peer, theirs, ours));
+}
+
+#[test]
 fn one_that_reads_no_answers_does_not_keep_its_owner_awake() {
     let (mut owner, _memory, export) = side();
     let greedy = connect(&export);
