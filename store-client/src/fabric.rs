@@ -122,11 +122,11 @@ impl Fabric {
         self.engine.poll();
     }
 
-    /// Polls until a batch is over, at most until `deadline`; spins first, then sleeps.
-    pub(crate) fn wait(&mut self, batch: BatchHandle, deadline: Instant) {
+    /// Polls until something has moved, at most until `deadline`; spins first, then sleeps.
+    pub(crate) fn wait(&mut self, deadline: Instant) {
         let started = Instant::now();
         loop {
-            if self.engine.poll() > 0 && self.is_over(batch) {
+            if self.engine.poll() > 0 {
                 return;
             }
             let now = Instant::now();
