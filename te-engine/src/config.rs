@@ -76,7 +76,7 @@ pub struct ControlConfig {
 }
 
 /// What the TCP fabric can be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TcpConfig {
     /// Port of the data listener; 0 picks one. The address is that of the control port.
@@ -85,6 +85,14 @@ pub struct TcpConfig {
     pub lanes: u8,
     /// Checks payloads end to end with CRC32C.
     pub checksum: bool,
+    /// TCP congestion control, by the kernel's name for it (`sysctl net.ipv4.tcp_available_congestion_control`). Without it,
+    /// `cubic` between addresses of one host and the kernel's default elsewhere. An algorithm that the kernel lacks or does
+    /// not let this process use keeps the fabric from starting.
+    pub congestion: Option<String>,
+    /// `SO_SNDBUF` of each connection, bytes; 4096 to 1 GiB. Without it the kernel tunes it.
+    pub send_buffer_bytes: Option<u32>,
+    /// `SO_RCVBUF` of each connection, bytes; 4096 to 1 GiB. Without it the kernel tunes it.
+    pub receive_buffer_bytes: Option<u32>,
 }
 
 impl Config {
@@ -117,6 +125,20 @@ impl Config {
                 field: "control.frame_bytes_max",
                 need: "must be at least 4096",
             });
+        }
+        if self.tcp.congestion.as_ref().is_some_and(|name| !(1..16).contains(&name.len())) {
+            return Err(StartError::Config {
+                field: "tcp.congestion",
+                need: "must be the name of an algorithm, of 1 to 15 bytes",
+            });
+        }
+        for (field, bytes) in [
+            ("tcp.send_buffer_bytes", self.tcp.send_buffer_bytes),
+            ("tcp.receive_buffer_bytes", self.tcp.receive_buffer_bytes),
+        ] {
+            if bytes.is_some_and(|bytes| !(4096..=1 << 30).contains(&bytes)) {
+                return Err(StartError::Config { field, need: "must be 4096 to 1073741824" });
+            }
         }
         if self.advertise_host.is_none() && self.listen.ip().is_unspecified() {
             return Err(StartError::Config {
@@ -193,7 +215,14 @@ impl Default for ControlConfig {
 
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { port: 0, lanes: 1, checksum: false }
+        Self {
+            port: 0,
+            lanes: 1,
+            checksum: false,
+            congestion: None,
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+        }
     }
 }
 
@@ -212,6 +241,25 @@ mod tests {
         assert!(matches!(config.validate(), Err(StartError::Config { field: "advertise_host", .. })));
         config.advertise_host = Some("node-7".into());
         config.validate().unwrap();
+    }
+
+    #[test]
+    fn tcp_settings_out_of_their_limits_are_refused_by_name() {
+        let refused = |tcp: TcpConfig| match (Config { tcp, ..Config::default() }).validate() {
+            Err(StartError::Config { field, .. }) => field,
+            other => panic!("{other:?}"),
+        };
+        let none = TcpConfig::default();
+        for name in ["", "a-name-that-is-too-long"] {
+            let tcp = TcpConfig { congestion: Some(name.into()), ..none.clone() };
+            assert_eq!(refused(tcp), "tcp.congestion");
+        }
+        for bytes in [Some(4095), Some((1 << 30) + 1)] {
+            let tcp = TcpConfig { send_buffer_bytes: bytes, ..none.clone() };
+            assert_eq!(refused(tcp), "tcp.send_buffer_bytes");
+            let tcp = TcpConfig { receive_buffer_bytes: bytes, ..none.clone() };
+            assert_eq!(refused(tcp), "tcp.receive_buffer_bytes");
+        }
     }
 
     #[test]

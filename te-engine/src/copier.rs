@@ -89,6 +89,8 @@ pub(crate) struct Copier<R: Reach> {
     queue: VecDeque<Job>,
     /// Jobs in the queue that the last `poll` found waiting for their way.
     stalled: usize,
+    /// Jobs in the queue that are cancelled.
+    canceled: usize,
     now: Instant,
 }
 
@@ -123,6 +125,7 @@ impl<R: Reach> Copier<R> {
             segments: Vec::new(),
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
+            canceled: 0,
             now: Instant::ZERO,
         }
     }
@@ -170,6 +173,26 @@ impl<R: Reach> Copier<R> {
         if let Some(Some(segment)) = self.segments.get_mut(slice.remote.0.index as usize) {
             segment.in_use = segment.in_use.wrapping_add_signed(by);
         }
+    }
+
+    /// Ends what was cancelled, however much is queued before it. Gives how many.
+    fn end_canceled(&mut self, out: &mut [Completion]) -> usize {
+        if self.canceled == 0 {
+            return 0;
+        }
+        let mut written = 0;
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.retain(|job| {
+            let Job::Copy { slice, canceled: true } = job else { return true };
+            let Some(room) = out.get_mut(written) else { return true };
+            *room = Completion::not_applied(slice.token, Error::new(ErrorKind::Canceled));
+            self.count(slice, -1);
+            written += 1;
+            false
+        });
+        self.queue = queue;
+        self.canceled -= written;
+        written
     }
 
     fn copy(&self, slice: &Slice) -> Copied {
@@ -305,7 +328,7 @@ impl<R: Reach> Transport for Copier<R> {
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         self.now = now;
         self.reach.poll(now);
-        let (mut written, mut bytes) = (0, 0);
+        let (mut written, mut bytes) = (self.end_canceled(out), 0);
         self.stalled = 0;
         for _ in 0..self.queue.len() {
             let Some(room) = out.get_mut(written).filter(|_| bytes < POLL_BYTES_MAX) else { break };
@@ -317,19 +340,19 @@ impl<R: Reach> Transport for Copier<R> {
                     }
                     Completion::applied(token)
                 }
-                Job::Copy { slice, canceled } => {
-                    let copied = if canceled {
-                        Copied::Failed(Error::new(ErrorKind::Canceled))
-                    } else {
-                        bytes += u64::from(slice.len);
-                        self.copy(&slice)
-                    };
+                Job::Copy { slice, canceled: true } => {
+                    // There was no room for it before.
+                    self.queue.push_front(Job::Copy { slice, canceled: true });
+                    break;
+                }
+                Job::Copy { slice, canceled: false } => {
+                    let copied = self.copy(&slice);
                     if matches!(copied, Copied::NotYet) {
-                        self.queue.push_back(Job::Copy { slice, canceled });
+                        self.queue.push_back(Job::Copy { slice, canceled: false });
                         self.stalled += 1;
-                        bytes -= u64::from(slice.len);
                         continue;
                     }
+                    bytes += u64::from(slice.len);
                     self.count(&slice, -1);
                     match copied {
                         Copied::Failed(error) => Completion::not_applied(slice.token, error),
@@ -356,6 +379,7 @@ impl<R: Reach> Transport for Copier<R> {
                 && slice.token == token
             {
                 // It ends with the next poll, even when it waits for its way.
+                self.canceled += usize::from(!*canceled);
                 *canceled = true;
                 self.stalled = 0;
                 return Ok(());
@@ -455,3 +479,55 @@ macro_rules! forward_transport {
     };
 }
 pub(crate) use forward_transport;
+
+#[cfg(test)]
+mod tests {
+    use crate::LocalTransport;
+
+    use super::*;
+
+    #[test]
+    fn a_cancelled_slice_ends_with_the_next_poll_however_much_is_before_it() {
+        let (mut owner, mut peer) = (LocalTransport::new().unwrap(), LocalTransport::new().unwrap());
+        let mut memory = [vec![1u8; 2 << 20], vec![2u8; 2 << 20]];
+        let id = RegionId::new(0, 0);
+        for (side, memory) in [&mut owner, &mut peer].into_iter().zip(&mut memory) {
+            let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
+            #[allow(unsafe_code, reason = "a test's own memory")]
+            // SAFETY: the memory outlives the transports' use of it, and nobody else touches it meanwhile.
+            unsafe {
+                side.register(id, span, Access::all()).unwrap();
+            }
+        }
+        let (mut blob, segment) = ([0; 128], SegmentId::new(0, 0));
+        let len = owner.export(id, &mut blob).unwrap();
+        peer.attach(segment, &blob[..len]).unwrap();
+        let slice = |token| Slice {
+            token: Token(token),
+            local: (id, 0),
+            remote: (segment, 0),
+            len: 2 << 20,
+            op: Op::Read,
+        };
+        let slices: Vec<Slice> = (0..200).map(slice).collect();
+        assert_eq!(peer.submit(&slices), Ok(200));
+        (2..200).for_each(|token| peer.cancel(Token(token)).unwrap());
+        peer.cancel(Token(2)).unwrap();
+        let mut out = [Completion::applied(Token(u64::MAX)); 64];
+        let mut ended = Vec::new();
+        for count in [64, 64, 64] {
+            assert_eq!(peer.poll(Instant::ZERO, &mut out), count);
+            ended.extend_from_slice(&out);
+        }
+        // The rest of them, and as many copies as one call may do.
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 7);
+        ended.extend_from_slice(&out[..7]);
+        let copied: Vec<u64> = ended.iter().filter(|end| end.result.is_ok()).map(|end| end.token.0).collect();
+        assert_eq!(copied, [0]);
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 1);
+        assert_eq!((out[0].token, out[0].result.is_ok()), (Token(1), true));
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 0);
+        peer.deregister(id).unwrap();
+        owner.deregister(id).unwrap();
+    }
+}

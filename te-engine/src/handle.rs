@@ -264,8 +264,11 @@ impl TransferEngine {
 
     /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still land there.
     ///
+    /// A quarantined batch has ended for its caller, but not for the fabrics, and no fence of theirs covers it. So while one
+    /// uses the segment the fence is refused; try again once [`Stats::quarantined_batches`] has gone down.
+    ///
     /// # Errors
-    /// `Full`, `Closed`; an unknown segment is told by the transfer.
+    /// `Full`, `Closed`; an unknown segment, and one that a quarantined batch uses (`Busy`), are told by the transfer.
     pub fn fence(
         &self,
         segment: SegmentHandle,
@@ -390,7 +393,18 @@ impl TransferEngine {
         if !self.0.link.push_all(Command::Call(Box::new(call))) {
             return None;
         }
-        answer.recv().ok()
+        // Mostly it is there. A worker that is held up by a user's waker or drop, or that calls us from one, answers nobody:
+        // then this thread takes the turn.
+        loop {
+            match answer.recv_timeout(LEND_A_HAND) {
+                Ok(answer) => return Some(answer),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    // Whatever it did, the answer tells.
+                    let _ = self.0.link.help();
+                }
+            }
+        }
     }
 
     fn call_segment<T: Send + 'static>(
@@ -410,6 +424,8 @@ impl fmt::Debug for TransferEngine {
     }
 }
 
+/// How long the worker may take to answer before a caller takes the turn itself.
+const LEND_A_HAND: Duration = Duration::from_millis(1);
 /// How long a peer's running copy may take before it is worth looking again.
 const PEER_COPY: Duration = Duration::from_micros(200);
 
@@ -430,6 +446,12 @@ impl Inner {
         while !done() && self.link.help() == Some(true) {}
     }
 
+    /// Whether this is the worker's thread.
+    pub(crate) fn on_worker(&self) -> bool {
+        let worker = self.thread.as_ref().map(|thread| thread.thread().id());
+        worker == Some(std::thread::current().id())
+    }
+
     pub(crate) fn cancel(&self, shared: Arc<Shared>) {
         // Without a worker nothing is in flight.
         let _ = self.link.push_all(Command::Cancel(shared));
@@ -437,10 +459,9 @@ impl Inner {
 
     /// Frees a buffer once nothing uses it. Without a worker nobody knows when that is: it leaks.
     pub(crate) fn abandon(&self, shared: Arc<Shared>, abandoned: Abandoned) {
-        let bytes = abandoned.bytes;
+        let bytes = abandoned.bytes();
         if !self.link.push_all(Command::Abandon(shared, abandoned)) {
-            self.link.leaked_buffers.fetch_add(1, Ordering::Relaxed);
-            self.link.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.link.count_leak(bytes);
         }
     }
 }

@@ -24,7 +24,8 @@
 //!   the old handle is refused ([`SegmentError::Restarted`]), not misread.
 //! * **Remote addresses are the owner's own**, as [`SharedRegion::addr`] gives them; a request lies in one region.
 //! * **When a transfer has ended, nothing touches its local memory** (law L2 of [`te_core::Transport`]), whichever way it ended.
-//!   What cannot be drained in time is quarantined: reported, counted, and its region stays `Busy`.
+//!   What cannot be drained in time is quarantined: reported, counted, its region stays `Busy`, and its segment cannot be fenced
+//!   until it has drained after all.
 //! * **Two ways to own memory.** [`TransferEngine::register`] takes raw memory on the caller's word, and `unregister` refuses while
 //!   requests use it. [`TransferEngine::register_buffer`] takes the owner apart; `read` and `write` move the buffer into
 //!   the [`Transfer`], which gives it back.

@@ -1,7 +1,7 @@
 //! What a transfer holds for its submitter, and what becomes of it when the transfer is dropped.
 #![allow(unsafe_code, reason = "puts registered buffers together again once they are unregistered")]
 
-use te_core::{Buffer, RegionId, Registered};
+use te_core::{Buffer, MemSpan, RegionId, Registered};
 
 /// What a [`Transfer`](crate::Transfer) gives back: `()`, or a [`Registered`] buffer. Nobody else can implement it.
 pub trait Payload: sealed::Sealed {
@@ -13,15 +13,29 @@ pub trait Payload: sealed::Sealed {
 /// A buffer whose owner is gone. The engine frees it once it is unregistered; dropped, it leaks.
 pub struct Abandoned {
     pub(crate) region: RegionId,
-    pub(crate) bytes: u64,
+    /// Tells it from other engines' buffers, whatever its id.
+    pub(crate) span: MemSpan,
     free: Box<dyn FnOnce() + Send>,
 }
 
 impl Abandoned {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.span.len() as u64
+    }
+
     /// # Safety
-    /// `unregister` returned `Ok` for `region`.
-    pub(crate) unsafe fn free(self) {
-        (self.free)();
+    /// The engine owned `span` as `region`, and `unregister` returned `Ok` for it.
+    pub(crate) unsafe fn free(self) -> Freed {
+        Freed(self.free)
+    }
+}
+
+/// A buffer whose registration has ended. Its `Drop` is a user's code, so it runs when no lock is held.
+pub(crate) struct Freed(Box<dyn FnOnce() + Send>);
+
+impl Freed {
+    pub(crate) fn drop(self) {
+        (self.0)();
     }
 }
 
@@ -33,10 +47,10 @@ impl Payload for () {
 
 impl<B: Buffer> Payload for Registered<B> {
     fn abandon(self) -> Option<Abandoned> {
-        let (region, bytes) = (self.region(), self.span().len() as u64);
-        // SAFETY: runs in `Abandoned::free` alone, whose caller promises that the region is unregistered.
+        let (region, span) = (self.region(), self.span());
+        // SAFETY: runs after `Abandoned::free` alone, whose caller promises that the region is unregistered.
         let free = Box::new(move || drop(unsafe { self.into_inner() }));
-        Some(Abandoned { region, bytes, free })
+        Some(Abandoned { region, span, free })
     }
 }
 

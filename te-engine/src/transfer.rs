@@ -18,7 +18,10 @@ use crate::request::{BatchReport, RequestStatus, TransferRequest};
 /// the owned API.
 ///
 /// Dropping it cancels what is still on its way. A buffer inside is freed when that has drained; if it cannot drain, it is
-/// leaked and counted, never freed under a fabric that may still write it.
+/// leaked and counted, never freed under a fabric that may still write it. So is a buffer that another engine registered.
+///
+/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no lock held: they may
+/// call the engine. While they run on the worker, it does nothing else.
 ///
 /// A buffer cannot be touched while it is in flight, since the transfer has it:
 ///
@@ -125,11 +128,17 @@ impl<P: Payload> Transfer<P> {
     /// `Ended` when it ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut`: it goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<BatchReport, TransferError> {
         // Copies within the host need nobody else.
-        let until = timeout.map(|timeout| Instant::now() + timeout);
+        // A time too far away to be told is none.
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let late = || until.is_some_and(|until| Instant::now() >= until);
         self.engine.help(|| self.shared.end.get().is_some() || late());
+        // The worker in a user's waker or drop: nobody else is bound to work.
+        while self.shared.end.get().is_none() && self.engine.on_worker() && !late() {
+            self.engine.help(|| self.shared.end.get().is_some() || late());
+            std::thread::yield_now();
+        }
         let spin = Duration::from_micros(u64::from(self.engine.config.spin_us));
-        self.shared.wait(spin, timeout).ok_or(TransferError::WaitTimedOut)?.verdict()
+        self.shared.wait(spin, until).ok_or(TransferError::WaitTimedOut)?.verdict()
     }
 
     /// Starts its end. It still ends exactly once, `Canceled` or with whatever end was faster; `wait` tells.
@@ -174,6 +183,7 @@ impl<P: Payload> fmt::Debug for Transfer<P> {
 impl<P: Payload> Drop for Transfer<P> {
     fn drop(&mut self) {
         let ended = self.shared.end.get().is_some();
+        self.shared.forget_waker();
         match self.payload.take().and_then(Payload::abandon) {
             Some(abandoned) => self.engine.abandon(self.shared.clone(), abandoned),
             None if !ended => self.engine.cancel(self.shared.clone()),
@@ -260,20 +270,29 @@ impl Shared {
         }
     }
 
-    /// The worker says how it ended; once.
-    pub(crate) fn finish(&self, end: End) {
+    /// The worker says how it ended; once. True: somebody may wait, so [`wake`](Self::wake) is due.
+    pub(crate) fn finish(&self, end: End) -> bool {
         let first = self.end.set(end).is_ok();
         debug_assert!(first, "a transfer ends once");
         // Pairs with the fence of whoever is about to sleep: it sees the end, or we see it.
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) > 0 {
-            let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
-            self.ended.notify_all();
-            waker.into_iter().for_each(Waker::wake);
-        }
+        self.sleepers.load(Ordering::Relaxed) > 0
     }
 
-    fn wait(&self, spin: Duration, timeout: Option<Duration>) -> Option<&End> {
+    /// Wakes whoever waits for the end. Runs a user's waker: not under a lock.
+    pub(crate) fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.ended.notify_all();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nobody waits any more. A waker's drop is a user's code, too: it must not wait for the worker's turn.
+    fn forget_waker(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(waker);
+    }
+
+    fn wait(&self, spin: Duration, until: Option<Instant>) -> Option<&End> {
         let start = Instant::now();
         // A clock read costs as much as the rest of the loop.
         loop {
@@ -283,8 +302,8 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            let spun = start.elapsed();
-            if spun >= spin || timeout.is_some_and(|timeout| spun >= timeout) {
+            let now = Instant::now();
+            if now - start >= spin || until.is_some_and(|until| now >= until) {
                 break;
             }
         }
@@ -292,13 +311,13 @@ impl Shared {
         fence(Ordering::SeqCst);
         let mut guard = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         while self.end.get().is_none() {
-            guard = match timeout {
+            guard = match until {
                 None => self.ended.wait(guard).unwrap_or_else(PoisonError::into_inner),
-                Some(timeout) => {
-                    let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero())
-                    else {
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
                         break;
-                    };
+                    }
                     self.ended.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
@@ -310,12 +329,12 @@ impl Shared {
 
     #[cfg(feature = "tokio")]
     fn set_waker(&self, waker: &Waker, first: bool) {
-        {
-            let mut slot = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
-            match &mut *slot {
-                Some(old) => old.clone_from(waker),
-                none => *none = Some(waker.clone()),
-            }
+        let lock = || self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock().as_ref().is_none_or(|old| !old.will_wake(waker)) {
+            // Cloned and dropped outside the lock: both are a user's code.
+            let new = waker.clone();
+            let old = lock().replace(new);
+            drop(old);
         }
         if first {
             self.sleepers.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,9 @@
 //! is the worker. But a thread hop costs more than a small copy, so a caller that finds the lock free takes the turn
 //! itself, for its own command and whatever else is there; it never waits for the lock. What it leaves behind is the worker's:
 //! it rings the bell.
+//!
+//! No code of a user runs under the lock: wakers and the drops of buffers wait in an [`Outbox`] until it is released. So they
+//! may call the engine. They run on whichever thread took the turn.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -16,7 +19,7 @@ use te_core::{BatchHandle, Mailbox, Status};
 
 use crate::engine::{Ended, Engine, FenceHandle};
 use crate::error::{RegisterError, TransferError};
-use crate::payload::Abandoned;
+use crate::payload::{Abandoned, Freed};
 use crate::request::SegmentHandle;
 use crate::sys::park;
 use crate::transfer::{End, Shared};
@@ -91,11 +94,14 @@ impl Link {
         let busy = state.turn(self);
         let due = state.engine.wake_at();
         let left = !state.reclaims.is_empty();
+        let outbox = std::mem::take(&mut state.outbox);
         drop(guard);
         let sooner = due.is_some_and(|due| due.as_nanos() < self.parked_until.load(Ordering::Relaxed));
         if left || sooner || self.outstanding.load(Ordering::Relaxed) > 0 || !self.mailbox.is_empty() {
             self.ring();
         }
+        // Last: it may call us.
+        outbox.deliver();
         Some(busy)
     }
 
@@ -107,19 +113,27 @@ impl Link {
                 Err(_) if self.is_closed() => return false,
                 Err(back) => command = back,
             }
+            // The worker may be held up, or be this thread.
+            let _ = self.help();
             std::thread::yield_now();
         }
     }
 
-    fn finish(&self, shared: &Shared, end: End) {
+    fn finish(&self, shared: Arc<Shared>, end: End, outbox: &mut Outbox) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
-        shared.finish(end);
+        if shared.finish(end) {
+            outbox.wakes.push(shared);
+        }
     }
 
-    fn leak(&self, abandoned: &Abandoned) {
-        log::error!("a buffer of {} bytes did not drain; it is leaked", abandoned.bytes);
+    fn leak(&self, abandoned: &Abandoned, why: &str) {
+        log::error!("a buffer of {} bytes {why}; it is leaked", abandoned.bytes());
+        self.count_leak(abandoned.bytes());
+    }
+
+    pub(crate) fn count_leak(&self, bytes: u64) {
         self.leaked_buffers.fetch_add(1, Ordering::Relaxed);
-        self.leaked_bytes.fetch_add(abandoned.bytes, Ordering::Relaxed);
+        self.leaked_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -150,6 +164,27 @@ struct State {
     /// Buffers without owners, and until when their memory may drain.
     reclaims: Vec<(Instant, Abandoned)>,
     ended: Vec<Ended>,
+    outbox: Outbox,
+}
+
+/// Code of users that is due once the lock is released. Empty, and without memory, on most turns.
+#[derive(Default)]
+struct Outbox {
+    /// Transfers that have ended and that somebody waits for.
+    wakes: Vec<Arc<Shared>>,
+    /// Buffers whose registration has ended.
+    freed: Vec<Freed>,
+}
+
+impl Outbox {
+    fn deliver(self) {
+        for shared in self.wakes {
+            shared.wake();
+        }
+        for freed in self.freed {
+            freed.drop();
+        }
+    }
 }
 
 /// What the worker's thread runs.
@@ -175,6 +210,7 @@ impl Worker {
             fences: Vec::new(),
             reclaims: Vec::new(),
             ended: Vec::new(),
+            outbox: Outbox::default(),
         };
         *link.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
         Self { link, event_sources, spin, drain }
@@ -184,14 +220,16 @@ impl Worker {
     pub(crate) fn run(self) {
         let mut idle_since = None;
         while !self.link.stop.load(Ordering::Acquire) {
-            let (busy, idle_time) = {
+            let (busy, idle_time, outbox) = {
                 let mut guard = self.link.state.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(state) = guard.as_mut() else { break };
                 let before = state.engine.activity();
                 let busy = state.turn(&self.link);
                 // Serving a peer is work, too: whoever just asked will ask again.
-                (busy || state.engine.activity() != before, state.engine.idle_time())
+                let busy = busy || state.engine.activity() != before;
+                (busy, state.engine.idle_time(), std::mem::take(&mut state.outbox))
             };
+            outbox.deliver();
             if busy {
                 idle_since = None;
             } else if idle_time == Some(Duration::ZERO) {
@@ -238,11 +276,13 @@ impl Worker {
             state.wind_up(link, self.drain);
         }
         // Whoever pushed while we closed.
+        let mut outbox = Outbox::default();
         while let Some(command) = link.mailbox.pop() {
             if let Command::Submit(shared, _) | Command::Fence(shared, ..) = command {
-                link.finish(&shared, End::Refused(TransferError::Closed));
+                link.finish(shared, End::Refused(TransferError::Closed), &mut outbox);
             }
         }
+        outbox.deliver();
     }
 }
 
@@ -273,12 +313,12 @@ impl State {
                         shared.slot.store(handle.index() as u32 + 1, Ordering::Relaxed);
                         self.transfers[handle.index()] = Some((handle, shared));
                     }
-                    Err(error) => link.finish(&shared, End::Refused(error)),
+                    Err(error) => link.finish(shared, End::Refused(error), &mut self.outbox),
                 }
             }
             Command::Fence(shared, segment, timeout) => match self.engine.fence(segment, timeout) {
                 Ok(fence) => self.fences.push((fence, shared)),
-                Err(error) => link.finish(&shared, End::Refused(error)),
+                Err(error) => link.finish(shared, End::Refused(error), &mut self.outbox),
             },
             Command::Cancel(shared) => self.cancel(&shared),
             Command::Abandon(shared, abandoned) => {
@@ -315,7 +355,7 @@ impl State {
                     };
                     let freed = self.engine.free_fence(fence);
                     debug_assert!(freed.is_ok(), "nobody else frees a transfer's fence");
-                    link.finish(&shared, end);
+                    link.finish(shared, end, &mut self.outbox);
                 }
             }
         }
@@ -337,26 +377,31 @@ impl State {
         };
         let freed = self.engine.free(handle);
         debug_assert!(freed.is_ok(), "nobody else frees a transfer's batch");
-        link.finish(&shared, end);
+        link.finish(shared, end, &mut self.outbox);
     }
 
     /// Frees buffers that nobody wants any more and nothing uses any more.
     fn reclaim(&mut self, link: &Link) {
         let now = Instant::now();
         for index in (0..self.reclaims.len()).rev() {
-            match self.engine.unregister(self.reclaims[index].1.region) {
+            let Abandoned { region, span, .. } = self.reclaims[index].1;
+            // Anybody can name any region. What is not ours here may be registered elsewhere.
+            if !self.engine.owns(region, span) {
+                let (_, abandoned) = self.reclaims.swap_remove(index);
+                link.leak(&abandoned, "is not of this engine");
+                continue;
+            }
+            match self.engine.unregister(region) {
                 Ok(()) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
                     #[allow(unsafe_code, reason = "frees a buffer whose registration has just ended")]
-                    // SAFETY: `unregister` returned `Ok` for its region.
-                    unsafe {
-                        abandoned.free();
-                    }
+                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for it.
+                    self.outbox.freed.push(unsafe { abandoned.free() });
                 }
                 Err(RegisterError::Busy { .. }) if now < self.reclaims[index].0 => {}
                 Err(_) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
-                    link.leak(&abandoned);
+                    link.leak(&abandoned, "did not drain");
                 }
             }
         }
@@ -371,6 +416,8 @@ impl State {
         }
         while start.elapsed() < drain {
             let busy = self.turn(link);
+            // The state is ours alone by now: no lock is held.
+            std::mem::take(&mut self.outbox).deliver();
             let in_flight = self.transfers.iter().any(Option::is_some) || !self.reclaims.is_empty();
             if !busy && !in_flight {
                 break;
@@ -379,15 +426,16 @@ impl State {
                 self.engine.park(Some(RECLAIM));
             }
         }
-        let Self { engine, transfers, fences, reclaims, .. } = self;
+        let Self { engine, transfers, fences, reclaims, mut outbox, .. } = self;
         // Whatever was in flight is not any more.
         drop(engine);
         let transfers = transfers.into_iter().flatten().map(|(_, shared)| shared);
         for shared in transfers.chain(fences.into_iter().map(|(_, shared)| shared)) {
-            link.finish(&shared, End::Refused(TransferError::Closed));
+            link.finish(shared, End::Refused(TransferError::Closed), &mut outbox);
         }
+        outbox.deliver();
         for (_, abandoned) in reclaims {
-            link.leak(&abandoned);
+            link.leak(&abandoned, "did not drain");
         }
     }
 }

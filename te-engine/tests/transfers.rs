@@ -131,6 +131,117 @@ fn dropping_a_transfer_frees_its_buffer_once_it_has_drained() {
 }
 
 #[test]
+fn dropping_a_refused_transfer_of_another_engines_buffer_frees_nothing() {
+    let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
+    let ours = here.register_buffer(vec![1u8; 4096], Access::LOCAL).unwrap();
+    let theirs = there.register_buffer(vec![2u8; 4096], EVERYTHING).unwrap();
+    assert_eq!(ours.region(), theirs.region());
+    let (span, region) = (theirs.span(), ours.region());
+    let segment = here.open_segment(there.name()).unwrap();
+    let addr = here.segment_regions(segment).unwrap()[0].addr;
+    drop(here.read(theirs, 0..16, segment, addr, None).unwrap());
+    eventually("it is leaked", || here.stats().leaked_buffers == 1);
+    assert_eq!((here.stats().regions, here.stats().leaked_bytes, there.stats().regions), (1, 4096, 1));
+    // The other engine still serves it, so it must still be there.
+    let local = here.alloc_shared(16, Access::LOCAL).unwrap();
+    local.write(0, &[7; 16]).unwrap();
+    let write = request(Op::Write, (local.id(), 0), segment, addr, 16);
+    here.submit(&[write], LONG).unwrap().wait(LONG).unwrap();
+    // SAFETY: the buffer is leaked and nothing is in flight.
+    assert_eq!(unsafe { std::slice::from_raw_parts(span.as_ptr(), 17) }, [&[7; 16][..], &[2]].concat());
+    // One whose id was made up.
+    let made_up = te_engine::Registered::new(vec![3u8; 8], region, Access::LOCAL);
+    drop(here.read(made_up, 0..8, segment, addr, None).unwrap());
+    eventually("it is leaked", || here.stats().leaked_buffers == 2);
+    assert_eq!(here.unregister_buffer(ours).unwrap(), vec![1u8; 4096]);
+}
+
+/// A buffer whose owner talks to the engine when it goes.
+struct Chatty(Vec<u8>);
+
+static CHATTED_WITH: std::sync::OnceLock<TransferEngine> = std::sync::OnceLock::new();
+static CHATS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+// SAFETY: the parts are those of the vector inside, as `Vec`'s own implementation takes them.
+unsafe impl te_engine::Buffer for Chatty {
+    type Rest = usize;
+
+    fn into_raw(mut self) -> (MemSpan, usize) {
+        let bytes = std::mem::take(&mut self.0);
+        std::mem::forget(self);
+        bytes.into_raw()
+    }
+
+    unsafe fn from_raw(span: MemSpan, rest: usize) -> Self {
+        // SAFETY: the parts of the vector, by the trait's contract.
+        Self(unsafe { Vec::from_raw(span, rest) })
+    }
+}
+
+impl Drop for Chatty {
+    fn drop(&mut self) {
+        let engine = CHATTED_WITH.get().unwrap();
+        let region = engine.alloc_shared(4096, Access::LOCAL).unwrap();
+        engine.unregister(region.id()).unwrap();
+        CHATS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_buffers_drop_may_call_the_engine() {
+    let there = engine(Fabrics::LOCAL);
+    let here = CHATTED_WITH.get_or_init(|| engine(Fabrics::LOCAL));
+    let remote = there.alloc_shared(1 << 20, EVERYTHING).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let segment = here.open_segment(there.name()).unwrap();
+        // Small ones are carried out and dropped by the caller, large ones by the worker.
+        for len in [16, 1 << 20].into_iter().cycle().take(20) {
+            let buffer = here.register_buffer(Chatty(vec![0; len]), Access::LOCAL).unwrap();
+            drop(here.read(buffer, 0..len, segment, remote.addr(), LONG).unwrap());
+        }
+        eventually("all are freed", || CHATS.load(std::sync::atomic::Ordering::Relaxed) == 20);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(15)).expect("nothing hangs");
+    assert_eq!((here.stats().regions, here.stats().leaked_buffers), (0, 0));
+}
+
+#[test]
+fn a_time_limit_may_be_as_long_as_a_duration_can_be() {
+    let (here, there) = (engine(Fabrics::LOCAL), engine(Fabrics::LOCAL));
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
+    here.submit(&[read], Some(Duration::MAX)).unwrap().wait(Some(Duration::MAX)).unwrap();
+    let alive = here.probe(segment, Duration::MAX).unwrap();
+    assert_eq!(alive, te_engine::Liveness::Alive { incarnation: there.incarnation() });
+}
+
+#[cfg(feature = "tcp")]
+#[test]
+fn tcp_settings_reach_the_fabric() {
+    let with = |congestion: &str| {
+        let tcp = te_engine::TcpConfig {
+            congestion: Some(congestion.into()),
+            send_buffer_bytes: Some(1 << 20),
+            receive_buffer_bytes: Some(1 << 20),
+            ..te_engine::TcpConfig::default()
+        };
+        TransferEngine::start(te_engine::Config { tcp, ..config(Fabrics::TCP) })
+    };
+    // Reno is in every kernel.
+    let (here, there) = (with("reno").unwrap(), with("reno").unwrap());
+    let remote = there.alloc_shared(1 << 20, EVERYTHING).unwrap();
+    let local = here.alloc_shared(1 << 20, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let read = request(Op::Read, (local.id(), 0), segment, remote.addr(), 1 << 20);
+    here.submit(&[read], LONG).unwrap().wait(LONG).unwrap();
+    assert!(matches!(with("no-such-thing"), Err(te_engine::StartError::Fabric { name: "tcp", .. })));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_before_a_byte_moves() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
     let readable = there.alloc_shared(4096, Access::REMOTE_READ).unwrap();
@@ -330,4 +441,43 @@ async fn a_transfer_can_be_awaited() {
     let (report, buffer) = here.read(buffer, 0..4096, segment, remote.addr(), LONG).unwrap().await;
     report.unwrap();
     assert_eq!(buffer.unwrap().as_slice().unwrap(), &pattern(4, 1 << 20)[..4096]);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn a_waker_may_call_the_engine() {
+    use std::future::Future;
+    use std::sync::{Arc, Mutex, mpsc};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    struct Asks(TransferEngine, Mutex<mpsc::Sender<u32>>);
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            let regions = self.0.stats().regions;
+            self.1.lock().unwrap().send(regions).unwrap();
+        }
+    }
+
+    // The target does not poll yet, so the transfer waits.
+    let mut there = Engine::start(config(Fabrics::SHM)).unwrap();
+    let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
+    let here = engine(Fabrics::SHM);
+    let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
+    let segment = here.open_segment(there.name()).unwrap();
+    let write = request(Op::Write, (local.id(), 0), segment, remote.addr(), 4096);
+    let mut transfer = here.submit(&[write], LONG).unwrap();
+    let (woken, is_woken) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Asks(here.clone(), Mutex::new(woken))));
+    let mut cx = Context::from_waker(&waker);
+    assert!(std::pin::Pin::new(&mut transfer).poll(&mut cx).is_pending());
+    let give_up = std::time::Instant::now() + Duration::from_secs(15);
+    let regions = loop {
+        there.poll();
+        match is_woken.recv_timeout(Duration::from_millis(1)) {
+            Ok(regions) => break regions,
+            Err(_) => assert!(std::time::Instant::now() < give_up, "the waker hangs"),
+        }
+    };
+    assert_eq!(regions, 1);
+    assert!(matches!(std::pin::Pin::new(&mut transfer).poll(&mut cx), Poll::Ready(Ok(_))));
 }

@@ -9,6 +9,9 @@ use std::vec::Vec;
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
 use crate::error::SegmentError;
 
+/// Longer than anybody waits, and short enough for every system call.
+const FOR_EVER: Duration = Duration::from_secs(1 << 31);
+
 /// Asks the engine called `name`. `frame_bytes_max` bounds its answer.
 pub(crate) fn call(
     name: &str,
@@ -24,7 +27,7 @@ pub(crate) fn call(
     let unreachable =
         |error: io::Error| SegmentError::Unreachable { name: name.into(), reason: reason(&error) };
     let malformed = |bad: Malformed| SegmentError::Protocol { name: name.into(), what: bad.what() };
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now().checked_add(timeout);
     let mut stream = connect(name, deadline).map_err(unreachable)?;
     stream.set_nodelay(true).map_err(unreachable)?;
     write_all(&mut stream, &frame(request), deadline).map_err(unreachable)?;
@@ -41,7 +44,7 @@ pub(crate) fn call(
     body(&bytes).map_err(malformed)
 }
 
-fn connect(name: &str, deadline: Instant) -> io::Result<TcpStream> {
+fn connect(name: &str, deadline: Option<Instant>) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     let addrs: Vec<SocketAddr> = name.to_socket_addrs()?.collect();
     for addr in addrs {
@@ -53,7 +56,7 @@ fn connect(name: &str, deadline: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Option<Instant>) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_write_timeout(Some(left(deadline)?))?;
         match stream.write(bytes) {
@@ -66,7 +69,7 @@ fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io:
     Ok(())
 }
 
-fn read_exact(stream: &mut TcpStream, mut out: &mut [u8], deadline: Instant) -> io::Result<()> {
+fn read_exact(stream: &mut TcpStream, mut out: &mut [u8], deadline: Option<Instant>) -> io::Result<()> {
     while !out.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
         match stream.read(out) {
@@ -79,7 +82,9 @@ fn read_exact(stream: &mut TcpStream, mut out: &mut [u8], deadline: Instant) -> 
     Ok(())
 }
 
-fn left(deadline: Instant) -> io::Result<Duration> {
+/// What is left until `deadline`. None: a time too far away to be told, which is as good as for ever.
+fn left(deadline: Option<Instant>) -> io::Result<Duration> {
+    let Some(deadline) = deadline else { return Ok(FOR_EVER) };
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
         left => Ok(left),

@@ -73,8 +73,11 @@ impl Fences {
 impl Engine {
     /// Fences a segment (law L5): when the fence has completed, no WRITE that ended before this call can still land there.
     ///
+    /// A quarantined batch has ended for its caller, but not for the rails, and no fence of theirs covers it. So while one uses
+    /// the segment there is no fence to be had: try again once [`Stats::quarantined_batches`](crate::Stats) has gone down.
+    ///
     /// # Errors
-    /// `Segment` when the handle names nothing, `Full`.
+    /// `Segment` when the handle names nothing, or (`Busy`) while a quarantined batch uses it; `Full`.
     pub fn fence(
         &mut self,
         handle: SegmentHandle,
@@ -82,6 +85,12 @@ impl Engine {
     ) -> Result<FenceHandle, TransferError> {
         let source = SegmentError::NotFound;
         let segment = self.segments.segment_mut(handle).ok_or(TransferError::Segment { index: 0, source })?;
+        if self.quarantined_batches > 0 {
+            let uses = |row: &super::Row| row.uses.iter().any(|&(_, used)| used == handle);
+            if self.rows.iter().any(|row| row.quarantined && uses(row)) {
+                return Err(TransferError::Segment { index: 0, source: SegmentError::Busy });
+            }
+        }
         let index = self.fences.rows.iter().position(|row| !row.live).unwrap_or(self.fences.rows.len());
         if index == FENCES_MAX {
             return Err(TransferError::Full);

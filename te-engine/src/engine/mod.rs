@@ -6,6 +6,8 @@ mod memory;
 mod rails;
 mod regions;
 mod segments;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::string::String;
@@ -223,22 +225,18 @@ impl Engine {
     /// Makes progress: posts what waits, takes what has ended, ends what is late. Gives the number of completions.
     pub fn poll(&mut self) -> usize {
         let now = self.clock.now();
-        let count = self.rails.poll(now, &mut self.completions[..]);
-        for index in 0..count {
-            let completion = self.completions[index];
-            if Fences::is_fence(&completion) {
-                if let Some(fence) = self.fences.complete(&completion) {
-                    self.end_fence(fence);
-                }
-            } else if let Some(handle) = self.batches.complete(&completion) {
-                self.end(handle);
+        let mut count = self.reap(now);
+        if self.next_deadline.is_some_and(|next| now >= next) {
+            // What has ended in time is not late because we did not look. There is no more than was in flight.
+            let mut last = count;
+            while last == GO {
+                last = self.reap(now);
+                count += last;
             }
+            self.expire(now);
         }
         if !self.pending.is_empty() {
             self.pump();
-        }
-        if self.next_deadline.is_some_and(|next| now >= next) {
-            self.expire(now);
         }
         if !self.leaving.is_empty() {
             self.leave();
@@ -462,6 +460,22 @@ impl Engine {
         }
     }
 
+    /// Takes up to `GO` completions.
+    fn reap(&mut self, now: Instant) -> usize {
+        let count = self.rails.poll(now, &mut self.completions[..]);
+        for index in 0..count {
+            let completion = self.completions[index];
+            if Fences::is_fence(&completion) {
+                if let Some(fence) = self.fences.complete(&completion) {
+                    self.end_fence(fence);
+                }
+            } else if let Some(handle) = self.batches.complete(&completion) {
+                self.end(handle);
+            }
+        }
+        count
+    }
+
     /// Checks requests and puts them into `out`, in the rails' terms; gives where to cut them.
     fn check(
         &self,
@@ -573,6 +587,10 @@ impl Engine {
     /// Cancels a batch, by its caller or its deadline.
     fn stop(&mut self, handle: BatchHandle, reason: CancelReason) -> Result<(), TransferError> {
         if self.batches.progress(handle).map_err(|_| TransferError::NotFound)?.status.is_terminal() {
+            return Ok(());
+        }
+        if self.rows[handle.index()].quarantined {
+            // It was cancelled, and has ended as far as anybody but its memory is concerned.
             return Ok(());
         }
         let drain_until = self.clock.now() + Duration::from_millis(u64::from(self.config.drain_ms));

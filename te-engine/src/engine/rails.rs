@@ -80,6 +80,9 @@ fn open_tcp(
         advertise,
         lanes: config.tcp.lanes,
         checksum: config.tcp.checksum,
+        congestion: config.tcp.congestion.clone(),
+        send_buffer_bytes: config.tcp.send_buffer_bytes,
+        receive_buffer_bytes: config.tcp.receive_buffer_bytes,
         inflight_max: config.inflight_slices_max.min(1 << 20),
         ..te_tcp::Config::default()
     };

@@ -20,6 +20,10 @@
 //! * After `deregister` returned `Ok`, no peer that runs this code touches the memory. A peer that died in the middle of a
 //!   copy does not block it: the kernel closes its socket after its memory is gone. A peer that holds the key and runs other
 //!   code can keep its mapping: on one host, the key is the trust.
+//! * Any process of the host can connect to the listener. One that is granted nothing within 2 s is dropped, one that reads
+//!   no answers is not heard until it does, and a user other than the owner's (and root) has 64 connections at most.
+//! * While an owner that took longer than 2 s to grant a region has not done so, copies are `Unreachable` at once, so that
+//!   other fabrics take over. Its answer counts whenever it comes.
 //! * A process that forks without `exec` keeps its sockets open in the child; the owner then takes the child for the peer.
 //! * Only [`SharedMemory`] can be exported; other memory is a local side alone, and `export` says `Unsupported`.
 //! * Abstract socket names belong to a network namespace: containers that share none do not reach each other.
@@ -29,6 +33,8 @@
 mod message;
 mod owner;
 mod peer;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -119,7 +125,7 @@ impl ShmReach {
         for event in &events[..count] {
             match Tag::from_bits(event.data()) {
                 Tag::Listener => self.owner.accept(&self.epoll),
-                Tag::Holder(index) => self.owner.receive(index),
+                Tag::Holder(index) => self.owner.receive(&self.epoll, index),
                 Tag::Host(index) => self.peers.receive(index),
             }
         }
@@ -188,13 +194,13 @@ impl Reach for ShmReach {
 
     fn poll(&mut self, now: Instant) {
         self.events();
-        self.owner.flush();
+        self.owner.poll(now);
         self.peers.flush(now);
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        let later = self.owner.blocked().then(|| self.peers.soon());
-        later.into_iter().chain(self.peers.poll_at()).min()
+        let owner = self.owner.poll_at(self.peers.soon());
+        owner.into_iter().chain(self.peers.poll_at()).min()
     }
 
     fn event_source(&self) -> Option<EventSource> {

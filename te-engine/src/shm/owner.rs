@@ -2,19 +2,24 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 use std::vec::Vec;
 
 use nix::errno::Errno;
-use nix::sys::epoll::Epoll;
-use te_core::{Access, Error, ErrorKind, RegionId};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use te_core::{Access, Error, ErrorKind, Instant, RegionId};
 
 use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::{Tag, system, watch};
 use crate::blob::same_key;
-use crate::sys::{Ledger, SeqSocket, SharedMemory};
+use crate::sys::{Ledger, SeqSocket, SharedMemory, own_uid};
 
 /// Processes that may map our memory at a time.
 const HOLDERS_MAX: usize = 1024;
+/// Of those, processes of one user that is neither ours nor root.
+const HOLDERS_PER_USER_MAX: usize = 64;
+/// How long one that has been granted nothing may stay. Anybody on the host can connect; a peer asks at once.
+const STRANGER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Messages of one holder handled before the others have their turn.
 const MESSAGES_MAX: usize = 64;
 
@@ -23,6 +28,8 @@ pub(super) struct Owner {
     /// By region index.
     shared: Vec<Option<Shared>>,
     holders: Vec<Option<Holder>>,
+    /// Whether some may have been granted nothing yet.
+    strangers: bool,
 }
 
 /// A region that can be had.
@@ -38,12 +45,19 @@ pub(super) struct Shared {
 /// A process that maps some of our memory.
 struct Holder {
     socket: SeqSocket,
+    uid: u32,
+    /// Accepted before then; told by the first `poll` after it.
+    since: Option<Instant>,
+    /// Whether it was granted something, ever.
+    granted: bool,
     /// From its `Hello` on.
     ledger: Option<Ledger>,
     /// By ledger row. A row is taken until its holder releases it.
     grants: Vec<Option<Grant>>,
     /// An answer that its socket had no room for; nothing more is read from it until this is sent.
     blocked: Option<(Message, Option<OwnedFd>)>,
+    /// Whether we wait for room in its socket, and not for messages.
+    deaf: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -56,7 +70,7 @@ struct Grant {
 
 impl Owner {
     pub(super) fn new() -> Self {
-        Self { listener: None, shared: Vec::new(), holders: Vec::new() }
+        Self { listener: None, shared: Vec::new(), holders: Vec::new(), strangers: false }
     }
 
     /// Listens, if it does not yet.
@@ -113,6 +127,18 @@ impl Owner {
                     return;
                 }
             };
+            let uid = match socket.peer_uid() {
+                Ok(uid) => uid,
+                Err(errno) => {
+                    log::warn!("shm: a peer that does not say who it is is refused: {errno}");
+                    continue;
+                }
+            };
+            let same_user = self.holders.iter().flatten().filter(|holder| holder.uid == uid).count();
+            if uid != 0 && uid != own_uid() && same_user >= HOLDERS_PER_USER_MAX {
+                log::warn!("shm: {same_user} peers of user {uid} map our memory; one more is refused");
+                continue;
+            }
             let free = self.holders.iter().position(Option::is_none);
             let index = free.unwrap_or(self.holders.len());
             if index == HOLDERS_MAX {
@@ -126,52 +152,91 @@ impl Owner {
             if index == self.holders.len() {
                 self.holders.push(None);
             }
-            self.holders[index] = Some(Holder { socket, ledger: None, grants: Vec::new(), blocked: None });
+            self.strangers = true;
+            self.holders[index] = Some(Holder {
+                socket,
+                uid,
+                since: None,
+                granted: false,
+                ledger: None,
+                grants: Vec::new(),
+                blocked: None,
+                deaf: false,
+            });
         }
     }
 
     /// Handles what a holder says. One that says nonsense, or is gone, loses its grants.
-    pub(super) fn receive(&mut self, index: u32) {
+    pub(super) fn receive(&mut self, epoll: &Epoll, index: u32) {
         let Self { shared, holders, .. } = self;
         let Some(slot) = holders.get_mut(index as usize) else { return };
         let Some(holder) = slot else { return };
-        for _ in 0..MESSAGES_MAX {
-            if !holder.unblock() {
-                return;
+        let kept = holder.converse(shared).and_then(|()| holder.listen(epoll, index).map_err(Some));
+        if let Err(reason) = kept {
+            if let Some(error) = reason {
+                log::warn!("shm: a peer is dropped: {error}");
             }
-            let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
-            let heard = match holder.socket.recv(&mut bytes) {
-                Ok(None) => return,
-                Ok(Some((0, _))) | Err(_) => Err(None),
-                Ok(Some((len, _))) => Message::decode(&bytes[..len]).map_err(Some),
-            };
-            let kept = heard.and_then(|message| holder.handle(message, shared).map_err(Some));
-            if let Err(reason) = kept {
-                if let Some(error) = reason {
-                    log::warn!("shm: a peer is dropped: {error}");
-                }
+            *slot = None;
+        }
+    }
+
+    /// Parts with those who connected and showed no key in time.
+    pub(super) fn poll(&mut self, now: Instant) {
+        if !self.strangers {
+            return;
+        }
+        self.strangers = false;
+        for slot in &mut self.holders {
+            let Some(holder) = slot.as_mut().filter(|holder| !holder.granted) else { continue };
+            if now >= *holder.since.get_or_insert(now) + STRANGER_TIME_MAX {
+                log::warn!("shm: a peer of user {} is dropped: it asked for nothing it may have", holder.uid);
                 *slot = None;
-                return;
+            } else {
+                self.strangers = true;
             }
         }
     }
 
-    /// Sends what sockets had no room for.
-    pub(super) fn flush(&mut self) {
-        for index in 0..self.holders.len() {
-            if self.holders[index].as_ref().is_some_and(|holder| holder.blocked.is_some()) {
-                self.receive(index as u32);
-            }
+    /// When `poll` has something to do; `now` when it has at once.
+    pub(super) fn poll_at(&self, now: Instant) -> Option<Instant> {
+        if !self.strangers {
+            return None;
         }
-    }
-
-    /// Whether `flush` has something to do.
-    pub(super) fn blocked(&self) -> bool {
-        self.holders.iter().flatten().any(|holder| holder.blocked.is_some())
+        let strangers = self.holders.iter().flatten().filter(|holder| !holder.granted);
+        strangers.map(|holder| holder.since.map_or(now, |since| since + STRANGER_TIME_MAX)).min()
     }
 }
 
 impl Holder {
+    /// Answers what it says until it says no more, or has no room for an answer. `Err(None)`: it is gone.
+    fn converse(&mut self, shared: &[Option<Shared>]) -> Result<(), Option<Error>> {
+        for _ in 0..MESSAGES_MAX {
+            if !self.unblock() {
+                break;
+            }
+            let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+            let message = match self.socket.recv(&mut bytes) {
+                Ok(None) => break,
+                Ok(Some((0, _))) | Err(_) => return Err(None),
+                Ok(Some((len, _))) => Message::decode(&bytes[..len]).map_err(Some)?,
+            };
+            self.handle(message, shared).map_err(Some)?;
+        }
+        Ok(())
+    }
+
+    /// While an answer waits for room, what it says meanwhile must not wake us.
+    fn listen(&mut self, epoll: &Epoll, index: u32) -> Result<(), Error> {
+        let deaf = self.blocked.is_some();
+        if deaf != self.deaf {
+            let flags = if deaf { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+            let mut event = EpollEvent::new(flags, Tag::Holder(index).to_bits());
+            epoll.modify(&self.socket, &mut event).map_err(system)?;
+            self.deaf = deaf;
+        }
+        Ok(())
+    }
+
     fn handle(&mut self, message: Message, shared: &[Option<Shared>]) -> Result<(), Error> {
         match message {
             Message::Hello { protocol: PROTOCOL } if self.ledger.is_none() => {
@@ -221,6 +286,7 @@ impl Holder {
         if row == self.grants.len() {
             self.grants.push(None);
         }
+        self.granted = true;
         self.grants[row] = Some(Grant { region, ended: false, revoked: false });
         let Shared { offset, len, access, .. } = *shared;
         Ok((Message::Grant { request, row: row as u32, offset, len, access }, fd))

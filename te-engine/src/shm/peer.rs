@@ -16,8 +16,11 @@ use crate::sys::{Ledger, Mapping, SeqSocket, Use, copy};
 
 /// Owners whose memory we map at a time.
 const HOSTS_MAX: usize = 1024;
-/// How long an owner may take to grant a region. It has to poll for that; other fabrics take over meanwhile.
+/// How long copies wait for an owner to grant a region. It has to poll for that. After that they fail, so that other fabrics
+/// take over, until the answer is there: however late, it counts.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// When to try the full socket of one that is late again.
+const RETRY_LATE: Duration = Duration::from_millis(100);
 /// When to try a full socket again.
 const RETRY: Duration = Duration::from_millis(1);
 const MESSAGES_MAX: usize = 64;
@@ -26,7 +29,7 @@ pub(super) struct Peers {
     hosts: Vec<Option<Host>>,
     links: Vec<Option<Link>>,
     requests: u32,
-    /// Links that are not granted yet.
+    /// Links that time does something to: not asked yet, or not late yet.
     waiting: usize,
     now: Instant,
 }
@@ -59,12 +62,14 @@ struct Link {
 }
 
 enum State {
-    /// The socket had no room for the question.
-    Unasked {
+    /// Not granted yet.
+    Waiting {
+        /// False: the socket had no room for the question.
+        asked: bool,
+        /// Waiting before then; told by the first `flush` after.
         since: Option<Instant>,
-    },
-    Asked {
-        since: Option<Instant>,
+        /// The owner did not answer in time. It still may.
+        late: bool,
     },
     Ready {
         mapping: Mapping,
@@ -82,7 +87,7 @@ impl Peers {
     pub(super) fn attach(&mut self, epoll: &Epoll, name: [u8; 16], ask: Ask) -> Result<u32, Error> {
         let host = self.host(epoll, name)?;
         self.requests = self.requests.wrapping_add(1);
-        let link = Link { host, request: self.requests, ask, state: State::Unasked { since: None } };
+        let link = Link { host, request: self.requests, ask, state: State::WAITING };
         let index = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
         if index == self.links.len() {
             self.links.push(None);
@@ -98,7 +103,7 @@ impl Peers {
 
     pub(super) fn detach(&mut self, link: u32) {
         let Some(link) = self.links.get_mut(link as usize).and_then(Option::take) else { return };
-        self.waiting -= usize::from(link.state.is_waiting());
+        self.waiting -= usize::from(link.state.is_due());
         let slot = &mut self.hosts[link.host as usize];
         let Some(host) = slot else { return };
         if let State::Ready { mapping, row } = link.state {
@@ -118,7 +123,8 @@ impl Peers {
         let (mapping, row) = match &link.state {
             State::Ready { mapping, row } => (mapping, *row),
             State::Closed(error) => return Copied::Failed(*error),
-            State::Unasked { .. } | State::Asked { .. } => return Copied::NotYet,
+            State::Waiting { late: false, .. } => return Copied::NotYet,
+            State::Waiting { late: true, .. } => return failed(ErrorKind::Unreachable),
         };
         if !link.ask.access.contains(rights(slice.op).1) {
             return failed(ErrorKind::AccessDenied);
@@ -163,11 +169,13 @@ impl Peers {
         }
         for index in 0..self.links.len() {
             let Some(link) = &mut self.links[index] else { continue };
-            let (State::Unasked { since } | State::Asked { since }) = &mut link.state else { continue };
-            if now >= *since.get_or_insert(now) + ASK_TIMEOUT {
-                link.state = State::Closed(Error::new(ErrorKind::Unreachable));
-                self.waiting -= 1;
-            } else if matches!(link.state, State::Unasked { .. }) {
+            let State::Waiting { asked, since, late } = &mut link.state else { continue };
+            let unasked = !*asked;
+            if !*late && now >= *since.get_or_insert(now) + ASK_TIMEOUT {
+                *late = true;
+                self.waiting -= usize::from(*asked);
+            }
+            if unasked {
                 self.ask(index);
             }
         }
@@ -178,8 +186,10 @@ impl Peers {
             return None;
         }
         let at = |link: &Link| match link.state {
-            State::Unasked { .. } | State::Asked { since: None } => Some(self.soon()),
-            State::Asked { since: Some(since) } => Some(since + ASK_TIMEOUT),
+            State::Waiting { asked: false, late: true, .. } => Some(self.now + RETRY_LATE),
+            State::Waiting { asked: true, late: true, .. } => None,
+            State::Waiting { asked: true, since: Some(since), .. } => Some(since + ASK_TIMEOUT),
+            State::Waiting { .. } => Some(self.soon()),
             State::Ready { .. } | State::Closed(_) => None,
         };
         self.links.iter().flatten().filter_map(at).min()
@@ -215,12 +225,13 @@ impl Peers {
     fn ask(&mut self, index: usize) {
         let Some(Some(link)) = self.links.get_mut(index) else { return };
         let Some(Some(host)) = self.hosts.get(link.host as usize) else { return };
-        let State::Unasked { since } = link.state else { return };
+        let State::Waiting { asked: asked @ false, late, .. } = &mut link.state else { return };
         let message = Message::Ask { request: link.request, region: link.ask.region, key: link.ask.key };
         let Some(socket) = &host.socket else { return };
         // A dead peer shows when its socket is read.
         if send(socket, message, None) != Err(Errno::EAGAIN) {
-            link.state = State::Asked { since };
+            *asked = true;
+            self.waiting -= usize::from(*late);
         }
     }
 
@@ -241,7 +252,7 @@ impl Peers {
                     return Ok(());
                 };
                 let fd = fd.ok_or(protocol)?;
-                self.waiting -= 1;
+                self.waiting -= usize::from(link.state.is_due());
                 if len != link.ask.len || !access.contains(link.ask.access) {
                     // The export claims more than is there.
                     link.state = State::Closed(Error::new(ErrorKind::AccessDenied));
@@ -260,9 +271,9 @@ impl Peers {
             Message::Refuse { request, stale } => {
                 let mut links = self.links.iter_mut().flatten().filter(mine);
                 if let Some(link) = links.find(|link| link.request == request && link.state.is_waiting()) {
+                    self.waiting -= usize::from(link.state.is_due());
                     let kind = if stale { ErrorKind::Stale } else { ErrorKind::AccessDenied };
                     link.state = State::Closed(Error::new(kind));
-                    self.waiting -= 1;
                 }
             }
             Message::Revoked { row } => {
@@ -284,7 +295,7 @@ impl Peers {
         host.ledger = None;
         host.socket = None;
         for link in self.links.iter_mut().flatten().filter(|link| link.host == index) {
-            self.waiting -= usize::from(link.state.is_waiting());
+            self.waiting -= usize::from(link.state.is_due());
             // Revoked links too: an owner that goes takes its memory back first, and its end is the better reason.
             link.state = State::Closed(error);
         }
@@ -299,7 +310,14 @@ impl Host {
 }
 
 impl State {
+    const WAITING: Self = Self::Waiting { asked: false, since: None, late: false };
+
     fn is_waiting(&self) -> bool {
-        matches!(self, Self::Unasked { .. } | Self::Asked { .. })
+        matches!(self, Self::Waiting { .. })
+    }
+
+    /// Whether `flush` has something to do about it, now or later.
+    fn is_due(&self) -> bool {
+        matches!(self, Self::Waiting { asked, late, .. } if !asked || !late)
     }
 }

@@ -16,4 +16,4 @@ mod socket;
 pub(crate) use held::{HeldSpan, Use, copy};
 pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use park::park;
-pub(crate) use socket::SeqSocket;
+pub(crate) use socket::{SeqSocket, own_uid};

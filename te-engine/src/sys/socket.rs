@@ -1,13 +1,21 @@
 //! Unix sockets that keep message boundaries and carry descriptors.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    accept4, bind, connect, listen, recvmsg, sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
+    getsockopt, listen, sendmsg, socket, sockopt::PeerCredentials,
 };
+
+/// Room for as many descriptors as one message can carry (`SCM_MAX_FD`), so that none is cut off and lost.
+// SAFETY: plain arithmetic.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(253 * size_of::<RawFd>() as u32) } as usize;
+
+/// Aligned as control messages want to be.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
 
 /// A non-blocking `SOCK_SEQPACKET` socket, listening or connected.
 #[derive(Debug)]
@@ -38,6 +46,11 @@ impl SeqSocket {
         }
     }
 
+    /// The user that the peer ran as when it connected.
+    pub(crate) fn peer_uid(&self) -> Result<u32, Errno> {
+        getsockopt(&self.0, PeerCredentials).map(|peer| peer.uid())
+    }
+
     /// Sends one message, whole or not at all.
     pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let fds: &[RawFd] = &fd.map_or([-1], |fd| [fd.as_raw_fd()]);
@@ -49,24 +62,23 @@ impl SeqSocket {
 
     /// The next message, if one waits: its length (0: the peer has closed) and the descriptor that came with it.
     pub(crate) fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
-        let mut space = nix::cmsg_space!([RawFd; 4]);
-        let mut iov = [IoSliceMut::new(out)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = match recvmsg::<()>(self.0.as_raw_fd(), &mut iov, Some(&mut space), flags) {
-            Ok(message) => message,
+        let mut control = Control([0; CONTROL_BYTES]);
+        let mut iov = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+        // SAFETY: all zeroes is a `msghdr` without anything.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), CONTROL_BYTES as _);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the header points to `out` and `control` with their lengths, and both outlive the call.
+        let count = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, flags) };
+        let count = match Errno::result(count) {
+            Ok(count) => count as usize,
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(errno) => return Err(errno),
         };
-        let mut first = None;
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(fds) = control {
-                // All are taken, so that those we did not ask for are closed.
-                for fd in fds.into_iter().map(wrap_fd) {
-                    first.get_or_insert(fd);
-                }
-            }
-        }
-        Ok(Some((message.bytes, first)))
+        // All are taken, whatever else is wrong with the message, so that those we did not ask for are closed.
+        let first = take_fds(&header);
+        Ok(Some((count, first)))
     }
 
     fn new() -> Result<Self, Errno> {
@@ -81,8 +93,80 @@ impl AsFd for SeqSocket {
     }
 }
 
+/// The user that this process runs as.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: it has no preconditions and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Takes over every descriptor that came with a message; keeps the first and closes the others.
+fn take_fds(header: &libc::msghdr) -> Option<OwnedFd> {
+    let mut first = None;
+    // SAFETY: `recvmsg` has filled the control buffer and set its length; the buffer is there.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: not null, so it points to a header within what the kernel has written.
+    while let Some(control) = unsafe { next.as_ref() } {
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: the kernel wrote `cmsg_len` bytes from the header on, the descriptors after it.
+            let data = unsafe { libc::CMSG_DATA(control) };
+            // SAFETY: plain arithmetic.
+            let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = control.cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
+            for index in 0..count {
+                // SAFETY: `count` descriptors lie there, as the length says.
+                let fd = unsafe { data.cast::<RawFd>().add(index).read_unaligned() };
+                // Every one is wrapped: what is not kept is closed here.
+                let fd = wrap_fd(fd);
+                first.get_or_insert(fd);
+            }
+        }
+        // SAFETY: `control` lies in the header's buffer, as the kernel left it.
+        next = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
+    first
+}
+
 /// Takes over a descriptor that the kernel has just made for us.
 fn wrap_fd(fd: RawFd) -> OwnedFd {
     // SAFETY: callers pass what `accept4` or `recvmsg` has just given; nobody else knows the number.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::PipeReader;
+
+    use super::*;
+
+    #[test]
+    fn every_descriptor_that_a_message_brings_is_closed_but_the_first() {
+        let name = format!("snowskin-test-{}", std::process::id());
+        let listener = SeqSocket::listen(name.as_bytes()).unwrap();
+        let sender = SeqSocket::connect(name.as_bytes()).unwrap();
+        let receiver = listener.accept().unwrap().unwrap();
+        // A pipe tells when its last writing end is closed.
+        for count in [1usize, 2, 5, 253] {
+            let (mut reader, writer) = std::io::pipe().unwrap();
+            let fds = vec![writer.as_raw_fd(); count];
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let flags = MsgFlags::MSG_NOSIGNAL;
+            sendmsg::<()>(sender.0.as_raw_fd(), &[IoSlice::new(b"x")], &rights, flags, None).unwrap();
+            drop((rights, writer));
+            let (len, first) = receiver.recv(&mut [0; 8]).unwrap().unwrap();
+            assert_eq!(len, 1);
+            assert!(first.is_some());
+            assert!(!at_end(&mut reader), "{count}: the first is open");
+            drop(first);
+            assert!(at_end(&mut reader), "{count}: all are closed");
+        }
+        // No descriptor at all.
+        sender.send(b"y", None).unwrap();
+        assert!(receiver.recv(&mut [0; 8]).unwrap().unwrap().1.is_none());
+    }
+
+    fn at_end(reader: &mut PipeReader) -> bool {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        let mut fds = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+    }
 }

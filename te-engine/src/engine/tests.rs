@@ -1,0 +1,179 @@
+//! Batches over a rail that holds on to everything until it is told to let go.
+
+use std::sync::Mutex;
+
+use te_core::{Access, Capabilities, Features, HealthConfig, MemSpan};
+
+use super::*;
+use crate::descriptor::{Descriptor, RegionDescriptor};
+
+/// Accepts everything and ends nothing by itself.
+#[derive(Clone, Default)]
+struct Stuck(Arc<Mutex<Held>>);
+
+#[derive(Default)]
+struct Held {
+    held: Vec<Token>,
+    ended: VecDeque<Completion>,
+}
+
+impl Stuck {
+    /// Ends all that it holds.
+    fn let_go(&self) {
+        let mut all = self.0.lock().unwrap();
+        let Held { held, ended } = &mut *all;
+        ended.extend(held.drain(..).map(Completion::applied));
+    }
+}
+
+impl Memory for Stuck {
+    #[allow(unsafe_code, reason = "the trait's method; the memory is never touched")]
+    unsafe fn register(&mut self, _: RegionId, _: MemSpan, _: Access) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn deregister(&mut self, _: RegionId) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn export(&self, _: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        out[0] = 0;
+        Ok(1)
+    }
+
+    fn attach(&mut self, _: SegmentId, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl Transport for Stuck {
+    fn name(&self) -> &'static str {
+        "stuck"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            features: Features::READ | Features::WRITE,
+            slice_bytes_max: 1 << 20,
+            slice_bytes_preferred: 4096,
+            inflight_max: 4096,
+            export_bytes_max: 1,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        self.0.lock().unwrap().held.extend(batch.iter().map(|slice| slice.token));
+        Ok(batch.len())
+    }
+
+    fn poll(&mut self, _: Instant, out: &mut [Completion]) -> usize {
+        let ended = &mut self.0.lock().unwrap().ended;
+        let count = out.len().min(ended.len());
+        out.iter_mut().zip(ended.drain(..count)).for_each(|(out, end)| *out = end);
+        count
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        None
+    }
+
+    fn cancel(&mut self, _: Token) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn fence(&mut self, token: Token, _: SegmentId) -> Result<(), Error> {
+        self.0.lock().unwrap().ended.push_back(Completion::applied(token));
+        Ok(())
+    }
+}
+
+const LEN: u64 = 8192;
+
+/// An engine on a stuck rail, and a request of it.
+fn engine(drain_ms: u32) -> (Stuck, Engine, TransferRequest) {
+    let fabrics = crate::Fabrics::LOCAL;
+    let mut engine = Engine::start(Config { fabrics, drain_ms, ..Config::default() }).unwrap();
+    let stuck = Stuck::default();
+    let route = Tiers::new(&[0], HealthConfig::default());
+    engine.rails = MultiTransport::new([Box::new(stuck.clone()) as _], route, 4096).map_err(|_| ()).unwrap();
+    let local = engine.alloc_shared(LEN as usize, Access::LOCAL).unwrap();
+    let mut export = vec![1, 5];
+    export.extend_from_slice(b"stuck");
+    export.extend_from_slice(&[1, 0, 0]);
+    let access = (Access::REMOTE_READ | Access::REMOTE_WRITE).bits();
+    let region = RegionDescriptor { region: 1, addr: 0x1000, len: LEN, access, numa: None, export };
+    let descriptor = Descriptor { name: "peer:1".into(), incarnation: 1, version: 1, regions: vec![region] };
+    let segment = engine.attach_segment("peer:1", &descriptor).unwrap();
+    let local = (local.id(), 0).into();
+    (stuck, engine, TransferRequest { op: Op::Write, local, segment, remote_addr: 0x1000, len: LEN })
+}
+
+fn quarantined(engine: &Engine) -> (u32, u64) {
+    let stats = engine.stats();
+    (stats.quarantined_batches, stats.quarantined_bytes)
+}
+
+#[test]
+fn a_quarantined_batch_is_counted_once_and_counted_out_when_it_ends() {
+    let (stuck, mut engine, request) = engine(0);
+    let batch = engine.submit(&[request], Some(Duration::ZERO)).unwrap();
+    while !engine.is_done(batch).unwrap() {
+        engine.poll();
+    }
+    assert_eq!(quarantined(&engine), (1, LEN));
+    for _ in 0..3 {
+        engine.cancel(batch).unwrap();
+        engine.poll();
+    }
+    assert_eq!((quarantined(&engine), engine.stats().batches_timed_out), ((1, LEN), 1));
+    assert_eq!(engine.status(batch), Ok(Status::TimedOut));
+    engine.free(batch).unwrap();
+    stuck.let_go();
+    engine.poll();
+    assert_eq!((quarantined(&engine), engine.stats().batches), ((0, 0), 0));
+}
+
+#[test]
+fn a_segment_cannot_be_fenced_while_a_quarantined_batch_uses_it() {
+    let (stuck, mut engine, request) = engine(0);
+    let fence = engine.fence(request.segment, None).unwrap();
+    engine.wait_fence(fence, None).unwrap();
+    engine.free_fence(fence).unwrap();
+    let batch = engine.submit(&[request], Some(Duration::ZERO)).unwrap();
+    while !engine.is_done(batch).unwrap() {
+        engine.poll();
+    }
+    assert!(engine.report(batch).unwrap().fence_needed);
+    let busy = TransferError::Segment { index: 0, source: SegmentError::Busy };
+    assert_eq!(engine.fence(request.segment, None), Err(busy.clone()));
+    // Freeing the handle does not end the batch.
+    engine.free(batch).unwrap();
+    assert_eq!(engine.fence(request.segment, None), Err(busy));
+    stuck.let_go();
+    engine.poll();
+    let fence = engine.fence(request.segment, None).unwrap();
+    engine.wait_fence(fence, None).unwrap();
+}
+
+#[test]
+fn what_has_ended_before_its_time_was_up_is_not_late() {
+    let (stuck, mut engine, request) = engine(0);
+    // More slices than one call takes from the rails.
+    let one = TransferRequest { len: 8, ..request };
+    let batch = engine.submit(&[one; 3 * GO], Some(Duration::from_millis(20))).unwrap();
+    stuck.let_go();
+    std::thread::sleep(Duration::from_millis(30));
+    while !engine.is_done(batch).unwrap() {
+        engine.poll();
+    }
+    assert_eq!(engine.status(batch), Ok(Status::Completed));
+    assert_eq!((quarantined(&engine), engine.stats().batches_timed_out), ((0, 0), 0));
+}
