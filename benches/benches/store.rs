@@ -58,7 +58,16 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
     for node in 1..=2 {
         let name = format!("node-{node}");
         let len = keys.len() as u64 * 4 * KIB;
-        let segment = MountSegment { node, incarnation: 1, name: &name, endpoint: "host:1", base: 0, len };
+        let segment = MountSegment {
+            node,
+            incarnation: 1,
+            name: &name,
+            endpoint: "host:1",
+            base: 0,
+            len,
+            export: Default::default(),
+            epoch: 0,
+        };
         master.mount(Instant::ZERO, &segment).expect("fresh");
     }
     for key in keys {

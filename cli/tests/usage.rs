@@ -80,6 +80,18 @@ fn a_reader_that_leaves_early_ends_it_quietly() {
 }
 
 #[test]
+fn the_congestion_control_is_asked_of_both_sides() {
+    let args = ["bench", "transfer", "--fabric", "tcp", "--op", "read", "--block", "4KiB", "--batch", "1"];
+    let with = |name| run(&[&args[..], &["--duration", "0.02", "--congestion", name]].concat());
+    assert_exit(&with("reno"), 0);
+    // The other process is started first, so its refusal is what is seen.
+    let refused = with("no-such");
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("the target"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("congestion"), "{}", stderr(&refused));
+}
+
+#[test]
 fn bench_transfer_prints_one_checked_row_a_combination() {
     let common = ["--block", "4KiB,64KiB", "--batch", "3", "--duration", "0.05", "--verify", "--json"];
     for fabric in ["tcp", "shm", "local"] {

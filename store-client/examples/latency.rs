@@ -94,6 +94,8 @@ fn measure_master() -> Result<()> {
         endpoint: "127.0.0.1:1",
         base: 0,
         len: 1 << 40,
+        export: Default::default(),
+        epoch: rpc.welcome().epoch,
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;
     println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");

@@ -2,15 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use store_core::message::Export;
 use te_engine::{
-    Access, BatchHandle, Config, Engine, MemSpan, RegionId, RegisterError, RequestStatus, SegmentError,
-    SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError, TransferRequest,
+    Access, BatchHandle, Config, Engine, MemSpan, Metadata, PeerToPeer, RegionId, RegisterError,
+    RequestStatus, SegmentError, SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError,
+    TransferRequest,
 };
 
 /// One engine with one owner.
 pub(crate) struct Fabric {
     engine: Engine,
     spin: Duration,
+    descriptors: PeerToPeer,
     #[cfg(test)]
     stuck: Stuck,
 }
@@ -43,9 +46,14 @@ impl Fabric {
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
         let spin = Duration::from_micros(config.spin_us.into());
+        let descriptors = PeerToPeer {
+            timeout: Duration::from_millis(config.control.timeout_ms.into()),
+            frame_bytes_max: config.control.frame_bytes_max,
+        };
         Ok(Self {
             engine: Engine::start(config)?,
             spin,
+            descriptors,
             #[cfg(test)]
             stuck: Stuck::default(),
         })
@@ -67,8 +75,16 @@ impl Fabric {
         self.engine.unregister(region)
     }
 
-    pub(crate) fn open_segment(&mut self, endpoint: &str) -> Result<SegmentHandle, SegmentError> {
-        self.engine.open_segment(endpoint)
+    /// Opens what an endpoint exports, if the export is still `wanted` one; `None`: it is another.
+    pub(crate) fn open_export(
+        &mut self,
+        endpoint: &str,
+        wanted: Export,
+    ) -> Result<Option<SegmentHandle>, SegmentError> {
+        let descriptor = self.descriptors.fetch(endpoint)?;
+        let there = descriptor.incarnation == wanted.engine
+            && descriptor.regions.iter().any(|region| region.region == wanted.region);
+        if there { self.engine.attach_segment(endpoint, &descriptor).map(Some) } else { Ok(None) }
     }
 
     /// Transfers that still use it keep it open; it is then closed with the engine.
@@ -106,11 +122,11 @@ impl Fabric {
         self.engine.poll();
     }
 
-    /// Polls until a batch is over, at most until `deadline`; spins first, then sleeps.
-    pub(crate) fn wait(&mut self, batch: BatchHandle, deadline: Instant) {
+    /// Polls until something has moved, at most until `deadline`; spins first, then sleeps.
+    pub(crate) fn wait(&mut self, deadline: Instant) {
         let started = Instant::now();
         loop {
-            if self.engine.poll() > 0 && self.is_over(batch) {
+            if self.engine.poll() > 0 {
                 return;
             }
             let now = Instant::now();

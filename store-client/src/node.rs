@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use store_core::message::{Beat, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment};
+use store_core::message::{
+    Beat, Export, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment,
+};
 use store_core::{ErrorCode, SegmentNo};
 use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
 
@@ -188,6 +190,9 @@ impl Keeper {
     /// nobody who still holds the old export can write to the new one.
     fn mount(&mut self) -> Result<(), ConnectError> {
         self.tear_down()?;
+        self.rpc.ensure_connected()?;
+        // Should a new master answer the mount, it will not have memory that was exported under the former one.
+        let epoch = self.rpc.welcome().epoch;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         self.incarnation = wall.max(self.incarnation + 1);
         // `validate` has seen that it fits.
@@ -200,6 +205,8 @@ impl Keeper {
             endpoint: self.engine.name(),
             base: region.addr(),
             len: self.config.capacity_bytes,
+            export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
+            epoch,
         };
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
         match self.rpc.call::<Mount>(&segment, std::iter::empty()).map(|(mounted, _)| mounted) {

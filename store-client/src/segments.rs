@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use store_core::SegmentNo;
-use store_core::message::Segments as AskSegments;
+use store_core::message::{Export, Segments as AskSegments};
 use te_engine::SegmentHandle;
 
 use crate::fabric::Fabric;
@@ -50,12 +50,7 @@ impl Segments {
             Some(Known::Shunned(until)) if Instant::now() < *until => return None,
             _ => {}
         }
-        let opened = ask(segment, rpc).and_then(|endpoint| {
-            fabric
-                .open_segment(&endpoint)
-                .inspect_err(|error| log::debug!("segment {segment} at {endpoint}: {error}"))
-                .ok()
-        });
+        let opened = open(segment, rpc, fabric);
         let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
         self.known.insert(segment, known);
         opened
@@ -77,7 +72,27 @@ impl Segments {
     }
 }
 
-fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<String> {
+/// Asks where a segment is and opens it. The node may export afresh between the two, even at the same addresses; bytes that
+/// are meant for the old export must not land in the new one. So when it is another by then, the master is asked again.
+fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Option<SegmentHandle> {
+    for _ in 0..TRIES {
+        let (endpoint, export) = ask(segment, rpc)?;
+        match fabric.open_export(&endpoint, export) {
+            Ok(Some(handle)) => return Some(handle),
+            Ok(None) => log::debug!("segment {segment} at {endpoint}: something else is exported there now"),
+            Err(error) => {
+                log::debug!("segment {segment} at {endpoint}: {error}");
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// Times that the master is asked in a row.
+const TRIES: u32 = 2;
+
+fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<(String, Export)> {
     let (_, mut infos) = rpc.call::<AskSegments>(&(), [segment].into_iter()).ok()?;
-    infos.next()?.ok().map(|info| info.endpoint.to_owned())
+    infos.next()?.ok().map(|info| (info.endpoint.to_owned(), info.export))
 }

@@ -4,8 +4,11 @@
 mod common;
 
 use common::{MIB, client, client_over, master, master_with, node, node_over, pattern};
-use store_client::{BufferRange, Client, ErrorCode, Fabrics, MemSpan, PutOptions, StoreError};
+use store_client::{
+    BufferRange, Client, ErrorCode, Fabrics, MemSpan, PutOptions, RpcConfig, RpcConnection, StoreError,
+};
 use store_core::MasterConfig;
+use store_core::message::{Export, Mount, MountSegment, Segments};
 
 const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
 const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
@@ -282,4 +285,46 @@ fn a_put_prefers_the_segment_it_is_told() {
     };
     assert_eq!(used("a", &mut client), 0);
     assert!(used("b", &mut client) >= 10 * 4096);
+}
+
+#[test]
+fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place() {
+    let master = master();
+    let node = node("a", master.rpc_addr());
+    let region = node.region().unwrap();
+    let mut rpc = RpcConnection::connect(master.rpc_addr().into(), RpcConfig::default()).unwrap();
+    let (_, mut infos) = rpc.call::<Segments>(&(), std::iter::empty()).unwrap();
+    let real = infos.next().unwrap().unwrap().export;
+    let epoch = rpc.welcome().epoch;
+    let mut client = client(master.rpc_addr());
+    // What a client finds that asked just before the node exported afresh: same place, same addresses.
+    let gone = [
+        Export { engine: real.engine - 1, ..real },
+        Export { region: real.region ^ (1 << 32), ..real },
+        Export { region: real.region ^ 1, ..real },
+    ];
+    for (node_no, export) in gone.into_iter().chain([real]).enumerate() {
+        let segment = MountSegment {
+            node: node_no as u64,
+            incarnation: 1,
+            name: &format!("old-{node_no}"),
+            endpoint: node.endpoint(),
+            base: region.addr(),
+            len: MIB,
+            export,
+            epoch,
+        };
+        let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0;
+        let options = PutOptions { preferred: Some(mounted.segment), ..PutOptions::default() };
+        let put = client.put(format!("k{node_no}").as_bytes(), &[0xa5; 4096], &options);
+        let mut found = [0; 4096];
+        region.read(0, &mut found).unwrap();
+        if export == real {
+            assert!(put.unwrap());
+            assert_eq!(found, [0xa5; 4096]);
+        } else {
+            assert_eq!(put.unwrap_err().code(), ErrorCode::TransferFail);
+            assert_eq!(found, [0; 4096]);
+        }
+    }
 }

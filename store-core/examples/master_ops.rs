@@ -22,8 +22,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     for node in 1..=3 {
         let name = format!("node-{node}");
         let len = OBJECTS as u64 * 4096;
-        let segment =
-            MountSegment { node, incarnation: 1, name: &name, endpoint: "127.0.0.1:9000", base: 0, len };
+        let segment = MountSegment {
+            node,
+            incarnation: 1,
+            name: &name,
+            endpoint: "127.0.0.1:9000",
+            base: 0,
+            len,
+            export: Default::default(),
+            epoch: 0,
+        };
         master.mount(Instant::ZERO, &segment)?;
     }
     let keys: Vec<String> =

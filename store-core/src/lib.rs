@@ -57,7 +57,7 @@
 //! let now = Instant::from_millis(1);
 //! let mut master = Master::new(MasterConfig::default())?;
 //! let mut memory = vec![0u8; 4096];
-//! let segment = MountSegment { node: 1, incarnation: 1, name: "n1", endpoint: "n1:9000", base: 0, len: 4096 };
+//! let segment = MountSegment { node: 1, incarnation: 1, name: "n1", endpoint: "n1:9000", base: 0, len: 4096, export: Default::default(), epoch: 0 };
 //! master.mount(now, &segment)?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());

@@ -255,7 +255,7 @@ impl Master {
     ///
     /// # Errors
     /// `InvalidParams`; `SegmentAlreadyExists` when somebody else has the name; `IllegalClient` when this incarnation is
-    /// over; `KeysUltraLimit` for too many segments or nodes.
+    /// over, or what it was exported for is another life of the master; `KeysUltraLimit` for too many segments or nodes.
     pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<Mounted, ErrorCode> {
         let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
         let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
@@ -263,6 +263,9 @@ impl Master {
             && self.segments.can_count(segment.len);
         if !named(segment.name) || !named(segment.endpoint) || !fits {
             return Err(ErrorCode::InvalidParams);
+        }
+        if segment.epoch != u64::from(self.config.epoch) {
+            return Err(ErrorCode::IllegalClient);
         }
         let stale_node =
             self.nodes.get(segment.node).is_some_and(|node| segment.incarnation < node.incarnation);
@@ -278,6 +281,7 @@ impl Master {
                 let same = old.node == segment.node
                     && old.base == segment.base
                     && old.len == segment.len
+                    && old.export == segment.export
                     && *old.endpoint == *segment.endpoint;
                 return if same { Ok(self.mounted(no)) } else { Err(ErrorCode::SegmentAlreadyExists) };
             }
@@ -298,6 +302,7 @@ impl Master {
             endpoint: segment.endpoint.into(),
             base: segment.base,
             len: segment.len,
+            export: segment.export,
             allocator: OffsetAllocator::new(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;

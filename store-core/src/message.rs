@@ -297,6 +297,22 @@ pub struct MountSegment<'a> {
     pub base: u64,
     /// Bytes.
     pub len: u64,
+    /// Which of the engine's exports it is.
+    pub export: Export,
+    /// The master's [`Welcome::epoch`] when the memory was exported. A master of another life refuses the mount with
+    /// `IllegalClient`, because whoever acts on the word of the former one could still write there.
+    pub epoch: u64,
+}
+
+/// Tells an export from others that had, or will have, the same endpoint and the same addresses.
+///
+/// The master passes it on. A client that opened the endpoint compares before it moves a byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Export {
+    /// Which life of the engine.
+    pub engine: u64,
+    /// Which of its regions; never used twice in one life.
+    pub region: u64,
 }
 
 /// A mounted segment.
@@ -497,6 +513,8 @@ pub struct SegmentInfo<'a> {
     pub base: u64,
     /// Bytes.
     pub len: u64,
+    /// Which of the engine's exports it is.
+    pub export: Export,
     /// Bytes that are allocated or held back.
     pub used: u64,
 }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::codec::Short;
-use crate::message::{REPLICAS_MAX, SegmentInfo, SegmentNo};
+use crate::message::{Export, REPLICAS_MAX, SegmentInfo, SegmentNo};
 use crate::offset::{Block, OffsetAllocator};
 use crate::slab::NIL;
 
@@ -39,6 +39,7 @@ pub(crate) struct Segment {
     pub(crate) endpoint: Box<str>,
     pub(crate) base: u64,
     pub(crate) len: u64,
+    pub(crate) export: Export,
     pub(crate) allocator: OffsetAllocator,
 }
 
@@ -52,6 +53,7 @@ impl Segment {
             endpoint: &self.endpoint,
             base: self.base,
             len: self.len,
+            export: self.export,
             used: self.allocator.used_bytes(),
         }
     }

@@ -8,7 +8,16 @@ use te_core::Instant;
 
 fn master() -> Master {
     let mut master = Master::new(MasterConfig::default()).unwrap();
-    let segment = MountSegment { node: 1, incarnation: 1, name: "s", endpoint: "h:1", base: 0, len: 1 << 20 };
+    let segment = MountSegment {
+        node: 1,
+        incarnation: 1,
+        name: "s",
+        endpoint: "h:1",
+        base: 0,
+        len: 1 << 20,
+        export: Default::default(),
+        epoch: 0,
+    };
     master.mount(Instant::ZERO, &segment).unwrap();
     master
 }
@@ -45,8 +54,16 @@ fn every_operation_goes_over_the_wire() {
     let welcome = call!(master, Hello, wire::VERSION, []);
     assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
     assert_eq!(answer::<Hello>(&call!(master, Hello, 9, [])).unwrap_err(), ErrorCode::InvalidVersion);
-    let second =
-        MountSegment { node: 2, incarnation: 4, name: "t", endpoint: "h:2", base: 1 << 40, len: 1 << 20 };
+    let second = MountSegment {
+        node: 2,
+        incarnation: 4,
+        name: "t",
+        endpoint: "h:2",
+        base: 1 << 40,
+        len: 1 << 20,
+        export: Default::default(),
+        epoch: 0,
+    };
     let mounted = call!(master, Mount, second, []);
     assert_eq!(answer::<Mount>(&mounted).unwrap().0.segment, 2);
     assert_eq!(
@@ -121,7 +138,16 @@ fn batches_have_a_limit_on_both_sides() {
 #[test]
 fn a_listing_of_the_longest_keys_fits_its_frame() {
     let mut master = Master::new(MasterConfig::default()).unwrap();
-    let segment = MountSegment { node: 1, incarnation: 1, name: "s", endpoint: "h:1", base: 0, len: 1 << 30 };
+    let segment = MountSegment {
+        node: 1,
+        incarnation: 1,
+        name: "s",
+        endpoint: "h:1",
+        base: 0,
+        len: 1 << 30,
+        export: Default::default(),
+        epoch: 0,
+    };
     master.mount(Instant::ZERO, &segment).unwrap();
     for key in 0..4096 {
         let key = format!("{key:01024}");

@@ -29,7 +29,16 @@ fn config() -> MasterConfig {
 }
 
 fn segment(node: u64, incarnation: u64, name: &str, len: u64) -> MountSegment<'_> {
-    MountSegment { node, incarnation, name, endpoint: "host:1", base: 0x1000, len }
+    MountSegment {
+        node,
+        incarnation,
+        name,
+        endpoint: "host:1",
+        base: 0x1000,
+        len,
+        export: Default::default(),
+        epoch: 0,
+    }
 }
 
 fn master_with(config: MasterConfig, segments: &[u64]) -> Master {
@@ -334,6 +343,14 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
     assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 2 }), NodeStatus::Ok);
     assert_eq!(master.heartbeat(at(4), &Heartbeat { node: 1, incarnation: 3 }), NodeStatus::NeedRemount);
     assert_eq!((master.stats().segments, master.stats().capacity_bytes), (0, 0));
+}
+
+#[test]
+fn memory_that_was_exported_under_another_life_of_the_master_is_not_mounted() {
+    let mut master = master_with(MasterConfig { epoch: 8, ..config() }, &[]);
+    let old = MountSegment { epoch: 7, ..segment(1, 1, "s", KIB) };
+    assert_eq!(master.mount(at(0), &old), Err(ErrorCode::IllegalClient));
+    master.mount(at(0), &MountSegment { epoch: 8, ..old }).unwrap();
 }
 
 #[test]

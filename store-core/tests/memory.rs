@@ -47,6 +47,8 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
             endpoint: "127.0.0.1:9000",
             base: 0,
             len: objects * 4096,
+            export: Default::default(),
+            epoch: 0,
         };
         master.mount(Instant::ZERO, &segment).unwrap();
     }

@@ -87,8 +87,16 @@ impl Node {
             .unwrap();
         } else {
             let endpoint = "sim:1";
-            let mount =
-                MountSegment { node, incarnation, name: &name, endpoint, base: 0, len: self.segment_bytes };
+            let mount = MountSegment {
+                node,
+                incarnation,
+                name: &name,
+                endpoint,
+                base: 0,
+                len: self.segment_bytes,
+                export: Default::default(),
+                epoch: self.epoch.into(),
+            };
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
         }
         core.send(Party::Node(self.index), life, out);

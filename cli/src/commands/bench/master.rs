@@ -230,8 +230,16 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let node = mix(incarnation ^ u64::from(std::process::id()));
     let name = format!("bench-{node:016x}");
     // Port 9 is the discard service: nobody will read or write there.
-    let segment =
-        MountSegment { node, incarnation, name: &name, endpoint: "127.0.0.1:9", base: 0, len: SEGMENT_BYTES };
+    let segment = MountSegment {
+        node,
+        incarnation,
+        name: &name,
+        endpoint: "127.0.0.1:9",
+        base: 0,
+        len: SEGMENT_BYTES,
+        export: Default::default(),
+        epoch: control.welcome().epoch,
+    };
     control
         .call::<Mount>(&segment, std::iter::empty())
         .context("cannot mount a segment for the benchmark")?;

@@ -40,6 +40,9 @@ pub(super) struct Args {
     /// Check payloads end to end (TCP).
     #[arg(long)]
     checksum: bool,
+    /// TCP congestion control, by the kernel's name for it. Default: cubic within a host, else the kernel's.
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// Say where it listens as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -63,6 +66,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     config.fabrics = args.fabric.fabrics();
     config.spin_us = args.spin_us;
     config.tcp.checksum = args.checksum;
+    config.tcp.congestion.clone_from(&args.congestion);
     let engine = TransferEngine::start(config)?;
     let region = engine.alloc_shared(usize::try_from(args.memory.bytes())?, Access::all())?;
     touch(&region)?;

@@ -68,6 +68,9 @@ pub(super) struct Args {
     /// TCP connections of each engine.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: u8,
+    /// TCP congestion control of both sides (of this one, with --target). Default: cubic within a host, else the kernel's.
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// Length at which requests are cut.
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     slice: ByteSize,
@@ -290,6 +293,9 @@ impl Target {
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
                 child_args.extend(args.checksum.then(|| "--checksum".to_owned()));
+                if let Some(name) = &args.congestion {
+                    child_args.extend(["--congestion".to_owned(), name.clone()]);
+                }
                 let mut child = Child::start("the target", &child_args)?;
                 let ready = child.ready(READY_TIMEOUT)?;
                 Self::Child(child, ready)
@@ -317,6 +323,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Config {
     config.spin_us = args.spin_us;
     config.tcp.lanes = args.lanes;
     config.tcp.checksum = args.checksum;
+    config.tcp.congestion.clone_from(&args.congestion);
     config
 }
 
