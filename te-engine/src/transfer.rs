@@ -302,6 +302,8 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
+            // The worker may need the very core that we spin on.
+            std::thread::yield_now();
             let now = Instant::now();
             if now - start >= spin || until.is_some_and(|until| now >= until) {
                 break;

@@ -442,7 +442,8 @@ impl Engine {
         let spin = Duration::from_micros(u64::from(self.config.spin_us));
         let mut idle_since = None;
         loop {
-            let progressed = self.poll() > 0;
+            let before = self.activity();
+            let progressed = self.poll() > 0 || self.activity() != before;
             if let Some(end) = done(self)? {
                 return Ok(end);
             }
