@@ -1,38 +1,8 @@
-//! CRC-32C in two ways at once.
-//!
-//! A processor has one unit for the `crc32` instruction and another for carry-less multiplication, and a copy out of a warm
-//! cache leaves both idle. Each alone makes 23 GB/s on the machine this was written on, both together 34. So a block is cut
-//! into four streams that do not wait for each other:
-//!
-//! ```text
-//!   ┌── crc32 ──┬── crc32 ──┬── crc32 ──┬───── carry-less, eight lanes of 16 bytes ─────┐
-//!   │ 40 B × 63 │ 40 B × 63 │ 40 B × 63 │                 128 B × 64                    │  15,752 bytes
-//!   └───────────┴───────────┴───────────┴───────────────────────────────────────────────┘
-//! ```
-//!
-//! and their checksums are put together at its end. The folding is Intel's ("Fast CRC Computation for Generic Polynomials
-//! Using PCLMULQDQ Instruction", 2009) for reflected polynomials: a lane (low, high) moved D bits ahead becomes
-//! `low × K(D + 32) ⊕ high × K(D - 32)`, `K(n) = reflect(xⁿ mod P) << 1`.
-//!
-//! Where the processor has no `vpclmulqdq`, and for what is short, pieces are copied out and given to the `crc32c` crate.
+//! CRC-32C of memory that is reached by address: by folding where the processor can, else by the `crc32c` crate.
 
-use std::arch::is_x86_feature_detected;
-use std::arch::x86_64::{
-    __m128i, __m256i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
-    _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
-    _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256,
-    _mm256_loadu_si256, _mm256_xor_si256,
-};
+#[cfg(target_arch = "x86_64")]
+mod fold;
 
-/// Steps of one block.
-const STEPS: usize = 64;
-/// Bytes that the carry-less stream takes in a step: four registers of two lanes.
-const FOLD_BYTES: usize = 128;
-/// Words that each of the three other streams takes in a step. As many as fit beside eight multiplications.
-const WORDS: usize = 5;
-/// Bytes of each of the three.
-const STREAM_BYTES: usize = (STEPS - 1) * WORDS * 8;
-const BLOCK_BYTES: usize = 3 * STREAM_BYTES + STEPS * FOLD_BYTES;
 /// Copied out at a time where memory is not read in place.
 const PIECE_BYTES: usize = 8 << 10;
 
@@ -41,9 +11,10 @@ const PIECE_BYTES: usize = 8 << 10;
 /// # Safety
 /// The bytes are readable. They may change meanwhile; the result is then that of some mix.
 pub(super) unsafe fn append(so_far: u32, bytes: *const u8, len: usize) -> u32 {
-    if len >= BLOCK_BYTES && can_fold() {
+    #[cfg(target_arch = "x86_64")]
+    if len >= fold::BLOCK_BYTES && fold::can_fold() {
         // SAFETY: the processor can, and the caller's promise.
-        return unsafe { blocks(so_far, bytes, len) };
+        return unsafe { fold::blocks(so_far, bytes, len) };
     }
     let mut crc = so_far;
     let mut piece = [0; PIECE_BYTES];
@@ -56,193 +27,4 @@ pub(super) unsafe fn append(so_far: u32, bytes: *const u8, len: usize) -> u32 {
         at += part;
     }
     crc
-}
-
-fn can_fold() -> bool {
-    is_x86_feature_detected!("vpclmulqdq")
-        && is_x86_feature_detected!("pclmulqdq")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("sse4.2")
-}
-
-/// # Safety
-/// The bytes are readable, and the processor has the features.
-#[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
-unsafe fn blocks(so_far: u32, bytes: *const u8, len: usize) -> u32 {
-    // The instruction knows no inversions.
-    let mut crc = !so_far;
-    let mut at = 0;
-    while at + BLOCK_BYTES <= len {
-        // SAFETY: a block inside `len`.
-        crc = unsafe { block(crc, bytes.add(at)) };
-        at += BLOCK_BYTES;
-    }
-    // SAFETY: what is left of `len`.
-    !unsafe { rest(crc, bytes.add(at), len - at) }
-}
-
-/// # Safety
-/// `BLOCK_BYTES` are readable, and the processor has the features.
-#[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
-unsafe fn block(crc: u32, bytes: *const u8) -> u32 {
-    // SAFETY: `at` is inside the block by at least a word or a register, at any alignment.
-    let word = |at: usize| unsafe { bytes.add(at).cast::<u64>().read_unaligned() };
-    // SAFETY: as above.
-    let register = |at: usize| unsafe { _mm256_loadu_si256(bytes.add(at).cast::<__m256i>()) };
-    let fold_at = 3 * STREAM_BYTES;
-    let ahead = _mm256_broadcastsi128_si256(keys(KSTEP));
-    let (mut a, mut b, mut c) = (u64::from(crc), 0, 0);
-    let mut lanes =
-        [register(fold_at), register(fold_at + 32), register(fold_at + 64), register(fold_at + 96)];
-    for step in 1..STEPS {
-        let from = fold_at + step * FOLD_BYTES;
-        for (index, lane) in lanes.iter_mut().enumerate() {
-            let low = _mm256_clmulepi64_epi128::<0x00>(*lane, ahead);
-            let high = _mm256_clmulepi64_epi128::<0x11>(*lane, ahead);
-            *lane = _mm256_xor_si256(_mm256_xor_si256(low, high), register(from + 32 * index));
-        }
-        let from = (step - 1) * WORDS * 8;
-        for index in 0..WORDS {
-            a = _mm_crc32_u64(a, word(from + 8 * index));
-            b = _mm_crc32_u64(b, word(from + STREAM_BYTES + 8 * index));
-            c = _mm_crc32_u64(c, word(from + 2 * STREAM_BYTES + 8 * index));
-        }
-    }
-    // Eight lanes into one, each moved ahead onto its neighbour.
-    let next = keys(KLANE);
-    let mut sum = _mm_setzero_si128();
-    for lane in lanes {
-        for half in [_mm256_castsi256_si128(lane), _mm256_extracti128_si256::<1>(lane)] {
-            let low = _mm_clmulepi64_si128::<0x00>(sum, next);
-            let high = _mm_clmulepi64_si128::<0x11>(sum, next);
-            sum = _mm_xor_si128(_mm_xor_si128(low, high), half);
-        }
-    }
-    let folded = _mm_crc32_u64(0, _mm_cvtsi128_si64(sum) as u64);
-    let folded = _mm_crc32_u64(folded, _mm_extract_epi64::<1>(sum) as u64);
-    shift(a, SHIFT_A) ^ shift(b, SHIFT_B) ^ shift(c, SHIFT_C) ^ folded as u32
-}
-
-/// # Safety
-/// `len` bytes are readable, and the processor has the features.
-#[target_feature(enable = "sse4.2")]
-unsafe fn rest(crc: u32, bytes: *const u8, len: usize) -> u32 {
-    let mut wide = u64::from(crc);
-    let mut at = 0;
-    while at + 8 <= len {
-        // SAFETY: eight bytes inside `len`, at any alignment.
-        wide = _mm_crc32_u64(wide, unsafe { bytes.add(at).cast::<u64>().read_unaligned() });
-        at += 8;
-    }
-    let mut crc = wide as u32;
-    while at < len {
-        // SAFETY: a byte inside `len`.
-        crc = _mm_crc32_u8(crc, unsafe { bytes.add(at).read() });
-        at += 1;
-    }
-    crc
-}
-
-/// The checksum as if that many zeros followed as `key` stands for: the instruction itself multiplies by x³², and the
-/// product of reflected factors lacks one x, so `key` is x^(bits - 33).
-#[target_feature(enable = "pclmulqdq,sse4.2")]
-fn shift(crc: u64, key: u32) -> u32 {
-    let product =
-        _mm_clmulepi64_si128::<0x00>(_mm_cvtsi32_si128(crc as u32 as i32), _mm_cvtsi32_si128(key as i32));
-    _mm_crc32_u64(0, _mm_cvtsi128_si64(product) as u64) as u32
-}
-
-/// The multipliers that move a lane ahead.
-#[target_feature(enable = "sse2")]
-fn keys((low, high): (u64, u64)) -> __m128i {
-    _mm_set_epi64x(high as i64, low as i64)
-}
-
-const KSTEP: (u64, u64) = lane_keys(FOLD_BYTES as u64 * 8);
-const KLANE: (u64, u64) = lane_keys(128);
-const SHIFT_A: u32 = power((2 * STREAM_BYTES + STEPS * FOLD_BYTES) as u64 * 8 - 33);
-const SHIFT_B: u32 = power((STREAM_BYTES + STEPS * FOLD_BYTES) as u64 * 8 - 33);
-const SHIFT_C: u32 = power((STEPS * FOLD_BYTES) as u64 * 8 - 33);
-
-/// K(bits + 32) and K(bits - 32) of the module's docs.
-const fn lane_keys(bits: u64) -> (u64, u64) {
-    ((power(bits + 32) as u64) << 1, (power(bits - 32) as u64) << 1)
-}
-
-/// xⁿ mod P, reflected.
-const fn power(n: u64) -> u32 {
-    let (mut result, mut square, mut left) = (1, 2, n);
-    while left > 0 {
-        if left & 1 == 1 {
-            result = multiply(result, square);
-        }
-        square = multiply(square, square);
-        left >>= 1;
-    }
-    result.reverse_bits()
-}
-
-/// a × b mod P, not reflected.
-const fn multiply(mut a: u32, mut b: u32) -> u32 {
-    /// RFC 3720's polynomial, x³² left out.
-    const CASTAGNOLI: u32 = 0x1edc_6f41;
-    let mut product = 0;
-    while b > 0 {
-        if b & 1 == 1 {
-            product ^= a;
-        }
-        a = if a >> 31 == 1 { (a << 1) ^ CASTAGNOLI } else { a << 1 };
-        b >>= 1;
-    }
-    product
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(len: usize) -> Vec<u8> {
-        (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
-    }
-
-    #[test]
-    fn it_agrees_with_the_crate_at_every_length_and_alignment() {
-        if !can_fold() {
-            println!("skipped: this processor has no vpclmulqdq");
-        }
-        let all = bytes(3 * BLOCK_BYTES + 100);
-        for start in [0, 1, 7, 31] {
-            for len in
-                [BLOCK_BYTES, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES].into_iter().flat_map(|len| len..len + 20)
-            {
-                let part = &all[start..start + len];
-                let so_far = len as u32 * 77;
-                // SAFETY: a slice.
-                let ours = unsafe { append(so_far, part.as_ptr(), part.len()) };
-                assert_eq!(ours, crc32c::crc32c_append(so_far, part), "{start}+{len}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_bit_counts() {
-        let mut all = bytes(BLOCK_BYTES);
-        // SAFETY: a slice.
-        let good = unsafe { append(0, all.as_ptr(), all.len()) };
-        for at in (0..BLOCK_BYTES).step_by(13) {
-            all[at] ^= 1 << (at % 8);
-            // SAFETY: a slice.
-            assert_ne!(unsafe { append(0, all.as_ptr(), all.len()) }, good, "byte {at}");
-            all[at] ^= 1 << (at % 8);
-        }
-    }
-
-    #[test]
-    fn what_is_short_is_right_as_well() {
-        for len in [0, 1, 16, 4096, BLOCK_BYTES - 1] {
-            let bytes = bytes(len);
-            // SAFETY: a slice.
-            assert_eq!(unsafe { append(9, bytes.as_ptr(), len) }, crc32c::crc32c_append(9, &bytes));
-        }
-    }
 }
