@@ -91,6 +91,7 @@ mod payload;
 mod region;
 mod request;
 mod shm;
+mod spin;
 mod sys;
 mod tiers;
 mod transfer;
