@@ -31,7 +31,7 @@ pub struct Config {
     /// Attached remote regions over all open segments, at most.
     pub segments_max: u32,
     /// How long the worker of a [`TransferEngine`](crate::TransferEngine) polls without result before it parks, and how
-    /// long a waiting caller spins before it sleeps, microseconds, at most: where pauses prove to be longer, it parks at once.
+    /// long a waiting caller spins before it sleeps, microseconds.
     pub spin_us: u32,
     /// A batch of up to so many bytes is carried out by the thread that submits it, if the engine is free and a copy within the
     /// host does: no thread hop. 0: always the worker.

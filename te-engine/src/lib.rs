@@ -91,7 +91,6 @@ mod payload;
 mod region;
 mod request;
 mod shm;
-mod spin;
 mod sys;
 mod tiers;
 mod transfer;

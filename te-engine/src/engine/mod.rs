@@ -27,7 +27,6 @@ use crate::descriptor::Published;
 use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
-use crate::spin::Spin;
 use crate::sys::park;
 use crate::tiers::Tiers;
 pub(crate) use control::{notify, probe};
@@ -48,7 +47,6 @@ const SOON: Duration = Duration::from_millis(1);
 pub struct Engine {
     config: Config,
     clock: Clock,
-    spin: Spin,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
     regions: Regions,
     segments: Segments,
@@ -127,7 +125,6 @@ impl Engine {
         };
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
-            spin: Spin::new(config.spin_us),
             rails,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
@@ -442,13 +439,11 @@ impl Engine {
         until: Option<Instant>,
         mut done: impl FnMut(&Self) -> Result<Option<T>, TransferError>,
     ) -> Result<T, TransferError> {
+        let spin = Duration::from_micros(u64::from(self.config.spin_us));
         let mut idle_since = None;
         loop {
             let before = self.activity();
             let progressed = self.poll() > 0 || self.activity() != before;
-            if progressed && let Some(since) = idle_since.take() {
-                self.spin.ended(self.clock.now() - since);
-            }
             if let Some(end) = done(self)? {
                 return Ok(end);
             }
@@ -457,12 +452,11 @@ impl Engine {
                 return Err(TransferError::WaitTimedOut);
             }
             if progressed {
-                continue;
-            }
-            if self.spin.goes_on(now - *idle_since.get_or_insert(now)) {
-                std::thread::yield_now();
-            } else {
+                idle_since = None;
+            } else if now - *idle_since.get_or_insert(now) >= spin {
                 self.park(until.map(|until| until - now));
+            } else {
+                std::thread::yield_now();
             }
         }
     }
