@@ -1,7 +1,7 @@
 //! Batches of requests: handles, per-task counters, and the six statuses.
 //!
 //! ```text
-//!   create(requests) ──► Waiting ──submitted()──► Pending ──every slice completed──► Completed
+//!   create(requests) ──► Waiting ──accepted()───► Pending ──every slice completed──► Completed
 //!                            │                       │                               Failed
 //!                            └──── cancel(reason) ───┴──► drains, then ────────────► Canceled / TimedOut
 //! ```

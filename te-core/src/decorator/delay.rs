@@ -6,8 +6,7 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::Shelf;
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId,
-    SegmentId, Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, Instant, SegmentId, Slice, Token, Transport,
 };
 
 /// Holds every completion back for a while after it has come.
@@ -35,30 +34,7 @@ impl<T: Transport> Delay<T> {
     }
 }
 
-impl<T: Transport> Memory for Delay<T> {
-    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.register(id, span, access) }
-    }
-
-    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
-        self.shelf.check_region_is_free(id)?;
-        self.inner.deregister(id)
-    }
-
-    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        self.inner.export(id, out)
-    }
-
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
-        self.inner.attach(id, blob)
-    }
-
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        self.shelf.check_segment_is_free(id)?;
-        self.inner.detach(id)
-    }
-}
+super::shelved_memory!(Delay);
 
 impl<T: Transport> Transport for Delay<T> {
     fn name(&self) -> &'static str {

@@ -6,8 +6,8 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::{Shelf, given_up};
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    RegionId, SegmentId, Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, SegmentId, Slice, Token,
+    Transport,
 };
 
 /// How often what goes wrong.
@@ -134,30 +134,7 @@ fn strikes(countdown: &mut u64) -> bool {
     strikes
 }
 
-impl<T: Transport> Memory for Fault<T> {
-    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.register(id, span, access) }
-    }
-
-    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
-        self.shelf.check_region_is_free(id)?;
-        self.inner.deregister(id)
-    }
-
-    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        self.inner.export(id, out)
-    }
-
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
-        self.inner.attach(id, blob)
-    }
-
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        self.shelf.check_segment_is_free(id)?;
-        self.inner.detach(id)
-    }
-}
+super::shelved_memory!(Fault);
 
 impl<T: Transport> Transport for Fault<T> {
     fn name(&self) -> &'static str {

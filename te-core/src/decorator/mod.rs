@@ -54,3 +54,39 @@ macro_rules! access_inner {
     };
 }
 use access_inner;
+
+/// The memory of what is inside, kept while the decorator holds a completion that refers to it.
+macro_rules! shelved_memory {
+    ($name:ident) => {
+        impl<T: Transport> $crate::Memory for $name<T> {
+            unsafe fn register(
+                &mut self,
+                id: $crate::RegionId,
+                span: $crate::MemSpan,
+                access: $crate::Access,
+            ) -> Result<(), Error> {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { self.inner.register(id, span, access) }
+            }
+
+            fn deregister(&mut self, id: $crate::RegionId) -> Result<(), Error> {
+                self.shelf.check_region_is_free(id)?;
+                self.inner.deregister(id)
+            }
+
+            fn export(&self, id: $crate::RegionId, out: &mut [u8]) -> Result<usize, Error> {
+                self.inner.export(id, out)
+            }
+
+            fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+                self.inner.attach(id, blob)
+            }
+
+            fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+                self.shelf.check_segment_is_free(id)?;
+                self.inner.detach(id)
+            }
+        }
+    };
+}
+use shelved_memory;
