@@ -7,9 +7,17 @@
 //! ```
 //!
 //! ```
-//! use te_rdma::verbs::MrAccess;
-//! assert!(MrAccess::all().contains(MrAccess::REMOTE_READ));
+//! use te_rdma::Config;
+//! assert!(Config { qps: 4, ..Config::default() }.validate().is_ok());
 //! ```
 #![deny(unsafe_code)]
 
+mod config;
+mod device;
+pub mod exchange;
+mod stats;
 pub mod verbs;
+
+pub use config::{CHUNKS_MAX, Config, ConfigError, Progress, QPS_MAX, SGES_MAX};
+pub use device::{DeviceSummary, NoRdma};
+pub use stats::Stats;
