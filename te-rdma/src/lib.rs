@@ -12,12 +12,30 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod channel;
+mod complete;
 mod config;
+mod connection;
 mod device;
+mod drive;
+mod endpoint;
 pub mod exchange;
+mod link;
+mod net;
+mod operation;
+mod port;
+mod post;
+mod reach;
+mod region;
+mod registration;
+mod sieve;
+mod slab;
 mod stats;
+mod target;
+mod transport;
 pub mod verbs;
 
 pub use config::{CHUNKS_MAX, Config, ConfigError, Progress, QPS_MAX, SGES_MAX};
 pub use device::{DeviceSummary, NoRdma};
 pub use stats::Stats;
+pub use transport::{Dmabuf, OpenError, RdmaTransport};
