@@ -29,6 +29,8 @@ mod reach;
 mod region;
 mod registration;
 mod sieve;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod slab;
 mod stats;
 mod target;
