@@ -14,4 +14,5 @@
 
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod sys;
 pub mod verbs;

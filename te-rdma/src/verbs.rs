@@ -183,8 +183,9 @@ pub enum QpStep {
     Error,
 }
 
-/// One piece of local memory in a work request.
+/// One piece of local memory in a work request. Laid out as `struct ibv_sge`, so that a list of them needs no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// First byte.
     pub addr: u64,
