@@ -222,7 +222,7 @@ pub enum WcStatus {
     /// Our own fault: length, local key, our queue pair.
     Local,
     /// The peer refused: key, range or rights. No byte of this request was written, unless the peer ended the registration
-    /// while it arrived. Both queue pairs are in error.
+    /// while it arrived. Both queue pairs are in error (IBA 9.9.3.1; soft-RoCE tells the target nothing).
     RemoteAccess,
     /// The peer failed in carrying it out, or found it malformed.
     RemoteOperation,
