@@ -175,10 +175,16 @@ impl Topology {
     ///
     /// # Errors
     /// See [`TopologyError`].
-    pub fn new(mut nodes: Vec<NumaNode>, mut nics: Vec<Nic>, mut gpus: Vec<Gpu>) -> Result<Self, TopologyError> {
-        for (what, count, count_max) in
-            [("NUMA nodes", nodes.len(), NODES_MAX), ("NICs", nics.len(), NICS_MAX), ("GPUs", gpus.len(), GPUS_MAX)]
-        {
+    pub fn new(
+        mut nodes: Vec<NumaNode>,
+        mut nics: Vec<Nic>,
+        mut gpus: Vec<Gpu>,
+    ) -> Result<Self, TopologyError> {
+        for (what, count, count_max) in [
+            ("NUMA nodes", nodes.len(), NODES_MAX),
+            ("NICs", nics.len(), NICS_MAX),
+            ("GPUs", gpus.len(), GPUS_MAX),
+        ] {
             if count > count_max {
                 return Err(TopologyError::TooMany { what, count, count_max });
             }
@@ -258,7 +264,8 @@ impl Topology {
         let node = match place {
             Place::Cpu(id) => Some(id),
             Place::Gpu(vendor, index) => {
-                let Some(gpu) = self.gpus.iter().find(|gpu| gpu.vendor == vendor && gpu.index == index) else {
+                let Some(gpu) = self.gpus.iter().find(|gpu| gpu.vendor == vendor && gpu.index == index)
+                else {
                     return Distance::Unknown;
                 };
                 if let Some(near) = nic.pci.as_ref().and_then(|path| path.distance(&gpu.pci)) {
@@ -314,7 +321,15 @@ impl Nic {
     #[must_use]
     pub fn named(name: &str) -> Self {
         let name = String::from(name);
-        Self { name, kind: NicKind::Rdma, netdev: None, numa_node: None, pci: None, link: None, ports: Vec::new() }
+        Self {
+            name,
+            kind: NicKind::Rdma,
+            netdev: None,
+            numa_node: None,
+            pci: None,
+            link: None,
+            ports: Vec::new(),
+        }
     }
 
     /// False when every port is known to be down.
@@ -471,9 +486,14 @@ impl fmt::Display for TopologyError {
             }
             Self::NodeTwice(id) => write!(f, "NUMA node {id} is there twice"),
             Self::Distances { node, count } => {
-                write!(f, "NUMA node {node} needs {count} distances, one for each node and none below {SLIT_LOCAL}")
+                write!(
+                    f,
+                    "NUMA node {node} needs {count} distances, one for each node and none below {SLIT_LOCAL}"
+                )
             }
-            Self::NoSuchNode(id) => write!(f, "a device is said to be on NUMA node {id}, which does not exist"),
+            Self::NoSuchNode(id) => {
+                write!(f, "a device is said to be on NUMA node {id}, which does not exist")
+            }
             Self::Nic(name) => write!(
                 f,
                 "NIC {name:?} needs a name of 1 to {NAME_BYTES_MAX} printable ASCII characters, and at most \

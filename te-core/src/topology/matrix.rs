@@ -126,15 +126,25 @@ impl fmt::Display for MatrixError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Place(name) => {
-                write!(f, "{name:?} is no place: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others")
+                write!(
+                    f,
+                    "{name:?} is no place: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others"
+                )
             }
             Self::PlaceTwice(place) => write!(f, "{place} has two rows: merge them"),
-            Self::NicTwice { place, name } => write!(f, "{place}: NIC {name:?} is named twice: leave one out"),
+            Self::NicTwice { place, name } => {
+                write!(f, "{place}: NIC {name:?} is named twice: leave one out")
+            }
             Self::Nic { place, name } => {
-                write!(f, "{place}: {name:?} is no NIC's name: 1 to {NAME_BYTES_MAX} printable ASCII characters")
+                write!(
+                    f,
+                    "{place}: {name:?} is no NIC's name: 1 to {NAME_BYTES_MAX} printable ASCII characters"
+                )
             }
             Self::TooManyPlaces(count) => write!(f, "{count} rows, and {PLACES_MAX} is the limit"),
-            Self::TooManyNics { place, count } => write!(f, "{place}: {count} NICs, and {NICS_MAX} is the limit"),
+            Self::TooManyNics { place, count } => {
+                write!(f, "{place}: {count} NICs, and {NICS_MAX} is the limit")
+            }
         }
     }
 }

@@ -47,6 +47,12 @@ pub struct PciLink {
 }
 
 impl PciPath {
+    /// A device of which only the address is known. Devices of its bus count as under one host bridge, no others do.
+    #[must_use]
+    pub const fn alone(address: PciAddress) -> Self {
+        Self { address, root: (address.domain, address.bus), bridges: Vec::new() }
+    }
+
     /// Parses a path of sysfs, such as `../../devices/pci0000:16/0000:16:01.0/0000:18:00.0/net/eth0`; the last PCI address
     /// is the device. `None`: no PCI device, or too deep.
     #[must_use]
@@ -114,7 +120,8 @@ impl FromStr for PciAddress {
 
     fn from_str(text: &str) -> Result<Self, NotAnAddress> {
         let hex = |digits: &str, lengths: core::ops::RangeInclusive<usize>| {
-            let sound = lengths.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let sound =
+                lengths.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
             sound.then(|| u32::from_str_radix(digits, 16).ok()).flatten().ok_or(NotAnAddress)
         };
         let (domain, rest) = text.split_once(':').ok_or(NotAnAddress)?;
