@@ -376,7 +376,11 @@ impl Reader<'_> {
 
     fn cut<T>(&mut self, list: &mut Vec<T>, count_max: usize, what: &str) {
         if list.len() > count_max {
-            self.warn(format!("{what}: only the first {count_max} of {} are used", list.len()));
+            let warning = format!("{what}: only the first {count_max} of {} are used", list.len());
+            // What is missing matters more than what is odd: it goes first, and is never left unsaid for the others.
+            self.warnings.insert(0, warning);
+            self.unsaid += usize::from(self.warnings.len() > WARNINGS_MAX);
+            self.warnings.truncate(WARNINGS_MAX);
             list.truncate(count_max);
         }
     }
