@@ -221,7 +221,7 @@ fn pipes_directories_and_forbidden_files_do_not_hold_it_up() {
     fs::remove_file(at("class")).unwrap();
     fs::create_dir(at("class")).unwrap();
     fs::write(at("vendor"), vec![b'9'; 1 << 20]).unwrap();
-    fs::set_permissions(at("max_link_speed"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(at("max_link_speed"), fs::Permissions::from_mode(0o000)).unwrap();
     let found = read_sysfs(host.path()).expect("it reads");
     assert_eq!(found.topology.nics()[0].numa_node, Some(0));
 }

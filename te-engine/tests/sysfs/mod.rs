@@ -37,7 +37,7 @@ impl Sysfs {
                 this.link(&section);
             } else {
                 let (path, value) = line.split_once('=').expect("path = value");
-                this.put(&section.join(path.trim()), value.trim());
+                this.put(section.join(path.trim()), value.trim());
             }
         }
         this
