@@ -86,6 +86,8 @@ struct Slot {
     /// An earlier attempt ended `Unknown`.
     stray: bool,
     canceled: bool,
+    /// Every rail has failed it once, and they are all asked once more.
+    again: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,6 +139,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
                 state: State::Free,
                 stray: false,
                 canceled: false,
+                again: false,
             })
             .collect();
         Ok(Self {
@@ -255,6 +258,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         slot.tried = 0;
         slot.stray = false;
         slot.canceled = false;
+        slot.again = false;
         self.route.accepted(rail, slice);
         slot.bytes_ahead = self.route.bytes_in_flight(rail);
         self.run[at] = Slice { token: child_token(index, slot.generation), ..*slice };
@@ -307,7 +311,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
         let index = slot_of(child.token) as u32;
         let generation = (child.token.0 >> 32) as u32;
-        let slot = self.slots.get(index as usize)?;
+        let slot = *self.slots.get(index as usize)?;
         if slot.state != State::Posted || slot.generation != generation || usize::from(slot.rail) != rail {
             debug_assert!(false, "rail {rail} completed a slice twice (L1)");
             return None;
@@ -322,10 +326,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let stray = slot.stray || (child.fence_needed && child.outcome == Outcome::Unknown);
         if let Err(error) = child.result {
             let tried = slot.tried | 1 << rail;
-            let elsewhere = self.usable(&slot.slice).map_or(0, |mask| mask & !tried);
-            if error.kind.is_retryable_elsewhere() && !slot.canceled && elsewhere != 0 {
+            if error.kind.is_retryable_elsewhere() && !slot.canceled && self.untried(index, tried, error) != 0 {
                 let slot = &mut self.slots[index as usize];
-                slot.tried = tried;
                 slot.stray = stray;
                 self.enqueue_retry(index);
                 return None;
@@ -517,7 +519,9 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             debug_assert!(pushed.is_ok(), "as many names as rails");
             let mut alike =
                 exports(blob).filter_map(Result::ok).filter(|(other, _)| *other == name.as_bytes());
-            let named = alike.nth(nth);
+            // When they have fewer, several of ours share one of theirs.
+            let count = alike.clone().count();
+            let named = alike.nth(nth % count.max(1));
             match named.map(|(_, blob)| child.attach(id, blob)) {
                 Some(Ok(())) => reachable |= 1 << rail,
                 Some(Err(error)) => {
@@ -582,7 +586,10 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             let accepted = if filled == 0 { Ok(0) } else { self.post_run(rail, filled) };
             let count = *accepted.as_ref().unwrap_or(&0);
             for at in (count..filled).rev() {
-                self.route.returned(rail, &self.run[at]);
+                match accepted {
+                    Err(error) if at == 0 => self.refused(rail, error),
+                    _ => self.route.returned(rail, &self.run[at]),
+                }
                 self.put_slot(slot_of(self.run[at].token) as u32);
             }
             for slice in &batch[done..done + count] {
@@ -701,7 +708,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
 }
 
 /// The children's exports in a blob, or where it stops making sense.
-fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> {
+fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> + Clone {
     let bad = Error::new(ErrorKind::InvalidArgument);
     let (mut left, mut rest) = match blob.split_first() {
         Some((&count, rest)) => (usize::from(count), rest),

@@ -51,7 +51,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             if slot.canceled {
                 return Retried::Over(Error::new(ErrorKind::Canceled));
             }
-            let untried = self.usable(&slot.slice).map_or(0, |mask| mask & !slot.tried);
+            let untried = self.untried(index, slot.tried, last);
             if untried == 0 {
                 return Retried::Over(last);
             }
@@ -74,10 +74,35 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         self.route.accepted(rail, &slice);
         self.slots[index as usize].bytes_ahead = self.route.bytes_in_flight(rail);
         let posted = self.post_run(rail, 1);
-        if posted != Ok(1) {
-            self.route.returned(rail, &slice);
+        match posted {
+            Ok(1) => {}
+            Ok(_) => self.route.returned(rail, &slice),
+            Err(error) => self.refused(rail, error),
         }
         posted
+    }
+
+    /// Rails that are left for a slice that those of `tried` have failed or refused, the last of them with `error`.
+    ///
+    /// When there is none, all of them are asked once more: where rails break and heal one after another, each may have
+    /// failed the slice although at any time one of them lived. A dead peer is not worth it.
+    pub(super) fn untried(&mut self, index: u32, tried: u32, error: Error) -> u32 {
+        let slot = &self.slots[index as usize];
+        let usable = self.usable(&slot.slice).unwrap_or(0);
+        let again = usable & !tried == 0
+            && !slot.again
+            && usable.count_ones() > 1
+            && error.kind != ErrorKind::PeerDead;
+        let slot = &mut self.slots[index as usize];
+        slot.again |= again;
+        slot.tried = if again { 0 } else { tried };
+        usable & !slot.tried
+    }
+
+    /// `rail` refuses `run[0]` for a reason that is not fullness. To the route that is a slice that it failed.
+    pub(super) fn refused(&mut self, rail: usize, error: Error) {
+        let end = Completion::not_applied(self.run[0].token, error);
+        self.route.completed(rail, &self.run[0], &end, 0, 0);
     }
 
     pub(super) fn enqueue_retry(&mut self, index: u32) {

@@ -108,15 +108,15 @@ impl Phase {
 
     /// What this phase may cost.
     ///
-    /// A transfer that meets the fault may have to be given up by each rail that is hit, and then once more when one of them
-    /// is mended and another breaks, before a rail that lives takes it. A rail that was away for a time `t` has been
-    /// probed in pauses that double; the last of them is at most twice `t`, and the next slice after it is the probe.
+    /// A transfer that meets the fault may have to be given up by each rail that is hit before a rail that lives takes it, and
+    /// by each of them once more when they break one after another. A rail that was away for a time `t` has been probed
+    /// in pauses that double; the last of them is at most twice `t`, and the next slice after it is the probe.
     #[must_use]
     pub fn bounds(&self, timing: &Timing) -> Bounds {
         let (rails, slowness) = match self.fault {
             Fault::PeerKilled => (4, 1),
             Fault::Slow { factor } => (1, factor),
-            _ => (self.rails.count_ones() + u32::from(!self.stagger.is_zero()), 1),
+            _ => (self.rails.count_ones() * if self.stagger.is_zero() { 1 } else { 2 }, 1),
         };
         let away = self.length() + timing.give_up;
         let pause = (2 * away + timing.health.cooldown_min).min(timing.health.cooldown_max);
