@@ -326,7 +326,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let stray = slot.stray || (child.fence_needed && child.outcome == Outcome::Unknown);
         if let Err(error) = child.result {
             let tried = slot.tried | 1 << rail;
-            if error.kind.is_retryable_elsewhere() && !slot.canceled && self.untried(index, tried, error) != 0 {
+            if error.kind.is_retryable_elsewhere() && !slot.canceled && self.untried(index, tried, error) != 0
+            {
                 let slot = &mut self.slots[index as usize];
                 slot.stray = stray;
                 self.enqueue_retry(index);

@@ -139,7 +139,8 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     let nets = [1, 2].map(|seed| SimNet::new(seed, SimConfig::CALM));
     let multi = || {
         let rails = nets.iter().map(|net| Fault::new(net.node(), 3, FaultConfig::default()));
-        MultiTransport::new(rails, HealthRoute::new(&[100, 100], HealthConfig::default()), 64).expect("two rails")
+        MultiTransport::new(rails, HealthRoute::new(&[100, 100], HealthConfig::default()), 64)
+            .expect("two rails")
     };
     let (mut here, mut there) = (multi(), multi());
     let mut memory = [0u64; 2];
@@ -155,7 +156,8 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     here.attach(SEGMENT, &blob[..len]).expect("attached");
 
     let error = Some(Error::new(ErrorKind::System));
-    let refuses = FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
+    let refuses =
+        FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
     here.rails_mut()[0].set_config(refuses);
     let mut out = [Completion::applied(Token(0)); 4];
     let mut now = Instant::ZERO;
@@ -178,7 +180,8 @@ fn several_rails_share_the_one_that_the_peer_has() {
     let mut there = MultiTransport::new([net.node()], route(), 64).expect("one rail");
     let mut byte = 0u8;
     // SAFETY: nothing ever moves.
-    unsafe { there.register(REGION, MemSpan::new(&raw mut byte, 1), Access::REMOTE_READ) }.expect("registered");
+    unsafe { there.register(REGION, MemSpan::new(&raw mut byte, 1), Access::REMOTE_READ) }
+        .expect("registered");
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
     here.attach(SEGMENT, &blob[..len]).expect("attached");

@@ -55,7 +55,10 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             if untried == 0 {
                 return Retried::Over(last);
             }
-            let Some(rail) = self.route.route(&slot.slice, untried) else { return Retried::Waits };
+            let Some(rail) = self.route.route(&slot.slice, untried).or_else(|| self.before_pauses_end(index))
+            else {
+                return Retried::Waits;
+            };
             match self.post_again(rail, index) {
                 Ok(1) => return Retried::Posted,
                 Ok(_) => return Retried::Waits,
@@ -97,6 +100,17 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         slot.again |= again;
         slot.tried = if again { 0 } else { tried };
         usable & !slot.tried
+    }
+
+    /// A rail that failed the slice once and may be used now, when those that it has not tried are all paused: a rail that
+    /// has healed meanwhile is better than a pause's end.
+    fn before_pauses_end(&mut self, index: u32) -> Option<usize> {
+        let slot = &self.slots[index as usize];
+        let usable = self.usable(&slot.slice).unwrap_or(0);
+        let rail = self.route.route(&slot.slice, usable).filter(|_| !slot.again)?;
+        let slot = &mut self.slots[index as usize];
+        (slot.again, slot.tried) = (true, 0);
+        Some(rail)
     }
 
     /// `rail` refuses `run[0]` for a reason that is not fullness. To the route that is a slice that it failed.

@@ -185,7 +185,8 @@ pub fn drawn(rng: &mut Rng, count: usize) -> Vec<Phase> {
             _ => Fault::PeerKilled,
         };
         let lasts = Duration::from_micros(rng.range(5_000..60_000));
-        let stagger = if rng.chance_ppm(500_000) { lasts / (1 + rng.below(3) as u32) } else { Duration::ZERO };
+        let stagger =
+            if rng.chance_ppm(500_000) { lasts / (1 + rng.below(3) as u32) } else { Duration::ZERO };
         if matches!(fault, Fault::LinkDown | Fault::Refuses(_) | Fault::Fails(_)) && rng.chance_ppm(250_000) {
             // Rolling: one rail after another, the last resort too, each mended just before the next one breaks.
             let lasts = lasts / 10;

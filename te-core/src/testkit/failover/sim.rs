@@ -225,9 +225,8 @@ impl<R: Route> Run<R> {
         }
         #[allow(unsafe_code, reason = "registers the run's own memory")]
         // SAFETY: as in `new`; every life of the peer ends before the buffer does.
-        let registered = unsafe {
-            there.register(region, self.remote.span(), Access::REMOTE_READ | Access::REMOTE_WRITE)
-        };
+        let registered =
+            unsafe { there.register(region, self.remote.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) };
         assert_eq!(registered, Ok(()));
         let mut blob = [0; 512];
         let exported = there.export(region, &mut blob);
@@ -288,8 +287,11 @@ impl<R: Route> Run<R> {
             Fault::Slow { factor } => net.set_slow(THERE, factor),
             Fault::Refuses(kind) => {
                 let error = Some(Error::new(kind));
-                let config =
-                    FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
+                let config = FaultConfig {
+                    submit_refused_ppm: 1_000_000,
+                    submit_error: error,
+                    ..FaultConfig::default()
+                };
                 self.here.rails_mut()[rail].set_config(config);
             }
             Fault::Fails(kind) => {
@@ -465,7 +467,9 @@ impl<R: Route> Run<R> {
             Some(watch) if !to_the_dead || watch.recovery().phase.fault == Fault::PeerKilled => {
                 watch.transfer(place.started, self.now, ok);
             }
-            None if !ok && !to_the_dead => return Err(format!("a transfer failed in quiet times: {:?}", place.ends)),
+            None if !ok && !to_the_dead => {
+                return Err(format!("a transfer failed in quiet times: {:?}", place.ends));
+            }
             _ => {}
         }
         self.transferred(at)
