@@ -1,6 +1,6 @@
 //! Slices that lost their rail: the queue in which they wait for another one, and how each of them ends.
 
-use super::{MultiTransport, NONE, State, child_token};
+use super::{MultiTransport, NONE};
 use crate::{Completion, Error, ErrorKind, Route, Slice, Transport};
 
 /// What became of a slice in the retry queue.
@@ -27,9 +27,9 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
                 Retried::Over(error) => match out.get_mut(written) {
                     Some(room) => {
                         let slot = &self.slots[index as usize];
-                        let (token, stray) = (slot.slice.token, slot.stray);
+                        let (token, stray) = (slot.slice.token, slot.is_stray());
                         let end = if stray { Completion::unknown } else { Completion::not_applied };
-                        *room = self.end(index, end(token, error));
+                        *room = self.end(index as usize, end(token, error));
                         written += 1;
                     }
                     None => {
@@ -48,7 +48,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let mut last = Error::new(ErrorKind::Unreachable);
         loop {
             let slot = self.slots[index as usize];
-            if slot.canceled {
+            if slot.is_canceled() {
                 return Retried::Over(Error::new(ErrorKind::Canceled));
             }
             let untried = self.untried(index, slot.tried, last);
@@ -72,13 +72,13 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     fn post_again(&mut self, rail: usize, index: u32) -> Result<usize, Error> {
         let slot = &self.slots[index as usize];
-        let slice = Slice { token: child_token(index, slot.generation), ..slot.slice };
+        let slice = Slice { token: slot.child_token(index), ..slot.slice };
         self.run[0] = slice;
         self.route.accepted(rail, &slice);
         self.slots[index as usize].bytes_ahead = self.route.bytes_in_flight(rail);
-        let posted = self.post_run(rail, 1);
+        let posted = self.rails[rail].submit(&self.run[..1]);
         match posted {
-            Ok(1) => {}
+            Ok(1) => self.slots[index as usize].repost(rail, self.now),
             Ok(_) => self.route.returned(rail, &slice),
             Err(error) => self.refused(rail, error),
         }
@@ -93,12 +93,14 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let slot = &self.slots[index as usize];
         let usable = self.usable(&slot.slice).unwrap_or(0);
         let again = usable & !tried == 0
-            && !slot.again
+            && !slot.is_again()
             && usable.count_ones() > 1
             && error.kind != ErrorKind::PeerDead;
         let slot = &mut self.slots[index as usize];
-        slot.again |= again;
-        slot.tried = if again { 0 } else { tried };
+        slot.tried = tried;
+        if again {
+            slot.try_again();
+        }
         usable & !slot.tried
     }
 
@@ -107,9 +109,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     fn before_pauses_end(&mut self, index: u32) -> Option<usize> {
         let slot = &self.slots[index as usize];
         let usable = self.usable(&slot.slice).unwrap_or(0);
-        let rail = self.route.route(&slot.slice, usable).filter(|_| !slot.again)?;
-        let slot = &mut self.slots[index as usize];
-        (slot.again, slot.tried) = (true, 0);
+        let rail = self.route.route(&slot.slice, usable).filter(|_| !slot.is_again())?;
+        self.slots[index as usize].try_again();
         Some(rail)
     }
 
@@ -121,8 +122,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     pub(super) fn enqueue_retry(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        slot.state = State::Retry;
-        slot.next = NONE;
+        slot.queue(NONE);
         let (first, last) = self.retry;
         if last == NONE {
             self.retry = (index, index);
