@@ -12,4 +12,6 @@
 //! ```
 #![deny(unsafe_code)]
 
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod verbs;
