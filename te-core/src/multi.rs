@@ -280,7 +280,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             return self.reap_fence(rail, child);
         }
         let index = slot_of(child.token);
-        let slot = self.slots.get(index)?;
+        let slot = *self.slots.get(index)?;
         if !slot.is_posted(child.token, rail) {
             debug_assert!(false, "rail {rail} completed a slice twice (L1)");
             return None;
@@ -295,10 +295,11 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let stray = slot.is_stray() || (child.fence_needed && child.outcome == Outcome::Unknown);
         if let Err(error) = child.result {
             let tried = slot.tried | 1 << rail;
-            let elsewhere = self.usable(&slot.slice).map_or(0, |mask| mask & !tried);
-            if error.kind.is_retryable_elsewhere() && !slot.is_canceled() && elsewhere != 0 {
+            if error.kind.is_retryable_elsewhere()
+                && !slot.is_canceled()
+                && self.untried(index as u32, tried, error) != 0
+            {
                 let slot = &mut self.slots[index];
-                slot.tried = tried;
                 if stray {
                     slot.stray();
                 }
@@ -476,7 +477,9 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             debug_assert!(pushed.is_ok(), "as many names as rails");
             let mut alike =
                 exports(blob).filter_map(Result::ok).filter(|(other, _)| *other == name.as_bytes());
-            let named = alike.nth(nth);
+            // When they have fewer, several of ours share one of theirs.
+            let count = alike.clone().count();
+            let named = alike.nth(nth % count.max(1));
             match named.map(|(_, blob)| child.attach(id, blob)) {
                 Some(Ok(())) => reachable |= 1 << rail,
                 Some(Err(error)) => {
@@ -541,7 +544,10 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             let accepted = if filled == 0 { Ok(0) } else { self.rails[rail].submit(&self.run[..filled]) };
             let count = *accepted.as_ref().unwrap_or(&0);
             for at in (count..filled).rev() {
-                self.route.returned(rail, &self.run[at]);
+                match accepted {
+                    Err(error) if at == 0 => self.refused(rail, error),
+                    _ => self.route.returned(rail, &self.run[at]),
+                }
                 self.put_slot(slot_of(self.run[at].token));
             }
             if count > 0 {
@@ -650,7 +656,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
 }
 
 /// The children's exports in a blob, or where it stops making sense.
-fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> {
+fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> + Clone {
     let bad = Error::new(ErrorKind::InvalidArgument);
     let (mut left, mut rest) = match blob.split_first() {
         Some((&count, rest)) => (usize::from(count), rest),

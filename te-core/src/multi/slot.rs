@@ -12,6 +12,7 @@ const FREE: u64 = 1 << 8;
 const QUEUED: u64 = 1 << 9;
 const STRAY: u64 = 1 << 10;
 const CANCELED: u64 = 1 << 11;
+const AGAIN: u64 = 1 << 12;
 
 /// One slice in flight. 80 bytes.
 #[derive(Clone, Copy)]
@@ -62,7 +63,7 @@ impl Slot {
 
     /// Whether `child` ends what `rail` was given, whatever happened before.
     pub(super) const fn is_posted(&self, child: Token, rail: usize) -> bool {
-        self.phase & !(STRAY | CANCELED) == child.0 & !(u32::MAX as u64) | rail as u64
+        self.phase & !(STRAY | CANCELED | AGAIN) == child.0 & !(u32::MAX as u64) | rail as u64
     }
 
     pub(super) const fn is_free(&self) -> bool {
@@ -82,6 +83,11 @@ impl Slot {
     /// An earlier attempt ended `Unknown`.
     pub(super) const fn is_stray(&self) -> bool {
         self.phase & STRAY != 0
+    }
+
+    /// All rails have failed it once, and are asked once more.
+    pub(super) const fn is_again(&self) -> bool {
+        self.phase & AGAIN != 0
     }
 
     pub(super) const fn rail(&self) -> usize {
@@ -110,6 +116,12 @@ impl Slot {
 
     pub(super) fn cancel(&mut self) {
         self.phase |= CANCELED;
+    }
+
+    /// No rail counts as tried any more, for once.
+    pub(super) fn try_again(&mut self) {
+        self.phase |= AGAIN;
+        self.tried = 0;
     }
 
     pub(super) fn stray(&mut self) {
