@@ -75,7 +75,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn drive_in(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
         match self.try_drive_in(&mut connection, readable) {
             Ok(true) => self.settle_interest(index, connection),
-            Ok(false) | Err(_) => self.end_in(index, connection),
+            Ok(false) | Err(_) => self.end_in(index, *connection),
         }
     }
 
@@ -109,7 +109,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         channel.flush()?;
         // What a peer that has finished still asks for, nobody would read.
-        Ok(!channel.finished && !(role.closing && !channel.wanted().writable))
+        Ok(!channel.finished && (!role.closing || channel.wanted().writable))
     }
 
     /// Serves the next frame; gives its length, 0 when it is not all there.
@@ -185,7 +185,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 return Status::Superseded;
             }
             if let Some(older) = self.connections.take(index) {
-                self.end_in(index, older);
+                self.end_in(index, *older);
             }
         }
         self.exorcise(session);
@@ -356,8 +356,8 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// A peer's side channel has ended, and so do its queue pairs.
-    pub(crate) fn end_in(&mut self, index: u32, connection: Box<Connection>) {
-        let Connection { channel, role, .. } = *connection;
+    pub(crate) fn end_in(&mut self, index: u32, connection: Connection) {
+        let Connection { channel, role, .. } = connection;
         if let Role::In(mut role) = role {
             let session = role.session.unwrap_or(0);
             self.end_peer_qps(session, &mut role.qps, |_| true);
