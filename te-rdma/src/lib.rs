@@ -33,6 +33,7 @@ mod sieve;
 pub mod sim;
 mod slab;
 mod stats;
+pub mod sys;
 mod target;
 mod transport;
 pub mod verbs;
