@@ -114,10 +114,6 @@ impl Operations {
         self.slots.len() - self.free_count
     }
 
-    pub(crate) fn bound(&self) -> u32 {
-        self.slots.len() as u32
-    }
-
     pub(crate) fn get(&self, slot: u32) -> Option<&Operation> {
         self.slots.get(slot as usize)?.operation.as_ref()
     }

@@ -11,9 +11,9 @@ use te_core::{
 };
 
 use crate::config::{Config, ConfigError, SGES_MAX};
-use crate::connection::{CQ, Connection, EVENTS, LISTENER};
+use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
 use crate::device::NoRdma;
-use crate::endpoint::{Acquaintances, Endpoint, Fence};
+use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
@@ -229,6 +229,24 @@ impl<V: Verbs> RdmaTransport<V> {
     /// The provider, for what a test wants to do to it.
     pub const fn provider(&mut self) -> &mut V {
         &mut self.verbs
+    }
+
+    /// Closes every side channel, own and peers', in mid-word if need be, and with each the queue pairs that belong to it.
+    /// Slices on them end as when a connection breaks; what is submitted later opens new ones.
+    pub fn close_connections(&mut self) {
+        for index in 0..self.connections.bound() {
+            let Some(connection) = self.connections.take(index) else { continue };
+            match connection.role {
+                Role::Out(_) => {
+                    let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+                    self.end_out(index, connection, ChannelEnd::Lost(error));
+                }
+                Role::In(_) => {
+                    net::reset_on_close(&connection.channel.stream);
+                    self.end_in(index, connection);
+                }
+            }
+        }
     }
 
     /// Slices that were accepted and have not completed.
@@ -650,12 +668,16 @@ impl<V: Verbs> Drop for RdmaTransport<V> {
         }
         for index in 0..self.connections.bound() {
             if let Some(connection) = self.connections.get(index) {
-                connection.peer_qps().for_each(|qp| drop(self.verbs.destroy_qp(qp)));
+                for qp in connection.peer_qps() {
+                    let _ = self.verbs.destroy_qp(qp);
+                }
             }
         }
         for index in 0..self.regions.bound() {
             if let Some(region) = self.regions.remove(index) {
-                region.chunks.into_iter().for_each(|chunk| drop(self.verbs.deregister(chunk)));
+                for chunk in region.chunks {
+                    let _ = self.verbs.deregister(chunk);
+                }
             }
         }
     }
