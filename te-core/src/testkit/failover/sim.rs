@@ -55,17 +55,14 @@ const TCP: LinkConfig = LinkConfig {
     ..LinkConfig::CALM
 };
 
-const TIMING: Timing = Timing {
-    give_up: Duration::from_millis(20),
-    transfer: Duration::from_millis(1),
-    pace: PACE,
-    health: HealthConfig {
-        errors_max: 3,
-        cooldown_min: Duration::from_millis(10),
-        cooldown_max: Duration::from_secs(10),
-        bandwidth_initial: 1_000,
-    },
-};
+fn timing() -> Timing {
+    Timing {
+        give_up: Duration::from_millis(20),
+        transfer: Duration::from_millis(1),
+        pace: PACE,
+        health: HealthConfig::default(),
+    }
+}
 
 type Rail = crate::Fault<SimTransport>;
 
@@ -212,7 +209,7 @@ impl<R: Route> Run<R> {
 
     /// A new life of the peer: its memory holds fresh canaries, and we attach what it exports.
     fn meet(&mut self, rails: Vec<SimTransport>) {
-        let route = HealthRoute::new(&[100; 3], TIMING.health);
+        let route = HealthRoute::new(&[100; 3], timing().health);
         let Ok(mut there) = MultiTransport::new(rails, route, 16) else { unreachable!("three rails") };
         let life = self.segment.generation + 1;
         let region = RegionId::new(0, life);
@@ -244,7 +241,7 @@ impl<R: Route> Run<R> {
 
     fn phase(&mut self, phase: &Phase) -> Result<Recovery, String> {
         let mut watch = Watch::new(*phase, FAST, self.now);
-        let bounds = phase.bounds(&TIMING);
+        let bounds = phase.bounds(&timing());
         let start = self.now;
         let resort = self.carried[2];
         let mut turns: Vec<(Instant, usize, bool)> = Vec::new();
@@ -265,7 +262,7 @@ impl<R: Route> Run<R> {
             }
         }
         let no_fast_rail = phase.fault == Fault::LinkDown && phase.rails == FAST && phase.stagger.is_zero();
-        if no_fast_rail && phase.lasts > TIMING.give_up + 2 * PACE && self.carried[2] == resort {
+        if no_fast_rail && phase.lasts > timing().give_up + 2 * PACE && self.carried[2] == resort {
             return Err("the last resort carried nothing".into());
         }
         watch.over(self.now);
