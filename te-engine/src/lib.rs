@@ -93,6 +93,7 @@ mod request;
 mod shm;
 mod sys;
 mod tiers;
+pub mod topology;
 mod transfer;
 mod worker;
 

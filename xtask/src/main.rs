@@ -4,11 +4,13 @@
 //! cargo xtask ci            every check, one table at the end
 //! cargo xtask tidy          the house rules that no compiler checks
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
+//! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench_iperf;
+mod bindgen;
 mod ci;
 mod cmd;
 mod fuzz;
@@ -35,6 +37,8 @@ enum Task {
     Tidy,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
+    /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
+    Bindgen(bindgen::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
 }
@@ -44,6 +48,7 @@ fn main() -> ExitCode {
         Task::Ci(args) => ci::run(&args),
         Task::Tidy => tidy::run(),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Bindgen(args) => bindgen::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
     };
     match run {

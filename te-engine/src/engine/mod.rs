@@ -1,6 +1,8 @@
 //! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
 
 mod control;
+#[cfg(test)]
+mod failover_tests;
 mod fences;
 mod memory;
 mod rails;
