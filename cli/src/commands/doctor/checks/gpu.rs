@@ -4,6 +4,7 @@ use super::machine::version;
 use super::{Check, Judgement, list, ok, skip, warn};
 use crate::commands::doctor::facts::pci::Function;
 use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::size::ByteSize;
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "gpu driver", why: "Without it nobody uses the GPU.", judge: driver },
@@ -11,6 +12,11 @@ pub(super) const CHECKS: &[Check] = &[
         name: "gpudirect",
         why: "Without it a NIC cannot reach the GPU's memory, and each byte goes through the host's.",
         judge: gpudirect,
+    },
+    Check {
+        name: "gpu window",
+        why: "A NIC reaches only as much of the GPU's memory as its PCI window (BAR) shows at once.",
+        judge: window,
     },
     Check {
         name: "gpu nic path",
@@ -117,6 +123,29 @@ fn gpudirect(facts: &Facts) -> Judgement {
             "sudo modprobe nvidia_peermem",
         ),
     )
+}
+
+fn window(facts: &Facts) -> Judgement {
+    /// What GPUs show that were not told to show everything.
+    const SMALL: u64 = 256 << 20;
+    let (gpus, _) = match gpus_and_nics(facts) {
+        Ok(both) => both,
+        Err(early) => return early,
+    };
+    let windows: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu, gpu.window?))).collect();
+    let show = |bytes| ByteSize(bytes).approximate();
+    let small: Vec<_> = windows.iter().filter(|(_, bytes)| *bytes <= SMALL).collect();
+    match (windows.iter().map(|(_, bytes)| *bytes).min(), small.first()) {
+        (None, _) => skip("the kernel does not say"),
+        (Some(least), None) => ok(show(least)),
+        (_, Some((gpu, _))) => warn(
+            list(small.iter().map(|(gpu, bytes)| format!("{} shows {}", gpu.address, show(*bytes)))),
+            (
+                "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware (BIOS)",
+                format!("sudo lspci -vv -s {} | grep -i -A3 'resizable bar'", gpu.address),
+            ),
+        ),
+    }
 }
 
 fn nic_path(facts: &Facts) -> Judgement {

@@ -146,7 +146,7 @@ fn huge_pages(facts: &Facts) -> Judgement {
 
 fn dev_shm(facts: &Facts) -> Judgement {
     match facts.shm_bytes {
-        None => skip("not mounted; shared memory uses memory files and does without"),
+        None => skip("not mounted, or not asked; shared memory uses memory files and does without"),
         Some(bytes) if bytes < 64 << 20 => warn(
             format!("{} free", show(bytes)),
             "NCCL and PyTorch's loaders want more; in a container: `docker run --shm-size=8g`",

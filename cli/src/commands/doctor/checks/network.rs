@@ -1,6 +1,6 @@
 //! TCP, its ports, and the way to the master.
 
-use super::{Check, Judgement, errno_text, fail, list, ok, skip, warn};
+use super::{Check, Judgement, count, errno_text, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::Facts;
 use crate::size::ByteSize;
 
@@ -26,6 +26,16 @@ pub(super) const CHECKS: &[Check] = &[
         name: "ephemeral ports",
         why: "Outgoing connections take ports of this range, also the one that a master is about to listen on.",
         judge: ephemeral,
+    },
+    Check {
+        name: "tcp sockets",
+        why: "A client that has used up its ports cannot connect, and closed connections keep theirs for a minute.",
+        judge: sockets,
+    },
+    Check {
+        name: "connection tracking",
+        why: "When the firewall's table is full it drops the packets of new connections.",
+        judge: conntrack,
     },
     Check { name: "firewall", why: "What a firewall drops looks like a peer that is dead.", judge: firewall },
     Check { name: "tcp over loopback", why: "Nothing works when even this does not.", judge: loopback },
@@ -168,6 +178,40 @@ fn ephemeral(facts: &Facts) -> Judgement {
         (
             "keep the ports that servers listen on out of it",
             format!("sudo sysctl net.ipv4.ip_local_reserved_ports={}", reserved.join(",")),
+        ),
+    )
+}
+
+fn sockets(facts: &Facts) -> Judgement {
+    let (Some((open, closed)), Some(range)) = (facts.tcp_sockets, &facts.ephemeral) else {
+        return skip("the kernel does not say here");
+    };
+    let ports = u64::from(range.end().saturating_sub(*range.start())) + 1;
+    let found = format!("{} open, {} closed, {} ports", count(open), count(closed), count(ports));
+    if open.saturating_add(closed) < ports / 2 {
+        return ok(found);
+    }
+    warn(
+        found,
+        (
+            "find who opens so many, and have clients keep their connections",
+            "sudo ss -tanp | awk '{print $NF}' | sort | uniq -c | sort -n | tail",
+        ),
+    )
+}
+
+fn conntrack(facts: &Facts) -> Judgement {
+    let Some((used, most)) = facts.conntrack else { return skip("not loaded, or not shown here") };
+    let found = format!("{} of {}", count(used), count(most));
+    // 0 is no limit.
+    if most == 0 || used < most / 5 * 4 {
+        return ok(found);
+    }
+    warn(
+        found,
+        (
+            "make the table larger, or leave the ports of the store out of it",
+            format!("sudo sysctl net.netfilter.nf_conntrack_max={}", most.saturating_mul(4).max(262_144)),
         ),
     )
 }

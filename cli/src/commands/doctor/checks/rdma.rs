@@ -492,7 +492,7 @@ fn errors(facts: &Facts) -> Judgement {
             list(errors.iter().map(|(port, name, value)| format!("{} {name} {value}", port.name))),
             (
                 words,
-                format!("watch -d 'grep . /sys/class/infiniband/{}/{{,hw_}}counters/*'", port.name.replace('/', "/ports/")),
+                format!("watch -d 'grep . /sys/class/infiniband/{}/*counters/*'", port.name.replace('/', "/ports/")),
             ),
         )
     }))

@@ -78,6 +78,10 @@ pub(super) struct Facts {
     /// Ports the kernel gives to outgoing connections, and those it leaves out.
     pub(super) ephemeral: Option<RangeInclusive<u16>>,
     pub(super) reserved_ports: Vec<u32>,
+    /// TCP sockets: open, and closed but not yet forgotten.
+    pub(super) tcp_sockets: Option<(u64, u64)>,
+    /// Connections that the firewall follows, and how many it can.
+    pub(super) conntrack: Option<(u64, u64)>,
     /// errno, when rings are refused.
     pub(super) io_uring: Option<Result<(), i32>>,
     /// Each port that was asked for.
@@ -148,6 +152,10 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
             .text("proc/sys/net/ipv4/ip_local_reserved_ports")
             .map(|text| number_list(&text))
             .unwrap_or_default(),
+        tcp_sockets: source.text("proc/net/sockstat").as_deref().and_then(tcp_sockets),
+        conntrack: source
+            .number("proc/sys/net/netfilter/nf_conntrack_count")
+            .zip(source.number("proc/sys/net/netfilter/nf_conntrack_max")),
         io_uring: is_running.then(|| errno(sys::try_io_uring())),
         ports: ports::gather(source, ports),
         loopback: is_running.then(|| loopback_round_trip().map_err(|error| error.to_string())),
@@ -305,6 +313,13 @@ fn connected(routes: &str) -> Vec<(String, u32, u32)> {
         .collect()
 }
 
+/// `TCP: inuse 5 orphan 0 tw 1 alloc 8 mem 1`.
+fn tcp_sockets(sockstat: &str) -> Option<(u64, u64)> {
+    let rest = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
+    let value = |name: &str| rest.split_whitespace().skip_while(|word| *word != name).nth(1)?.parse().ok();
+    Some((value("inuse")?, value("tw")?))
+}
+
 fn loopback_round_trip() -> io::Result<Duration> {
     const ROUNDS: usize = 101;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -349,6 +364,8 @@ mod tests {
         assert_eq!(huge_pages(text), Some((3, 2, 2 << 20)));
         assert_eq!(bracketed("always [madvise] never").as_deref(), Some("madvise"));
         assert_eq!(bracketed("never"), None);
+        assert_eq!(tcp_sockets("UDP: inuse 1\nTCP: inuse 5 orphan 0 tw 7 alloc 8 mem 1\n"), Some((5, 7)));
+        assert_eq!(tcp_sockets("TCP: inuse"), None);
         let text = "Limit    Soft Limit  Hard Limit  Units\nMax open files   1024   unlimited   files\nMax nice priority  0  0\n";
         assert_eq!(limit(text, "Max open files"), Some((1024, u64::MAX)));
         assert_eq!(limit(text, "Max locked memory"), None);

@@ -25,6 +25,8 @@ pub(crate) struct Function {
     pub(crate) path: Vec<String>,
     /// GT/s and lanes: now, and at most.
     pub(crate) link: Option<[(f64, u32); 2]>,
+    /// Bytes of the largest window into its memory.
+    pub(crate) window: Option<u64>,
     /// The control word of access control services; `None` when there are none, or only root may look.
     pub(crate) acs: Option<u16>,
 }
@@ -70,11 +72,16 @@ pub(super) fn gather(source: &Source) -> Vec<Function> {
             node: source.number(&format!("{dir}/numa_node")),
             path: path(source, &dir, &address),
             link: None,
+            window: None,
             acs: None,
             address,
         };
         if function.is_nic() {
             function.link = link(source, &dir);
+        }
+        if function.is_gpu() {
+            function.window =
+                source.text(&format!("{dir}/resource")).as_deref().and_then(largest_memory_window);
         }
         if function.is_bridge() {
             function.acs = source.bytes(&format!("{dir}/config")).and_then(|config| acs_control(&config));
@@ -102,6 +109,18 @@ fn link(source: &Source, dir: &str) -> Option<[(f64, u32); 2]> {
         (speed > 0.0 && (1..=32).contains(&lanes)).then_some((speed, lanes))
     };
     Some([one("current")?, one("max")?])
+}
+
+/// Lines of `start end flags`, one a region.
+fn largest_memory_window(resource: &str) -> Option<u64> {
+    const MEMORY: u64 = 0x200;
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+    let bytes = resource.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().map(hex);
+        let (start, end, flags) = (words.next()??, words.next()??, words.next()??);
+        (flags & MEMORY != 0).then(|| end.checked_sub(start)?.checked_add(1)).flatten()
+    });
+    bytes.max()
 }
 
 /// Walks the extended capabilities (PCI Express Base Specification, 7.6) to access control services (7.7.11).
@@ -144,6 +163,16 @@ mod tests {
         space[0x14e..0x150].copy_from_slice(&0x001du16.to_le_bytes());
         assert_eq!(acs_control(&space), Some(0x1d));
         assert_eq!(acs_control(&config(&[(0x100, 1, 0)])), None);
+    }
+
+    #[test]
+    fn the_largest_region_of_memory_is_the_window() {
+        let text = "0x00000000a0000000 0x00000000a0ffffff 0x0000000000040200\n\
+                    0x0000380000000000 0x00003807ffffffff 0x000000000014220c\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                    0x0000000000003000 0xffffffffffffffff 0x0000000000040101\n";
+        assert_eq!(largest_memory_window(text), Some(32 << 30));
+        assert_eq!(largest_memory_window("0x0 0xffffffffffffffff 0x200\n0x5 0x1 0x200\nx y z\n1 2"), None);
     }
 
     #[test]

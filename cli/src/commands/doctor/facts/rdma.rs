@@ -70,7 +70,11 @@ impl Device {
     /// The provider of libibverbs that drives it, where that is known.
     pub(crate) fn provider(&self) -> Option<&'static str> {
         match self.driver.as_deref() {
-            Some(driver) => PROVIDERS.iter().find(|(name, _)| *name == driver).map(|(_, provider)| *provider),
+            Some(driver) => {
+                // A part of a NIC has its own driver, `mlx5_core.sf`, but the same provider.
+                let family = driver.split('.').next();
+                PROVIDERS.iter().find(|(name, _)| Some(*name) == family).map(|(_, provider)| *provider)
+            }
             None => ["rxe", "siw"].into_iter().find(|kind| self.name.starts_with(kind)),
         }
     }
