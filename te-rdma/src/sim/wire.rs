@@ -79,6 +79,7 @@ enum Verdict {
 impl World {
     /// Moves everything of one sender that can move now.
     pub(super) fn run_qp(&mut self, qp: usize) {
+        self.carry_out_directly(qp);
         loop {
             self.deliver_requests(qp);
             self.deliver_responses(qp);
@@ -127,7 +128,7 @@ impl World {
     }
 
     /// The link that packets from `from`'s device to `to`'s take when they leave; `None`: nothing passes.
-    fn link(&self, from: usize, to: usize) -> Option<LinkConfig> {
+    pub(super) fn link(&self, from: usize, to: usize) -> Option<LinkConfig> {
         let (from, to) = (self.ends[from].device, self.ends[to].device);
         let link = self.links[from][to];
         (self.is_up(from) && self.is_up(to) && !link.down).then_some(link)
@@ -547,7 +548,7 @@ impl World {
         let device = self.ends[peer].device;
         match self.devices[device].faults.refusal {
             Some((refusal, left)) if left > 0 => {
-                self.devices[device].faults.refusal = Some((refusal, left - 1));
+                self.devices[device].faults.refusal = Some((refusal, left - 1)).filter(|_| left > 1);
                 self.send_ack(qp, ack);
                 return match refusal {
                     Refusal::NotReady => {
