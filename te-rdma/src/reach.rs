@@ -21,6 +21,7 @@ use crate::net::{self, Interest};
 use crate::region::Keys;
 use crate::sieve::Sign;
 use crate::slab::SLOTS_MAX;
+use crate::target::ROUNDS_MAX;
 use crate::transport::{Outage, RdmaTransport, error_of, random_u64};
 use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
 
@@ -325,8 +326,8 @@ impl<V: Verbs> RdmaTransport<V> {
             channel.dialing = false;
             self.greet(out, channel);
         }
-        loop {
-            let came = match readable {
+        for round in 0.. {
+            let came = match readable && round < ROUNDS_MAX {
                 true => channel.receive().map_err(|error| lost(out.phase, error_of(&error)))?,
                 false => false,
             };

@@ -21,6 +21,8 @@ use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
 const ACCEPTS_MAX: usize = 16;
 /// When the system has no descriptors left, new connections wait so long.
 const REST_MS: u64 = 100;
+/// Looks into one socket in one poll; then others get a turn.
+pub(crate) const ROUNDS_MAX: u32 = 16;
 
 impl<V: Verbs> RdmaTransport<V> {
     /// Takes in new connections.
@@ -83,8 +85,10 @@ impl<V: Verbs> RdmaTransport<V> {
     fn try_drive_in(&mut self, connection: &mut Connection, readable: bool) -> io::Result<bool> {
         let Role::In(role) = &mut connection.role else { return Ok(false) };
         let channel = &mut connection.channel;
-        loop {
-            let came = readable && channel.receive()?;
+        for round in 0.. {
+            // First what was answered, then what was asked: there is no room for an answer otherwise.
+            channel.flush()?;
+            let came = readable && round < ROUNDS_MAX && channel.receive()?;
             let mut used = 0;
             while !role.closing && channel.has_room() {
                 match self.serve(role, channel) {
