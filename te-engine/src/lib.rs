@@ -97,7 +97,7 @@ pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, TcpConfig};
+pub use config::{Config, ControlConfig, Fabrics, TcpConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
 pub use engine::{Engine, FenceHandle};
 pub use error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};

@@ -48,6 +48,7 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    nics: rails::Nics,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -115,7 +116,7 @@ impl Engine {
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
         config.validate()?;
-        let (rails, published, inbox, server) = rails::open(&config)?;
+        let rails::Parts { rails, nics, published, inbox, server } = rails::open(&config)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -126,6 +127,7 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
+            nics,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -213,7 +215,13 @@ impl Engine {
                 segment.requests += 1;
             }
         }
-        let deadline = timeout.map(|timeout| self.clock.now() + timeout);
+        let idle = self.batches.live() == 1;
+        let now = (idle || timeout.is_some()).then(|| self.clock.now());
+        if let (true, Some(now)) = (idle, now) {
+            // Nobody may have polled for a while. The rails would take that time for their slices'.
+            self.rails.tick(now);
+        }
+        let deadline = timeout.zip(now).map(|(timeout, now)| now + timeout);
         (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
         (row.quarantined, row.orphan, row.done, row.handle) = (false, false, false, Some(handle));
         self.note_deadline(deadline);
@@ -405,6 +413,9 @@ impl Engine {
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
                 paused: health.paused_until.is_some_and(|until| now < until),
+                slow: health.state == te_core::RailState::Slow,
+                pauses: health.pauses,
+                slowdowns: health.slowdowns,
             })
         };
         Stats {

@@ -6,28 +6,65 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
-use te_core::{HealthConfig, MultiTransport, Transport};
+use te_core::{HealthConfig, Location, MultiTransport, Transport};
 
-use crate::config::Config;
+use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
 use crate::descriptor::Published;
 use crate::error::StartError;
 use crate::local::LocalTransport;
 use crate::shm::ShmTransport;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 
 pub(super) type Rails = MultiTransport<Box<dyn Transport + Send>, Tiers>;
 
+/// Which NIC each rail runs over, and which of them are near which memory.
+pub(super) struct Nics {
+    /// By rail; `None` for one that has no NIC of its own: copies within the host, and sockets, which the system routes.
+    names: Vec<Option<String>>,
+    affinity: Affinity,
+}
+
+impl Nics {
+    fn new(config: &Config, names: Vec<Option<String>>) -> Result<Self, StartError> {
+        // A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+        let needed = names.iter().any(Option::is_some) || matches!(config.topology, TopologySource::File(_));
+        let affinity = if needed {
+            Affinity::open(&config.topology).map_err(StartError::Topology)?
+        } else {
+            Affinity::Unknown
+        };
+        log::debug!("topology: {affinity}");
+        Ok(Self { names, affinity })
+    }
+
+    /// What each rail costs for memory at `location`; `None`: all the same.
+    pub(super) fn penalties(&self, location: Location) -> Option<Vec<u32>> {
+        self.affinity.penalties(location, &self.names)
+    }
+}
+
 /// What an engine is made of.
-pub(super) fn open(config: &Config) -> Result<(Rails, Arc<Published>, Arc<Inbox>, Server), StartError> {
+pub(super) struct Parts {
+    pub(super) rails: Rails,
+    pub(super) nics: Nics,
+    pub(super) published: Arc<Published>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) server: Server,
+}
+
+pub(super) fn open(config: &Config) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
     let rails = rails(config, addr)?;
+    // A fabric with a rail for each NIC names them here.
+    let nics = Nics::new(config, vec![None; rails.rails().len()])?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
     let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
-    Ok((rails, published, inbox, server))
+    Ok(Parts { rails, nics, published, inbox, server })
 }
 
 fn rails(config: &Config, addr: SocketAddr) -> Result<Rails, StartError> {
