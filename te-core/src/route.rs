@@ -357,7 +357,7 @@ impl Route for HealthRoute {
                 }
             }
             Err(error) => {
-                rail.failed(error.kind.is_rail_fault(), self.now, &self.config);
+                rail.failed(error.kind.is_rail_fault(), nanos, self.now, &self.config);
                 self.paused = self.paused & !(1 << index) | u32::from(rail.paused_until.is_some()) << index;
             }
         }

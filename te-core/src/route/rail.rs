@@ -215,10 +215,17 @@ impl Rail {
         self.probing = false;
     }
 
-    /// A slice ended badly.
+    /// A slice ended badly, `nanos` after it was accepted.
     #[cold]
-    pub(super) fn failed(&mut self, is_rail_fault: bool, now: Instant, config: &HealthConfig) {
+    pub(super) fn failed(&mut self, is_rail_fault: bool, nanos: u64, now: Instant, config: &HealthConfig) {
         self.errors += 1;
+        // What was in flight when the pause began fails with the rest and says nothing new: one broken connection must
+        // not pause its rail as often as it had slices in flight.
+        if let Some(until) = self.paused_until
+            && until.as_nanos().saturating_sub(self.cooldown_ns).saturating_add(nanos) >= now.as_nanos()
+        {
+            return;
+        }
         self.probing = false;
         if !is_rail_fault {
             return;
