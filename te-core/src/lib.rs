@@ -111,7 +111,7 @@ pub use mailbox::Mailbox;
 pub use memory::{Access, Location, MemSpan, VolatileSpan, copy_bytes};
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
-pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, Route};
+pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
 pub use slice::{Completion, Op, Outcome, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;

@@ -16,9 +16,10 @@
 //! let nic = |name: &str, node| Nic { numa_node: Some(node), ..Nic::named(name) };
 //! let topology = Topology::new(nodes.into(), vec![nic("mlx5_0", 0), nic("mlx5_1", 1)], vec![])?;
 //!
-//! let row = &topology.matrix().rows()[1];
-//! assert_eq!(row.place, Place::Cpu(1));
-//! assert_eq!((&row.preferred[..], &row.secondary[..]), (&["mlx5_1".into()][..], &["mlx5_0".into()][..]));
+//! let matrix = topology.matrix();
+//! let row = &matrix.rows()[1];
+//! assert_eq!((row.place, row.preferred[0].as_str(), row.secondary[0].as_str()), (Place::Cpu(1), "mlx5_1", "mlx5_0"));
+//! assert_eq!((matrix.penalty_percent(Place::Cpu(1), "mlx5_1"), matrix.penalty_percent(Place::Cpu(0), "mlx5_1")), (100, 300));
 //! # Ok::<(), te_core::topology::TopologyError>(())
 //! ```
 

@@ -278,3 +278,35 @@ fn a_matrix_that_is_wrong_says_where() {
     fs::write(&long, vec![b' '; (1 << 20) + 1]).unwrap();
     assert!(read_matrix(&long).unwrap_err().to_string().contains("longer"));
 }
+
+#[test]
+fn an_engine_goes_by_a_matrix_and_refuses_to_start_with_a_wrong_one() {
+    use te_engine::{Config, Engine, Location, StartError, TopologySource, topology::Affinity};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("matrix.json");
+    fs::write(&path, r#"{"cpu:1": [["mlx5_1"], ["mlx5_0"]]}"#).unwrap();
+    let source = TopologySource::File(path.clone());
+    let affinity = Affinity::open(&source).expect("a matrix");
+    let nics = ["", "mlx5_0:1", "mlx5_1"].map(String::from);
+    assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![100, 300, 100]));
+    assert_eq!(affinity.penalties(Location::Numa(0), &nics), None, "no row, no preference");
+    assert_eq!(
+        affinity.penalties(Location::Numa(1), &[String::new(), String::new()]),
+        None,
+        "no NICs, no choice"
+    );
+    drop(Engine::start(Config { topology: source.clone(), ..Config::default() }).expect("it starts"));
+
+    fs::write(&path, "[]").unwrap();
+    let error = Engine::start(Config { topology: source, ..Config::default() }).unwrap_err();
+    assert!(matches!(error, StartError::Topology(_)) && error.to_string().contains("auto"), "{error}");
+}
+
+#[test]
+fn penalties_of_a_dgx_follow_the_memory() {
+    use te_engine::{Location, topology::Affinity};
+    let affinity = Affinity::Found(read("dgx"));
+    let nics = ["mlx5_0:1", "mlx5_7:1"].map(String::from);
+    assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![315, 150]));
+    assert_eq!(affinity.penalties(Location::Host, &nics), None);
+}

@@ -11,6 +11,7 @@ pub(crate) mod put;
 pub(crate) mod replay;
 pub(crate) mod rm;
 pub(crate) mod stat;
+pub(crate) mod topology;
 
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Stat(args) => stat::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
+        Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),
     }
 }

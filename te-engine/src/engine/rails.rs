@@ -11,13 +11,14 @@ use std::vec::Vec;
 
 use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
 
-use crate::config::Config;
+use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
 use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
 use crate::local::LocalTransport;
 use crate::shm::ShmTransport;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 
 /// How far a fabric is: rails of the nearest usable tier share the work.
 const LOCAL: u8 = 0;
@@ -40,6 +41,8 @@ pub(super) struct Parts {
     pub(super) rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
     /// Device and port of each rail.
     pub(super) devices: Vec<String>,
+    /// Which of them are near which memory.
+    pub(super) affinity: Affinity,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
@@ -69,13 +72,25 @@ pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartErro
     let tiers: Vec<u8> = opened.rails.iter().map(|(tier, _)| *tier).collect();
     let (devices, transports): (Vec<String>, Vec<_>) =
         opened.rails.into_iter().map(|(_, rail)| (rail.device, rail.transport)).unzip();
+    let affinity = affinity(config, &devices)?;
     let route = Tiers::new(&tiers, HealthConfig::default());
     let rails = MultiTransport::new(transports, route, config.inflight_slices_max)
         .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
     let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
-    Ok(Parts { rails, devices, published, inbox, server })
+    Ok(Parts { rails, devices, affinity, published, inbox, server })
+}
+
+/// A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError> {
+    let is_choice = devices.iter().filter(|device| !device.is_empty()).count() > 1;
+    if !is_choice && !matches!(config.topology, TopologySource::File(_)) {
+        return Ok(Affinity::Unknown);
+    }
+    let affinity = Affinity::open(&config.topology).map_err(StartError::Topology)?;
+    log::info!("topology: {affinity}");
+    Ok(affinity)
 }
 
 /// Rails with their tiers, nearest first, and why the last fabric that did not start did not.

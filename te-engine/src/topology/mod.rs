@@ -9,9 +9,11 @@
 //!
 //! Reading never panics and never fails for one odd device: what makes no sense is left out, and a warning says so.
 
+mod affinity;
 mod matrix;
 mod sysfs;
 
+pub use affinity::Affinity;
 pub use matrix::{MatrixFileError, matrix_to_json, parse_matrix, read_matrix};
 pub use sysfs::{Found, SYSFS, SysfsError, read_sysfs};
 pub use te_core::topology::*;
