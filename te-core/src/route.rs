@@ -105,6 +105,8 @@ struct Rail {
     faults_in_row: u32,
     cooldown_ns: u64,
     paused_until: Option<Instant>,
+    /// When the last pause began.
+    paused_at: Instant,
     probing: bool,
     bytes_done: u64,
     slices_ended: u64,
@@ -125,6 +127,7 @@ impl HealthRoute {
             faults_in_row: 0,
             cooldown_ns: 0,
             paused_until: None,
+            paused_at: Instant::ZERO,
             probing: false,
             bytes_done: 0,
             slices_ended: 0,
@@ -222,6 +225,11 @@ impl Route for HealthRoute {
             }
             Err(error) => {
                 rail.errors += 1;
+                // What was in flight when the pause began fails with the rest and says nothing new: one broken connection must
+                // not pause its rail as often as it had slices in flight.
+                if rail.paused_until.is_some() && now.nanos_since(rail.paused_at) <= nanos {
+                    return;
+                }
                 rail.probing = false;
                 if !error.kind.is_rail_fault() {
                     return;
@@ -233,6 +241,7 @@ impl Route for HealthRoute {
                     rail.cooldown_ns =
                         (rail.cooldown_ns * 2).clamp(min, nanos_of(config.cooldown_max).max(min));
                     rail.paused_until = Some(now + Duration::from_nanos(rail.cooldown_ns));
+                    rail.paused_at = now;
                 }
             }
         }

@@ -143,10 +143,12 @@ pub struct Notification {
 }
 
 /// Counters of one rail since the engine started.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RailStats {
-    /// `local`, `shm`, `tcp`.
+    /// `local`, `shm`, `rdma`, `tcp`.
     pub name: &'static str,
+    /// Device and port, `mlx5_0:1`, where a fabric has several; else empty.
+    pub device: String,
     /// Bytes moved.
     pub bytes: u64,
     /// Slices that ended well.

@@ -5,7 +5,7 @@
 
 use crate::cmd::Cmd;
 use crate::host::Host;
-use crate::{fuzz, lab, stats, tidy};
+use crate::{bindgen, fuzz, lab, stats, tidy};
 use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
@@ -173,6 +173,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
         ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
+        step("bindgen", "libibverbs' structures are as its headers say", 60, bindings()),
         step(
             "clippy",
             "lints of everything, as users build it and with every feature",
@@ -215,6 +216,13 @@ fn commands<const N: usize>(lines: [&str; N]) -> Plan {
 
 fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
     Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
+}
+
+fn bindings() -> Plan {
+    match bindgen::obstacle() {
+        Some(obstacle) => Plan::Skip(obstacle),
+        None => checks("cargo xtask bindgen --check", || bindgen::run(&bindgen::Args::check())),
+    }
 }
 
 fn tests(host: &Host, selection: &str) -> Plan {

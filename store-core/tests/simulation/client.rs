@@ -147,7 +147,7 @@ impl Client {
                 self.memory.write(slot as u64 * OBJECT_BYTES_MAX, &bytes);
                 items.push(PutItem { key: &asked.key, len: asked.len, checksum: checksum(&bytes) });
             }
-            self.put.start(items, PutOptions { replicas: 1 + rng.below(2) as u8, preferred: None });
+            self.put.start(items, PutOptions { replicas: 1 + rng.below(2) as u8, ..PutOptions::DEFAULT });
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();

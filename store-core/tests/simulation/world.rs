@@ -563,7 +563,7 @@ impl World {
             return Err(Violation::Leak(format!("{} segments of {NODES} came back", segments.len())));
         }
         for (segment, used, len) in segments {
-            let options = PutOptions { replicas: 1, preferred: Some(segment) };
+            let options = PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
             let whole = master.put_start(later, format!("whole {segment}").as_bytes(), len, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {
                 return Err(Violation::Leak(format!(

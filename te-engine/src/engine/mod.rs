@@ -1,6 +1,8 @@
 //! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
 
 mod control;
+#[cfg(test)]
+mod failover_tests;
 mod fences;
 mod memory;
 mod rails;
@@ -32,6 +34,10 @@ use crate::tiers::Tiers;
 pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
+use rails::Parts;
+pub use rails::Rail;
+#[cfg(feature = "rdma")]
+pub(crate) use rails::advertised;
 use regions::Regions;
 use segments::Segments;
 
@@ -48,6 +54,8 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    /// Device and port of each rail, for people.
+    devices: Vec<String>,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -114,8 +122,25 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
+        Self::start_over(config, metadata, Vec::new())
+    }
+
+    /// As [`start_with`](Self::start_with), with `rails` beside the fabrics of `config`, near as RDMA is.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    #[cfg(feature = "testkit")]
+    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
+        Self::start_over(config, None, rails)
+    }
+
+    pub(crate) fn start_over(
+        config: Config,
+        metadata: Option<Arc<dyn Metadata>>,
+        extra: Vec<Rail>,
+    ) -> Result<Self, StartError> {
         config.validate()?;
-        let (rails, published, inbox, server) = rails::open(&config)?;
+        let Parts { rails, devices, published, inbox, server } = rails::open(&config, extra)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -126,6 +151,7 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
+            devices,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -399,6 +425,7 @@ impl Engine {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
                 name: rails[index].name(),
+                device: self.devices.get(index).cloned().unwrap_or_default(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,
