@@ -38,7 +38,13 @@ mod runner;
 mod sys;
 mod tests;
 
+use std::alloc::System;
 use std::process::ExitCode;
+use te_core::testkit::CountingAlloc;
+
+/// The conformance suite counts allocations on the data path.
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<System> = CountingAlloc::new(System);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -32,8 +32,8 @@ pub(super) const TESTS: &[Test] = &[
 /// Something that breaks and is mended.
 struct Fault {
     what: &'static str,
-    inject: fn(&Host, &Load) -> Result<()>,
-    mend: fn(&Host, &Load) -> Result<()>,
+    inject: fn(&Scene) -> Result<()>,
+    mend: fn(&Scene) -> Result<()>,
     /// How long it stays broken.
     hold: Duration,
     /// Whether transfers are verified while it lasts.
@@ -42,10 +42,17 @@ struct Fault {
     bound: Duration,
 }
 
+/// What a fault can lay hands on.
+struct Scene {
+    load: Load,
+    /// Network interfaces of our rails.
+    links: Vec<String>,
+}
+
 const LINK_DOWN_AND_UP: Fault = Fault {
     what: "the first rail's link down",
-    inject: |host, _| set_link(host, 0, "down"),
-    mend: |host, _| set_link(host, 0, "up"),
+    inject: |scene| scene.set_link(0, "down"),
+    mend: |scene| scene.set_link(0, "up"),
     hold: Duration::from_secs(4),
     goes_on: false,
     bound: Duration::from_secs(20),
@@ -53,14 +60,10 @@ const LINK_DOWN_AND_UP: Fault = Fault {
 
 const LOSS: Fault = Fault {
     what: "1 % of the first rail's packets lost",
-    inject: |host, _| {
-        let link = link(host, 0)?;
-        run(&["tc", "qdisc", "add", "dev", &link, "root", "netem", "loss", "1%"]).map(drop)
+    inject: |scene| {
+        run(&["tc", "qdisc", "add", "dev", scene.link(0)?, "root", "netem", "loss", "1%"]).map(drop)
     },
-    mend: |host, _| {
-        let link = link(host, 0)?;
-        run(&["tc", "qdisc", "del", "dev", &link, "root"]).map(drop)
-    },
+    mend: |scene| run(&["tc", "qdisc", "del", "dev", scene.link(0)?, "root"]).map(drop),
     hold: Duration::from_secs(6),
     goes_on: true,
     bound: Duration::from_secs(20),
@@ -68,8 +71,8 @@ const LOSS: Fault = Fault {
 
 const DEATH_AND_RESTART: Fault = Fault {
     what: "the peer's process killed",
-    inject: |_, load| load.kill_target(),
-    mend: |_, load| load.restart_target(),
+    inject: |scene| scene.load.kill_target(),
+    mend: |scene| scene.load.restart_target(),
     hold: Duration::from_secs(2),
     goes_on: false,
     bound: Duration::from_secs(20),
@@ -79,25 +82,27 @@ const DEATH_AND_RESTART: Fault = Fault {
 const CALM: Duration = Duration::from_secs(2);
 
 fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
-    let load = Load::start(host.peer()?, ends(host, fabric)?)?;
+    let links = host.joined_rails()?.into_iter().filter_map(|(ours, _)| ours.netdev).collect();
+    let scene = Scene { load: Load::start(host.peer()?, ends(host, fabric)?)?, links };
+    let load = &scene.load;
     load.verified_since(Instant::now(), fault.bound).context("before anything was broken")?;
     std::thread::sleep(CALM);
     let before = load.failures();
     ensure!(before == 0, "{before} transfers failed before anything was broken");
 
+    (fault.inject)(&scene).with_context(|| fault.what)?;
     let injected = Instant::now();
-    (fault.inject)(host, &load).with_context(|| fault.what)?;
     std::thread::sleep(fault.hold);
     let meanwhile = if fault.goes_on { Some(load.verified_since(injected, fault.bound)) } else { None };
-    let mended = Instant::now();
     // Whatever was found: nobody else shall find the link broken.
-    (fault.mend)(host, &load).with_context(|| format!("mending: {}", fault.what))?;
+    (fault.mend)(&scene).with_context(|| format!("mending: {}", fault.what))?;
+    let mended = Instant::now();
     meanwhile.transpose().with_context(|| format!("while {}", fault.what))?;
     let recovered =
         load.verified_since(mended, fault.bound).with_context(|| format!("after {}", fault.what))?;
     std::thread::sleep(CALM);
 
-    let findings = load.finish()?;
+    let findings = scene.load.finish()?;
     ensure!(findings.broken.is_empty(), "{}", findings.broken.join("; "));
     println!(
         "    {}{fabric}, {} for {:.1} s: verified again {:.2} s after it was mended (bound {} s); longest gap {:.2} s; \
@@ -122,12 +127,12 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
     Ok(())
 }
 
-/// The network interface of the rail at this place.
-fn link(host: &Host, index: usize) -> Result<String> {
-    let (ours, _) = host.joined_rails()?.get(index).cloned().context("no such rail")?;
-    ours.netdev.with_context(|| format!("{} has no network interface", ours.device))
-}
+impl Scene {
+    fn link(&self, index: usize) -> Result<&str> {
+        self.links.get(index).map(String::as_str).with_context(|| format!("there is no rail {index}"))
+    }
 
-fn set_link(host: &Host, index: usize, state: &str) -> Result<()> {
-    run(&["ip", "link", "set", &link(host, index)?, state]).map(drop)
+    fn set_link(&self, index: usize, state: &str) -> Result<()> {
+        run(&["ip", "link", "set", self.link(index)?, state]).map(drop)
+    }
 }
