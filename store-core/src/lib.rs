@@ -131,4 +131,6 @@ pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use stats::Stats;
+/// The time that every operation takes, because nothing here has a clock.
+pub use te_core::Instant;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
