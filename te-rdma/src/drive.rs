@@ -138,8 +138,8 @@ impl<V: Verbs> RdmaTransport<V> {
                 && let Some(connection) = self.connections.take(index)
             {
                 match connection.role {
-                    Role::Out(_) => self.out_is_late(index, connection),
-                    Role::In(_) => self.end_in(index, connection),
+                    Role::Out(_) => self.out_is_late(index, *connection),
+                    Role::In(_) => self.end_in(index, *connection),
                 }
             }
         }

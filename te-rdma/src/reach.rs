@@ -21,6 +21,7 @@ use crate::net::{self, Interest};
 use crate::region::Keys;
 use crate::sieve::Sign;
 use crate::slab::SLOTS_MAX;
+use crate::target::ROUNDS_MAX;
 use crate::transport::{Outage, RdmaTransport, error_of, random_u64};
 use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
 
@@ -96,7 +97,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let flushed = connection.channel.flush();
         match flushed {
             Ok(()) => self.settle_interest(channel, connection),
-            Err(error) => self.end_out(channel, connection, ChannelEnd::Lost(error_of(&error))),
+            Err(error) => self.end_out(channel, *connection, ChannelEnd::Lost(error_of(&error))),
         }
     }
 
@@ -306,7 +307,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn drive_out(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
         match self.try_drive_out(&mut connection, readable) {
             Ok(()) => self.settle_interest(index, connection),
-            Err(end) => self.end_out(index, connection, end),
+            Err(end) => self.end_out(index, *connection, end),
         }
     }
 
@@ -325,8 +326,8 @@ impl<V: Verbs> RdmaTransport<V> {
             channel.dialing = false;
             self.greet(out, channel);
         }
-        loop {
-            let came = match readable {
+        for round in 0.. {
+            let came = match readable && round < ROUNDS_MAX {
                 true => channel.receive().map_err(|error| lost(out.phase, error_of(&error)))?,
                 false => false,
             };
@@ -618,8 +619,8 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// A side channel of ours has ended: what was posted to that peer ends with it, for the peer ends its part as well.
-    pub(crate) fn end_out(&mut self, index: u32, connection: Box<Connection>, end: ChannelEnd) {
-        let Connection { channel, role, .. } = *connection;
+    pub(crate) fn end_out(&mut self, index: u32, connection: Connection, end: ChannelEnd) {
+        let Connection { channel, role, .. } = connection;
         let Role::Out(out) = role else { return };
         net::reset_on_close(&channel.stream);
         drop(channel);
@@ -719,7 +720,7 @@ impl<V: Verbs> RdmaTransport<V> {
         if let Some(index) = self.endpoints.get(endpoint).and_then(|of| of.channel)
             && let Some(connection) = self.connections.take(index)
         {
-            self.end_out(index, connection, ChannelEnd::Dropped);
+            self.end_out(index, *connection, ChannelEnd::Dropped);
         }
     }
 
@@ -744,7 +745,7 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// Ends a side channel whose time is up.
-    pub(crate) fn out_is_late(&mut self, index: u32, connection: Box<Connection>) {
+    pub(crate) fn out_is_late(&mut self, index: u32, connection: Connection) {
         let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
         let end = match &connection.role {
             Role::Out(out) => lost(out.phase, error),

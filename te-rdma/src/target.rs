@@ -21,6 +21,8 @@ use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
 const ACCEPTS_MAX: usize = 16;
 /// When the system has no descriptors left, new connections wait so long.
 const REST_MS: u64 = 100;
+/// Looks into one socket in one poll; then others get a turn.
+pub(crate) const ROUNDS_MAX: u32 = 16;
 
 impl<V: Verbs> RdmaTransport<V> {
     /// Takes in new connections.
@@ -75,7 +77,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn drive_in(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
         match self.try_drive_in(&mut connection, readable) {
             Ok(true) => self.settle_interest(index, connection),
-            Ok(false) | Err(_) => self.end_in(index, connection),
+            Ok(false) | Err(_) => self.end_in(index, *connection),
         }
     }
 
@@ -83,8 +85,10 @@ impl<V: Verbs> RdmaTransport<V> {
     fn try_drive_in(&mut self, connection: &mut Connection, readable: bool) -> io::Result<bool> {
         let Role::In(role) = &mut connection.role else { return Ok(false) };
         let channel = &mut connection.channel;
-        loop {
-            let came = readable && channel.receive()?;
+        for round in 0.. {
+            // First what was answered, then what was asked: there is no room for an answer otherwise.
+            channel.flush()?;
+            let came = readable && round < ROUNDS_MAX && channel.receive()?;
             let mut used = 0;
             while !role.closing && channel.has_room() {
                 match self.serve(role, channel) {
@@ -109,7 +113,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         channel.flush()?;
         // What a peer that has finished still asks for, nobody would read.
-        Ok(!channel.finished && !(role.closing && !channel.wanted().writable))
+        Ok(!channel.finished && (!role.closing || channel.wanted().writable))
     }
 
     /// Serves the next frame; gives its length, 0 when it is not all there.
@@ -185,7 +189,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 return Status::Superseded;
             }
             if let Some(older) = self.connections.take(index) {
-                self.end_in(index, older);
+                self.end_in(index, *older);
             }
         }
         self.exorcise(session);
@@ -356,8 +360,8 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// A peer's side channel has ended, and so do its queue pairs.
-    pub(crate) fn end_in(&mut self, index: u32, connection: Box<Connection>) {
-        let Connection { channel, role, .. } = *connection;
+    pub(crate) fn end_in(&mut self, index: u32, connection: Connection) {
+        let Connection { channel, role, .. } = connection;
         if let Role::In(mut role) = role {
             let session = role.session.unwrap_or(0);
             self.end_peer_qps(session, &mut role.qps, |_| true);

@@ -239,11 +239,11 @@ impl<V: Verbs> RdmaTransport<V> {
             match connection.role {
                 Role::Out(_) => {
                     let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
-                    self.end_out(index, connection, ChannelEnd::Lost(error));
+                    self.end_out(index, *connection, ChannelEnd::Lost(error));
                 }
                 Role::In(_) => {
                     net::reset_on_close(&connection.channel.stream);
-                    self.end_in(index, connection);
+                    self.end_in(index, *connection);
                 }
             }
         }
