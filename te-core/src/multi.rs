@@ -138,6 +138,18 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         &self.route
     }
 
+    /// The route, to tell it where memory is. Slices are none of its callers' business.
+    pub fn route_mut(&mut self) -> &mut R {
+        &mut self.route
+    }
+
+    /// Tells the time without polling. Slices count as accepted at the last time that was told: after a pause between polls,
+    /// tell it before `submit`, or the pause is taken for theirs.
+    pub fn tick(&mut self, now: Instant) {
+        self.now = now;
+        self.route.tick(now);
+    }
+
     /// Which rails reach the segment, as a mask.
     #[must_use]
     pub fn reachable(&self, segment: SegmentId) -> u32 {

@@ -1,6 +1,7 @@
 //! One typed struct configures an engine. TOML, environment and flags are the binaries' business.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::string::String;
 use std::vec::Vec;
 
@@ -19,6 +20,8 @@ pub struct Config {
     pub advertise_host: Option<String>,
     /// Which fabrics to use.
     pub fabrics: Fabrics,
+    /// Where to learn which NICs are near which memory. Counts for fabrics with several NICs.
+    pub topology: TopologySource,
     /// Length at which requests are cut, bytes. Rounded up to what the nearest rail prefers when it is the only usable one.
     pub slice_bytes: u32,
     /// Batches that exist at a time, at most.
@@ -48,6 +51,21 @@ pub struct Config {
     pub tcp: TcpConfig,
     /// The RDMA fabric.
     pub rdma: RdmaConfig,
+}
+
+/// Where an engine learns which NICs are near which memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TopologySource {
+    /// From sysfs. A host that cannot be read counts as `Off`.
+    #[default]
+    Auto,
+    /// From a priority matrix in JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`. A file that does not hold one keeps the
+    /// engine from starting.
+    File(PathBuf),
+    /// Nowhere: all NICs are alike.
+    Off,
 }
 
 /// Which fabrics an engine uses. One that this build lacks is ignored.
@@ -208,6 +226,7 @@ impl Default for Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise_host: None,
             fabrics: Fabrics::default(),
+            topology: TopologySource::default(),
             slice_bytes: 64 << 10,
             batches_max: 1024,
             requests_per_batch_max: 4096,

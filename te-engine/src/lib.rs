@@ -95,10 +95,11 @@ mod request;
 mod shm;
 mod sys;
 mod tiers;
+pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig};
+pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
 #[cfg(feature = "testkit")]
 pub use engine::Rail;

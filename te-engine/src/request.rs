@@ -161,6 +161,12 @@ pub struct RailStats {
     pub ewma_gb_s: f64,
     /// Whether the route leaves it out for now.
     pub paused: bool,
+    /// Whether it works, but several times slower than others of its kind.
+    pub slow: bool,
+    /// Times it was paused.
+    pub pauses: u64,
+    /// Times it became slow.
+    pub slowdowns: u64,
 }
 
 /// What an engine knows about itself.

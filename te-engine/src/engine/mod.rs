@@ -55,8 +55,7 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
-    /// Device and port of each rail, for people.
-    devices: Vec<String>,
+    nics: rails::Nics,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -141,7 +140,7 @@ impl Engine {
         extra: Vec<Rail>,
     ) -> Result<Self, StartError> {
         config.validate()?;
-        let Parts { rails, devices, published, inbox, server } = rails::open(&config, extra)?;
+        let Parts { rails, nics, published, inbox, server } = rails::open(&config, extra)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -152,7 +151,7 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
-            devices,
+            nics,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -240,7 +239,13 @@ impl Engine {
                 segment.requests += 1;
             }
         }
-        let deadline = timeout.map(|timeout| self.clock.now() + timeout);
+        let idle = self.batches.live() == 1;
+        let now = (idle || timeout.is_some()).then(|| self.clock.now());
+        if let (true, Some(now)) = (idle, now) {
+            // Nobody may have polled for a while. The rails would take that time for their slices'.
+            self.rails.tick(now);
+        }
+        let deadline = timeout.zip(now).map(|(timeout, now)| now + timeout);
         (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
         (row.quarantined, row.orphan, row.done, row.handle) = (false, false, false, Some(handle));
         self.note_deadline(deadline);
@@ -426,13 +431,16 @@ impl Engine {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
                 name: rails[index].name(),
-                device: self.devices.get(index).cloned().unwrap_or_default(),
+                device: self.nics.device(index).into(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
                 paused: health.paused_until.is_some_and(|until| now < until),
+                slow: health.state == te_core::RailState::Slow,
+                pauses: health.pauses,
+                slowdowns: health.slowdowns,
             })
         };
         Stats {

@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
-use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
+use te_core::{HealthConfig, Location, MultiTransport, RAILS_MAX, Transport};
 
-use crate::config::Config;
+use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
 use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
 use crate::local::LocalTransport;
 use crate::shm::ShmTransport;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 
 /// How far a fabric is: rails of the nearest usable tier share the work.
 const LOCAL: u8 = 0;
@@ -36,11 +37,48 @@ pub struct Rail {
     pub transport: Box<dyn Transport + Send>,
 }
 
+/// Which NIC each rail runs over, and which of them are near which memory.
+pub(super) struct Nics {
+    /// Device and port of each rail.
+    devices: Vec<String>,
+    /// NIC of each rail; `None` for one that has none of its own: copies within the host, and sockets, which the system routes.
+    names: Vec<Option<String>>,
+    affinity: Affinity,
+}
+
+impl Nics {
+    fn new(config: &Config, devices: Vec<String>) -> Result<Self, StartError> {
+        let name = |device: &String| match device.rsplit_once(':') {
+            Some((name, _)) => Some(name.into()),
+            None => (!device.is_empty()).then(|| device.clone()),
+        };
+        let names: Vec<Option<String>> = devices.iter().map(name).collect();
+        // A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+        let needed = names.iter().any(Option::is_some) || matches!(config.topology, TopologySource::File(_));
+        let affinity = if needed {
+            Affinity::open(&config.topology).map_err(StartError::Topology)?
+        } else {
+            Affinity::Unknown
+        };
+        log::debug!("topology: {affinity}");
+        Ok(Self { devices, names, affinity })
+    }
+
+    /// Device and port of a rail, `mlx5_0:1`; empty where its fabric has only one.
+    pub(super) fn device(&self, rail: usize) -> &str {
+        self.devices.get(rail).map_or("", String::as_str)
+    }
+
+    /// What each rail costs for memory at `location`; `None`: all the same.
+    pub(super) fn penalties(&self, location: Location) -> Option<Vec<u32>> {
+        self.affinity.penalties(location, &self.names)
+    }
+}
+
 /// What an engine is made of.
 pub(super) struct Parts {
     pub(super) rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
-    /// Device and port of each rail.
-    pub(super) devices: Vec<String>,
+    pub(super) nics: Nics,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
@@ -73,10 +111,11 @@ pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartErro
     let route = Tiers::new(&tiers, HealthConfig::default());
     let rails = MultiTransport::new(transports, route, config.inflight_slices_max)
         .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })?;
+    let nics = Nics::new(config, devices)?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
     let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
-    Ok(Parts { rails, devices, published, inbox, server })
+    Ok(Parts { rails, nics, published, inbox, server })
 }
 
 /// Rails with their tiers, nearest first, and why the last fabric that did not start did not.
