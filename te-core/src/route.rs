@@ -242,10 +242,15 @@ impl HealthRoute {
         }
         let rail = &mut self.rails[index];
         let sample = rail.learn(nanos, bytes_ahead);
-        if !rail.is_suspect() && !rail.slices_ended.is_multiple_of(16) {
-            return;
+        rail.skip();
+        if rail.is_suspect() || rail.slices_ended & 15 < 8 {
+            self.judge(index, sample, nanos);
         }
-        let group = rail.group;
+    }
+
+    /// Compares a rail with the best of its group, after a slice that took `nanos`, `sample` a byte.
+    fn judge(&mut self, index: usize, sample: u64, nanos: u64) {
+        let group = self.rails[index].group;
         let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
         let peers = self.rails.iter().enumerate().filter(peer);
         let best = peers.min_by_key(|(_, rail)| rail.ns_per_byte_q16).map(|(_, rail)| *rail);
@@ -253,6 +258,7 @@ impl HealthRoute {
         let rail = &mut self.rails[index];
         let was_slow = rail.slow;
         rail.judge(best.as_ref(), sample, nanos, now, &config);
+        rail.skip();
         if was_slow || rail.slow {
             self.slow = self.slow & !(1 << index) | u32::from(rail.slow) << index;
             self.probe_due = self.next_probe();
@@ -344,13 +350,14 @@ impl Route for HealthRoute {
                     rail.recover();
                     self.paused &= !(1 << index);
                 }
-                // A division a slice is dear: once a rail is known, one in eight is enough.
-                if rail.slices_ended.is_multiple_of(8) || rail.is_watched() {
+                if rail.skip == 0 {
                     self.learn(index, nanos, bytes_ahead);
+                } else {
+                    rail.skip -= 1;
                 }
             }
             Err(error) => {
-                rail.failed(error.kind.is_rail_fault(), self.now, nanos, &self.config);
+                rail.failed(error.kind.is_rail_fault(), nanos, self.now, &self.config);
                 self.paused = self.paused & !(1 << index) | u32::from(rail.paused_until.is_some()) << index;
             }
         }

@@ -287,10 +287,14 @@ fn an_engine_goes_by_a_matrix_and_refuses_to_start_with_a_wrong_one() {
     fs::write(&path, r#"{"cpu:1": [["mlx5_1"], ["mlx5_0"]]}"#).unwrap();
     let source = TopologySource::File(path.clone());
     let affinity = Affinity::open(&source).expect("a matrix");
-    let nics = [None, Some("mlx5_0".into()), Some("mlx5_1".into())];
+    let nics = ["", "mlx5_0:1", "mlx5_1"].map(String::from);
     assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![100, 300, 100]));
     assert_eq!(affinity.penalties(Location::Numa(0), &nics), None, "no row, no preference");
-    assert_eq!(affinity.penalties(Location::Numa(1), &[None, None]), None, "no NICs, no choice");
+    assert_eq!(
+        affinity.penalties(Location::Numa(1), &[String::new(), String::new()]),
+        None,
+        "no NICs, no choice"
+    );
     drop(Engine::start(Config { topology: source.clone(), ..Config::default() }).expect("it starts"));
 
     fs::write(&path, "[]").unwrap();
@@ -302,7 +306,7 @@ fn an_engine_goes_by_a_matrix_and_refuses_to_start_with_a_wrong_one() {
 fn penalties_of_a_dgx_follow_the_memory() {
     use te_engine::{Location, topology::Affinity};
     let affinity = Affinity::Found(read("dgx"));
-    let nics = [Some("mlx5_0".into()), Some("mlx5_7".into())];
+    let nics = ["mlx5_0:1", "mlx5_7:1"].map(String::from);
     assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![315, 150]));
     assert_eq!(affinity.penalties(Location::Host, &nics), None);
 }

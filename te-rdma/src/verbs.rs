@@ -183,8 +183,9 @@ pub enum QpStep {
     Error,
 }
 
-/// One piece of local memory in a work request.
+/// One piece of local memory in a work request. Laid out as `struct ibv_sge`, so that a list of them needs no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// First byte.
     pub addr: u64,
@@ -221,7 +222,7 @@ pub enum WcStatus {
     /// Our own fault: length, local key, our queue pair.
     Local,
     /// The peer refused: key, range or rights. No byte of this request was written, unless the peer ended the registration
-    /// while it arrived. Both queue pairs are in error.
+    /// while it arrived. Both queue pairs are in error (IBA 9.9.3.1; soft-RoCE tells the target nothing).
     RemoteAccess,
     /// The peer failed in carrying it out, or found it malformed.
     RemoteOperation,

@@ -1,5 +1,7 @@
 //! The rules that the simulated provider keeps. The transport's own tests lean on every one of them.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod rig;
 
 use rig::{ALL, BUFFER_BYTES, Mem, Node, Pair, QP, connect};
@@ -260,8 +262,7 @@ fn a_target_that_fails_ends_both_queue_pairs() {
 
 #[test]
 fn retries_run_out_when_nobody_answers() {
-    type Break = fn(&mut Pair);
-    let breaks: [(&str, Break); 7] = [
+    let breaks: [(&str, Change); 7] = [
         ("link down", |p| {
             let down = LinkConfig { down: true, ..LinkConfig::CALM };
             p.fabric.set_link(p.a.verbs.id(), p.b.verbs.id(), down);
@@ -609,8 +610,10 @@ fn a_destroyed_queue_pair_loses_its_completions() {
     assert_eq!(pair.a.poll(), [(2, WcStatus::Success)]);
 }
 
+type Change = fn(&mut Pair);
+
 /// What may end the sender while its packets are on the wire.
-fn ends_of_a_sender() -> [(&'static str, fn(&mut Pair)); 3] {
+fn ends_of_a_sender() -> [(&'static str, Change); 3] {
     [
         ("error", |p| p.a.verbs.modify_qp(p.qa.handle, QpStep::Error).unwrap()),
         ("destroyed", |p| p.a.verbs.destroy_qp(p.qa.handle).unwrap()),
@@ -636,7 +639,7 @@ fn packets_on_the_wire_land_after_their_sender_has_ended() {
 
 #[test]
 fn nothing_lands_once_the_targets_queue_pair_is_in_error_or_gone() {
-    let fences: [fn(&mut Pair); 3] = [
+    let fences: [Change; 3] = [
         |p| p.b.verbs.modify_qp(p.qb.handle, QpStep::Error).unwrap(),
         |p| p.b.verbs.destroy_qp(p.qb.handle).unwrap(),
         |p| p.b.verbs.deregister(p.b.mr).unwrap(),

@@ -5,6 +5,7 @@ use core::time::Duration;
 use super::{HealthConfig, RailHealth, RailState};
 use crate::Instant;
 
+// Its size is a power of two: the data path finds it with a shift.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rail {
     /// `ns_per_byte_q16 × penalty`.
@@ -17,12 +18,12 @@ pub(super) struct Rail {
     pub(super) faults_in_row: u32,
     pub(super) cooldown_ns: u64,
     pub(super) paused_until: Option<Instant>,
-    /// When the last pause began.
-    paused_at: Instant,
     pub(super) probing: bool,
     pub(super) slow: bool,
     /// Slices that spoke against it, less those that spoke for it: slow at [`SLOW_SIGNS`], and again not slow at 0.
     slow_signs: u8,
+    /// Slices to let pass before one is learnt from.
+    pub(super) skip: u8,
     /// What the slices that spoke against it took for a byte, smoothed.
     slow_ns_per_byte_q16: u64,
     pub(super) group: u8,
@@ -35,14 +36,18 @@ pub(super) struct Rail {
     pub(super) probe_at: Instant,
     /// How long it then waits for the next try.
     probe_wait_ns: u64,
-    pauses: u64,
-    slowdowns: u64,
+    pauses: u32,
+    slowdowns: u32,
 }
+
+const _: () = assert!(size_of::<Rail>() == 128);
 
 /// Slices after which a rail's figures are good enough to compare others with.
 const KNOWN_SLICES: u64 = 16;
 /// Slices that are all learnt from.
 const WATCHED_SLICES: u64 = 64;
+/// Slices of which one is learnt from, later on.
+const LEARN_EVERY: u8 = 8;
 /// Slices in a row that make a rail slow, or not slow any more.
 const SLOW_SIGNS: u8 = 4;
 
@@ -56,10 +61,10 @@ impl Rail {
             faults_in_row: 0,
             cooldown_ns: 0,
             paused_until: None,
-            paused_at: Instant::ZERO,
             probing: false,
             slow: false,
             slow_signs: 0,
+            skip: 0,
             slow_ns_per_byte_q16: 0,
             group: 0,
             bytes_done: 0,
@@ -89,8 +94,8 @@ impl Rail {
             bytes_done: self.bytes_done,
             slices_ended: self.slices_ended,
             errors: self.errors,
-            pauses: self.pauses,
-            slowdowns: self.slowdowns,
+            pauses: self.pauses.into(),
+            slowdowns: self.slowdowns.into(),
             paused_until: self.paused_until,
         }
     }
@@ -108,14 +113,7 @@ impl Rail {
         }
     }
 
-    /// Whether every slice is to be learnt from: too little is known, or what is known is bad.
-    #[inline]
-    pub(super) fn is_watched(&self) -> bool {
-        self.slices_ended < WATCHED_SLICES || self.is_suspect()
-    }
-
     /// Whether it is slow, or may be.
-    #[inline]
     pub(super) fn is_suspect(&self) -> bool {
         self.slow_signs > 0
     }
@@ -137,6 +135,13 @@ impl Rail {
         }
         self.weigh();
         sample
+    }
+
+    /// Sets how many slices are to pass before the next one is learnt from: none while too little is known or what is known
+    /// is bad. A division a slice is dear, and one in eight tells enough of a rail that is well known.
+    pub(super) fn skip(&mut self) {
+        let every_one = self.slices_ended < WATCHED_SLICES || self.is_suspect();
+        self.skip = if every_one { 0 } else { LEARN_EVERY - 1 };
     }
 
     fn weigh(&mut self) {
@@ -184,7 +189,7 @@ impl Rail {
             self.slow = false;
         } else if self.slow_signs == SLOW_SIGNS && !self.slow {
             self.slow = true;
-            self.slowdowns += 1;
+            self.slowdowns = self.slowdowns.saturating_add(1);
             self.probe_wait_ns = 0;
             self.probed(now, config);
         }
@@ -212,11 +217,13 @@ impl Rail {
 
     /// A slice ended badly, `nanos` after it was accepted.
     #[cold]
-    pub(super) fn failed(&mut self, is_rail_fault: bool, now: Instant, nanos: u64, config: &HealthConfig) {
+    pub(super) fn failed(&mut self, is_rail_fault: bool, nanos: u64, now: Instant, config: &HealthConfig) {
         self.errors += 1;
-        // What was in flight when the pause began fails with the rest and says nothing new: one broken connection must not
-        // pause its rail as often as it had slices in flight.
-        if self.paused_until.is_some() && now.nanos_since(self.paused_at) <= nanos {
+        // What was in flight when the pause began fails with the rest and says nothing new: one broken connection must
+        // not pause its rail as often as it had slices in flight.
+        if let Some(until) = self.paused_until
+            && until.as_nanos().saturating_sub(self.cooldown_ns).saturating_add(nanos) >= now.as_nanos()
+        {
             return;
         }
         self.probing = false;
@@ -226,10 +233,9 @@ impl Rail {
         self.faults_in_row += 1;
         // A rail that was paused has to prove itself: its first fault pauses it again.
         if self.faults_in_row >= config.errors_max || self.paused_until.is_some() {
-            self.pauses += 1;
+            self.pauses = self.pauses.saturating_add(1);
             self.cooldown_ns = longer(self.cooldown_ns, config);
             self.paused_until = Some(now + Duration::from_nanos(self.cooldown_ns));
-            self.paused_at = now;
         }
     }
 }

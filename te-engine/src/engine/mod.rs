@@ -31,11 +31,11 @@ use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
 use crate::sys::park;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
-#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
 pub use rails::Rail;
 #[cfg(feature = "rdma")]
 pub(crate) use rails::advertised;
@@ -55,7 +55,9 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
-    nics: rails::Nics,
+    /// Device and port of each rail, for people.
+    devices: Vec<String>,
+    affinity: Affinity,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -140,7 +142,7 @@ impl Engine {
         extra: Vec<Rail>,
     ) -> Result<Self, StartError> {
         config.validate()?;
-        let Parts { rails, nics, published, inbox, server } = rails::open(&config, extra)?;
+        let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -151,7 +153,8 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
-            nics,
+            devices,
+            affinity,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -431,7 +434,7 @@ impl Engine {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
                 name: rails[index].name(),
-                device: self.nics.device(index).into(),
+                device: self.devices.get(index).cloned().unwrap_or_default(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
-use te_core::{HealthConfig, Location, MultiTransport, RAILS_MAX, Transport};
+use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
 
 use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
@@ -29,7 +29,6 @@ const TCP: u8 = 3;
 type Cause = Box<dyn StdError + Send + Sync>;
 
 /// One rail, before it is one of many.
-#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
 pub struct Rail {
     /// Device and port, for people: `mlx5_0:1`. Empty where its fabric has only one.
     pub device: String,
@@ -37,48 +36,13 @@ pub struct Rail {
     pub transport: Box<dyn Transport + Send>,
 }
 
-/// Which NIC each rail runs over, and which of them are near which memory.
-pub(super) struct Nics {
-    /// Device and port of each rail.
-    devices: Vec<String>,
-    /// NIC of each rail; `None` for one that has none of its own: copies within the host, and sockets, which the system routes.
-    names: Vec<Option<String>>,
-    affinity: Affinity,
-}
-
-impl Nics {
-    fn new(config: &Config, devices: Vec<String>) -> Result<Self, StartError> {
-        let name = |device: &String| match device.rsplit_once(':') {
-            Some((name, _)) => Some(name.into()),
-            None => (!device.is_empty()).then(|| device.clone()),
-        };
-        let names: Vec<Option<String>> = devices.iter().map(name).collect();
-        // A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
-        let needed = names.iter().any(Option::is_some) || matches!(config.topology, TopologySource::File(_));
-        let affinity = if needed {
-            Affinity::open(&config.topology).map_err(StartError::Topology)?
-        } else {
-            Affinity::Unknown
-        };
-        log::debug!("topology: {affinity}");
-        Ok(Self { devices, names, affinity })
-    }
-
-    /// Device and port of a rail, `mlx5_0:1`; empty where its fabric has only one.
-    pub(super) fn device(&self, rail: usize) -> &str {
-        self.devices.get(rail).map_or("", String::as_str)
-    }
-
-    /// What each rail costs for memory at `location`; `None`: all the same.
-    pub(super) fn penalties(&self, location: Location) -> Option<Vec<u32>> {
-        self.affinity.penalties(location, &self.names)
-    }
-}
-
 /// What an engine is made of.
 pub(super) struct Parts {
     pub(super) rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
-    pub(super) nics: Nics,
+    /// Device and port of each rail.
+    pub(super) devices: Vec<String>,
+    /// Which of them are near which memory.
+    pub(super) affinity: Affinity,
     pub(super) published: Arc<Published>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) server: Server,
@@ -108,14 +72,25 @@ pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartErro
     let tiers: Vec<u8> = opened.rails.iter().map(|(tier, _)| *tier).collect();
     let (devices, transports): (Vec<String>, Vec<_>) =
         opened.rails.into_iter().map(|(_, rail)| (rail.device, rail.transport)).unzip();
+    let affinity = affinity(config, &devices)?;
     let route = Tiers::new(&tiers, HealthConfig::default());
     let rails = MultiTransport::new(transports, route, config.inflight_slices_max)
         .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })?;
-    let nics = Nics::new(config, devices)?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
     let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
-    Ok(Parts { rails, nics, published, inbox, server })
+    Ok(Parts { rails, devices, affinity, published, inbox, server })
+}
+
+/// A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError> {
+    let is_choice = devices.iter().filter(|device| !device.is_empty()).count() > 1;
+    if !is_choice && !matches!(config.topology, TopologySource::File(_)) {
+        return Ok(Affinity::Unknown);
+    }
+    let affinity = Affinity::open(&config.topology).map_err(StartError::Topology)?;
+    log::info!("topology: {affinity}");
+    Ok(affinity)
 }
 
 /// Rails with their tiers, nearest first, and why the last fabric that did not start did not.

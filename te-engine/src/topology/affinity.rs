@@ -49,16 +49,23 @@ impl Affinity {
         }
     }
 
-    /// What each rail costs for memory at `location`, in percent, by the name of the NIC that it runs over; a rail without a
-    /// NIC of its own costs 100. `None`: nothing is known that would tell one rail from another.
+    /// What each rail costs for memory at `location`, in percent, by the device that it runs over: a NIC, or `NIC:port`. A
+    /// rail of which that is empty, or no NIC of this host, costs 100. `None`: nothing is known that would tell one rail from
+    /// another.
     #[must_use]
-    pub fn penalties(&self, location: Location, nics: &[Option<String>]) -> Option<Vec<u32>> {
+    pub fn penalties(&self, location: Location, devices: &[String]) -> Option<Vec<u32>> {
         let place = match location {
             Location::Numa(node) => Place::Cpu(node),
             _ => Place::Anywhere,
         };
-        let percent = |nic: &Option<String>| {
-            let Some(nic) = nic else { return 100 };
+        if matches!(self, Self::Found(_)) && place == Place::Anywhere {
+            return None;
+        }
+        let percent = |device: &String| {
+            let nic = device.split_once(':').map_or(device.as_str(), |(nic, _)| nic);
+            if nic.is_empty() {
+                return 100;
+            }
             match self {
                 Self::Unknown => 100,
                 Self::Written(matrix) => matrix.penalty_percent(place, nic),
@@ -67,7 +74,7 @@ impl Affinity {
                 }
             }
         };
-        let penalties: Vec<u32> = nics.iter().map(percent).collect();
+        let penalties: Vec<u32> = devices.iter().map(percent).collect();
         let first = penalties.first()?;
         penalties.iter().any(|percent| percent != first).then_some(penalties)
     }

@@ -174,7 +174,7 @@ impl Net {
 
     /// Some microseconds go by, and everybody is polled.
     pub(crate) fn step(&mut self) {
-        self.now = self.now + Duration::from_micros(5);
+        self.now = self.now + Duration::from_micros(10);
         self.fabric.advance_to(self.now);
         for (index, node) in self.nodes.iter_mut().enumerate() {
             if !self.stalled.contains(&index) {

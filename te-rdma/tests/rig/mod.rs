@@ -1,5 +1,6 @@
 //! Two devices, memory on both, queue pairs between them.
 #![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use te_core::{MemSpan, Op, VolatileSpan};
 use te_rdma::sim::{DeviceConfig, SimConfig, SimDevice, SimFabric};
