@@ -11,7 +11,7 @@ use te_core::Instant;
 
 const KIB: u64 = 1 << 10;
 const OBJECTS: usize = 100_000;
-const ONE_REPLICA: PutOptions = PutOptions { replicas: 1, preferred: None };
+const ONE_REPLICA: PutOptions = PutOptions::DEFAULT;
 
 /// A segment that is three quarters full: each iteration frees a random block and takes another of a random size.
 fn allocator(criterion: &mut Criterion) {

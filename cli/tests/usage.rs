@@ -21,6 +21,7 @@ fn help_of_every_command_teaches() {
         &["bench", "store"],
         &["bench", "master"],
         &["bench", "target"],
+        &["topology"],
         &["doctor"],
     ];
     for command in commands {

@@ -75,7 +75,7 @@ mod tests {
     use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, StoreError};
 
     const LEN: u64 = 300_000;
-    const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+    const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
 
     fn store() -> (MasterHandle, [Node; 2], Client) {
         let listen = "127.0.0.1:0".parse().unwrap();

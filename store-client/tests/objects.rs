@@ -10,8 +10,8 @@ use store_client::{
 use store_core::MasterConfig;
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
-const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
-const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+const ONE: PutOptions = PutOptions::DEFAULT;
+const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
 
 fn round_trips(client: &mut Client) {
     for (index, len) in [1, 63, 4096, 65_537, 300_000, 3 << 20].into_iter().enumerate() {

@@ -16,8 +16,8 @@ use store_core::message::{NewObject, PutStart};
 use store_core::{Key, MasterConfig};
 use store_master::{Config, MasterServer};
 
-const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
-const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+const ONE: PutOptions = PutOptions::DEFAULT;
+const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
 
 /// Where children begin. As a test of its own it does nothing.
 #[test]

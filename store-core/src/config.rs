@@ -4,6 +4,7 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::EvictionPolicy;
 use crate::message::REPLICAS_MAX;
 use crate::offset::GRAIN_BYTES;
 use crate::wire;
@@ -23,11 +24,18 @@ pub struct MasterConfig {
     pub put_start_release_timeout_ms: u32,
     /// A node that is silent for longer is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
+    /// How the object to evict is chosen. Default [`EvictionPolicy::Trial`].
+    pub eviction: EvictionPolicy,
+    /// How long a soft pin holds after the object was last read or written, ms. Default 1,800,000.
+    pub soft_pin_ttl_ms: u32,
+    /// The share of all bytes that may be pinned for good; further such puts find no room. Default 0.5.
+    pub hard_pin_share_max: f64,
     /// Eviction begins when this share of all bytes is used. Default 0.95.
     pub eviction_high_watermark: f64,
     /// Eviction ends this share below the watermark. Default 0.05.
     pub eviction_ratio: f64,
-    /// Most objects evicted in one call, so that a call stays short; the rest follows in the next. Default 4,096.
+    /// Most objects evicted in one call, and most that are looked at for one of them, so that a call stays short; the rest
+    /// follows in the next. A group counts as one. Default 4,096.
     pub evictions_per_call_max: u32,
     /// Most replicas of an object, 1 to 8. Default 8.
     pub replicas_max: u8,
@@ -57,6 +65,9 @@ impl Default for MasterConfig {
             put_start_discard_timeout_ms: 30_000,
             put_start_release_timeout_ms: 600_000,
             node_ttl_ms: 10_000,
+            eviction: EvictionPolicy::default(),
+            soft_pin_ttl_ms: 1_800_000,
+            hard_pin_share_max: 0.5,
             eviction_high_watermark: 0.95,
             eviction_ratio: 0.05,
             evictions_per_call_max: 4_096,
@@ -102,6 +113,8 @@ impl MasterConfig {
         whole("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
         whole("put_start_release_timeout_ms", self.put_start_release_timeout_ms, 1, DAY_MS)?;
         whole("node_ttl_ms", self.node_ttl_ms, 1, DAY_MS)?;
+        whole("soft_pin_ttl_ms", self.soft_pin_ttl_ms, 1, 30 * DAY_MS)?;
+        share("hard_pin_share_max", self.hard_pin_share_max, 0.0, 1.0)?;
         share("eviction_high_watermark", self.eviction_high_watermark, 0.01, 1.0)?;
         share("eviction_ratio", self.eviction_ratio, 0.0, self.eviction_high_watermark)?;
         whole("evictions_per_call_max", self.evictions_per_call_max, 1, u32::MAX)?;

@@ -111,6 +111,7 @@ pub mod client;
 mod codec;
 mod config;
 mod error;
+mod eviction;
 mod limbo;
 mod master;
 pub mod message;
@@ -126,7 +127,10 @@ pub mod wire;
 pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
+pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use stats::Stats;
+/// The time that every operation takes, because nothing here has a clock.
+pub use te_core::Instant;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

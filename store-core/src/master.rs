@@ -3,9 +3,9 @@
 //! ```text
 //!            put_start            put_end                   get
 //!    (none) ───────────▶ processing ─────────▶ idle ◀─────────────▶ leased
-//!      ▲                 │      │               │      lease over      │
-//!      │ quiet revoke    │      │ revoke,       │ remove, evict        │ forced remove
-//!      │                 │      │ displaced     │                      │
+//!      ▲                 │      │               │      lease over      │ forced remove,
+//!      │ quiet revoke    │      │ revoke,       │ remove, evict,       │ time to live over
+//!      │                 │      │ displaced     │ time to live over    │
 //!      ├─────────────────┘      ▼               │                      ▼
 //!      │◀── quiet, or ──── limbo (zombie)       │                limbo (leased)
 //!      │    release timeout                     │                      │ lease over
@@ -20,13 +20,15 @@ use core::time::Duration;
 use te_core::Instant;
 
 use crate::codec::Short;
+use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, Object,
-    PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, UnmountSegment,
+    Allocation, EvictionReport, Heartbeat, Kept, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
+    NextVictim, NodeStatus, Object, Pin, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
+    UnmountSegment,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, Objects, Placements, State};
+use crate::objects::{Entry, New, Objects, Placements, Removed, State};
 use crate::offset::{GRAIN_BYTES, OffsetAllocator};
 use crate::segments::{HELD, Placed, Segment, Segments};
 use crate::wire::KEYS_PER_BATCH_MAX;
@@ -34,6 +36,10 @@ use crate::{ConfigError, ErrorCode, Key, MasterConfig, SegmentNo, Stats};
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
+/// How long the watermark waits after it found nothing to evict, before it looks again.
+const EVICTION_RETRY: Duration = Duration::from_millis(10);
+/// Objects whose time to live is over that one call drops.
+const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// Each life of a master begins with another segment number: 4,096 further than the one that began a second earlier, and
 /// the same again after six days.
 const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
@@ -58,6 +64,10 @@ pub struct Master {
     /// The watermark was passed and the low mark is not reached yet.
     evicting: bool,
     starved: bool,
+    /// The watermark has nothing to look for before this.
+    evict_again_at: Instant,
+    /// Further counters of eviction; gauges are filled in by [`Self::eviction`].
+    report: EvictionReport,
 }
 
 impl Master {
@@ -69,18 +79,25 @@ impl Master {
         config.validate()?;
         Ok(Self {
             segments: Segments::after(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
-            objects: Objects::new(config.hash_seed),
+            objects: Objects::new(
+                config.hash_seed,
+                config.eviction,
+                millis(config.soft_pin_ttl_ms),
+                millis(config.lease_ttl_ms) + millis(config.lease_guard_ms),
+            ),
             limbo: Limbo::new(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
             evicting: false,
             starved: false,
+            evict_again_at: Instant::ZERO,
+            report: EvictionReport::default(),
             config,
         })
     }
 
-    /// Allocates space for a new object.
+    /// Allocates space for a new object, alone in its batch.
     ///
     /// # Errors
     /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
@@ -91,9 +108,36 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Allocation, ErrorCode> {
+        self.put_start_in(now, key, len, options, Place::ALONE)
+    }
+
+    /// Allocates space for one object of a batch; `place` is what eviction makes of that.
+    ///
+    /// # Errors
+    /// As [`Self::put_start`]. `NoAvailableHandle` also when too much is pinned for good already.
+    pub fn put_start_in(
+        &mut self,
+        now: Instant,
+        key: &[u8],
+        len: u64,
+        options: &PutOptions,
+        place: Place,
+    ) -> Result<Allocation, ErrorCode> {
         self.check_key(key)?;
-        if len == 0 || options.replicas == 0 || options.replicas > self.config.replicas_max {
+        let retention = options.retention;
+        if len == 0
+            || options.replicas == 0
+            || options.replicas > self.config.replicas_max
+            || retention.ttl_ms == Some(0)
+        {
             return Err(ErrorCode::InvalidParams);
+        }
+        if !self.objects.has_room(&retention) {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        if retention.pin == Pin::Hard && !self.may_pin(len) {
+            self.stats.puts_no_room_total += 1;
+            return Err(ErrorCode::NoAvailableHandle);
         }
         if let Some(index) = self.objects.find(key) {
             self.displace(now, index)?;
@@ -107,7 +151,8 @@ impl Master {
             self.stats.puts_partial_total += 1;
         }
         self.generation += 1;
-        self.objects.insert(key, len, self.generation, now, Placements::new(&placed));
+        let replicas = Placements::new(&placed);
+        self.objects.insert(now, New { key, len, generation: self.generation, replicas, place, retention });
         self.stats.put_starts_total += 1;
         Ok(Allocation { generation: self.generation, replicas: replicas_of(&placed) })
     }
@@ -120,10 +165,25 @@ impl Master {
     /// when it is committed with another checksum.
     pub fn put_end(
         &mut self,
-        _now: Instant,
+        now: Instant,
         key: &[u8],
         generation: u64,
         checksum: u32,
+    ) -> Result<(), ErrorCode> {
+        self.put_end_in(now, key, generation, checksum, false)
+    }
+
+    /// The same for one object of a batch; `follows`: another one came before it.
+    ///
+    /// # Errors
+    /// As [`Self::put_end`].
+    pub fn put_end_in(
+        &mut self,
+        now: Instant,
+        key: &[u8],
+        generation: u64,
+        checksum: u32,
+        follows: bool,
     ) -> Result<(), ErrorCode> {
         let Some(index) = self.find_generation(key, generation) else {
             self.limbo.release_zombie(&mut self.segments, generation);
@@ -133,7 +193,7 @@ impl Master {
         if entry.is_complete() {
             return if entry.checksum == checksum { Ok(()) } else { Err(ErrorCode::InvalidWrite) };
         }
-        self.objects.complete(index, checksum);
+        self.objects.complete(now, index, checksum, follows);
         self.stats.put_ends_total += 1;
         Ok(())
     }
@@ -176,8 +236,19 @@ impl Master {
     /// # Errors
     /// `ObjectNotFound`, `ReplicaIsNotReady` while it is written.
     pub fn get(&mut self, now: Instant, key: &[u8]) -> Result<Object, ErrorCode> {
+        self.get_in(now, key, false)
+    }
+
+    /// The same for one object of a batch; `follows`: another one came before it.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn get_in(&mut self, now: Instant, key: &[u8], follows: bool) -> Result<Object, ErrorCode> {
         self.stats.gets_total += 1;
         let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        if self.objects.is_expired(now, index) {
+            return Err(ErrorCode::ObjectNotFound);
+        }
         let entry = self.objects.entry(index);
         if !entry.is_complete() {
             return Err(ErrorCode::ReplicaIsNotReady);
@@ -188,12 +259,13 @@ impl Master {
             generation: entry.generation,
             replicas: replicas_of(entry.replicas.as_slice()),
         };
-        self.objects.lease(index, now + self.lease());
+        self.objects.lease(now, index, now + self.lease(), follows);
         self.stats.get_hits_total += 1;
         Ok(object)
     }
 
-    /// Whether a get would find it. Neither leases nor counts as a use.
+    /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
+    /// exist until [`Self::handle_timeout`] has run.
     pub fn exists(&mut self, key: &[u8]) -> bool {
         let found = self.objects.find(key).is_some_and(|index| self.objects.entry(index).is_complete());
         self.stats.exists_total += 1;
@@ -344,12 +416,16 @@ impl Master {
             segments.into_iter().for_each(|no| self.drop_segment(now, no));
             self.stats.nodes_expired_total += 1;
         }
-        while let Some(index) = self.objects.front(State::Processing) {
+        while let Some(index) = self.objects.processing() {
             if self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms) > now {
                 break;
             }
             self.drop_object(index, None);
             self.stats.zombies_total += 1;
+        }
+        for _ in 0..EXPIRIES_PER_CALL_MAX {
+            let Some(index) = self.objects.expired(now) else { break };
+            self.drop_expired(now, index);
         }
         self.limbo.settle(&mut self.segments, now);
         self.objects.settle(now);
@@ -362,16 +438,81 @@ impl Master {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let processing = self
             .objects
-            .front(State::Processing)
+            .processing()
             .map(|index| self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms));
-        let eviction = if !self.evicting && !self.is_over_watermark() {
-            None
-        } else if self.objects.front(State::Idle).is_some() {
-            Some(Instant::ZERO)
-        } else {
-            self.objects.front(State::Leased).map(|index| self.objects.entry(index).time)
+        let eviction = (self.evicting || self.is_over_watermark())
+            .then(|| self.objects.evictable_at())
+            .flatten()
+            .map(|at| at.max(self.evict_again_at));
+        let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
+        due.into_iter().flatten().min()
+    }
+
+    /// How many keys of a batch to be put, from its beginning, came back soon after they were evicted: all up to the last
+    /// that did, for it could not have been read without those before it. See [`Place::returning`].
+    pub fn returning<'a>(&self, keys: impl Iterator<Item = Key<'a>>) -> usize {
+        self.objects.returning(keys)
+    }
+
+    /// What eviction did and would do, and what keeps objects from it: counters and gauges, in O(1).
+    #[must_use]
+    pub fn eviction(&self) -> EvictionReport {
+        let census = self.objects.census();
+        EvictionReport {
+            policy: self.config.eviction,
+            candidates: census.candidates.into(),
+            kept_leased: census.aside.into(),
+            kept_soft_pinned: census.soft.into(),
+            kept_hard_pinned: census.hard.into(),
+            kept_by_group: census.held_by_group.into(),
+            kept_unfinished: self.objects.processing_len().into(),
+            hard_pinned_bytes: census.hard_bytes,
+            groups: census.groups as u64,
+            used_bytes: self.segments.used_bytes(),
+            high_mark_bytes: self.high_mark() as u64,
+            low_mark_bytes: self.low_mark(),
+            evictions_total: self.stats.evictions_total,
+            evicted_bytes_total: self.stats.evicted_bytes_total,
+            starved_total: self.stats.evictions_starved_total,
+            looks_total: census.looks,
+            kept_leased_total: census.why.leased_total,
+            kept_soft_pinned_total: census.why.soft_kept_total,
+            soft_pins_decayed_total: census.why.soft_decayed_total,
+            soft_pins_revived_total: census.why.soft_revived_total,
+            returned_total: census.why.returned_total,
+            ..self.report
+        }
+    }
+
+    /// Calls `each` for the objects that would be evicted next, first the first, until it gives false. Some of them may be
+    /// leased: they would be set aside.
+    pub fn next_victims<'a>(&'a self, now: Instant, mut each: impl FnMut(NextVictim<'a>) -> bool) {
+        self.objects.preview(&mut |index| {
+            let entry = self.objects.entry(index);
+            each(NextVictim {
+                key: Key(entry.key.as_slice()),
+                len: entry.len,
+                company: self.objects.company(index),
+                leased: self.objects.lease_end(index) > now,
+            })
+        });
+    }
+
+    /// Why an object cannot be evicted now; `None` if it can.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`.
+    pub fn kept(&self, now: Instant, key: &[u8]) -> Result<Option<Kept>, ErrorCode> {
+        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        let kept = match self.objects.hold_of(index) {
+            _ if !entry.is_complete() => Some(Kept::Unfinished),
+            (Pin::Hard, _) => Some(Kept::HardPinned),
+            (Pin::Soft, _) => Some(Kept::SoftPinned),
+            (Pin::None, true) => Some(Kept::Group),
+            (Pin::None, false) => None,
         };
-        [processing, eviction, self.limbo.due(), self.nodes.due()].into_iter().flatten().min()
+        Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
     }
 
     /// The settings.
@@ -394,11 +535,11 @@ impl Master {
     /// Counters and gauges. Walks the segments, not the objects.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let leased = self.objects.count(State::Leased);
+        let processing = self.objects.processing_len();
         Stats {
-            objects: u64::from(self.objects.count(State::Idle)) + u64::from(leased),
-            objects_processing: self.objects.count(State::Processing).into(),
-            objects_leased: leased.into(),
+            objects: u64::from(self.objects.len() - processing),
+            objects_processing: processing.into(),
+            objects_leased: self.objects.census().leased.into(),
             object_bytes: self.objects.complete_bytes(),
             segments: self.segments.len() as u64,
             nodes: self.nodes.len() as u64,
@@ -443,6 +584,10 @@ impl Master {
 
     /// Makes way for a new put of a key that is taken, if its writer has had its time.
     fn displace(&mut self, now: Instant, index: u32) -> Result<(), ErrorCode> {
+        if self.objects.is_expired(now, index) {
+            self.drop_expired(now, index);
+            return Ok(());
+        }
         let entry = self.objects.entry(index);
         let since = entry.time;
         let taken = entry.is_complete() || now < since + millis(self.config.put_start_discard_timeout_ms);
@@ -458,9 +603,7 @@ impl Master {
 
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
-        let entry = self.objects.entry(index);
-        let (generation, len) = (entry.generation, entry.len);
-        let (_, _, replicas) = self.objects.remove(index);
+        let Removed { generation, len, replicas, .. } = self.objects.remove(index);
         match hold {
             Some((until, reason)) => {
                 self.limbo.hold(&mut self.segments, generation, replicas, len, until, reason);
@@ -469,6 +612,19 @@ impl Master {
                 self.segments.free(placed);
             }),
         }
+    }
+
+    /// An object's time to live is over. Readers finish.
+    fn drop_expired(&mut self, now: Instant, index: u32) {
+        let entry = self.objects.entry(index);
+        let hold = entry.is_leased(now).then_some((entry.time, Reason::Leased));
+        self.drop_object(index, hold);
+        self.report.expired_total += 1;
+    }
+
+    fn may_pin(&self, len: u64) -> bool {
+        let most = self.segments.capacity_bytes() as f64 * self.config.hard_pin_share_max;
+        self.objects.hard_bytes().saturating_add(len) as f64 <= most
     }
 
     fn place(
@@ -503,21 +659,35 @@ impl Master {
         let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
         let mut budget = share.max(len.saturating_mul(4));
         for _ in 0..self.config.evictions_per_call_max {
-            let (victim, bytes) = self.evict(now)?;
+            let victim = self.evict(now)?;
             let tag = self.objects.next_index();
-            let place =
-                victim.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, len, tag));
+            let mut place = victim
+                .replicas
+                .as_slice()
+                .iter()
+                .find_map(|was| self.segments.place_on(was.segment, len, tag));
+            if victim.objects > 1 {
+                place = place.or_else(|| self.segments.place(len, tag, None, &[]));
+            }
             if place.is_some() {
                 return place;
             }
-            budget = budget.checked_sub(bytes)?;
+            budget = budget.checked_sub(victim.bytes)?;
         }
         None
     }
 
+    fn high_mark(&self) -> f64 {
+        self.segments.capacity_bytes() as f64 * self.config.eviction_high_watermark
+    }
+
+    fn low_mark(&self) -> u64 {
+        let low = self.config.eviction_high_watermark - self.config.eviction_ratio;
+        (self.segments.capacity_bytes() as f64 * low) as u64
+    }
+
     fn is_over_watermark(&self) -> bool {
-        let mark = self.segments.capacity_bytes() as f64 * self.config.eviction_high_watermark;
-        self.segments.used_bytes() as f64 > mark
+        self.segments.used_bytes() as f64 > self.high_mark()
     }
 
     fn evict_to_watermark(&mut self, now: Instant, count_max: u32) {
@@ -525,17 +695,17 @@ impl Master {
             return;
         }
         self.evicting = true;
-        let low = self.config.eviction_high_watermark - self.config.eviction_ratio;
-        let low = (self.segments.capacity_bytes() as f64 * low) as u64;
+        let low = self.low_mark();
         for _ in 0..count_max {
             if self.segments.used_bytes() <= low {
                 self.evicting = false;
                 return;
             }
             if !self.evict_one(now) {
-                // Everything is leased or being written. What keeps the mark passed may also be held back: then the
-                // next put or timeout tries again.
+                // Everything is leased, pinned or being written. What keeps the mark passed may also be held back: then
+                // the next put or timeout tries again.
                 self.evicting = false;
+                self.evict_again_at = now + EVICTION_RETRY;
                 return;
             }
         }
@@ -545,23 +715,32 @@ impl Master {
         self.evict(now).is_some()
     }
 
-    /// Evicts the least recently used object that nobody may be reading; gives where it was and how long it was.
-    fn evict(&mut self, now: Instant) -> Option<(Placements, u64)> {
+    /// Evicts what the policy wants to go first and nobody may be reading, with its group.
+    fn evict(&mut self, now: Instant) -> Option<Victim> {
         self.objects.settle(now);
-        let Some(index) = self.objects.front(State::Idle) else {
+        let Some(index) = self.objects.victim(now, self.config.evictions_per_call_max) else {
             self.stats.evictions_starved_total += u64::from(!self.starved);
             self.starved = true;
             return None;
         };
         self.starved = false;
-        let len = self.objects.entry(index).len;
-        let (_, _, replicas) = self.objects.remove(index);
-        replicas.as_slice().iter().for_each(|placed| {
-            self.segments.free(placed);
+        self.report.soft_pinned_evicted_total += u64::from(self.objects.hold_of(index).0 == Pin::Soft);
+        let mut victim = Victim { replicas: Placements::NONE, bytes: 0, objects: 0 };
+        let segments = &mut self.segments;
+        self.objects.evict(index, |removed| {
+            removed.replicas.as_slice().iter().for_each(|placed| {
+                segments.free(placed);
+            });
+            victim.bytes += removed.len;
+            victim.objects += 1;
+            if victim.objects == 1 {
+                victim.replicas = removed.replicas;
+            }
         });
-        self.stats.evictions_total += 1;
-        self.stats.evicted_bytes_total += len;
-        Some((replicas, len))
+        self.stats.evictions_total += victim.objects;
+        self.stats.evicted_bytes_total += victim.bytes;
+        self.report.groups_evicted_total += u64::from(victim.objects > 1);
+        Some(victim)
     }
 
     /// Drops what a node mounted under lower incarnations.
@@ -581,8 +760,7 @@ impl Master {
         let Some(segment) = self.segments.remove(no) else { return };
         for (.., index) in segment.allocator.blocks().filter(|(.., tag)| *tag != HELD) {
             if !self.objects.drop_segment(index, no) {
-                let (state, ..) = self.objects.remove(index);
-                self.stats.objects_lost_total += u64::from(state != State::Processing);
+                self.stats.objects_lost_total += u64::from(self.objects.remove(index).complete);
             }
         }
         let until = now + millis(self.config.put_start_release_timeout_ms);
@@ -597,6 +775,15 @@ impl Master {
     fn lease(&self) -> Duration {
         millis(self.config.lease_ttl_ms) + millis(self.config.lease_guard_ms)
     }
+}
+
+/// What was evicted.
+#[derive(Debug)]
+struct Victim {
+    /// Where the first of it was.
+    replicas: Placements,
+    bytes: u64,
+    objects: u64,
 }
 
 fn replicas_of(placed: &[Placed]) -> Replicas {

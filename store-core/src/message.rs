@@ -18,6 +18,9 @@
 //! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] |
 //! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error |
 //! | [`ReadStats`] | – · – | [`Stats`] · – |
+//! | [`PutStartKept`] | [`PutOptions`], [`Retention`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error |
+//! | [`ExplainEviction`] | how many at most · – | [`EvictionReport`] · [`NextVictim`]s |
+//! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error |
 //!
 //! ```
 //! use store_core::{Frame, Key, message::{Get, Operation}};
@@ -37,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key, Short};
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
-use crate::{ErrorCode, Stats};
+use crate::{ErrorCode, EvictionPolicy, Stats};
 
 /// Most replicas that an object can have.
 pub const REPLICAS_MAX: usize = 8;
@@ -255,6 +258,12 @@ operations! {
     Segments = 12, ((), SegmentNo) -> ((), Result<SegmentInfo<'a>, ErrorCode>);
     /// Counters and gauges.
     ReadStats = 13, ((), ()) -> (Stats, ());
+    /// [`PutStart`] of objects that are kept in another way than most. A master of an earlier release answers `NotSupported`.
+    PutStartKept = 20, ((PutOptions, Retention), NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
+    /// What eviction did, what keeps objects from it, and what goes next.
+    ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
+    /// Why objects cannot be evicted now; none if they can.
+    WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
 }
 
 /// The master introduces itself.
@@ -351,19 +360,58 @@ pub enum NodeStatus {
     NeedRemount,
 }
 
-/// How to place new objects.
+/// How to place new objects, and how long to keep them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOptions {
     /// Replicas wanted; at least one is had, each on a segment of its own.
     pub replicas: u8,
     /// Try this segment first.
     pub preferred: Option<SegmentNo>,
+    /// Not in [`PutStart`], which is older: [`PutStartKept`] carries it.
+    #[serde(skip)]
+    pub retention: Retention,
+}
+
+impl PutOptions {
+    /// One replica, anywhere, kept as long as there is room and somebody reads it.
+    pub const DEFAULT: Self = Self { replicas: 1, preferred: None, retention: Retention::DEFAULT };
 }
 
 impl Default for PutOptions {
     fn default() -> Self {
-        Self { replicas: 1, preferred: None }
+        Self::DEFAULT
     }
+}
+
+/// How long to keep an object, if not as long as any other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retention {
+    /// Whether eviction spares it.
+    pub pin: Pin,
+    /// It is gone this long after it was committed, pinned or not, milliseconds; not 0. Readers that have a lease by then
+    /// finish. None: never.
+    pub ttl_ms: Option<u32>,
+    /// A number that its group chose, for instance the hash of a name. Objects of one group are evicted together or not at
+    /// all: not while one of them is leased, pinned or being written. A group has 4,096 members at most.
+    pub group: Option<u64>,
+}
+
+impl Retention {
+    /// As any other.
+    pub const DEFAULT: Self = Self { pin: Pin::None, ttl_ms: None, group: None };
+}
+
+/// How far eviction spares an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Pin {
+    /// Not at all.
+    #[default]
+    None,
+    /// As long as there is anything else to evict. A pin that nobody renews by reading runs out after
+    /// [`MasterConfig::soft_pin_ttl_ms`](crate::MasterConfig::soft_pin_ttl_ms), and a later read renews it still.
+    Soft,
+    /// For good: until it is removed or its time to live is over.
+    Hard,
 }
 
 /// An object to be.
@@ -517,4 +565,86 @@ pub struct SegmentInfo<'a> {
     pub export: Export,
     /// Bytes that are allocated or held back.
     pub used: u64,
+}
+
+/// What keeps an object from eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kept {
+    /// Readers hold a lease to it, or to another of its group.
+    Leased,
+    /// It is being written.
+    Unfinished,
+    /// Pinned as long as there is anything else to evict.
+    SoftPinned,
+    /// Pinned for good.
+    HardPinned,
+    /// Another member of its group is pinned or being written.
+    Group,
+}
+
+/// Eviction: gauges (now) and counters (since the master was created). A counter ends in `_total`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvictionReport {
+    /// How the object to evict is chosen.
+    pub policy: EvictionPolicy,
+    /// Objects and groups to choose from. Some may be leased: that shows when their turn comes.
+    pub candidates: u64,
+    /// Objects and groups whose turn came while they were leased, and that wait for the end of the lease.
+    pub kept_leased: u64,
+    /// Objects that a soft pin spares.
+    pub kept_soft_pinned: u64,
+    /// Objects that a hard pin spares.
+    pub kept_hard_pinned: u64,
+    /// Objects that are kept because another of their group is pinned or being written.
+    pub kept_by_group: u64,
+    /// Objects that are being written.
+    pub kept_unfinished: u64,
+    /// Bytes that are pinned for good, each object counted once.
+    pub hard_pinned_bytes: u64,
+    /// Groups with a member.
+    pub groups: u64,
+    /// Bytes of all segments that are allocated or held back.
+    pub used_bytes: u64,
+    /// Eviction begins above this.
+    pub high_mark_bytes: u64,
+    /// It ends here.
+    pub low_mark_bytes: u64,
+    /// Objects evicted.
+    pub evictions_total: u64,
+    /// Bytes of them, each object counted once.
+    pub evicted_bytes_total: u64,
+    /// Times that eviction was wanted and nothing could go.
+    pub starved_total: u64,
+    /// Candidates looked at: the work of it all.
+    pub looks_total: u64,
+    /// Times that a turn came and there was a lease.
+    pub kept_leased_total: u64,
+    /// Times that a softly pinned object was wanted, and a lease or another of its group kept it.
+    pub kept_soft_pinned_total: u64,
+    /// Soft pins that ran out.
+    pub soft_pins_decayed_total: u64,
+    /// Soft pins that a read renewed after they had run out.
+    pub soft_pins_revived_total: u64,
+    /// Softly pinned objects, or groups with one, that went because there was nothing else.
+    pub soft_pinned_evicted_total: u64,
+    /// Groups of several that were evicted.
+    pub groups_evicted_total: u64,
+    /// Objects whose time to live was over.
+    pub expired_total: u64,
+    /// Keys that were put again soon after they had been evicted, or that preceded such a key in their batch.
+    pub returned_total: u64,
+}
+
+/// One that would be evicted soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextVictim<'a> {
+    /// Its key.
+    #[serde(borrow)]
+    pub key: Key<'a>,
+    /// Bytes.
+    pub len: u64,
+    /// Objects that go with it, itself included.
+    pub company: u32,
+    /// Readers hold a lease: it will be set aside until that is over.
+    pub leased: bool,
 }

@@ -1,69 +1,99 @@
-//! Objects: a hash table of slab indices, and three lists that run through the slab.
+//! Objects: a hash table of slab indices, and lists that say which of them may go.
 //!
 //! ```text
 //!   table  hash ─▶ index          9 bytes a slot; carries 32 bits of the hash, so it grows without touching entries
-//!   slab   [entry][entry][entry]… 104 bytes: key (inline to 38 bytes), length, checksum, generation, replica, links
-//!   lists  processing   being written, oldest start first
-//!          leased       read lately, oldest first: eviction leaves them alone
-//!          idle         the rest, least recently used first: eviction takes from the front
+//!   slab   [entry][entry][entry]… 96 bytes: key (inline to 38 bytes), length, checksum, generation, replica, lease
+//!   nodes  [node][node][node]…    16 bytes: links and the eviction policy's marks
+//!   kept   index ─▶ …             only for objects with a pin, a time to live or a group
 //! ```
 //!
-//! A get of an object that is leased already only moves its lease on and marks it; [`Objects::settle`] looks at the front
-//! of the leased list alone, sends marked ones to the back once, and moves those whose lease is over to `idle`. So neither
-//! a get nor an eviction ever walks over objects that cannot be evicted.
+//! What may be done to an object and when is in `retention.rs`.
+
+mod groups;
+mod leases;
+mod retention;
 
 use alloc::boxed::Box;
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+use core::time::Duration;
 
 use core::hash::{BuildHasher, Hasher};
 
 use foldhash::quality::FixedState;
-use hashbrown::HashTable;
+use hashbrown::{HashMap, HashTable};
 use te_core::Instant;
 
 use crate::Key;
+use crate::eviction::{Eviction, EvictionPolicy, List, Nodes, Place};
+use crate::message::Retention;
 use crate::segments::Placed;
-use crate::slab::{Chunks, NIL};
+use crate::slab::Chunks;
+use groups::Groups;
+use leases::LeaseCount;
+use retention::Kept;
+pub(crate) use retention::{Removed, Why};
 
-/// Which list an entry is on, that is what state it is in.
+/// What state an entry is in, that is what it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Being written. `time` is when it was started.
+    /// Being written; `time` is when it was started. On a list, oldest start first.
     Processing,
-    /// Readable, and a reader may be at it until `time`.
-    Leased,
-    /// Readable, nobody at it.
-    Idle,
-    /// No object.
+    /// Readable, and softly pinned; on a list, oldest revival first.
+    Soft,
+    /// Readable, and pinned for good; on a list.
+    Hard,
+    /// Readable. A reader was at it when its turn to be evicted came.
+    Aside,
+    /// Readable, and with the policy.
+    Candidate,
+    /// Readable, and of a group: another member stands for it, or none while the group cannot go.
+    Member,
+    /// No object; on a list through the nodes.
     Vacant,
 }
 
-/// One object. 104 bytes.
+/// States that have a list here.
+const LISTS: usize = State::Hard as usize + 1;
+
+/// One object. 96 bytes.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) key: KeyBytes,
     pub(crate) generation: u64,
     pub(crate) len: u64,
-    /// See [`State`].
+    /// While it is being written when that began, then when its last lease ends.
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
-    before: u32,
-    after: u32,
     pub(crate) checksum: u32,
     pub(crate) state: State,
-    /// Leased again since it was put at its place of the list.
-    renewed: bool,
+    /// Some of [`Self::RENEWED`] and what follows.
+    marks: u8,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 104);
+const _: () = assert!(size_of::<Entry>() <= 96);
 
 impl Entry {
+    /// Softly pinned, and read since it was put at its place of the list.
+    const RENEWED: u8 = 1;
+    /// There is more to know in `Objects::kept`.
+    const KEPT: u8 = 2;
+    /// Stood last in its batch.
+    const LAST: u8 = 4;
+    /// Came back soon after its eviction.
+    const RETURNING: u8 = 8;
+
     pub(crate) fn is_complete(&self) -> bool {
-        matches!(self.state, State::Leased | State::Idle)
+        !matches!(self.state, State::Processing | State::Vacant)
     }
 
     pub(crate) fn is_leased(&self, now: Instant) -> bool {
-        self.state == State::Leased && now < self.time
+        self.is_complete() && now < self.time
+    }
+
+    fn has(&self, mark: u8) -> bool {
+        self.marks & mark != 0
     }
 }
 
@@ -160,43 +190,84 @@ struct Slot {
     hash: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct List {
-    head: u32,
-    tail: u32,
-    len: u32,
+/// A new object.
+#[derive(Debug)]
+pub(crate) struct New<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) len: u64,
+    pub(crate) generation: u64,
+    pub(crate) replicas: Placements,
+    pub(crate) place: Place,
+    pub(crate) retention: Retention,
 }
+
+/// Times at which something may be due for an object, the next first, with the object's generation and index.
+type Times = BinaryHeap<Reverse<(Instant, u64, u32)>>;
 
 /// All objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
     entries: Chunks<Entry>,
-    /// First of the vacant entries, linked by `after`.
-    vacant: u32,
+    /// First of the vacant entries, linked through the nodes.
+    vacant: List,
     table: HashTable<Slot>,
     hasher: FixedState,
-    /// Indexed by `State`; `Vacant` has none.
-    lists: [List; 3],
     heap_bytes: usize,
     /// Bytes of complete objects, each counted once.
     complete_bytes: u64,
+    nodes: Nodes,
+    /// Indexed by `State`, as far as that has a list.
+    lists: [List; LISTS],
+    policy: Box<dyn Eviction>,
+    /// What an object has that most have not.
+    kept: HashMap<u32, Kept, FixedState>,
+    groups: Groups,
+    /// When the lease of what is aside ends, and when soft pins run out, at the earliest. May name what is so no more.
+    wakings: Times,
+    /// Objects that are aside.
+    aside: u32,
+    /// When objects with a time to live are over. May name what is gone.
+    expiries: Times,
+    /// Entries of `kept` with a time to live that runs.
+    mortal: u32,
+    soft_pin_ttl: Duration,
+    leases: LeaseCount,
+    hard_bytes: u64,
+    why: Why,
 }
 
 impl Objects {
-    pub(crate) fn new(hash_seed: u64) -> Self {
+    pub(crate) fn new(
+        hash_seed: u64,
+        policy: EvictionPolicy,
+        soft_pin_ttl: Duration,
+        lease: Duration,
+    ) -> Self {
         Self {
             entries: Chunks::new(),
-            vacant: NIL,
+            vacant: List::EMPTY,
             table: HashTable::new(),
             hasher: FixedState::with_seed(hash_seed),
-            lists: [List { head: NIL, tail: NIL, len: 0 }; 3],
             heap_bytes: 0,
             complete_bytes: 0,
+            nodes: Nodes::new(),
+            lists: [List::EMPTY; LISTS],
+            policy: policy.build(),
+            kept: HashMap::with_hasher(FixedState::with_seed(hash_seed)),
+            groups: Groups::new(hash_seed),
+            wakings: Times::new(),
+            aside: 0,
+            expiries: Times::new(),
+            mortal: 0,
+            soft_pin_ttl,
+            leases: LeaseCount::new(lease),
+            hard_bytes: 0,
+            why: Why::default(),
         }
     }
 
     pub(crate) fn find(&self, key: &[u8]) -> Option<u32> {
-        let hash = self.hash(key);
+        let hash = short(self.hash(key));
         let same = |slot: &Slot| slot.hash == hash && self.entries[slot.index].key.as_slice() == key;
         self.table.find(spread(hash), same).map(|slot| slot.index)
     }
@@ -206,11 +277,12 @@ impl Objects {
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = Key<'a>>) {
         let mut sum = 0;
         for key in keys {
-            let hash = self.hash(key.0);
+            let hash = short(self.hash(key.0));
             if let Some(slot) = self.table.find(spread(hash), |slot| slot.hash == hash) {
                 // The two ends of an entry lie in two cache lines.
                 let entry = &self.entries[slot.index];
                 sum ^= u64::from(entry.key.first()) ^ u64::from(entry.checksum);
+                sum ^= self.nodes.node(slot.index).stamp();
             }
         }
         core::hint::black_box(sum);
@@ -222,87 +294,75 @@ impl Objects {
 
     /// The index that the next [`Self::insert`] will give.
     pub(crate) fn next_index(&self) -> u32 {
-        if self.vacant == NIL { self.entries.len() } else { self.vacant }
+        self.vacant.front().unwrap_or(self.entries.len())
     }
 
-    /// Adds an object that is being written. The key must not be there.
-    pub(crate) fn insert(
-        &mut self,
-        key: &[u8],
-        len: u64,
-        generation: u64,
-        now: Instant,
-        replicas: Placements,
-    ) -> u32 {
-        let hash = self.hash(key);
-        let key = KeyBytes::new(key);
-        self.heap_bytes += key.heap_bytes() + replicas.heap_bytes();
+    /// Adds an object that is being written. The key must not be there, and its group must have room.
+    pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
+        let hash = short(self.hash(new.key));
+        let key = KeyBytes::new(new.key);
+        self.heap_bytes += key.heap_bytes() + new.replicas.heap_bytes();
+        let mark = |on: bool, mark: u8| if on { mark } else { 0 };
+        let kept = new.retention != Retention::default();
         let entry = Entry {
             key,
-            generation,
-            len,
+            generation: new.generation,
+            len: new.len,
             time: now,
-            replicas,
-            before: NIL,
-            after: NIL,
+            replicas: new.replicas,
             checksum: 0,
             state: State::Processing,
-            renewed: false,
+            marks: mark(kept, Entry::KEPT)
+                | mark(new.place.last, Entry::LAST)
+                | mark(new.place.returning, Entry::RETURNING),
         };
-        let index = if self.vacant == NIL {
-            self.entries.push(entry)
-        } else {
-            let index = self.vacant;
-            self.vacant = self.entries[index].after;
-            self.entries[index] = entry;
-            index
+        let index = match self.vacant.front() {
+            None => {
+                self.nodes.push();
+                self.entries.push(entry)
+            }
+            Some(index) => {
+                self.vacant.unlink(&mut self.nodes, index);
+                self.entries[index] = entry;
+                index
+            }
         };
         self.table.insert_unique(spread(hash), Slot { index, hash }, |slot| spread(slot.hash));
-        self.push_back(index);
+        self.lists[State::Processing as usize].push_back(&mut self.nodes, index);
+        if kept {
+            self.keep(index, &new.retention);
+        }
         index
     }
 
     /// Takes an object out; gives what it held.
-    pub(crate) fn remove(&mut self, index: u32) -> (State, Instant, Placements) {
-        self.unlink(index);
-        let hash = self.hash(self.entries[index].key.as_slice());
+    pub(crate) fn remove(&mut self, index: u32) -> Removed {
+        self.leave(index);
+        self.erase(index)
+    }
+
+    /// The same for one that is on no list any more.
+    fn erase(&mut self, index: u32) -> Removed {
+        let hash = short(self.hash(self.entries[index].key.as_slice()));
         if let Ok(slot) = self.table.find_entry(spread(hash), |slot| slot.index == index) {
             slot.remove();
         }
         let entry = &mut self.entries[index];
         if entry.is_complete() {
             self.complete_bytes -= entry.len;
+            self.leases.ended(entry.time);
         }
         self.heap_bytes -= entry.key.heap_bytes() + entry.replicas.heap_bytes();
-        let state = core::mem::replace(&mut entry.state, State::Vacant);
+        let removed = Removed {
+            len: entry.len,
+            generation: entry.generation,
+            complete: entry.is_complete(),
+            replicas: core::mem::replace(&mut entry.replicas, Placements::NONE),
+        };
+        entry.state = State::Vacant;
         entry.key = KeyBytes::EMPTY;
-        let replicas = core::mem::replace(&mut entry.replicas, Placements::NONE);
-        entry.after = core::mem::replace(&mut self.vacant, index);
-        (state, entry.time, replicas)
-    }
-
-    /// What was written is complete.
-    pub(crate) fn complete(&mut self, index: u32, checksum: u32) {
-        self.unlink(index);
-        let entry = &mut self.entries[index];
-        entry.checksum = checksum;
-        entry.state = State::Idle;
-        self.complete_bytes += entry.len;
-        self.push_back(index);
-    }
-
-    /// Leases a complete object until `until`, or longer if it is leased longer.
-    pub(crate) fn lease(&mut self, index: u32, until: Instant) {
-        let entry = &mut self.entries[index];
-        if entry.state == State::Leased {
-            entry.time = entry.time.max(until);
-            entry.renewed = true;
-            return;
-        }
-        self.unlink(index);
-        let entry = &mut self.entries[index];
-        (entry.time, entry.renewed, entry.state) = (until, false, State::Leased);
-        self.push_back(index);
+        self.vacant.push_front(&mut self.nodes, index);
+        removed
     }
 
     /// Forgets the replica on a segment; gives whether any is left.
@@ -314,35 +374,19 @@ impl Objects {
         left
     }
 
-    /// Moves objects whose lease is over to the idle list.
-    pub(crate) fn settle(&mut self, now: Instant) {
-        while let Some(index) = self.front(State::Leased) {
-            let entry = &mut self.entries[index];
-            let over = entry.time <= now;
-            if !over && !entry.renewed {
-                return;
-            }
-            entry.renewed = false;
-            self.unlink(index);
-            self.entries[index].state = if over { State::Idle } else { State::Leased };
-            self.push_back(index);
-        }
+    /// The oldest that is being written.
+    pub(crate) fn processing(&self) -> Option<u32> {
+        self.lists[State::Processing as usize].front()
     }
 
-    /// The oldest of a list.
-    pub(crate) fn front(&self, state: State) -> Option<u32> {
-        let head = self.lists[state as usize].head;
-        (head != NIL).then_some(head)
-    }
-
-    /// How many are on a list.
-    pub(crate) fn count(&self, state: State) -> u32 {
-        self.lists[state as usize].len
+    /// How many are being written.
+    pub(crate) fn processing_len(&self) -> u32 {
+        self.lists[State::Processing as usize].len()
     }
 
     /// All objects, those being written included.
     pub(crate) fn len(&self) -> u32 {
-        self.lists.iter().map(|list| list.len).sum()
+        self.entries.len() - self.vacant.len()
     }
 
     pub(crate) fn complete_bytes(&self) -> u64 {
@@ -355,45 +399,26 @@ impl Objects {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.entries.memory_bytes() + self.table.allocation_size() + self.heap_bytes
+        self.entries.memory_bytes()
+            + self.nodes.memory_bytes()
+            + self.table.allocation_size()
+            + self.heap_bytes
+            + self.policy.memory_bytes()
+            + self.kept.allocation_size()
+            + self.groups.memory_bytes()
+            + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()
     }
 
-    fn hash(&self, key: &[u8]) -> u32 {
+    fn hash(&self, key: &[u8]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key);
-        (hasher.finish() >> 32) as u32
+        hasher.finish()
     }
+}
 
-    fn push_back(&mut self, index: u32) {
-        let list = &mut self.lists[self.entries[index].state as usize];
-        let tail = core::mem::replace(&mut list.tail, index);
-        list.len += 1;
-        if tail == NIL {
-            list.head = index;
-        } else {
-            self.entries[tail].after = index;
-        }
-        let entry = &mut self.entries[index];
-        (entry.before, entry.after) = (tail, NIL);
-    }
-
-    fn unlink(&mut self, index: u32) {
-        let Entry { before, after, state, .. } = self.entries[index];
-        let list = &mut self.lists[state as usize];
-        list.len -= 1;
-        if before == NIL {
-            list.head = after;
-        }
-        if after == NIL {
-            list.tail = before;
-        }
-        if before != NIL {
-            self.entries[before].after = after;
-        }
-        if after != NIL {
-            self.entries[after].before = before;
-        }
-    }
+/// What slots keep of a hash.
+const fn short(hash: u64) -> u32 {
+    (hash >> 32) as u32
 }
 
 /// 64 bits for the table out of the 32 that slots keep: it takes the bucket from the low end and the tag from the high.

@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Listed, Operation, PutWindow, Welcome, encode_failure,
+    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutOptions, PutWindow, Welcome,
+    encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, Key, Master};
+use crate::{ErrorCode, Key, Master, Place};
 
 /// Bytes of keys in one page of a listing; the rest goes to the next page.
 const LIST_BYTES_MAX: usize = 1 << 20;
@@ -66,24 +67,41 @@ impl Master {
             Kind::PutStart => {
                 let window_ms = self.config().put_start_discard_timeout_ms;
                 let head = PutWindow { window_ms };
-                batch::<message::PutStart>(self, body, id, out, &head, |master, options, new| {
-                    master.put_start(now, new.key.0, new.len, options)
+                let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
+                let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
+                batch::<message::PutStart>(self, body, id, out, &head, |master, at, options, new| {
+                    let place = Place::new(at, len, returning);
+                    master.put_start_in(now, new.key.0, new.len, options, place)
                 })
             }
-            Kind::PutEnd => batch::<message::PutEnd>(self, body, id, out, &(), |master, (), item| {
-                master.put_end(now, item.key.0, item.generation, item.checksum)
+            Kind::PutStartKept => {
+                let window_ms = self.config().put_start_discard_timeout_ms;
+                let head = PutWindow { window_ms };
+                let (_, items) = message::PutStartKept::decode_request(body).map_err(WireError::code)?;
+                let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
+                batch::<message::PutStartKept>(self, body, id, out, &head, |master, at, ask, new| {
+                    let options = PutOptions { retention: ask.1, ..ask.0 };
+                    master.put_start_in(now, new.key.0, new.len, &options, Place::new(at, len, returning))
+                })
+            }
+            Kind::PutEnd => batch::<message::PutEnd>(self, body, id, out, &(), |master, at, (), item| {
+                master.put_end_in(now, item.key.0, item.generation, item.checksum, at > 0)
             }),
-            Kind::PutRevoke => batch::<message::PutRevoke>(self, body, id, out, &(), |master, (), item| {
-                master.put_revoke(now, item.key.0, item.generation, item.quiet)
-            }),
+            Kind::PutRevoke => {
+                batch::<message::PutRevoke>(self, body, id, out, &(), |master, _, (), item| {
+                    master.put_revoke(now, item.key.0, item.generation, item.quiet)
+                })
+            }
             Kind::Get => {
                 let head = Lease { lease_ms: self.config().lease_ttl_ms };
-                batch::<message::Get>(self, body, id, out, &head, |master, (), key| master.get(now, key.0))
+                batch::<message::Get>(self, body, id, out, &head, |master, at, (), key| {
+                    master.get_in(now, key.0, at > 0)
+                })
             }
             Kind::Exists => {
-                batch::<message::Exists>(self, body, id, out, &(), |master, (), key| master.exists(key.0))
+                batch::<message::Exists>(self, body, id, out, &(), |master, _, (), key| master.exists(key.0))
             }
-            Kind::Remove => batch::<message::Remove>(self, body, id, out, &(), |master, (), item| {
+            Kind::Remove => batch::<message::Remove>(self, body, id, out, &(), |master, _, (), item| {
                 master.remove(now, item.key.0, item.force)
             }),
             Kind::List => {
@@ -113,6 +131,24 @@ impl Master {
             Kind::ReadStats => {
                 message::ReadStats::encode_response(out, id, &self.stats(), core::iter::empty())
             }
+            Kind::ExplainEviction => {
+                let (limit, _) = message::ExplainEviction::decode_request(body).map_err(WireError::code)?;
+                let limit = (limit as usize).min(KEYS_PER_BATCH_MAX);
+                let mut next: Vec<NextVictim<'_>> = Vec::new();
+                let mut bytes = 0;
+                self.next_victims(now, |victim| {
+                    bytes += victim.key.0.len();
+                    let fits = next.len() < limit && bytes <= LIST_BYTES_MAX;
+                    if fits {
+                        next.push(victim);
+                    }
+                    fits
+                });
+                message::ExplainEviction::encode_response(out, id, &self.eviction(), next.into_iter())
+            }
+            Kind::WhyKept => batch::<message::WhyKept>(self, body, id, out, &(), |master, _, (), key| {
+                master.kept(now, key.0)
+            }),
         };
         done.map_err(WireError::code)
     }
@@ -138,19 +174,21 @@ fn batch<O: Operation>(
     id: u64,
     out: &mut Vec<u8>,
     head: &O::Answer<'_>,
-    mut each: impl FnMut(&mut Master, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
+    mut each: impl FnMut(&mut Master, usize, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
 ) -> Result<(), WireError>
 where
     for<'a> O::AskItem<'a>: Keyed<'a>,
 {
     let (ask, mut items) = O::decode_request(body)?;
     let mut answer = Answer::begin::<O>(out, id, head, items.len())?;
+    let mut at = 0;
     while !items.is_empty() {
         if items.len() > 1 {
             master.warm(items.take(WARM_KEYS).map(Keyed::key));
         }
         for item in items.by_ref().take(WARM_KEYS) {
-            answer.item(&each(master, &ask, item))?;
+            answer.item(&each(master, at, &ask, item))?;
+            at += 1;
         }
     }
     answer.finish()

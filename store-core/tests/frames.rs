@@ -72,7 +72,7 @@ fn every_operation_goes_over_the_wire() {
     );
     let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4 }, []);
     assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
-    let options = PutOptions { replicas: 2, preferred: Some(2) };
+    let options = PutOptions { replicas: 2, preferred: Some(2), ..PutOptions::DEFAULT };
     let new = [
         NewObject { key: Key(b"a"), len: 100 },
         NewObject { key: Key(b""), len: 1 },

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use store_core::message::{Heartbeat, ListQuery, MountSegment, NodeStatus, PutOptions, UnmountSegment};
-use store_core::{ErrorCode, Key, Master, MasterConfig};
+use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
-const ONE: PutOptions = PutOptions { replicas: 1, preferred: None };
-const TWO: PutOptions = PutOptions { replicas: 2, preferred: None };
+const ONE: PutOptions = PutOptions::DEFAULT;
+const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
 
 fn at(ms: u64) -> Instant {
     Instant::from_millis(ms)
@@ -24,6 +24,7 @@ fn config() -> MasterConfig {
         node_ttl_ms: 1_000_000,
         eviction_high_watermark: 1.0,
         eviction_ratio: 0.0,
+        eviction: EvictionPolicy::Lru,
         ..MasterConfig::default()
     }
 }
@@ -81,7 +82,7 @@ fn an_object_is_readable_exactly_from_put_end_on() {
 #[test]
 fn senseless_puts_are_refused() {
     let mut master = master(&[64 * KIB]);
-    let none = PutOptions { replicas: 0, preferred: None };
+    let none = PutOptions { replicas: 0, ..PutOptions::DEFAULT };
     assert_eq!(master.put_start(at(0), b"", 1, &ONE), Err(ErrorCode::InvalidKey));
     assert_eq!(master.put_start(at(0), &[b'k'; 1025], 1, &ONE), Err(ErrorCode::InvalidKey));
     assert_eq!(master.put_start(at(0), b"k", 0, &ONE), Err(ErrorCode::InvalidParams));
@@ -99,7 +100,7 @@ fn replicas_lie_on_distinct_segments_and_best_effort_is_enough() {
         assert_eq!(started.replicas.len(), 2);
         assert_ne!(started.replicas[0].segment, started.replicas[1].segment);
     }
-    let eight = PutOptions { replicas: 8, preferred: None };
+    let eight = PutOptions { replicas: 8, ..PutOptions::DEFAULT };
     assert_eq!(master.put_start(at(0), b"many", KIB, &eight).unwrap().replicas.len(), 2);
     assert_eq!(master.stats().puts_partial_total, 1);
 }
@@ -119,7 +120,7 @@ fn replicas_prefer_another_node_over_another_segment_of_the_same() {
 #[test]
 fn a_preferred_segment_is_taken_while_it_has_room() {
     let mut master = master(&[64 * KIB, 64 * KIB, 64 * KIB]);
-    let options = PutOptions { replicas: 1, preferred: Some(2) };
+    let options = PutOptions { replicas: 1, preferred: Some(2), ..PutOptions::DEFAULT };
     for turn in 0..5 {
         let started = master.put_start(at(0), format!("k{turn}").as_bytes(), 16 * KIB, &options).unwrap();
         assert_eq!(started.replicas[0].segment == 2, turn < 4);
@@ -304,7 +305,7 @@ fn what_is_read_all_the_time_does_not_keep_others_from_being_evicted() {
 #[test]
 fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     let mut master = master_with(MasterConfig { node_ttl_ms: 10_000, ..config() }, &[64 * KIB, 64 * KIB]);
-    let only = |segment| PutOptions { replicas: 1, preferred: Some(segment) };
+    let only = |segment| PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
     for (key, options) in [("one", only(1)), ("two", only(2)), ("both", TWO)] {
         let put = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
         master.put_end(at(0), key.as_bytes(), put.generation, 1).unwrap();

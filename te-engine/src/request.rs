@@ -143,10 +143,12 @@ pub struct Notification {
 }
 
 /// Counters of one rail since the engine started.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RailStats {
-    /// `local`, `shm`, `tcp`.
+    /// `local`, `shm`, `rdma`, `tcp`.
     pub name: &'static str,
+    /// Device and port, `mlx5_0:1`, where a fabric has several; else empty.
+    pub device: String,
     /// Bytes moved.
     pub bytes: u64,
     /// Slices that ended well.
@@ -159,6 +161,12 @@ pub struct RailStats {
     pub ewma_gb_s: f64,
     /// Whether the route leaves it out for now.
     pub paused: bool,
+    /// Whether it works, but several times slower than others of its kind.
+    pub slow: bool,
+    /// Times it was paused.
+    pub pauses: u64,
+    /// Times it became slow.
+    pub slowdowns: u64,
 }
 
 /// What an engine knows about itself.

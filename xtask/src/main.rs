@@ -5,6 +5,8 @@
 //! cargo xtask tidy          the house rules that no compiler checks
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
+//! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
+//! cargo xtask hw-test       the tests that need hardware, here or in the lab
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
 //! ```
 #![forbid(unsafe_code)]
@@ -15,6 +17,8 @@ mod ci;
 mod cmd;
 mod fuzz;
 mod host;
+mod hw_test;
+mod lab;
 mod stats;
 mod tidy;
 
@@ -39,6 +43,10 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
     Bindgen(bindgen::Args),
+    /// Boot QEMU guests that have the devices this machine lacks, emulated, and run something in them.
+    Lab(lab::Args),
+    /// Run the tests that need hardware: on what this host really has, or in the lab.
+    HwTest(hw_test::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
 }
@@ -49,6 +57,8 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
+        Task::Lab(args) => lab::run(&args),
+        Task::HwTest(args) => hw_test::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
     };
     match run {

@@ -8,7 +8,9 @@ use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
-use crate::message::{self, Allocation, Commit, NewObject, Operation, PutOptions, REPLICAS_MAX, Revocation};
+use crate::message::{
+    self, Allocation, Commit, NewObject, Operation, PutOptions, REPLICAS_MAX, Retention, Revocation,
+};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
 
@@ -310,7 +312,13 @@ impl PutOp {
             .iter()
             .enumerate()
             .map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
-        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.options, objects) {
+        let encoded = if self.options.retention == Retention::DEFAULT {
+            message::PutStart::encode_request(out, request_id, &self.options, objects)
+        } else {
+            let ask = (self.options, self.options.retention);
+            message::PutStartKept::encode_request(out, request_id, &ask, objects)
+        };
+        if let Err(error) = encoded {
             self.finish_all(too_much(error));
             return None;
         }
@@ -319,7 +327,12 @@ impl PutOp {
     }
 
     fn started(&mut self, now: Instant, frame: &Frame<'_>) {
-        let (window, allocations) = match message::PutStart::decode_response(frame) {
+        let answer = if self.options.retention == Retention::DEFAULT {
+            message::PutStart::decode_response(frame)
+        } else {
+            message::PutStartKept::decode_response(frame)
+        };
+        let (window, allocations) = match answer {
             Ok(answer) if answer.1.len() == self.items.len() => answer,
             Ok(_) => return self.finish_all(ErrorCode::InternalError),
             Err(error) => return self.finish_all(error),

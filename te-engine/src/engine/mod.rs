@@ -1,6 +1,8 @@
 //! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
 
 mod control;
+#[cfg(test)]
+mod failover_tests;
 mod fences;
 mod memory;
 mod rails;
@@ -29,9 +31,14 @@ use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
 use crate::sys::park;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
+use rails::Parts;
+pub use rails::Rail;
+#[cfg(feature = "rdma")]
+pub(crate) use rails::advertised;
 use regions::Regions;
 use segments::Segments;
 
@@ -48,6 +55,9 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    /// Device and port of each rail, for people.
+    devices: Vec<String>,
+    affinity: Affinity,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -114,8 +124,25 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
+        Self::start_over(config, metadata, Vec::new())
+    }
+
+    /// As [`start_with`](Self::start_with), with `rails` beside the fabrics of `config`, near as RDMA is.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    #[cfg(feature = "testkit")]
+    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
+        Self::start_over(config, None, rails)
+    }
+
+    pub(crate) fn start_over(
+        config: Config,
+        metadata: Option<Arc<dyn Metadata>>,
+        extra: Vec<Rail>,
+    ) -> Result<Self, StartError> {
         config.validate()?;
-        let (rails, published, inbox, server) = rails::open(&config)?;
+        let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -126,6 +153,8 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
+            devices,
+            affinity,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -213,7 +242,13 @@ impl Engine {
                 segment.requests += 1;
             }
         }
-        let deadline = timeout.map(|timeout| self.clock.now() + timeout);
+        let idle = self.batches.live() == 1;
+        let now = (idle || timeout.is_some()).then(|| self.clock.now());
+        if let (true, Some(now)) = (idle, now) {
+            // Nobody may have polled for a while. The rails would take that time for their slices'.
+            self.rails.tick(now);
+        }
+        let deadline = timeout.zip(now).map(|(timeout, now)| now + timeout);
         (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
         (row.quarantined, row.orphan, row.done, row.handle) = (false, false, false, Some(handle));
         self.note_deadline(deadline);
@@ -399,12 +434,16 @@ impl Engine {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
                 name: rails[index].name(),
+                device: self.devices.get(index).cloned().unwrap_or_default(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
                 paused: health.paused_until.is_some_and(|until| now < until),
+                slow: health.state == te_core::RailState::Slow,
+                pauses: health.pauses,
+                slowdowns: health.slowdowns,
             })
         };
         Stats {

@@ -30,6 +30,7 @@
 
 mod config;
 mod device;
+mod direct;
 mod memory;
 mod queue;
 mod wire;
@@ -184,7 +185,7 @@ impl SimFabric {
 
     /// The next `count` requests that arrive at `port` are turned away.
     pub fn refuse_requests(&self, port: PortId, refusal: Refusal, count: u32) {
-        self.lock().devices[port.0].faults.refusal = Some((refusal, count));
+        self.lock().devices[port.0].faults.refusal = Some((refusal, count)).filter(|_| count != 0);
     }
 
     /// After `after` more good completions on `port`, one that went well is reported with `status` instead; its queue pair

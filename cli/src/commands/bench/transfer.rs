@@ -32,7 +32,8 @@ Examples:
   snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4";
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB";
 
 /// Measure transfers between two processes, over each fabric
 ///
@@ -71,6 +72,10 @@ pub(super) struct Args {
     /// TCP congestion control of both sides (of this one, with --target). Default: cubic within a host, else the kernel's.
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    /// RDMA devices to use, or single ports of them (mlx5_0, mlx5_0:1), on both sides unless there is a --target. Default: every
+    /// active port.
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
+    device: Vec<String>,
     /// Length at which requests are cut.
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     slice: ByteSize,
@@ -96,6 +101,10 @@ enum Via {
     Tcp,
     /// Memory that two processes share
     Shm,
+    /// RDMA, between two ports of this host or to --target
+    Rdma,
+    /// Whatever the engine finds nearest: shared memory on one host, RDMA or TCP to --target
+    Auto,
     /// The engine within one process
     Local,
     /// No engine: the C library's copy, for comparison
@@ -145,6 +154,9 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     check(args)?;
+    if args.fabric.contains(&Via::Rdma) {
+        check_rdma(args)?;
+    }
     sys::catch_interrupts();
     let mut combinations = Vec::new();
     for &via in &args.fabric {
@@ -228,6 +240,21 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A missing device is said here, in one sentence, rather than by the child or in the middle of a table.
+fn check_rdma(args: &Args) -> anyhow::Result<()> {
+    if !cfg!(feature = "rdma") {
+        return fail(
+            Failure::usage("--fabric rdma: this build has no RDMA").hint("build it with `--features rdma`"),
+        );
+    }
+    match Engine::start(config(args, Fabrics::RDMA)) {
+        Ok(_) => Ok(()),
+        Err(error) => fail(
+            Failure::failed(format!("--fabric rdma: {error}")).hint("`snowskin doctor` says what is missing"),
+        ),
+    }
+}
+
 /// Bytes of one thread's buffer for the hungriest combination.
 fn largest_window(args: &Args) -> u64 {
     let block = args.block.iter().map(|block| block.bytes()).max().unwrap_or(0);
@@ -259,6 +286,8 @@ const fn name(via: Via) -> &'static str {
     match via {
         Via::Tcp => "tcp",
         Via::Shm => "shm",
+        Via::Rdma => "rdma",
+        Via::Auto => "auto",
         Via::Local => "local",
         Via::Memcpy => "memcpy",
     }
@@ -292,6 +321,9 @@ impl Target {
                 child_args.extend(["bench", "target", "--json", "--fabric", name(via)].map(str::to_owned));
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
+                if !args.device.is_empty() {
+                    child_args.extend(["--device".to_owned(), args.device.join(",")]);
+                }
                 child_args.extend(args.checksum.then(|| "--checksum".to_owned()));
                 if let Some(name) = &args.congestion {
                     child_args.extend(["--congestion".to_owned(), name.clone()]);
@@ -324,6 +356,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Config {
     config.tcp.lanes = args.lanes;
     config.tcp.checksum = args.checksum;
     config.tcp.congestion.clone_from(&args.congestion);
+    config.rdma.devices.clone_from(&args.device);
     config
 }
 
@@ -452,6 +485,8 @@ impl Transfers {
         let fabrics = match combination.via {
             Via::Tcp => Fabrics::TCP,
             Via::Shm => Fabrics::SHM,
+            Via::Rdma => Fabrics::RDMA,
+            Via::Auto => Fabrics::default(),
             Via::Local | Via::Memcpy => Fabrics::LOCAL,
         };
         let mut engine = Engine::start(config(args, fabrics))?;

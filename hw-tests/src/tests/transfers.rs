@@ -1,0 +1,77 @@
+//! The engine between two machines.
+
+use crate::content::{fill, first_difference};
+use crate::helper::engine_config;
+use crate::host::{Host, Need};
+use crate::load::Ends;
+use crate::runner::Test;
+use anyhow::{Context as _, Result, bail, ensure};
+use std::time::{Duration, Instant};
+use te_engine::{Access, Op, TransferEngine, TransferRequest};
+
+pub(super) const TESTS: &[Test] = &[Test {
+    name: "the_engine_writes_and_reads_back_64_mib_over_tcp",
+    needs: &[Need::Rdma, Need::Peer],
+    run: |host| write_and_read_back(host, "tcp").map(drop),
+}];
+
+/// Bytes that cross each way.
+const BYTES: u64 = 64 << 20;
+/// Bytes in one request.
+const REQUEST_BYTES: u64 = 4 << 20;
+/// Far more than 64 MiB take even where everything is emulated.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The target's control port.
+const PORT: u16 = 17077;
+
+/// Addresses of the first pair of rails.
+pub(super) fn ends(host: &Host, fabric: &'static str) -> Result<Ends> {
+    let joined = host.joined_rails()?;
+    let (ours, theirs) = joined.first().context("no rail is joined to one of the peer's")?;
+    let (_, ours) = ours.address().context("our rail has no address")?;
+    let (_, theirs) = theirs.address().context("the peer's rail has no address")?;
+    let socket = |address, port| std::net::SocketAddr::new(address, port).to_string();
+    Ok(Ends { fabric, ours: socket(ours, 0), theirs: socket(theirs, PORT) })
+}
+
+/// Writes, lets the target's owner look, reads back and compares. Gives the engine that did it, for its counters.
+fn write_and_read_back(host: &Host, fabric: &'static str) -> Result<TransferEngine> {
+    let ends = ends(host, fabric)?;
+    let bytes = BYTES.to_string();
+    let mut target = host.peer()?.start(&["self", "helper", "target", fabric, &ends.theirs, &bytes])?;
+    let ready = target.hear()?;
+    let words: Vec<&str> = ready.split_whitespace().collect();
+    let ["ready", name, addr] = words[..] else { bail!("the target says `{ready}`") };
+    let addr: u64 = addr.parse()?;
+
+    let engine = TransferEngine::start(engine_config(fabric, &ends.ours)?)?;
+    let local = engine.alloc_shared(BYTES as usize, Access::LOCAL)?;
+    let segment = engine.open_segment(name)?;
+    let requests = |op| -> Vec<TransferRequest> {
+        (0..BYTES / REQUEST_BYTES)
+            .map(|index| TransferRequest {
+                op,
+                local: (local.id(), index * REQUEST_BYTES).into(),
+                segment,
+                remote_addr: addr + index * REQUEST_BYTES,
+                len: REQUEST_BYTES,
+            })
+            .collect()
+    };
+    fill(&local, 1, 0, BYTES as usize)?;
+    let began = Instant::now();
+    engine.submit(&requests(Op::Write), Some(PATIENCE))?.wait(None).context("the write")?;
+    let answer = target.ask(&format!("check 1 0 {BYTES}"))?;
+    ensure!(answer == "ok", "the target's owner sees other bytes: {answer}");
+    fill(&local, 2, 0, BYTES as usize)?;
+    engine.submit(&requests(Op::Read), Some(PATIENCE))?.wait(None).context("the read")?;
+    let difference = first_difference(&local, 1, 0, BYTES as usize)?;
+    ensure!(difference.is_none(), "other bytes come back, from offset {difference:?}");
+    println!(
+        "    {}{} MiB over {fabric} there and back, verified on both sides, in {:.1} s",
+        host.label(),
+        BYTES >> 20,
+        began.elapsed().as_secs_f64()
+    );
+    Ok(engine)
+}

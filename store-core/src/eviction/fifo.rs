@@ -1,0 +1,48 @@
+//! First in, first out. Reads change nothing.
+
+use super::{Eviction, List, Nodes, Place};
+
+#[derive(Debug)]
+pub(crate) struct Fifo {
+    list: List,
+}
+
+impl Fifo {
+    pub(crate) const fn new() -> Self {
+        Self { list: List::EMPTY }
+    }
+}
+
+impl Eviction for Fifo {
+    fn insert(&mut self, nodes: &mut Nodes, index: u32, _hash: u64, _place: Place) {
+        self.list.push_back(nodes, index);
+    }
+
+    fn touch(&mut self, _nodes: &mut Nodes, _index: u32, _follows: bool) {}
+
+    fn remove(&mut self, nodes: &mut Nodes, index: u32) {
+        self.list.unlink(nodes, index);
+    }
+
+    /// Its turn had come: it is older than any other.
+    fn put_back(&mut self, nodes: &mut Nodes, index: u32) {
+        self.list.push_front(nodes, index);
+    }
+
+    fn victim(&mut self, nodes: &mut Nodes) -> Option<u32> {
+        nodes.look();
+        self.list.front()
+    }
+
+    fn evict(&mut self, nodes: &mut Nodes, index: u32, _hash: u64) {
+        self.list.unlink(nodes, index);
+    }
+
+    fn len(&self) -> u32 {
+        self.list.len()
+    }
+
+    fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool) {
+        self.list.iter(nodes).all(each);
+    }
+}

@@ -1,0 +1,124 @@
+//! A short memory of keys that were evicted: 2 to 4 bytes an object, and no more.
+//!
+//! Sets of eight tags of 16 bits, the newest first; a ninth pushes the oldest out. There are as many tags as there were ever
+//! candidates at a time, up to twice as many. A key is taken for another's with a probability of 8/65,536.
+
+use alloc::vec::Vec;
+
+#[derive(Debug)]
+pub(crate) struct Ghosts {
+    /// A power of two, or none.
+    sets: Vec<u128>,
+}
+
+const TAGS: u32 = 8;
+const TAG_BITS: u32 = u128::BITS / TAGS;
+
+impl Ghosts {
+    pub(crate) const fn new() -> Self {
+        Self { sets: Vec::new() }
+    }
+
+    /// Notes a key among as many as there are candidates.
+    pub(crate) fn add(&mut self, hash: u64, candidates: u32) {
+        let wanted = (candidates.div_ceil(TAGS) as usize).next_power_of_two();
+        if self.sets.is_empty() {
+            self.sets.resize(wanted, 0);
+        }
+        while self.sets.len() < wanted {
+            // Who was in a set is in one of two now; both know it, and the wrong one forgets.
+            self.sets.reserve_exact(self.sets.len());
+            self.sets.extend_from_within(..);
+        }
+        let at = self.set(hash);
+        self.sets[at] = self.sets[at] << TAG_BITS | u128::from(tag(hash));
+    }
+
+    /// Whether a key is among those noted.
+    pub(crate) fn has(&self, hash: u64) -> bool {
+        !self.sets.is_empty() && position(self.sets[self.set(hash)], tag(hash)).is_some()
+    }
+
+    /// Forgets a key.
+    pub(crate) fn remove(&mut self, hash: u64) {
+        if self.sets.is_empty() {
+            return;
+        }
+        let at = self.set(hash);
+        if let Some(shift) = position(self.sets[at], tag(hash)) {
+            let newer = self.sets[at] & ((1 << shift) - 1);
+            // Twice, because a shift by all bits is none.
+            let older = self.sets[at] >> shift >> TAG_BITS << shift;
+            self.sets[at] = newer | older;
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.sets.capacity() * size_of::<u128>()
+    }
+
+    fn set(&self, hash: u64) -> usize {
+        hash as u32 as usize & (self.sets.len() - 1)
+    }
+}
+
+/// From other bits than the set. 0 is an empty place.
+const fn tag(hash: u64) -> u16 {
+    match (hash >> 48) as u16 {
+        0 => 1,
+        tag => tag,
+    }
+}
+
+/// By how many bits the set is to be shifted for the tag to be lowest.
+fn position(set: u128, tag: u16) -> Option<u32> {
+    (0..TAGS).map(|place| place * TAG_BITS).find(|shift| (set >> shift) as u16 == tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hash(set: u64, tag: u64) -> u64 {
+        tag << 48 | set
+    }
+
+    #[test]
+    fn a_full_set_forgets_its_oldest() {
+        let mut ghosts = Ghosts::new();
+        (1..=9).for_each(|tag| ghosts.add(hash(0, tag), 1));
+        assert!(!ghosts.has(hash(0, 1)) && (2..=9).all(|tag| ghosts.has(hash(0, tag))));
+    }
+
+    #[test]
+    fn growing_forgets_nobody_and_memory_is_bounded() {
+        let mut ghosts = Ghosts::new();
+        (0..8).for_each(|at| ghosts.add(hash(at * 3, at + 1), 8));
+        ghosts.add(hash(77, 99), 1_000);
+        assert!((0..8).all(|at| ghosts.has(hash(at * 3, at + 1))));
+        assert_eq!(ghosts.memory_bytes(), 128 * 16, "1,000 candidates: 1,024 tags");
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_is_a_list_of_the_eight_newest(ops in prop::collection::vec((any::<bool>(), 1u64..20), 1..200)) {
+            let (mut ghosts, mut model) = (Ghosts::new(), Vec::new());
+            for (add, tag) in ops {
+                if add {
+                    ghosts.add(hash(0, tag), 1);
+                    model.insert(0, tag);
+                    model.truncate(8);
+                } else {
+                    ghosts.remove(hash(0, tag));
+                    if let Some(at) = model.iter().position(|other| *other == tag) {
+                        model.remove(at);
+                    }
+                }
+                for tag in 1..20 {
+                    prop_assert_eq!(ghosts.has(hash(0, tag)), model.contains(&tag));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Links and marks, 16 bytes an object, and lists that run through them.
+
+use crate::slab::{Chunks, NIL};
+
+/// What a policy keeps of one object: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    before: u32,
+    after: u32,
+    stamp_low: u32,
+    stamp_high: u16,
+    /// Which of its owner's lists it is on, if it has several.
+    pub(crate) class: u8,
+    /// Whatever the policy wants to remember.
+    pub(crate) marked: bool,
+}
+
+const _: () = assert!(size_of::<Node>() == 16);
+
+impl Node {
+    const FREE: Self = Self { before: NIL, after: NIL, stamp_low: 0, stamp_high: 0, class: 0, marked: false };
+
+    /// The time that [`Self::set_stamp`] was given, modulo 2^48.
+    pub(crate) const fn stamp(&self) -> u64 {
+        (self.stamp_high as u64) << 32 | self.stamp_low as u64
+    }
+
+    /// 48 bits: operations, which at a million a second are counted up in nine years.
+    pub(crate) const fn set_stamp(&mut self, stamp: u64) {
+        (self.stamp_low, self.stamp_high) = (stamp as u32, (stamp >> 32) as u16);
+    }
+}
+
+/// The nodes of all objects, candidates or not.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    nodes: Chunks<Node>,
+    looks: u64,
+}
+
+impl Nodes {
+    pub(crate) const fn new() -> Self {
+        Self { nodes: Chunks::new(), looks: 0 }
+    }
+
+    /// Makes room for one more.
+    pub(crate) fn push(&mut self) -> u32 {
+        self.nodes.push(Node::FREE)
+    }
+
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index]
+    }
+
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index]
+    }
+
+    /// The one behind, on whatever list it is on.
+    pub(crate) fn after(&self, index: u32) -> Option<u32> {
+        some(self.nodes[index].after)
+    }
+
+    /// It and all behind it.
+    pub(crate) fn from(&self, index: Option<u32>) -> impl Iterator<Item = u32> {
+        core::iter::successors(index, |index| self.after(*index))
+    }
+
+    /// Counts that eviction looked at a candidate.
+    pub(crate) const fn look(&mut self) {
+        self.looks += 1;
+    }
+
+    /// Candidates looked at so far.
+    pub(crate) const fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.nodes.memory_bytes()
+    }
+}
+
+/// A doubly linked list. What is on it must be on no other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl List {
+    pub(crate) const EMPTY: Self = Self { head: NIL, tail: NIL, len: 0 };
+
+    pub(crate) const fn front(&self) -> Option<u32> {
+        some(self.head)
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// From the front.
+    pub(crate) fn iter(&self, nodes: &Nodes) -> impl Iterator<Item = u32> {
+        nodes.from(self.front())
+    }
+
+    pub(crate) fn push_back(&mut self, nodes: &mut Nodes, index: u32) {
+        self.link(nodes, self.tail, index, NIL);
+    }
+
+    pub(crate) fn push_front(&mut self, nodes: &mut Nodes, index: u32) {
+        self.link(nodes, NIL, index, self.head);
+    }
+
+    /// Puts `index` before `at`, which is on this list.
+    pub(crate) fn insert_before(&mut self, nodes: &mut Nodes, at: u32, index: u32) {
+        self.link(nodes, nodes.nodes[at].before, index, at);
+    }
+
+    pub(crate) fn unlink(&mut self, nodes: &mut Nodes, index: u32) {
+        let Node { before, after, .. } = nodes.nodes[index];
+        self.len -= 1;
+        if before == NIL {
+            self.head = after;
+        } else {
+            nodes.nodes[before].after = after;
+        }
+        if after == NIL {
+            self.tail = before;
+        } else {
+            nodes.nodes[after].before = before;
+        }
+    }
+
+    fn link(&mut self, nodes: &mut Nodes, before: u32, index: u32, after: u32) {
+        self.len += 1;
+        if before == NIL {
+            self.head = index;
+        } else {
+            nodes.nodes[before].after = index;
+        }
+        if after == NIL {
+            self.tail = index;
+        } else {
+            nodes.nodes[after].before = index;
+        }
+        let node = &mut nodes.nodes[index];
+        (node.before, node.after) = (before, after);
+    }
+}
+
+const fn some(index: u32) -> Option<u32> {
+    if index == NIL { None } else { Some(index) }
+}

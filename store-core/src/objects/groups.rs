@@ -1,0 +1,87 @@
+//! Groups: objects that are of use only together, and so are evicted together.
+//!
+//! A group is one candidate. One of its members, the *lead*, stands for it with the policy; while a member is pinned or being
+//! written, none does. A read of any member is a read of the group, and a lease on any of them one on all.
+
+use alloc::vec::Vec;
+
+use foldhash::quality::FixedState;
+use hashbrown::HashMap;
+use te_core::Instant;
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) members: Vec<u32>,
+    /// Stands for the group, if it can go.
+    pub(crate) lead: Option<u32>,
+    /// When the last lease of any member ends, also of one that is gone by now.
+    pub(crate) leased_until: Instant,
+    pub(crate) unfinished: u32,
+    pub(crate) hard: u32,
+    pub(crate) soft: u32,
+}
+
+impl Group {
+    /// Whether nothing but readers keeps it.
+    pub(crate) const fn is_free(&self) -> bool {
+        self.unfinished == 0 && self.hard == 0 && self.soft == 0
+    }
+
+    /// Members that stay because of others.
+    const fn held(&self) -> u32 {
+        if self.is_free() { 0 } else { self.members.len() as u32 - self.unfinished - self.hard - self.soft }
+    }
+}
+
+/// All groups with a member.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    map: HashMap<u64, Group, FixedState>,
+    members_bytes: usize,
+    held: u32,
+}
+
+impl Groups {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { map: HashMap::with_hasher(FixedState::with_seed(seed)), members_bytes: 0, held: 0 }
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&Group> {
+        self.map.get(&id)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Members that could go but for others of their group.
+    pub(crate) const fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// Changes a group; one that has no members afterwards is gone.
+    pub(crate) fn with<T>(&mut self, id: u64, change: impl FnOnce(&mut Group) -> T) -> T {
+        let group = self.map.entry(id).or_insert_with(|| Group {
+            members: Vec::new(),
+            lead: None,
+            leased_until: Instant::ZERO,
+            unfinished: 0,
+            hard: 0,
+            soft: 0,
+        });
+        self.members_bytes -= group.members.capacity() * size_of::<u32>();
+        self.held -= group.held();
+        let result = change(group);
+        self.held += group.held();
+        self.members_bytes += group.members.capacity() * size_of::<u32>();
+        if group.members.is_empty() {
+            self.members_bytes -= group.members.capacity() * size_of::<u32>();
+            self.map.remove(&id);
+        }
+        result
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.map.allocation_size() + self.members_bytes
+    }
+}

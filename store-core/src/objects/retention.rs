@@ -1,0 +1,533 @@
+//! What keeps an object, and for how long: leases, pins, groups, times to live; and who may go.
+//!
+//! ```text
+//!                 ┌── no pin ──▶ Candidate ◀───────────────▶ Aside
+//!                 │                 ▲   │      leased when its turn came; back when the lease is over
+//!                 │           decay │   │ read
+//!   Processing ───┼── soft pin ─▶ Soft ◀┘        goes when there are no candidates left
+//!                 │
+//!                 └── hard pin ─▶ Hard           never goes by itself
+//!
+//!   of a group, unless pinned itself:  Member    one of them is Candidate or Aside and stands for all
+//! ```
+//!
+//! A lease is told by the entry alone: a get writes down its end and, if it is the first of its time, moves the object in the
+//! policy's order. Nothing is done when a lease ends, unless it kept the object from eviction.
+
+use core::cmp::Reverse;
+use core::time::Duration;
+
+use te_core::Instant;
+
+use super::{Entry, Objects, Placements, State};
+use crate::eviction::Place;
+use crate::message::{Pin, Retention};
+
+/// Most members of a group: it is evicted in one go.
+pub(crate) const GROUP_MEMBERS_MAX: usize = 4_096;
+/// Softly pinned objects looked at for one victim.
+const SOFT_LOOKS_MAX: u32 = 16;
+/// Times that may name what is gone before they are sorted out.
+const TIMES_SLACK: usize = 64;
+
+/// What an object has that most have not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    pin: Pin,
+    ttl: Option<Duration>,
+    expires: Option<Instant>,
+    soft_until: Instant,
+    group: Option<u64>,
+    /// Which of the group's members.
+    at: u32,
+}
+
+/// An object that is gone.
+#[derive(Debug)]
+pub(crate) struct Removed {
+    pub(crate) len: u64,
+    pub(crate) generation: u64,
+    /// It was readable.
+    pub(crate) complete: bool,
+    pub(crate) replicas: Placements,
+}
+
+/// Why objects stayed, counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Why {
+    /// Set aside for a lease.
+    pub(crate) leased_total: u64,
+    /// Soft pins passed over because of others in their group, or a lease.
+    pub(crate) soft_kept_total: u64,
+    /// Soft pins that ran out.
+    pub(crate) soft_decayed_total: u64,
+    /// Soft pins that a read renewed after they had run out.
+    pub(crate) soft_revived_total: u64,
+    /// Keys that came back while they were remembered.
+    pub(crate) returned_total: u64,
+}
+
+/// How many objects are in which state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Census {
+    pub(crate) candidates: u32,
+    pub(crate) aside: u32,
+    pub(crate) soft: u32,
+    pub(crate) hard: u32,
+    pub(crate) held_by_group: u32,
+    pub(crate) groups: usize,
+    pub(crate) leased: u32,
+    pub(crate) hard_bytes: u64,
+    pub(crate) looks: u64,
+    pub(crate) why: Why,
+}
+
+impl Objects {
+    /// What was written is complete. `follows`: after another of the same batch.
+    pub(crate) fn complete(&mut self, now: Instant, index: u32, checksum: u32, follows: bool) {
+        self.detach(index);
+        let entry = &mut self.entries[index];
+        entry.checksum = checksum;
+        entry.time = Instant::ZERO;
+        self.complete_bytes += entry.len;
+        let place = Place { follows, last: entry.has(Entry::LAST), returning: entry.has(Entry::RETURNING) };
+        self.why.returned_total += u64::from(place.returning);
+        let (generation, soft_ttl) = (entry.generation, self.soft_pin_ttl);
+        let Some(kept) = self.kept_mut(index) else { return self.release(index, place) };
+        kept.soft_until = now + soft_ttl;
+        kept.expires = kept.ttl.map(|ttl| now + ttl);
+        let kept = *kept;
+        if let Some(expires) = kept.expires {
+            self.mortal += 1;
+            self.expire_at(expires, generation, index);
+        }
+        match kept.pin {
+            Pin::None => self.release(index, place),
+            Pin::Soft => {
+                self.attach(index, State::Soft);
+                self.wake_at(kept.soft_until, index);
+            }
+            Pin::Hard => self.attach(index, State::Hard),
+        }
+        self.wake(kept.group);
+    }
+
+    /// Leases a complete object until `until`, or longer if it is leased longer.
+    pub(crate) fn lease(&mut self, now: Instant, index: u32, until: Instant, follows: bool) {
+        let entry = &mut self.entries[index];
+        let before = entry.time;
+        let until = before.max(until);
+        entry.time = until;
+        self.leases.moved(now, before, until);
+        if entry.has(Entry::KEPT) {
+            return self.lease_kept(now, index, until, follows);
+        }
+        self.used(index, before <= now, follows);
+    }
+
+    /// When the object, and whoever must go with it, is read no more.
+    pub(crate) fn lease_end(&self, index: u32) -> Instant {
+        match self.group_of(index).and_then(|id| self.groups.get(id)) {
+            Some(group) => group.leased_until,
+            None => self.entries[index].time,
+        }
+    }
+
+    /// Gives those back to the policy whose lease or soft pin is over.
+    pub(crate) fn settle(&mut self, now: Instant) {
+        self.leases.advance(now);
+        while let Some(&Reverse((at, generation, index))) = self.wakings.peek() {
+            if at > now {
+                return;
+            }
+            self.wakings.pop();
+            if self.entries[index].generation == generation {
+                self.settle_one(now, index);
+            }
+        }
+    }
+
+    fn settle_one(&mut self, now: Instant, index: u32) {
+        let end = match self.entries[index].state {
+            State::Aside => self.lease_end(index),
+            State::Soft => self.kept.get(&index).map_or(now, |kept| kept.soft_until),
+            _ => return,
+        };
+        if end > now {
+            // It was read since.
+            return self.wake_at(end, index);
+        }
+        match self.entries[index].state {
+            State::Aside => {
+                self.aside -= 1;
+                self.entries[index].state = State::Candidate;
+                self.policy.put_back(&mut self.nodes, index);
+            }
+            _ => {
+                self.detach(index);
+                self.why.soft_decayed_total += 1;
+                self.release(index, Place { returning: true, ..Place::ALONE });
+                self.wake(self.group_of(index));
+            }
+        }
+    }
+
+    /// Who is to be evicted. Looks at `looks_max` candidates at most, and sets those aside that somebody may be reading.
+    pub(crate) fn victim(&mut self, now: Instant, looks_max: u32) -> Option<u32> {
+        for _ in 0..looks_max {
+            let Some(index) = self.policy.victim(&mut self.nodes) else { break };
+            let end = self.lease_end(index);
+            if end <= now {
+                return Some(index);
+            }
+            self.policy.remove(&mut self.nodes, index);
+            self.entries[index].state = State::Aside;
+            self.aside += 1;
+            self.wake_at(end, index);
+            self.why.leased_total += 1;
+        }
+        if self.policy.len() > 0 { None } else { self.soft_victim(now) }
+    }
+
+    /// Evicts an object and with it its group.
+    pub(crate) fn evict(&mut self, index: u32, mut each: impl FnMut(Removed)) {
+        match self.group_of(index).and_then(|id| self.groups.get(id)) {
+            None => each(self.evict_one(index)),
+            Some(group) => {
+                for member in group.members.clone() {
+                    each(self.evict_one(member));
+                }
+            }
+        }
+    }
+
+    /// How many keys of a batch, from its beginning, came back soon after their eviction: all up to the last that did.
+    pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = crate::Key<'a>>) -> usize {
+        // A policy without a memory, or that has not evicted yet.
+        if self.policy.memory_bytes() == 0 {
+            return 0;
+        }
+        let known = |key: crate::Key<'a>| self.policy.remembers(self.hash(key.0));
+        keys.enumerate().filter(|(_, key)| known(*key)).last().map_or(0, |(at, _)| at + 1)
+    }
+
+    /// Whether a group can take one more.
+    pub(crate) fn has_room(&self, retention: &Retention) -> bool {
+        let group = retention.group.and_then(|id| self.groups.get(id));
+        group.is_none_or(|group| group.members.len() < GROUP_MEMBERS_MAX)
+    }
+
+    /// Whether an object's time to live is over.
+    pub(crate) fn is_expired(&self, now: Instant, index: u32) -> bool {
+        self.entries[index].has(Entry::KEPT)
+            && self.kept.get(&index).and_then(|kept| kept.expires).is_some_and(|at| at <= now)
+    }
+
+    /// An object whose time to live is over. Take it out before you ask again.
+    pub(crate) fn expired(&mut self, now: Instant) -> Option<u32> {
+        while let Some(&Reverse((at, generation, index))) = self.expiries.peek() {
+            if at > now {
+                return None;
+            }
+            self.expiries.pop();
+            if self.is_expiry(generation, index) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// When the next time to live is over, at the earliest.
+    pub(crate) fn expiry(&self) -> Option<Instant> {
+        self.expiries.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// When there will be something to evict, as far as leases decide it.
+    pub(crate) fn evictable_at(&self) -> Option<Instant> {
+        if self.policy.len() > 0 {
+            return Some(Instant::ZERO);
+        }
+        let soft = self.lists[State::Soft as usize].front().map(|index| self.lease_end(index));
+        let aside = self.wakings.peek().filter(|_| self.aside > 0).map(|Reverse((at, ..))| *at);
+        [soft, aside].into_iter().flatten().min()
+    }
+
+    pub(crate) fn census(&self) -> Census {
+        Census {
+            candidates: self.policy.len(),
+            aside: self.aside,
+            soft: self.lists[State::Soft as usize].len(),
+            hard: self.lists[State::Hard as usize].len(),
+            held_by_group: self.groups.held(),
+            groups: self.groups.len(),
+            leased: self.leases.count(),
+            hard_bytes: self.hard_bytes,
+            looks: self.nodes.looks(),
+            why: self.why,
+        }
+    }
+
+    /// Calls `each` for candidates, the next to go first, until it gives false.
+    pub(crate) fn preview(&self, each: &mut dyn FnMut(u32) -> bool) {
+        self.policy.preview(&self.nodes, each);
+    }
+
+    /// How many go with an object, itself included.
+    pub(crate) fn company(&self, index: u32) -> u32 {
+        self.group_of(index).and_then(|id| self.groups.get(id)).map_or(1, |group| group.members.len() as u32)
+    }
+
+    /// The pin that holds an object now, and whether its group holds it.
+    pub(crate) fn hold_of(&self, index: u32) -> (Pin, bool) {
+        let group = self.group_of(index).and_then(|id| self.groups.get(id));
+        let held = group.is_some_and(|group| !group.is_free());
+        match self.entries[index].state {
+            State::Soft => (Pin::Soft, held),
+            State::Hard => (Pin::Hard, held),
+            _ => (Pin::None, held),
+        }
+    }
+
+    /// Bytes of objects that are pinned for good, those being written included, each counted once.
+    pub(crate) fn hard_bytes(&self) -> u64 {
+        self.hard_bytes
+    }
+
+    /// Notes what a new object has that most have not.
+    pub(super) fn keep(&mut self, index: u32, retention: &Retention) {
+        let mut kept = Kept {
+            pin: retention.pin,
+            ttl: retention.ttl_ms.map(|ms| Duration::from_millis(ms.into())),
+            expires: None,
+            soft_until: Instant::ZERO,
+            group: retention.group,
+            at: 0,
+        };
+        if retention.pin == Pin::Hard {
+            self.hard_bytes += self.entries[index].len;
+        }
+        if let Some(id) = retention.group {
+            self.rest(id);
+            self.groups.with(id, |group| {
+                kept.at = group.members.len() as u32;
+                group.members.push(index);
+                group.unfinished += 1;
+            });
+        }
+        self.kept.insert(index, kept);
+    }
+
+    /// Takes an object off whatever it is on, for good.
+    pub(super) fn leave(&mut self, index: u32) {
+        self.detach(index);
+        if !self.entries[index].has(Entry::KEPT) {
+            return;
+        }
+        let Some(kept) = self.kept.remove(&index) else { return };
+        self.mortal -= u32::from(kept.expires.is_some());
+        if kept.pin == Pin::Hard {
+            self.hard_bytes -= self.entries[index].len;
+        }
+        if let Some(id) = kept.group {
+            let moved = self.groups.with(id, |group| {
+                group.members.swap_remove(kept.at as usize);
+                group.members.get(kept.at as usize).copied()
+            });
+            if let Some(moved) = moved.and_then(|moved| self.kept.get_mut(&moved)) {
+                moved.at = kept.at;
+            }
+            self.wake(Some(id));
+        }
+    }
+
+    fn lease_kept(&mut self, now: Instant, index: u32, until: Instant, follows: bool) {
+        let soft_ttl = self.soft_pin_ttl;
+        let Some(kept) = self.kept_mut(index) else { return };
+        kept.soft_until = now + soft_ttl;
+        let kept = *kept;
+        let mut fresh = true;
+        if let Some(id) = kept.group {
+            let before = self.groups.with(id, |group| {
+                let before = group.leased_until;
+                group.leased_until = before.max(until);
+                before
+            });
+            fresh = before <= now;
+        }
+        if kept.pin == Pin::Soft && self.entries[index].state != State::Soft {
+            if let Some(id) = kept.group {
+                self.rest(id);
+            }
+            self.detach(index);
+            self.attach(index, State::Soft);
+            self.wake_at(kept.soft_until, index);
+            self.why.soft_revived_total += 1;
+            return;
+        }
+        let lead = kept.group.and_then(|id| self.groups.get(id)?.lead).unwrap_or(index);
+        self.used(lead, fresh, follows);
+        if lead != index {
+            self.used(index, false, follows);
+        }
+    }
+
+    /// Somebody reads it. `fresh`: nobody did until now.
+    fn used(&mut self, index: u32, fresh: bool, follows: bool) {
+        match self.entries[index].state {
+            State::Candidate if fresh => self.policy.touch(&mut self.nodes, index, follows),
+            State::Soft => self.entries[index].marks |= Entry::RENEWED,
+            _ => {}
+        }
+    }
+
+    fn soft_victim(&mut self, now: Instant) -> Option<u32> {
+        for _ in 0..SOFT_LOOKS_MAX {
+            let index = self.lists[State::Soft as usize].front()?;
+            self.nodes.look();
+            let group = self.group_of(index).and_then(|id| self.groups.get(id));
+            let stays = group.is_some_and(|group| group.hard > 0 || group.unfinished > 0);
+            let renewed = self.entries[index].has(Entry::RENEWED);
+            if !stays && !renewed && self.lease_end(index) <= now {
+                return Some(index);
+            }
+            self.why.soft_kept_total += 1;
+            self.entries[index].marks &= !Entry::RENEWED;
+            self.rotate_soft(index);
+        }
+        None
+    }
+
+    fn rotate_soft(&mut self, index: u32) {
+        let list = &mut self.lists[State::Soft as usize];
+        list.unlink(&mut self.nodes, index);
+        list.push_back(&mut self.nodes, index);
+    }
+
+    fn evict_one(&mut self, index: u32) -> Removed {
+        if self.entries[index].state == State::Candidate {
+            let hash = self.hash(self.entries[index].key.as_slice());
+            self.policy.evict(&mut self.nodes, index, hash);
+            self.entries[index].state = State::Member;
+            self.lead_lost(index);
+        }
+        self.remove(index)
+    }
+
+    /// It may be evicted: alone, or with its group once that is woken.
+    fn release(&mut self, index: u32, place: Place) {
+        if self.group_of(index).is_some() {
+            self.entries[index].state = State::Member;
+            return;
+        }
+        let hash = self.hash(self.entries[index].key.as_slice());
+        self.entries[index].state = State::Candidate;
+        self.policy.insert(&mut self.nodes, index, hash, place);
+    }
+
+    /// Lets somebody stand for the group if it can go.
+    fn wake(&mut self, id: Option<u64>) {
+        let Some(id) = id else { return };
+        let Some(group) = self.groups.get(id).filter(|group| group.is_free() && group.lead.is_none()) else {
+            return;
+        };
+        let Some(&lead) = group.members.first() else { return };
+        self.groups.with(id, |group| group.lead = Some(lead));
+        let hash = self.hash(self.entries[lead].key.as_slice());
+        self.entries[lead].state = State::Candidate;
+        self.policy.insert(&mut self.nodes, lead, hash, Place { returning: true, ..Place::ALONE });
+    }
+
+    /// Nobody stands for the group any more: it cannot go.
+    fn rest(&mut self, id: u64) {
+        if let Some(lead) = self.groups.get(id).and_then(|group| group.lead) {
+            self.detach(lead);
+            self.entries[lead].state = State::Member;
+        }
+    }
+
+    /// Puts a readable object on a list of its own.
+    fn attach(&mut self, index: u32, state: State) {
+        let entry = &mut self.entries[index];
+        entry.state = state;
+        entry.marks &= !Entry::RENEWED;
+        self.lists[state as usize].push_back(&mut self.nodes, index);
+        if let Some(id) = self.group_of(index) {
+            self.groups.with(id, |group| match state {
+                State::Soft => group.soft += 1,
+                State::Hard => group.hard += 1,
+                _ => {}
+            });
+        }
+    }
+
+    /// Takes an object off whatever it is on. Its state says no more.
+    fn detach(&mut self, index: u32) {
+        let state = self.entries[index].state;
+        match state {
+            State::Processing | State::Soft | State::Hard => {
+                self.lists[state as usize].unlink(&mut self.nodes, index);
+            }
+            State::Aside => self.aside -= 1,
+            State::Candidate => self.policy.remove(&mut self.nodes, index),
+            State::Member | State::Vacant => {}
+        }
+        if let Some(id) = self.group_of(index) {
+            self.groups.with(id, |group| match state {
+                State::Processing => group.unfinished -= 1,
+                State::Soft => group.soft -= 1,
+                State::Hard => group.hard -= 1,
+                _ => {}
+            });
+            self.lead_lost(index);
+        }
+    }
+
+    fn lead_lost(&mut self, index: u32) {
+        if let Some(id) = self.group_of(index) {
+            self.groups.with(id, |group| group.lead = group.lead.filter(|lead| *lead != index));
+        }
+    }
+
+    fn group_of(&self, index: u32) -> Option<u64> {
+        if !self.entries[index].has(Entry::KEPT) {
+            return None;
+        }
+        self.kept.get(&index)?.group
+    }
+
+    fn kept_mut(&mut self, index: u32) -> Option<&mut Kept> {
+        if !self.entries[index].has(Entry::KEPT) {
+            return None;
+        }
+        self.kept.get_mut(&index)
+    }
+
+    /// Notes when an object is over. Forgets what is gone before that is more than what is there.
+    fn expire_at(&mut self, at: Instant, generation: u64, index: u32) {
+        if self.expiries.len() >= TIMES_SLACK + 2 * self.mortal as usize {
+            let mut expiries = core::mem::take(&mut self.expiries);
+            expiries.retain(|Reverse((_, generation, index))| self.is_expiry(*generation, *index));
+            self.expiries = expiries;
+        }
+        self.expiries.push(Reverse((at, generation, index)));
+    }
+
+    /// Notes when a lease or a soft pin is over, at the earliest.
+    fn wake_at(&mut self, at: Instant, index: u32) {
+        let sleeping = self.aside + self.lists[State::Soft as usize].len();
+        if self.wakings.len() >= TIMES_SLACK + 2 * sleeping as usize {
+            let mut wakings = core::mem::take(&mut self.wakings);
+            wakings.retain(|Reverse((_, generation, index))| {
+                let entry = &self.entries[*index];
+                entry.generation == *generation && matches!(entry.state, State::Aside | State::Soft)
+            });
+            self.wakings = wakings;
+        }
+        self.wakings.push(Reverse((at, self.entries[index].generation, index)));
+    }
+
+    fn is_expiry(&self, generation: u64, index: u32) -> bool {
+        let entry = &self.entries[index];
+        entry.is_complete() && entry.generation == generation && entry.has(Entry::KEPT)
+    }
+}
