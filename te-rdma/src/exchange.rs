@@ -50,7 +50,8 @@
 //! | 8 | 8 | id: the asker's choice, comes back in the answer; 0 where there is none |
 //!
 //! **CONNECT** and **ACCEPT**: a body of 32 bytes that says how to reach the port, then 1 to 16 entries of 16 bytes, one a
-//! queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with the target's numbers.
+//! queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with the target's numbers. A CONNECT
+//! is refused until a RESOLVE on the same channel was granted: whoever holds no export gets no queue pair.
 //!
 //! | at | bytes | field |
 //! |---|---|---|

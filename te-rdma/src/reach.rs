@@ -71,7 +71,10 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Sends the questions that an endpoint has.
     fn ask(&mut self, endpoint: u32, channel: u32) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        let offers = !of.pending.is_empty() && of.offered.is_none() && self.outage.is_none();
+        // Before their keys are known, so that the first slices wait for one round trip and not for two.
+        let wanted =
+            of.operations > 0 && of.links[..usize::from(self.config.qps)].iter().any(Option::is_none);
+        let offers = wanted && of.offered.is_none() && self.outage.is_none();
         if of.wanting.is_empty() && !of.has_unsent_fence() && !of.sweep && !offers {
             return;
         }
@@ -192,6 +195,7 @@ impl<V: Verbs> RdmaTransport<V> {
             number,
             generation: self.next_generation,
             psn,
+            mtu: self.port.mtu,
             name,
             phase: LinkPhase::Offered,
             posted: std::collections::VecDeque::with_capacity(pieces),
@@ -466,6 +470,7 @@ impl<V: Verbs> RdmaTransport<V> {
             match self.verbs.modify_qp(handle, QpStep::Connect(path)) {
                 Ok(()) => {
                     if let Some(link) = self.links.get_mut(index) {
+                        link.mtu = path.mtu_bytes;
                         link.phase = LinkPhase::Live;
                     }
                 }
@@ -644,8 +649,9 @@ impl<V: Verbs> RdmaTransport<V> {
         for index in 0..self.segments.bound() {
             if let Some(segment) = self.segments.get_mut(index)
                 && segment.endpoint == endpoint
-                && matches!(segment.keys, Keys::Asked(_) | Keys::Unknown)
+                && !matches!(segment.keys, Keys::Withdrawn)
             {
+                // The next connection has to show the key again.
                 segment.keys = Keys::Unknown;
                 segment.remote_keys.clear();
                 if !segment.waiting.is_empty() {
@@ -766,8 +772,14 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Looks at the port again after one of its events.
     pub(crate) fn look_at_port(&mut self) {
-        match self.port.refresh(&self.verbs) {
-            Ok(()) if self.port.info.active => {
+        match self.port.refresh(&self.verbs, self.config.gid_index) {
+            Ok(changed) if self.port.info.active => {
+                if changed {
+                    log::info!("{}: the GID is {} from now on", self.verbs.info().name, self.port.gid.index);
+                    // Nobody finds the old queue pairs any more, ours and peers'.
+                    self.lose_port(Outage::Port);
+                    self.end_all_in();
+                }
                 if self.outage == Some(Outage::Port) {
                     log::info!("{}: the port is back", self.verbs.info().name);
                     self.outage = None;
