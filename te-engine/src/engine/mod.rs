@@ -36,6 +36,7 @@ pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
+#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
 pub use rails::Rail;
 #[cfg(feature = "rdma")]
 pub(crate) use rails::advertised;
