@@ -94,11 +94,11 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Simulation {
     /// No byte was moved.
-    simulated: bool,
-    requests: u64,
-    block_refs: u64,
-    distinct_blocks: u64,
-    block_tokens: u64,
+    pub(super) simulated: bool,
+    pub(super) requests: u64,
+    pub(super) block_refs: u64,
+    pub(super) distinct_blocks: u64,
+    pub(super) block_tokens: u64,
     /// With room for everything.
     pub(super) hit_rate_unlimited: f64,
     pub(super) capacities_tokens: Vec<u64>,
