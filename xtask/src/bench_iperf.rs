@@ -38,7 +38,7 @@ pub(crate) struct Args {
     congestion: String,
     /// Requests in a batch in the 1 MiB measurements over TCP: enough to fill the pipe, few enough to stay in the caches, as
     /// iperf3's one buffer does.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     depth: u32,
     /// Print one JSON object instead of tables.
     #[arg(long)]
