@@ -5,10 +5,12 @@
 //! cargo xtask tidy          the house rules that no compiler checks
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
+//! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench_iperf;
+mod bench_peers;
 mod ci;
 mod cmd;
 mod fuzz;
@@ -37,6 +39,8 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
+    /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
+    BenchPeers(bench_peers::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
+        Task::BenchPeers(args) => bench_peers::run(&args),
     };
     match run {
         Ok(()) => ExitCode::SUCCESS,
