@@ -589,7 +589,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
                     );
                 }
                 prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "evicted for nothing");
-                gone.iter().for_each(|key| drop(model.remove(key)));
+                model.retain(|key, _| !gone.contains(key));
                 if let Ok(put) = result {
                     let mut group = model.values().filter(|known| known.retention.group == retention.group);
                     let group_leased_until = group
