@@ -16,6 +16,7 @@ fn help_of_every_command_teaches() {
         &["rm"],
         &["ls"],
         &["stat"],
+        &["admin", "evict"],
         &["replay"],
         &["bench", "transfer"],
         &["bench", "store"],
