@@ -29,6 +29,7 @@
 
 mod agent;
 mod content;
+mod engines;
 mod facts;
 mod helper;
 mod host;
@@ -38,7 +39,13 @@ mod runner;
 mod sys;
 mod tests;
 
+use std::alloc::System;
 use std::process::ExitCode;
+use te_core::testkit::CountingAlloc;
+
+/// The conformance suite counts allocations on the data path.
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<System> = CountingAlloc::new(System);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

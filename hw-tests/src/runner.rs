@@ -5,7 +5,7 @@ use crate::tests;
 use anyhow::Result;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A test and what it needs.
 pub(crate) struct Test {
@@ -27,11 +27,8 @@ pub(crate) fn run() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // With one thread the harness writes a test's name before it runs and its result behind whatever the test wrote. With two it
-    // writes whole lines; the lock keeps the tests apart.
-    args.test_threads = Some(2);
-    let one_at_a_time = Arc::new(Mutex::new(()));
-    let trials = tests::all().map(|test| trial(test, &host, &one_at_a_time)).collect();
+    args.test_threads = Some(1);
+    let trials = tests::all().map(|test| trial(test, &host)).collect();
     let listing = args.list;
     let conclusion = libtest_mimic::run(&args, trials);
     if !listing && conclusion.num_passed + conclusion.num_failed == 0 {
@@ -41,15 +38,14 @@ pub(crate) fn run() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn trial(test: &'static Test, host: &Arc<Host>, one_at_a_time: &Arc<Mutex<()>>) -> Trial {
-    let (host, one_at_a_time) = (Arc::clone(host), Arc::clone(one_at_a_time));
+fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
+    let host = Arc::clone(host);
     Trial::ignorable_test(test.name, move || {
         if let Some(reason) = host.lacks(test.needs) {
             return Ok(Completion::ignored_with(reason));
         }
-        // A test that panicked leaves nothing behind that the next one would see.
-        let _turn = one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
-        println!("begins: {}", test.name);
+        // The harness has written the name and not ended the line: it shall be seen now, and not before the result.
+        println!();
         (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
     })
 }

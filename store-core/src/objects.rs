@@ -40,12 +40,12 @@ pub(crate) use retention::{Removed, Why};
 pub(crate) enum State {
     /// Being written; `time` is when it was started. On a list, oldest start first.
     Processing,
-    /// Readable. A reader was at it when its turn to be evicted came; on a list, first come first.
-    Aside,
     /// Readable, and softly pinned; on a list, oldest revival first.
     Soft,
     /// Readable, and pinned for good; on a list.
     Hard,
+    /// Readable. A reader was at it when its turn to be evicted came.
+    Aside,
     /// Readable, and with the policy.
     Candidate,
     /// Readable, and of a group: another member stands for it, or none while the group cannot go.
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
 const _: () = assert!(size_of::<Entry>() <= 96);
 
 impl Entry {
-    /// Read again since it was put at its place of the list.
+    /// Softly pinned, and read since it was put at its place of the list.
     const RENEWED: u8 = 1;
     /// There is more to know in `Objects::kept`.
     const KEPT: u8 = 2;
@@ -201,6 +201,9 @@ pub(crate) struct New<'a> {
     pub(crate) retention: Retention,
 }
 
+/// Times at which something may be due for an object, the next first, with the object's generation and index.
+type Times = BinaryHeap<Reverse<(Instant, u64, u32)>>;
+
 /// All objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
@@ -219,8 +222,12 @@ pub(crate) struct Objects {
     /// What an object has that most have not.
     kept: HashMap<u32, Kept, FixedState>,
     groups: Groups,
-    /// When objects with a time to live are over, with their generation. May name what is gone.
-    expiries: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    /// When the lease of what is aside ends, and when soft pins run out, at the earliest. May name what is so no more.
+    wakings: Times,
+    /// Objects that are aside.
+    aside: u32,
+    /// When objects with a time to live are over. May name what is gone.
+    expiries: Times,
     /// Entries of `kept` with a time to live that runs.
     mortal: u32,
     soft_pin_ttl: Duration,
@@ -248,7 +255,9 @@ impl Objects {
             policy: policy.build(),
             kept: HashMap::with_hasher(FixedState::with_seed(hash_seed)),
             groups: Groups::new(hash_seed),
-            expiries: BinaryHeap::new(),
+            wakings: Times::new(),
+            aside: 0,
+            expiries: Times::new(),
             mortal: 0,
             soft_pin_ttl,
             leases: LeaseCount::new(lease),
@@ -397,7 +406,7 @@ impl Objects {
             + self.policy.memory_bytes()
             + self.kept.allocation_size()
             + self.groups.memory_bytes()
-            + self.expiries.capacity() * size_of::<Reverse<(Instant, u64, u32)>>()
+            + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()
     }
 
     fn hash(&self, key: &[u8]) -> u64 {

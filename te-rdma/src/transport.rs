@@ -12,7 +12,6 @@ use te_core::{
 
 use crate::config::{Config, ConfigError, SGES_MAX};
 use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
-use crate::device::NoRdma;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
 use crate::link::Link;
@@ -25,6 +24,7 @@ use crate::registration;
 use crate::sieve::Sieve;
 use crate::slab::Slab;
 use crate::stats::Stats;
+use crate::sys::{self, NoRdma};
 use crate::verbs::{DeviceInfo, Gid, QpHandle, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
@@ -226,9 +226,10 @@ impl<V: Verbs> RdmaTransport<V> {
         self.stats
     }
 
-    /// The provider, for what a test wants to do to it.
-    pub const fn provider(&mut self) -> &mut V {
-        &mut self.verbs
+    /// The provider.
+    #[must_use]
+    pub const fn provider(&self) -> &V {
+        &self.verbs
     }
 
     /// Closes every side channel, own and peers', in mid-word if need be, and with each the queue pairs that belong to it.
@@ -691,6 +692,8 @@ pub enum OpenError {
     Config(ConfigError),
     /// There is no RDMA on this host.
     NoRdma(NoRdma),
+    /// The device could not be opened, or there is no such one.
+    Provider(sys::OpenError),
     /// The port is there and carries nothing.
     PortDown,
     /// No entry of the port's GID table passed the loopback, or the one that was asked for does not exist.
@@ -719,6 +722,7 @@ impl fmt::Display for OpenError {
         match self {
             Self::Config(error) => write!(f, "setting {error}"),
             Self::NoRdma(why) => why.fmt(f),
+            Self::Provider(error) => error.fmt(f),
             Self::PortDown => {
                 f.write_str("the port is down: see `rdma link`, check cable and subnet manager")
             }
@@ -738,6 +742,7 @@ impl std::error::Error for OpenError {
         match self {
             Self::Config(error) => Some(error),
             Self::NoRdma(why) => Some(why),
+            Self::Provider(error) => Some(error),
             Self::Device { source, .. } => Some(source),
             Self::System { source, .. } => Some(source),
             Self::PortDown | Self::NoGid { .. } => None,

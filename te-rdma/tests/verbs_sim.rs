@@ -15,6 +15,8 @@ use te_rdma::verbs::{
 #[global_allocator]
 static ALLOC: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
+type Change = fn(&mut Pair);
+
 const BOTH: [SimConfig; 2] = [SimConfig::TIMED, SimConfig::IMMEDIATE];
 
 #[test]
@@ -385,6 +387,23 @@ fn unsignaled_work_ends_with_the_next_signaled_one() {
 }
 
 #[test]
+fn a_polled_completion_frees_the_slots_of_what_went_before_it() {
+    for config in BOTH {
+        let mut pair = Pair::new(config);
+        for round in 0..20 {
+            for id in 0..u64::from(QP.depth) {
+                let request = WorkRequest {
+                    signaled: id + 1 == u64::from(QP.depth),
+                    ..pair.request(id, Op::Write, 0, 1)
+                };
+                pair.a.post(pair.qa, &[request], &[pair.a.sge(0, 8)]);
+            }
+            assert_eq!(pair.settle().len(), 1, "round {round}");
+        }
+    }
+}
+
+#[test]
 fn a_full_send_queue_takes_no_more_until_a_completion_was_polled() {
     for config in BOTH {
         let mut pair = Pair::new(config);
@@ -608,79 +627,6 @@ fn a_destroyed_queue_pair_loses_its_completions() {
     pair.fabric.run_until_idle();
     pair.a.verbs.destroy_qp(pair.qa.handle).unwrap();
     assert_eq!(pair.a.poll(), [(2, WcStatus::Success)]);
-}
-
-type Change = fn(&mut Pair);
-
-/// What may end the sender while its packets are on the wire.
-fn ends_of_a_sender() -> [(&'static str, Change); 3] {
-    [
-        ("error", |p| p.a.verbs.modify_qp(p.qa.handle, QpStep::Error).unwrap()),
-        ("destroyed", |p| p.a.verbs.destroy_qp(p.qa.handle).unwrap()),
-        ("device killed", |p| p.fabric.kill(p.a.verbs.id())),
-    ]
-}
-
-#[test]
-fn packets_on_the_wire_land_after_their_sender_has_ended() {
-    for (what, end) in ends_of_a_sender() {
-        let mut pair = Pair::new(SimConfig::TIMED);
-        pair.a.mem.fill(1);
-        pair.write(1, 0, 5_000);
-        end(&mut pair);
-        // The memory is somebody else's now; the packets have their copy.
-        pair.a.mem.fill(2);
-        assert!(pair.b.mem.is_all(0));
-        pair.fabric.run_until_idle();
-        assert!(pair.b.mem.read(0, 5_001) == [vec![1; 5_000], vec![0]].concat(), "{what}");
-        assert_eq!(pair.fabric.counters().landed_late, 5, "{what}");
-    }
-}
-
-#[test]
-fn nothing_lands_once_the_targets_queue_pair_is_in_error_or_gone() {
-    let fences: [Change; 3] = [
-        |p| p.b.verbs.modify_qp(p.qb.handle, QpStep::Error).unwrap(),
-        |p| p.b.verbs.destroy_qp(p.qb.handle).unwrap(),
-        |p| p.b.verbs.deregister(p.b.mr).unwrap(),
-    ];
-    for (_, end) in ends_of_a_sender() {
-        for fence in fences {
-            let mut pair = Pair::new(SimConfig::TIMED);
-            pair.a.mem.fill(1);
-            pair.write(1, 0, 5_000);
-            end(&mut pair);
-            fence(&mut pair);
-            pair.fabric.run_until_idle();
-            assert!(pair.b.mem.is_all(0));
-            assert_eq!(pair.fabric.counters().landed_late, 0);
-        }
-    }
-}
-
-#[test]
-fn what_has_not_left_when_the_queue_pair_fails_never_lands() {
-    let mut pair = Pair::new(SimConfig::TIMED);
-    let slow = LinkConfig { bytes_per_s: 1_024_000_000, ..LinkConfig::CALM };
-    pair.fabric.set_link(pair.a.verbs.id(), pair.b.verbs.id(), slow);
-    pair.a.mem.fill(1);
-    pair.write(1, 0, 10 * 1_024);
-    pair.fabric.advance_to(Instant::from_nanos(2_500));
-    pair.a.verbs.modify_qp(pair.qa.handle, QpStep::Error).unwrap();
-    assert_eq!(pair.settle(), [(1, WcStatus::Flushed)]);
-    // Packets left at 0, 1, 2 µs.
-    assert!(pair.b.mem.read(3_071, 2) == [1, 0]);
-}
-
-#[test]
-fn a_flushed_read_never_writes_here_again() {
-    let mut pair = Pair::new(SimConfig::TIMED);
-    pair.b.mem.fill(8);
-    pair.read(1, 0, 5_000);
-    pair.fabric.advance_to(Instant::from_nanos(1_500));
-    pair.a.verbs.modify_qp(pair.qa.handle, QpStep::Error).unwrap();
-    assert_eq!(pair.settle(), [(1, WcStatus::Flushed)]);
-    assert!(pair.a.mem.is_all(0));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use crate::cmd::Cmd;
 use crate::host::Host;
-use crate::{bindgen, fuzz, stats, tidy};
+use crate::{bindgen, fuzz, lab, stats, tidy};
 use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
@@ -199,6 +199,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
         step("fuzz", "parsers of what a peer sends", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
+        step("lab", "the fabrics on emulated devices, faults included", 900, in_lab()),
         step("deny", "licences, advisories, sources", 120, deny(host)),
         step(
             "replay",
@@ -330,6 +331,13 @@ fn miri(host: &Host) -> Plan {
         .env("CARGO_TARGET_DIR", host.target_dir.join("miri").display().to_string())
         .env("PROPTEST_CASES", "4");
     Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+fn in_lab() -> Plan {
+    match lab::missing_packages().as_slice() {
+        [] => commands(["cargo xtask hw-test --lab --limit-s 840"]),
+        missing => Plan::Skip(format!("`apt-get install --no-install-recommends {}`", missing.join(" "))),
+    }
 }
 
 fn deny(host: &Host) -> Plan {

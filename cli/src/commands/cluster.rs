@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use store_core::EvictionPolicy;
 
 use crate::args::Global;
 use crate::commands::FabricChoice;
@@ -49,6 +50,8 @@ pub(crate) struct ClusterConfig {
     pub(crate) fabric: FabricChoice,
     /// How long readers are protected, if not as by default.
     pub(crate) lease_ms: Option<u32>,
+    /// How the object to evict is chosen, if not as by default.
+    pub(crate) eviction: Option<EvictionPolicy>,
     /// Passed on to children.
     pub(crate) global: Global,
 }
@@ -77,6 +80,9 @@ impl Cluster {
         args.extend(["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"].map(str::to_owned));
         if let Some(ms) = config.lease_ms {
             args.extend(["--lease-ms".to_owned(), ms.to_string()]);
+        }
+        if let Some(policy) = config.eviction {
+            args.extend(["--eviction".to_owned(), policy.to_string()]);
         }
         let mut master = Child::start("the master", &args)?;
         let address = master.ready::<MasterReady>(READY_TIMEOUT)?.rpc;

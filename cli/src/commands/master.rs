@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use store_core::EvictionPolicy;
 use store_master::{Config, MasterServer};
 
 use crate::commands::cluster::MasterReady;
+use crate::commands::eviction_parser;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output, sys};
 
@@ -38,6 +40,12 @@ pub(crate) struct Args {
     /// Eviction begins when this share of the pool is used.
     #[arg(long, env = "SNOWSKIN_EVICT_ABOVE", default_value_t = 0.95, value_name = "SHARE")]
     evict_above: f64,
+    /// How the object to evict is chosen; `snowskin replay --simulate` says which suits your requests.
+    #[arg(long, env = "SNOWSKIN_EVICTION", default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
+    eviction: EvictionPolicy,
+    /// How long a soft pin holds after the last read, milliseconds.
+    #[arg(long, env = "SNOWSKIN_SOFT_PIN_TTL_MS", default_value_t = 1_800_000, value_name = "MS")]
+    soft_pin_ttl_ms: u32,
     /// A node that is silent for longer is given up, milliseconds.
     #[arg(long, env = "SNOWSKIN_NODE_TTL_MS", default_value_t = 10_000, value_name = "MS")]
     node_ttl_ms: u32,
@@ -78,6 +86,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     config.store.lease_ttl_ms = args.lease_ms;
     config.store.node_ttl_ms = args.node_ttl_ms;
+    config.store.eviction = args.eviction;
+    config.store.soft_pin_ttl_ms = args.soft_pin_ttl_ms;
     config.store.eviction_high_watermark = args.evict_above;
     config.store.eviction_ratio = config.store.eviction_ratio.min(args.evict_above);
     config.store.validate().map_err(|error| Failure::usage(error.to_string()))?;

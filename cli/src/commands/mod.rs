@@ -1,5 +1,6 @@
 //! One file a command, and what several of them share.
 
+pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod doctor;
@@ -18,8 +19,8 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
-use store_core::ErrorCode;
 use store_core::message::ReadStats;
+use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
 
 use crate::Outcome;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Rm(args) => rm::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
         Command::Topology(args) => topology::run(args),
@@ -97,21 +99,24 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FabricChoice {
-    /// Whatever is fastest: memory within a process, shared memory on one host, TCP otherwise
+    /// Whatever is fastest: memory within a process, shared memory on one host, RDMA where there is some, TCP otherwise
     Auto,
     /// TCP, even within one host
     Tcp,
     /// Shared memory between processes of one host
     Shm,
+    /// RDMA, over every active port
+    Rdma,
 }
 
 impl FabricChoice {
     /// As the engine wants it.
     pub(crate) const fn fabrics(self) -> Fabrics {
         match self {
-            Self::Auto => Fabrics { local: true, shm: true, tcp: true },
+            Self::Auto => Fabrics { local: true, shm: true, rdma: true, tcp: true },
             Self::Tcp => Fabrics::TCP,
             Self::Shm => Fabrics::SHM,
+            Self::Rdma => Fabrics::RDMA,
         }
     }
 
@@ -121,8 +126,16 @@ impl FabricChoice {
             Self::Auto => "auto",
             Self::Tcp => "tcp",
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
         }
     }
+}
+
+/// Reads the name of an eviction policy, and lists all in the help.
+pub(crate) fn eviction_parser() -> impl clap::builder::TypedValueParser<Value = EvictionPolicy> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+    let names = EvictionPolicy::ALL.iter().map(|policy| policy.name());
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 /// Bytes of memory that can still be taken.

@@ -1,5 +1,6 @@
 //! The tests, by what they are about.
 
+mod conformance;
 mod cxl;
 mod devices;
 mod faults;
@@ -19,6 +20,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
         devices::TESTS,
         numa::TESTS,
         verbs::TESTS,
+        conformance::TESTS,
         transfers::TESTS,
         faults::TESTS,
         suites::TESTS,

@@ -13,7 +13,8 @@
 //! A policy orders *candidates* and knows nothing else: not what an object is, not how long it is, not who reads it. Whatever
 //! may not be evicted is no candidate. An object that is being written, or is pinned, never was one; one that is found leased
 //! when its turn comes is set aside until its lease is over. A lease sets an object aside once at most, so that the work of
-//! eviction is paid for by the gets and puts that caused it, and never grows with the number of objects that cannot go.
+//! eviction is paid for by the gets and puts that caused it, and never grows with the number of objects that cannot go (but for
+//! the logarithm in the queue of those that are aside).
 //! ([`Nodes::looks`] counts that work; a test holds it to the promise.)
 //!
 //! What a policy is *not*: exact about time. Reads within one lease count as one, which makes `lru` an approximation.
@@ -43,6 +44,7 @@ pub(crate) use nodes::{List, Nodes};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
+// The wire carries the number of a variant: append.
 pub enum EvictionPolicy {
     /// The least recently read of those that were read again, or the least recently written of the others, whichever is
     /// older when an object that nobody has read again ages three times as fast. Made for prefixes. The default.

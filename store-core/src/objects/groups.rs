@@ -14,6 +14,7 @@ pub(crate) struct Group {
     pub(crate) members: Vec<u32>,
     /// Stands for the group, if it can go.
     pub(crate) lead: Option<u32>,
+    /// When the last lease of any member ends, also of one that is gone by now.
     pub(crate) leased_until: Instant,
     pub(crate) unfinished: u32,
     pub(crate) hard: u32,

@@ -27,8 +27,8 @@ use crate::message::{Pin, Retention};
 pub(crate) const GROUP_MEMBERS_MAX: usize = 4_096;
 /// Softly pinned objects looked at for one victim.
 const SOFT_LOOKS_MAX: u32 = 16;
-/// Expiries that may name what is gone before they are sorted out.
-const EXPIRIES_SLACK: usize = 64;
+/// Times that may name what is gone before they are sorted out.
+const TIMES_SLACK: usize = 64;
 
 /// What an object has that most have not.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,10 @@ impl Objects {
         }
         match kept.pin {
             Pin::None => self.release(index, place),
-            Pin::Soft => self.attach(index, State::Soft),
+            Pin::Soft => {
+                self.attach(index, State::Soft);
+                self.wake_at(kept.soft_until, index);
+            }
             Pin::Hard => self.attach(index, State::Hard),
         }
         self.wake(kept.group);
@@ -133,33 +136,38 @@ impl Objects {
     /// Gives those back to the policy whose lease or soft pin is over.
     pub(crate) fn settle(&mut self, now: Instant) {
         self.leases.advance(now);
-        while let Some(index) = self.lists[State::Aside as usize].front() {
-            let over = self.lease_end(index) <= now;
-            if !over && !self.entries[index].has(Entry::RENEWED) {
-                break;
+        while let Some(&Reverse((at, generation, index))) = self.wakings.peek() {
+            if at > now {
+                return;
             }
-            self.entries[index].marks &= !Entry::RENEWED;
-            self.lists[State::Aside as usize].unlink(&mut self.nodes, index);
-            if over {
-                self.entries[index].state = State::Candidate;
-                self.policy.put_back(&mut self.nodes, index);
-            } else {
-                self.lists[State::Aside as usize].push_back(&mut self.nodes, index);
+            self.wakings.pop();
+            if self.entries[index].generation == generation {
+                self.settle_one(now, index);
             }
         }
-        while let Some(index) = self.lists[State::Soft as usize].front() {
-            let over = self.kept.get(&index).is_none_or(|kept| kept.soft_until <= now);
-            if !over && !self.entries[index].has(Entry::RENEWED) {
-                break;
+    }
+
+    fn settle_one(&mut self, now: Instant, index: u32) {
+        let end = match self.entries[index].state {
+            State::Aside => self.lease_end(index),
+            State::Soft => self.kept.get(&index).map_or(now, |kept| kept.soft_until),
+            _ => return,
+        };
+        if end > now {
+            // It was read since.
+            return self.wake_at(end, index);
+        }
+        match self.entries[index].state {
+            State::Aside => {
+                self.aside -= 1;
+                self.entries[index].state = State::Candidate;
+                self.policy.put_back(&mut self.nodes, index);
             }
-            self.entries[index].marks &= !Entry::RENEWED;
-            if over {
+            _ => {
                 self.detach(index);
                 self.why.soft_decayed_total += 1;
                 self.release(index, Place { returning: true, ..Place::ALONE });
                 self.wake(self.group_of(index));
-            } else {
-                self.rotate_soft(index);
             }
         }
     }
@@ -168,14 +176,14 @@ impl Objects {
     pub(crate) fn victim(&mut self, now: Instant, looks_max: u32) -> Option<u32> {
         for _ in 0..looks_max {
             let Some(index) = self.policy.victim(&mut self.nodes) else { break };
-            if self.lease_end(index) <= now {
+            let end = self.lease_end(index);
+            if end <= now {
                 return Some(index);
             }
             self.policy.remove(&mut self.nodes, index);
-            let entry = &mut self.entries[index];
-            entry.state = State::Aside;
-            entry.marks &= !Entry::RENEWED;
-            self.lists[State::Aside as usize].push_back(&mut self.nodes, index);
+            self.entries[index].state = State::Aside;
+            self.aside += 1;
+            self.wake_at(end, index);
             self.why.leased_total += 1;
         }
         if self.policy.len() > 0 { None } else { self.soft_victim(now) }
@@ -239,14 +247,15 @@ impl Objects {
         if self.policy.len() > 0 {
             return Some(Instant::ZERO);
         }
-        let front = |state: State| self.lists[state as usize].front().map(|index| self.lease_end(index));
-        [front(State::Aside), front(State::Soft)].into_iter().flatten().min()
+        let soft = self.lists[State::Soft as usize].front().map(|index| self.lease_end(index));
+        let aside = self.wakings.peek().filter(|_| self.aside > 0).map(|Reverse((at, ..))| *at);
+        [soft, aside].into_iter().flatten().min()
     }
 
     pub(crate) fn census(&self) -> Census {
         Census {
             candidates: self.policy.len(),
-            aside: self.lists[State::Aside as usize].len(),
+            aside: self.aside,
             soft: self.lists[State::Soft as usize].len(),
             hard: self.lists[State::Hard as usize].len(),
             held_by_group: self.groups.held(),
@@ -351,6 +360,7 @@ impl Objects {
             }
             self.detach(index);
             self.attach(index, State::Soft);
+            self.wake_at(kept.soft_until, index);
             self.why.soft_revived_total += 1;
             return;
         }
@@ -365,7 +375,7 @@ impl Objects {
     fn used(&mut self, index: u32, fresh: bool, follows: bool) {
         match self.entries[index].state {
             State::Candidate if fresh => self.policy.touch(&mut self.nodes, index, follows),
-            State::Aside | State::Soft => self.entries[index].marks |= Entry::RENEWED,
+            State::Soft => self.entries[index].marks |= Entry::RENEWED,
             _ => {}
         }
     }
@@ -454,9 +464,10 @@ impl Objects {
     fn detach(&mut self, index: u32) {
         let state = self.entries[index].state;
         match state {
-            State::Processing | State::Aside | State::Soft | State::Hard => {
+            State::Processing | State::Soft | State::Hard => {
                 self.lists[state as usize].unlink(&mut self.nodes, index);
             }
+            State::Aside => self.aside -= 1,
             State::Candidate => self.policy.remove(&mut self.nodes, index),
             State::Member | State::Vacant => {}
         }
@@ -493,12 +504,26 @@ impl Objects {
 
     /// Notes when an object is over. Forgets what is gone before that is more than what is there.
     fn expire_at(&mut self, at: Instant, generation: u64, index: u32) {
-        if self.expiries.len() >= EXPIRIES_SLACK + 2 * self.mortal as usize {
+        if self.expiries.len() >= TIMES_SLACK + 2 * self.mortal as usize {
             let mut expiries = core::mem::take(&mut self.expiries);
             expiries.retain(|Reverse((_, generation, index))| self.is_expiry(*generation, *index));
             self.expiries = expiries;
         }
         self.expiries.push(Reverse((at, generation, index)));
+    }
+
+    /// Notes when a lease or a soft pin is over, at the earliest.
+    fn wake_at(&mut self, at: Instant, index: u32) {
+        let sleeping = self.aside + self.lists[State::Soft as usize].len();
+        if self.wakings.len() >= TIMES_SLACK + 2 * sleeping as usize {
+            let mut wakings = core::mem::take(&mut self.wakings);
+            wakings.retain(|Reverse((_, generation, index))| {
+                let entry = &self.entries[*index];
+                entry.generation == *generation && matches!(entry.state, State::Aside | State::Soft)
+            });
+            self.wakings = wakings;
+        }
+        self.wakings.push(Reverse((at, self.entries[index].generation, index)));
     }
 
     fn is_expiry(&self, generation: u64, index: u32) -> bool {

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
-use store_core::message::{Exists, Get, Object, Operation, PutOptions, PutStart, Removal, Remove};
-use store_core::{ErrorCode, Frame, Key, SegmentNo};
+use store_core::message::{
+    Exists, Get, Object, Operation, Pin, PutOptions, PutStart, PutStartKept, Removal, Remove, Retention,
+};
+use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{
     Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
@@ -147,7 +149,9 @@ impl Client {
                 self.memory.write(slot as u64 * OBJECT_BYTES_MAX, &bytes);
                 items.push(PutItem { key: &asked.key, len: asked.len, checksum: checksum(&bytes) });
             }
-            self.put.start(items, PutOptions { replicas: 1 + rng.below(2) as u8, ..PutOptions::DEFAULT });
+            let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
+            let replicas = 1 + rng.below(2) as u8;
+            self.put.start(items, PutOptions { replicas, retention, ..PutOptions::DEFAULT });
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();
@@ -248,7 +252,12 @@ impl Client {
                 self.get.handle_response(&frame);
             }
             Running::Put => {
-                if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
+                let answer = if frame.header.kind == Kind::PutStartKept as u8 {
+                    PutStartKept::decode_response(&frame)
+                } else {
+                    PutStart::decode_response(&frame)
+                };
+                if let (true, Ok((_, allocations))) = (current, answer) {
                     for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);
@@ -461,4 +470,17 @@ impl Client {
         self.next += 1;
         self.next
     }
+}
+
+/// Mostly none; else a pin, a time to live, a group, or several of them.
+fn random_retention(rng: &mut Rng) -> Retention {
+    let one_in = |rng: &mut Rng, n: u64| rng.below(n) == 0;
+    let pin = match rng.below(32) {
+        0 => Pin::Hard,
+        1..5 => Pin::Soft,
+        _ => Pin::None,
+    };
+    let ttl_ms = one_in(rng, 8).then(|| 1 + rng.below(10_000) as u32);
+    let group = one_in(rng, 6).then(|| rng.below(4));
+    Retention { pin, ttl_ms, group }
 }

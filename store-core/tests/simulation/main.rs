@@ -73,6 +73,15 @@ fn an_acknowledged_object_is_returned_exactly_or_missed_whatever_goes_wrong() {
     assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
     let master = [sum.stats.zombies_total, sum.stats.evictions_total, sum.stats.nodes_expired_total];
     assert!(master.iter().all(|count| *count > 100), "{sum:?}");
+    let eviction = sum.eviction;
+    let kept = [
+        sum.retained,
+        eviction.groups_evicted_total,
+        eviction.expired_total,
+        eviction.soft_pins_decayed_total,
+        eviction.kept_leased_total,
+    ];
+    assert!(kept.iter().all(|count| *count > 100), "{sum:?}");
 }
 
 #[test]

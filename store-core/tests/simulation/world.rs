@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use store_core::message::{
-    Commit, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart, Remove,
+    Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
+    PutStartKept, PutWindow, Remove, Retention,
 };
-use store_core::{Frame, Key, Kind, Master, MasterConfig, SegmentNo, Stats};
+use store_core::{
+    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Stats,
+};
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
 
@@ -61,6 +64,8 @@ pub(crate) struct Scenario {
     pub(crate) lies: Lies,
     /// Judge only what readers see, not what ranges are given out.
     pub(crate) blind: bool,
+    /// Objects have pins, groups and times to live.
+    pub(crate) retention: bool,
 }
 
 impl Scenario {
@@ -75,6 +80,8 @@ impl Scenario {
                 node_ttl_ms: 2_000,
                 eviction_high_watermark: 0.9,
                 eviction_ratio: 0.1,
+                soft_pin_ttl_ms: 3_000,
+                hard_pin_share_max: 0.2,
                 ..MasterConfig::default()
             },
             link: LinkConfig::STORMY,
@@ -85,6 +92,7 @@ impl Scenario {
             busy: Duration::from_secs(40),
             lies: Lies::NONE,
             blind: false,
+            retention: true,
         }
     }
 
@@ -97,6 +105,7 @@ impl Scenario {
             calls: (0, 0, 0, 0),
             segment_bytes: 4 << 20,
             busy: Duration::from_secs(10),
+            retention: false,
             ..stormy
         }
     }
@@ -105,6 +114,9 @@ impl Scenario {
 /// What a run saw. Sums say that a suite of runs was not vacuous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
+    /// Objects put with a pin, a time to live or a group.
+    pub(crate) retained: u64,
+    pub(crate) eviction: EvictionReport,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
     pub(crate) lost: u64,
@@ -156,7 +168,7 @@ pub(crate) struct Core {
     /// Exports by segment name and incarnation: what a metadata service would say.
     pub(crate) directory: HashMap<(String, u64), Vec<u8>>,
     complete: HashMap<Vec<u8>, u64>,
-    scenario: Scenario,
+    pub(crate) scenario: Scenario,
     events: BTreeMap<(Instant, u64), Event>,
     rng: Rng,
     counter: u64,
@@ -250,18 +262,12 @@ impl Core {
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
                 let (_, asked) = PutStart::decode_request(request.body).unwrap();
-                let Ok((_, answers)) = PutStart::decode_response(response) else { return Ok(()) };
-                let mut found = Ok(());
-                for (NewObject { len, .. }, allocation) in asked.zip(answers) {
-                    let Ok(allocation) = allocation else { continue };
-                    for replica in allocation.replicas.iter() {
-                        let range = (replica.segment, replica.addr, len);
-                        let given = self.shadow.allocated(self.now, allocation.generation, range);
-                        self.shadow.own(allocation.generation, range);
-                        found = found.and(given);
-                    }
-                }
-                found
+                self.observe_put(asked, PutStart::decode_response(response))
+            }
+            Some(Kind::PutStartKept) => {
+                let ((_, retention), asked) = PutStartKept::decode_request(request.body).unwrap();
+                self.report.retained += asked.len() as u64 * u64::from(retention != Retention::DEFAULT);
+                self.observe_put(asked, PutStartKept::decode_response(response))
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(request.body).unwrap();
@@ -298,6 +304,25 @@ impl Core {
             _ => Ok(()),
         }
     }
+
+    fn observe_put<'a>(
+        &mut self,
+        asked: impl Iterator<Item = NewObject<'a>>,
+        answer: Result<(PutWindow, Items<'_, Result<Allocation, ErrorCode>>), ErrorCode>,
+    ) -> Result<(), Violation> {
+        let Ok((_, answers)) = answer else { return Ok(()) };
+        let mut found = Ok(());
+        for (NewObject { len, .. }, allocation) in asked.zip(answers) {
+            let Ok(allocation) = allocation else { continue };
+            for replica in allocation.replicas.iter() {
+                let range = (replica.segment, replica.addr, len);
+                let given = self.shadow.allocated(self.now, allocation.generation, range);
+                self.shadow.own(allocation.generation, range);
+                found = found.and(given);
+            }
+        }
+        found
+    }
 }
 
 pub(crate) struct World {
@@ -311,7 +336,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, scenario: Scenario) -> Self {
+    pub(crate) fn new(seed: u64, mut scenario: Scenario) -> Self {
+        scenario.master.eviction = EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()];
         let mut rng = Rng::new(seed);
         let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
         let mut core = Core {
@@ -370,6 +396,7 @@ impl World {
         }
         self.core.report.landed_late = self.core.net.counters().landed_late;
         self.core.report.stats = self.core.master.stats();
+        self.core.report.eviction = self.core.master.eviction();
         self.check_space()?;
         Ok(self.core.report.plus(&self.core.past))
     }
@@ -593,6 +620,11 @@ impl Report {
         self.crashes += other.crashes;
         self.master_restarts += other.master_restarts;
         self.remounts += other.remounts;
+        self.retained += other.retained;
+        self.eviction.groups_evicted_total += other.eviction.groups_evicted_total;
+        self.eviction.expired_total += other.eviction.expired_total;
+        self.eviction.soft_pins_decayed_total += other.eviction.soft_pins_decayed_total;
+        self.eviction.kept_leased_total += other.eviction.kept_leased_total;
         self.stats.zombies_total += other.stats.zombies_total;
         self.stats.evictions_total += other.stats.evictions_total;
         self.stats.nodes_expired_total += other.stats.nodes_expired_total;

@@ -96,6 +96,7 @@ impl MrTable {
     }
 
     /// What a peer reaches with `key`, if it may have `right` to all of the range.
+    #[inline]
     pub(super) fn remote(&self, key: u32, addr: u64, len: u64, right: MrAccess) -> Option<Target<'_>> {
         if key & REMOTE_KEY == 0 {
             return None;
@@ -104,10 +105,12 @@ impl MrTable {
     }
 
     /// A piece of a work request; `right` is `LOCAL_WRITE` or nothing.
+    #[inline]
     pub(super) fn local(&self, sge: &Sge, right: MrAccess) -> Option<Target<'_>> {
         self.find(sge.local_key, sge.addr, u64::from(sge.len), right)
     }
 
+    #[inline]
     fn find(&self, key: u32, addr: u64, len: u64, right: MrAccess) -> Option<Target<'_>> {
         let entry = self.entry(key)?;
         let offset = addr.checked_sub(entry.address)?;

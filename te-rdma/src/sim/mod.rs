@@ -30,6 +30,7 @@
 
 mod config;
 mod device;
+mod direct;
 mod memory;
 mod queue;
 mod wire;
@@ -184,7 +185,13 @@ impl SimFabric {
 
     /// The next `count` requests that arrive at `port` are turned away.
     pub fn refuse_requests(&self, port: PortId, refusal: Refusal, count: u32) {
-        self.lock().devices[port.0].faults.refusal = Some((refusal, count));
+        self.lock().devices[port.0].faults.refusal = Some((refusal, count)).filter(|_| count != 0);
+    }
+
+    /// The next `count` packets that reach queue pairs of `port` in error are carried out all the same, as devices may do with
+    /// what they have in their hands when a queue pair is put in error. Queue pairs that are destroyed take nothing.
+    pub fn linger_in_error(&self, port: PortId, count: u32) {
+        self.lock().devices[port.0].faults.lingering = count;
     }
 
     /// After `after` more good completions on `port`, one that went well is reported with `status` instead; its queue pair

@@ -8,6 +8,7 @@ use te_core::Op;
 
 use super::Refusal;
 use super::config::{LinkConfig, Pace};
+use super::memory::Target;
 use super::queue::{PSN_MASK, psn_diff};
 use super::world::{NEVER, State, World};
 use crate::verbs::{MrAccess, QpConfig, Sge, WcStatus, WorkRequest};
@@ -78,6 +79,7 @@ enum Verdict {
 impl World {
     /// Moves everything of one sender that can move now.
     pub(super) fn run_qp(&mut self, qp: usize) {
+        self.carry_out_directly(qp);
         loop {
             self.deliver_requests(qp);
             self.deliver_responses(qp);
@@ -126,7 +128,7 @@ impl World {
     }
 
     /// The link that packets from `from`'s device to `to`'s take when they leave; `None`: nothing passes.
-    fn link(&self, from: usize, to: usize) -> Option<LinkConfig> {
+    pub(super) fn link(&self, from: usize, to: usize) -> Option<LinkConfig> {
         let (from, to) = (self.ends[from].device, self.ends[to].device);
         let link = self.links[from][to];
         (self.is_up(from) && self.is_up(to) && !link.down).then_some(link)
@@ -138,6 +140,19 @@ impl World {
         self.is_up(to) && !self.links[from][to].down
     }
 
+    /// Whether a queue pair carries packets out.
+    fn is_open(&mut self, qp: usize) -> bool {
+        let lingering = &mut self.devices[self.ends[qp].device].faults.lingering;
+        match self.ends[qp].state {
+            State::Ready => true,
+            State::Error if *lingering > 0 => {
+                *lingering -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn is_up(&self, device: usize) -> bool {
         self.devices[device].alive && self.devices[device].active
     }
@@ -145,6 +160,9 @@ impl World {
     /// When a packet that leaves now arrives; `None`: it is lost.
     #[inline]
     fn flight(&mut self, link: &LinkConfig, after: u64) -> Option<u64> {
+        if link.loss_ppm == 0 && link.hold_ppm == 0 && link.jitter_ns == 0 {
+            return Some(after.max(self.now + link.latency_ns));
+        }
         if self.rng.chance_ppm(link.loss_ppm) {
             self.counters.lost += 1;
             return None;
@@ -476,9 +494,7 @@ impl World {
         let mut ack = None;
         while self.senders[qp].requests.front().is_some_and(|packet| packet.due <= self.now) {
             let Some(mut request) = self.senders[qp].requests.pop_front() else { break };
-            let peer = self
-                .peer_of(qp)
-                .filter(|&peer| self.ends[peer].state == State::Ready && self.gets_in(qp, peer));
+            let peer = self.peer_of(qp).filter(|&peer| self.gets_in(qp, peer) && self.is_open(peer));
             match peer {
                 None => self.counters.lost += 1,
                 // A connected queue pair takes packets from its own peer alone.
@@ -543,7 +559,7 @@ impl World {
         let device = self.ends[peer].device;
         match self.devices[device].faults.refusal {
             Some((refusal, left)) if left > 0 => {
-                self.devices[device].faults.refusal = Some((refusal, left - 1));
+                self.devices[device].faults.refusal = Some((refusal, left - 1)).filter(|_| left > 1);
                 self.send_ack(qp, ack);
                 return match refusal {
                     Refusal::NotReady => {
@@ -560,9 +576,10 @@ impl World {
             self.send_ack(qp, ack);
             return self.refuse(qp, peer, request.psn, status);
         }
-        self.ends[peer].gap_reported = false;
-        self.ends[peer].expected_psn = (request.psn + request.packets) & PSN_MASK;
-        self.ends[peer].received += u64::from(request.packets);
+        let end = &mut self.ends[peer];
+        end.gap_reported = false;
+        end.expected_psn = (request.psn + request.packets) & PSN_MASK;
+        end.received += u64::from(request.packets);
         match request.op {
             Op::Read => {
                 // Its first answer acknowledges what went before.
@@ -570,13 +587,16 @@ impl World {
                 self.answer_read(qp, peer, request)
             }
             Op::Write => {
-                self.carry_out(qp, peer, request);
+                if self.ends[qp].state != State::Ready {
+                    self.counters.landed_late += 1;
+                }
                 Verdict::Ack(request.psn)
             }
         }
     }
 
-    /// Whether the target takes a packet (IBA 9.7.4.1, 9.7.5.2.8).
+    /// Whether the target takes a packet (IBA 9.7.4.1, 9.7.5.2.8). A WRITE's bytes are in place then.
+    #[inline]
     fn judge(&self, qp: usize, peer: usize, request: &Request) -> Result<(), WcStatus> {
         let end = &self.ends[peer];
         let Some(path) = end.path else { return Err(WcStatus::RemoteOperation) };
@@ -600,9 +620,12 @@ impl World {
         let bytes = if request.first { request.message_bytes } else { request.len };
         let mrs = &self.devices[end.device].mrs;
         // No key is looked at when there is no byte (IBA 9.7.5.2.8).
-        if bytes != 0 && mrs.remote(request.key, request.addr, u64::from(bytes), right).is_none() {
-            return Err(WcStatus::RemoteAccess);
+        if bytes == 0 {
+            return Ok(());
         }
+        let target = mrs.remote(request.key, request.addr, u64::from(bytes), right);
+        let target = target.ok_or(WcStatus::RemoteAccess)?;
+        self.carry_out(qp, target, &request.payload);
         Ok(())
     }
 
@@ -621,33 +644,24 @@ impl World {
         Verdict::Answered
     }
 
-    /// Writes a packet's bytes into the target's memory.
-    fn carry_out(&mut self, qp: usize, peer: usize, request: &Request) {
-        if self.ends[qp].state != State::Ready {
-            self.counters.landed_late += 1;
-        }
-        let mrs = &self.devices[self.ends[peer].device].mrs;
-        let right = MrAccess::REMOTE_WRITE;
-        let Some(target) = mrs.remote(request.key, request.addr, u64::from(request.len), right) else {
-            return;
+    /// Writes a packet's bytes into the target's memory, from its start.
+    #[inline]
+    fn carry_out(&self, qp: usize, target: Target<'_>, payload: &Payload) {
+        let position = match payload {
+            Payload::None => return,
+            Payload::Copied(bytes) => return target.write(bytes),
+            Payload::InPlace(position) => *position,
         };
-        match &request.payload {
-            Payload::None => {}
-            Payload::Copied(bytes) => target.write(bytes),
-            Payload::InPlace(position) => {
-                let queue = &self.senders[qp].queue;
-                if queue.at(*position).inline {
-                    target.write(queue.inline_at(*position));
-                    return;
-                }
-                let own = &self.devices[self.ends[qp].device].mrs;
-                let mut done = 0;
-                for sge in queue.sges_at(*position) {
-                    let Some(piece) = own.local(sge, MrAccess::empty()) else { return };
-                    target.part(done, piece.len()).copy_from(piece);
-                    done += piece.len();
-                }
-            }
+        let queue = &self.senders[qp].queue;
+        if queue.at(position).inline {
+            return target.write(queue.inline_at(position));
+        }
+        let own = &self.devices[self.ends[qp].device].mrs;
+        let mut done = 0;
+        for sge in queue.sges_at(position) {
+            let Some(piece) = own.local(sge, MrAccess::empty()) else { return };
+            target.part(done, piece.len()).copy_from(piece);
+            done += piece.len();
         }
     }
 

@@ -69,6 +69,8 @@ pub(super) struct Faults {
     pub(super) qp_steps: Option<(i32, u32)>,
     /// Requests that arrive and are turned away.
     pub(super) refusal: Option<(Refusal, u32)>,
+    /// Packets that are carried out although their queue pair is in error.
+    pub(super) lingering: u32,
     /// After so many good completions, one with this status.
     pub(super) status: Option<(u32, WcStatus)>,
 }
@@ -468,11 +470,16 @@ impl World {
         let releases = queue.done;
         self.counters.succeeded += 1;
         if wqe.signaled {
-            let completion =
-                WorkCompletion { id: wqe.id, qp_number: number, status: WcStatus::Success, code: 0 };
-            self.complete(device, Cqe { completion, qp: qp as u32, releases });
+            self.complete_well(device, number, qp, wqe.id, releases);
         }
         true
+    }
+
+    /// Reports a request that ended well.
+    #[inline]
+    pub(super) fn complete_well(&mut self, device: usize, number: u32, qp: usize, id: u64, releases: u64) {
+        let completion = WorkCompletion { id, qp_number: number, status: WcStatus::Success, code: 0 };
+        self.complete(device, Cqe { completion, qp: qp as u32, releases });
     }
 
     /// The oldest request of `qp` failed, so the queue pair does and the rest is flushed.
@@ -582,6 +589,11 @@ impl World {
 impl Device {
     pub(super) fn check_alive(&self) -> Result<(), Error> {
         if self.alive { Ok(()) } else { Err(errno(libc::EIO)) }
+    }
+
+    /// Whether one more completion fits.
+    pub(super) fn has_room(&self) -> bool {
+        !self.cq_failed && self.cq.len() < self.config.cq_depth as usize
     }
 
     pub(super) fn qp_count(&self) -> u32 {

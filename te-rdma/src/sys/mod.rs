@@ -17,6 +17,8 @@ mod abi;
 mod context;
 mod convert;
 mod device;
+#[cfg(test)]
+mod fake;
 mod layout;
 mod load;
 mod provider;

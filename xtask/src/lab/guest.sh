@@ -44,7 +44,7 @@ setup_management() {
 
 # Each rail is a subnet of its own: 10.77.RAIL.GUEST and fd77:RAIL::GUEST, and an emulated RDMA device on top.
 setup_rails() {
-    load crc32_generic ib_uverbs rdma_rxe
+    load crc32_generic ib_uverbs rdma_rxe sch_netem
     rail=0
     while [ "$rail" -lt "$LAB_RAILS" ]; do
         name_interface "52:54:00:77:0$rail:0$LAB_NUMBER" "rail$rail"
@@ -95,11 +95,11 @@ setup_nvmeof() {
 
 # A CXL region over the emulated memory device, and a devdax namespace on it: /dev/dax*.
 setup_cxl() {
-    load cxl_acpi cxl_mem cxl_pmem libnvdimm nd_pmem dax_pmem device_dax
+    load cxl_acpi cxl_pci cxl_mem cxl_pmem libnvdimm nd_pmem dax_pmem device_dax
     tries=0
     until [ -e /sys/bus/cxl/devices/mem0 ] && [ -e /sys/bus/cxl/devices/decoder0.0 ]; do
         tries=$((tries + 1))
-        [ "$tries" -lt 100 ] || fail "no CXL memory device and root decoder"
+        [ "$tries" -lt 100 ] || fail "no CXL memory device and root decoder, only: $(echo /sys/bus/cxl/devices/*)"
         sleep 0.1
     done
     # Both guests write the same information block on the device that they share: one after the other.

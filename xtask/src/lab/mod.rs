@@ -29,6 +29,8 @@ mod qemu;
 mod session;
 mod tools;
 
+pub(crate) use tools::missing_packages;
+
 use crate::host::Host;
 use anyhow::{Context as _, Result, ensure};
 use profile::{PROFILES, Profile};

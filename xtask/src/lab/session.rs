@@ -360,9 +360,7 @@ fn read(index: usize, stdout: std::process::ChildStdout, log: &Path, events: &mp
 }
 
 fn is_kernel_trouble(line: &str) -> bool {
-    ["Kernel panic", "BUG: ", "Oops: ", "general protection fault", "soft lockup"]
-        .iter()
-        .any(|sign| line.contains(sign))
+    ["Kernel panic", "BUG: ", "Oops: ", "general protection fault"].iter().any(|sign| line.contains(sign))
 }
 
 fn forget_old_runs(logs: &Path) {

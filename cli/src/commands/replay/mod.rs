@@ -1,16 +1,21 @@
 //! `snowskin replay`: the main job, from end to end: real processes, real bytes, every byte checked.
 
+mod belady;
 mod driver;
+mod plot;
 mod report;
+mod simulate;
 mod source;
 mod store;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use store_core::EvictionPolicy;
+
 use crate::args::Global;
-use crate::commands::FabricChoice;
 use crate::commands::cluster::{Cluster, ClusterConfig};
+use crate::commands::{FabricChoice, eviction_parser};
 use crate::content::Content;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -18,6 +23,7 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 use driver::Driver;
 use report::Report;
+use simulate::Tokens;
 use source::Source;
 
 const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
@@ -30,6 +36,10 @@ What it prints: latencies are those of one batch call, GiB/s counts the time ins
 cpu_s_per_gib is the CPU time of all processes (client with its checking, master, nodes) for each
 GiB read or written.
 
+With --simulate no process starts and no byte moves: the master's own code is run on the trace, once
+for each policy and capacity, and the hit rates are printed as a table (or JSON, or a plot). It says
+how large a pool is worth its memory, and which --eviction suits your requests.
+
 A trace has one JSON object a line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
 one id = one block of 512 tokens, standing for itself and all before it. Without --trace a
@@ -39,7 +49,9 @@ Examples:
   snowskin replay                              made-up workload, two nodes, ample capacity
   snowskin replay --trace trace.jsonl --json   your trace, one JSON object at the end
   snowskin replay --capacity-blocks 2000       less memory than it wants: evictions
-  snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp";
+  snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp
+  snowskin replay --trace trace.jsonl --simulate --svg hits.svg
+  snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M";
 
 /// Replay a request trace against a real cluster of processes on this machine
 ///
@@ -76,6 +88,21 @@ pub(crate) struct Args {
     /// How long a reader is protected from eviction, milliseconds.
     #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..))]
     lease_ms: u32,
+    /// How the block to evict is chosen.
+    #[arg(long, env = "SNOWSKIN_EVICTION", default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
+    eviction: EvictionPolicy,
+    /// Compute hit rates, and move nothing.
+    #[arg(long, conflicts_with_all = ["capacity_blocks"])]
+    simulate: bool,
+    /// Policies to simulate [default: all]. Belady's bound is always there.
+    #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "POLICY,…", value_parser = eviction_parser())]
+    policies: Vec<EvictionPolicy>,
+    /// Capacities to simulate, in tokens of 512 a block [default: from a 32nd of the trace's blocks to all].
+    #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
+    capacity_tokens: Vec<Tokens>,
+    /// Plot hit rate over capacity into this file.
+    #[arg(long, requires = "simulate", value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -100,6 +127,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     sys::catch_interrupts();
     let limit = args.requests.or(args.trace.is_none().then_some(REQUESTS_DEFAULT));
     let source = Source::new(args.trace.as_deref(), args.seed, limit)?;
+    if args.simulate {
+        return simulated(args, &source, global);
+    }
     let survey = {
         let _bar = Bar::spinner("reading the trace", global.quiet);
         source.survey(args.capacity_blocks.is_some())?
@@ -112,6 +142,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         node_bytes: pool.div_ceil(u64::from(args.nodes)),
         fabric: args.fabric,
         lease_ms: Some(args.lease_ms),
+        eviction: Some(args.eviction),
         global,
     };
     let mut cluster = Cluster::start(&config)?;
@@ -179,6 +210,30 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         None if report.nodes_lost > 0 => Exit::Failed,
         None => Exit::Ok,
     })
+}
+
+/// Hit rates alone.
+fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
+    let policies = if args.policies.is_empty() { EvictionPolicy::ALL } else { &args.policies };
+    let plan = simulate::Plan {
+        policies: policies.to_vec(),
+        capacities: args.capacity_tokens.clone(),
+        quiet: global.quiet,
+    };
+    let simulation = simulate::run(source.requests()?, &plan)?;
+    if let Some(file) = &args.svg {
+        let name = args.trace.as_deref().and_then(std::path::Path::file_stem);
+        let name = name.map_or("made-up workload".into(), std::ffi::OsStr::to_string_lossy);
+        let plot = plot::svg(&simulation, &format!("Prefix hit rate, simulated: {name}"));
+        std::fs::write(file, plot)
+            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
+    }
+    if args.json {
+        output::print_json(&simulation)?;
+    } else {
+        output::print(&simulation.table())?;
+    }
+    Ok(sys::interrupted().unwrap_or(Exit::Ok))
 }
 
 /// Bytes of the whole pool: what was asked for, or enough for the whole trace, if this machine has it.

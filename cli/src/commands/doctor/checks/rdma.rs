@@ -29,7 +29,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "rdma port state", why: "Only a port that is ACTIVE carries packets.", judge: port_state },
     Check {
         name: "rdma gids",
-        why: "Peers connect to a GID, and only RoCE v2 or InfiniBand ones can be reached through routers.",
+        why: "Peers connect to a GID, best to a RoCE v2 one with a global address, or to an InfiniBand one.",
         judge: gids,
     },
     Check {
@@ -284,10 +284,11 @@ fn gids(facts: &Facts) -> Judgement {
         }
         if !old.is_empty() {
             let (device, number) = old[0].name.split_once('/').unwrap_or((&old[0].name, "1"));
-            return fail(
+            return warn(
                 format!("{} has none of RoCE v2", names(&old)),
                 (
-                    "switch the port to RoCE v2 (also in the NIC's firmware: `mlxconfig … set ROCE_CONTROL=2`)",
+                    "RoCE v1 reaches no further than its Ethernet segment, and only peers that speak it: switch the port to \
+                     RoCE v2 (also in the NIC's firmware: `mlxconfig … set ROCE_CONTROL=2`)",
                     format!("sudo cma_roce_mode -d {device} -p {number} -m 2"),
                 ),
             );

@@ -1,0 +1,214 @@
+//! Hit rate over capacity, as an SVG that any browser shows: lines, marks, axes, a legend, nothing else.
+
+use std::fmt::Write as _;
+
+use super::simulate::{BELADY, Simulation, Tokens};
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 440.0;
+/// The plot's edges.
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = WIDTH - 170.0;
+const TOP: f64 = 48.0;
+const BOTTOM: f64 = HEIGHT - 60.0;
+/// Labels of the capacity axis stand at least this far apart.
+const LABEL_SPACE: f64 = 56.0;
+
+/// Okabe and Ito's colours, which those who see fewer can tell apart, and a mark for each.
+const STYLES: [(&str, Mark); 6] = [
+    ("#0072b2", Mark::Disc),
+    ("#d55e00", Mark::Square),
+    ("#009e73", Mark::Diamond),
+    ("#cc79a7", Mark::Triangle),
+    ("#e69f00", Mark::Disc),
+    ("#56b4e9", Mark::Square),
+];
+const BELADY_COLOUR: &str = "#555555";
+
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    Disc,
+    Square,
+    Diamond,
+    Triangle,
+}
+
+/// The whole file.
+pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
+    let mut points: Vec<(usize, u64)> = simulation.capacities_tokens.iter().copied().enumerate().collect();
+    points.sort_by_key(|(_, tokens)| *tokens);
+    let scale = Scale::new(simulation, &points);
+    let mut out = String::new();
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        // Writing to a string does not fail.
+        let _ = out.write_fmt(text);
+        out.push('\n');
+    };
+    line(format_args!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#222222">"##
+    ));
+    line(format_args!(r##"<title>{}</title>"##, escaped(title)));
+    line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
+    line(format_args!(
+        r##"<text x="{LEFT}" y="26" font-size="15" font-weight="600">{}</text>"##,
+        escaped(title)
+    ));
+
+    let steps = 5;
+    for step in 0..=steps {
+        let rate = scale.top * f64::from(step) / f64::from(steps);
+        let y = scale.y(rate);
+        line(format_args!(r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##));
+        line(format_args!(
+            r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
+            LEFT - 8.0,
+            y + 4.5,
+            rate * 100.0
+        ));
+    }
+    let mut labelled = f64::NEG_INFINITY;
+    for (_, tokens) in &points {
+        let x = scale.x(*tokens);
+        line(format_args!(
+            r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
+            BOTTOM + 5.0
+        ));
+        if x - labelled >= LABEL_SPACE {
+            labelled = x;
+            line(format_args!(
+                r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
+                BOTTOM + 21.0,
+                Tokens::of(*tokens)
+            ));
+        }
+    }
+    line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
+    line(format_args!(
+        r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
+        (LEFT + RIGHT) / 2.0,
+        BOTTOM + 44.0
+    ));
+    line(format_args!(
+        r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
+        (TOP + BOTTOM) / 2.0
+    ));
+
+    for (nth, row) in simulation.rows.iter().enumerate() {
+        let bound = row.policy == BELADY;
+        let (colour, mark) = if bound { (BELADY_COLOUR, Mark::Disc) } else { STYLES[nth % STYLES.len()] };
+        let dash = if bound { r#" stroke-dasharray="6 4""# } else { "" };
+        let places: Vec<(f64, f64)> =
+            points.iter().map(|(at, tokens)| (scale.x(*tokens), scale.y(row.hit_rates[*at]))).collect();
+        let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        line(format_args!(
+            r##"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"##,
+            list.join(" ")
+        ));
+        let marks: String = places.iter().map(|(x, y)| drawn(mark, *x, *y)).collect();
+        line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
+
+        let (x, y) = (RIGHT + 20.0, TOP + 10.0 + 24.0 * nth as f64);
+        line(format_args!(
+            r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
+            drawn(mark, x + 14.0, y)
+        ));
+        let name = if bound { "belady (bound)" } else { row.policy };
+        line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
+    }
+    line(format_args!("</svg>"));
+    out
+}
+
+/// From capacities and rates to places.
+struct Scale {
+    least: f64,
+    most: f64,
+    /// The rate at the upper end.
+    top: f64,
+}
+
+impl Scale {
+    fn new(simulation: &Simulation, points: &[(usize, u64)]) -> Self {
+        let end = |point: Option<&(usize, u64)>| point.map_or(1.0, |(_, tokens)| (*tokens as f64).ln());
+        let highest = simulation.rows.iter().flat_map(|row| &row.hit_rates).copied().fold(0.0, f64::max);
+        // Five steps of whole percents.
+        let top = ((highest * 20.0).ceil() / 20.0).clamp(0.05, 1.0);
+        Self { least: end(points.first()), most: end(points.last()), top }
+    }
+
+    fn x(&self, tokens: u64) -> f64 {
+        let width = self.most - self.least;
+        let share = if width > 0.0 { ((tokens as f64).ln() - self.least) / width } else { 0.5 };
+        // Marks do not sit on the axis.
+        LEFT + 16.0 + share * (RIGHT - LEFT - 32.0)
+    }
+
+    fn y(&self, rate: f64) -> f64 {
+        BOTTOM - rate / self.top * (BOTTOM - TOP)
+    }
+}
+
+fn drawn(mark: Mark, x: f64, y: f64) -> String {
+    match mark {
+        Mark::Disc => format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
+        Mark::Square => format!("M{:.1} {:.1}h7v7h-7z", x - 3.5, y - 3.5),
+        Mark::Diamond => format!("M{x:.1} {:.1}l5 5l-5 5l-5 -5z", y - 5.0),
+        Mark::Triangle => format!("M{x:.1} {:.1}l5 8h-10z", y - 5.0),
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            letter if letter.is_control() => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::replay::simulate::Row;
+
+    fn simulation(capacities_tokens: Vec<u64>, rows: Vec<Row>) -> Simulation {
+        Simulation { capacities_tokens, rows, ..Simulation::default() }
+    }
+
+    #[test]
+    fn a_higher_rate_is_drawn_higher_and_a_larger_pool_further_right() {
+        let rows = vec![
+            Row { policy: "lru", hit_rates: vec![0.3, 0.1] },
+            Row { policy: BELADY, hit_rates: vec![0.5, 0.4] },
+        ];
+        let text = svg(&simulation(vec![4_000_000, 1_000_000], rows), "a <b> & c");
+        assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
+        assert!(text.contains("a &lt;b&gt; &amp; c") && text.contains(">belady (bound)<"), "{text}");
+        assert!(text.contains(">1M<") && text.contains(">4M<") && text.contains(">50 %<"), "{text}");
+        let lines: Vec<Vec<(f64, f64)>> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("<polyline points=\"")?.split('"').next())
+            .map(|list| {
+                let place = |pair: &str| {
+                    let (x, y) = pair.split_once(',').unwrap();
+                    (x.parse().unwrap(), y.parse().unwrap())
+                };
+                list.split(' ').map(place).collect()
+            })
+            .collect();
+        let [lru, belady] = &lines[..] else { panic!("{text}") };
+        assert!(lru[0].0 < lru[1].0 && lru[1].1 < lru[0].1, "{lru:?}");
+        assert!(belady.iter().zip(lru).all(|(belady, lru)| belady.1 < lru.1), "{lines:?}");
+    }
+
+    #[test]
+    fn one_capacity_and_no_hit_at_all_can_be_drawn() {
+        let text = svg(&simulation(vec![512], vec![Row { policy: "fifo", hit_rates: vec![0.0] }]), "t");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+}

@@ -1,0 +1,460 @@
+//! Hit rates without moving bytes: the requests of a trace against the master's own state machine, once for each policy and
+//! capacity.
+//!
+//! It is the code that a master runs, not a model of it: a [`Master`] with one segment that holds as many objects of one grain as
+//! the pool has blocks. Each request looks up its prefix, then gets what is there and puts what is missing, block by block in
+//! the order of the prefix; a lease is over before the next request.
+//!
+//! A real client puts in batches, so that what it writes is not yet evicted for what it writes next. To SIEVE that makes a
+//! difference (on small pools it hits up to three points more often), to the others hardly any.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use store_core::message::{MountSegment, PutOptions};
+use store_core::offset::GRAIN_BYTES;
+use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
+
+use super::belady;
+use crate::exit::Failure;
+use crate::fail;
+use crate::output::{Align, Table, rounded, thousands};
+use crate::progress::Bar;
+use crate::sys;
+use crate::trace::Request;
+
+/// Tokens of one block, as in the published traces.
+pub(super) const BLOCK_TOKENS: u64 = 512;
+
+/// A number of tokens: `3.0M` is three million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tokens(u64);
+
+impl Tokens {
+    pub(super) const fn of_blocks(blocks: u64) -> Self {
+        Self(blocks * BLOCK_TOKENS)
+    }
+
+    /// Blocks that fit; one at least.
+    fn blocks(self) -> u64 {
+        (self.0 / BLOCK_TOKENS).max(1)
+    }
+
+    pub(super) const fn of(tokens: u64) -> Self {
+        Self(tokens)
+    }
+
+    pub(super) const fn count(self) -> u64 {
+        self.0
+    }
+}
+
+impl std::fmt::Display for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (unit, suffix) = match self.0 {
+            1_000_000_000.. => (1e9, "G"),
+            1_000_000.. => (1e6, "M"),
+            1_000.. => (1e3, "k"),
+            _ => return self.0.fmt(f),
+        };
+        let text = format!("{:.2}", self.0 as f64 / unit);
+        write!(f, "{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+impl std::str::FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no number of tokens: write 3.0M, 512k or 1500000");
+        let (number, unit) = match text.trim().char_indices().last() {
+            Some((at, 'k' | 'K')) => (&text.trim()[..at], 1e3),
+            Some((at, 'M')) => (&text.trim()[..at], 1e6),
+            Some((at, 'G')) => (&text.trim()[..at], 1e9),
+            _ => (text.trim(), 1.0),
+        };
+        let tokens = number.parse::<f64>().map_err(|_| wrong())? * unit;
+        // Above, blocks of one grain no longer fit into a segment.
+        if (1.0..=1e15).contains(&tokens) { Ok(Self(tokens.round() as u64)) } else { Err(wrong()) }
+    }
+}
+
+/// What to compute.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) policies: Vec<EvictionPolicy>,
+    /// None: shares of what the trace has.
+    pub(super) capacities: Vec<Tokens>,
+    pub(super) quiet: bool,
+}
+
+/// What came out. Field names are the JSON's.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Simulation {
+    /// No byte was moved.
+    pub(super) simulated: bool,
+    pub(super) requests: u64,
+    pub(super) block_refs: u64,
+    pub(super) distinct_blocks: u64,
+    pub(super) block_tokens: u64,
+    /// With room for everything.
+    pub(super) hit_rate_unlimited: f64,
+    pub(super) capacities_tokens: Vec<u64>,
+    pub(super) rows: Vec<Row>,
+    pub(super) interrupted: bool,
+}
+
+/// One policy at every capacity.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) policy: &'static str,
+    pub(super) hit_rates: Vec<f64>,
+}
+
+/// The name of Belady's row.
+pub(super) const BELADY: &str = "belady";
+
+/// Runs all there is to run, on all cores.
+pub(super) fn run(
+    requests: impl Iterator<Item = anyhow::Result<Request>>,
+    plan: &Plan,
+) -> anyhow::Result<Simulation> {
+    let trace = Trace::read(requests, plan.quiet)?;
+    let capacities = if plan.capacities.is_empty() { trace.capacities() } else { plan.capacities.clone() };
+    let mut jobs: Vec<(Option<EvictionPolicy>, Tokens)> = Vec::new();
+    for policy in plan.policies.iter().copied().map(Some).chain([None]) {
+        jobs.extend(capacities.iter().map(|tokens| (policy, *tokens)));
+    }
+    let results = run_jobs(&trace, &jobs, plan.quiet)?;
+    let rate = |hits: u64| rounded(hits as f64 / trace.block_refs.max(1) as f64);
+    let rows = results
+        .chunks(capacities.len())
+        .zip(jobs.chunks(capacities.len()))
+        .map(|(hits, jobs)| Row {
+            policy: jobs[0].0.map_or(BELADY, EvictionPolicy::name),
+            hit_rates: hits.iter().map(|hits| rate(*hits)).collect(),
+        })
+        .collect();
+    Ok(Simulation {
+        simulated: true,
+        requests: trace.requests.len() as u64,
+        block_refs: trace.block_refs,
+        distinct_blocks: trace.distinct as u64,
+        block_tokens: BLOCK_TOKENS,
+        hit_rate_unlimited: rate(belady::hits(&trace.requests, trace.distinct, usize::MAX, || true)),
+        capacities_tokens: capacities.iter().map(|tokens| tokens.count()).collect(),
+        rows,
+        interrupted: sys::interrupted().is_some(),
+    })
+}
+
+impl Simulation {
+    /// For people.
+    pub(super) fn table(&self) -> String {
+        let mut columns = vec![("hit rate, %", Align::Left)];
+        columns.extend(self.capacities_tokens.iter().map(|_| ("", Align::Right)));
+        let mut table = Table::new(&columns);
+        let label = |tokens: &u64| format!("{} tokens", Tokens::of(*tokens));
+        table.row([String::new()].into_iter().chain(self.capacities_tokens.iter().map(label)));
+        for row in &self.rows {
+            let name = if row.policy == BELADY { "belady (bound)" } else { row.policy };
+            let cells = row.hit_rates.iter().map(|rate| format!("{:.1}", rate * 100.0));
+            table.row([name.to_owned()].into_iter().chain(cells));
+        }
+        let cut = if self.interrupted { "\nInterrupted: these figures are not whole." } else { "" };
+        format!(
+            "{}\nSimulated: {} requests, {} block references, {} distinct blocks of {} tokens; {:.1} % with room for all.{cut}\n",
+            table.render(),
+            thousands(self.requests),
+            thousands(self.block_refs),
+            thousands(self.distinct_blocks),
+            self.block_tokens,
+            self.hit_rate_unlimited * 100.0,
+        )
+    }
+}
+
+/// Requests with their blocks numbered from 0.
+#[derive(Debug)]
+struct Trace {
+    requests: Vec<Vec<u32>>,
+    distinct: usize,
+    block_refs: u64,
+}
+
+impl Trace {
+    fn read(requests: impl Iterator<Item = anyhow::Result<Request>>, quiet: bool) -> anyhow::Result<Self> {
+        let _bar = Bar::spinner("reading the trace", quiet);
+        let mut numbers: HashMap<u64, u32> = HashMap::new();
+        let mut trace = Self { requests: Vec::new(), distinct: 0, block_refs: 0 };
+        for request in requests {
+            let request = request?;
+            let mut blocks = Vec::with_capacity(request.hash_ids.len());
+            for id in request.hash_ids {
+                let Ok(next) = u32::try_from(numbers.len()) else {
+                    return fail(Failure::failed("the trace has more than 4 billion blocks"));
+                };
+                blocks.push(*numbers.entry(id).or_insert(next));
+            }
+            trace.block_refs += blocks.len() as u64;
+            trace.requests.push(blocks);
+            if let Some(exit) = sys::interrupted() {
+                return fail(Failure::silent(exit));
+            }
+        }
+        trace.distinct = numbers.len();
+        if trace.block_refs == 0 {
+            return fail(
+                Failure::failed("the trace has no blocks")
+                    .hint("one JSON object a line; see `snowskin replay --help`"),
+            );
+        }
+        Ok(trace)
+    }
+
+    /// From a 32nd of what there is to all of it.
+    fn capacities(&self) -> Vec<Tokens> {
+        (0..6).rev().map(|halvings| Tokens::of_blocks((self.distinct as u64 >> halvings).max(1))).collect()
+    }
+}
+
+/// Hits of each job, in their order.
+fn run_jobs(
+    trace: &Trace,
+    jobs: &[(Option<EvictionPolicy>, Tokens)],
+    quiet: bool,
+) -> anyhow::Result<Vec<u64>> {
+    let bar = Bar::new((trace.requests.len() * jobs.len()) as u64, "requests", quiet);
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let each = || {
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done.is_multiple_of(1024) {
+            bar.set(done as u64);
+        }
+        sys::interrupted().is_none()
+    };
+    let work = || -> anyhow::Result<Vec<(usize, u64)>> {
+        let mut results = Vec::new();
+        loop {
+            let job = next.fetch_add(1, Ordering::Relaxed);
+            let Some((policy, tokens)) = jobs.get(job) else { return Ok(results) };
+            let hits = match policy {
+                Some(policy) => Pool::new(*policy, tokens.blocks())?.hits(trace, each)?,
+                None => belady::hits(&trace.requests, trace.distinct, tokens.blocks() as usize, each),
+            };
+            results.push((job, hits));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let parts = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    let mut hits = vec![0; jobs.len()];
+    for part in parts {
+        let part = part
+            .map_err(|_| Failure::failed("a simulation panicked; the trace that did it is worth a report"))?;
+        part?.into_iter().for_each(|(job, count)| hits[job] = count);
+    }
+    Ok(hits)
+}
+
+/// A master with a pool of so many blocks, and nobody else.
+struct Pool {
+    master: Master,
+    now: Instant,
+    present: Vec<bool>,
+    missing: Vec<[u8; 4]>,
+}
+
+impl Pool {
+    /// Longer than any lease below.
+    const BETWEEN_REQUESTS: Duration = Duration::from_millis(2);
+
+    fn new(policy: EvictionPolicy, blocks: u64) -> anyhow::Result<Self> {
+        let len = blocks * GRAIN_BYTES;
+        let config = MasterConfig {
+            eviction: policy,
+            eviction_high_watermark: 1.0,
+            eviction_ratio: 0.0,
+            lease_ttl_ms: 1,
+            lease_guard_ms: 0,
+            segment_bytes_max: len.max(MasterConfig::default().segment_bytes_max),
+            ..MasterConfig::default()
+        };
+        let mut master = Master::new(config)?;
+        let now = Instant::from_millis(1);
+        let segment = MountSegment {
+            node: 1,
+            incarnation: 1,
+            name: "simulated",
+            endpoint: "nowhere:0",
+            base: 0,
+            len,
+            export: Default::default(),
+            epoch: 0,
+        };
+        master.mount(now, &segment)?;
+        Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })
+    }
+
+    fn hits(&mut self, trace: &Trace, mut each: impl FnMut() -> bool) -> anyhow::Result<u64> {
+        let mut hits = 0;
+        for request in &trace.requests {
+            hits += self.request(request)?;
+            if !each() {
+                break;
+            }
+        }
+        Ok(hits)
+    }
+
+    /// Serves one request; gives how long its cached prefix was.
+    fn request(&mut self, blocks: &[u32]) -> anyhow::Result<u64> {
+        self.now = self.now + Self::BETWEEN_REQUESTS;
+        let (master, now) = (&mut self.master, self.now);
+        let keys = || blocks.iter().map(|block| block.to_le_bytes());
+        self.present.clear();
+        self.present.extend(keys().map(|key| master.exists(&key)));
+        let prefix = self.present.iter().take_while(|present| **present).count();
+        // What a batch of those that are missing would be told.
+        self.missing.clear();
+        self.missing.extend(keys().zip(&self.present).filter(|(_, present)| !**present).map(|(key, _)| key));
+        let returning = master.returning(self.missing.iter().map(|key| Key(key)));
+        let mut put = 0;
+        for (at, key) in keys().enumerate() {
+            if self.present[at] {
+                // A block that another one of its own request pushed out is put again.
+                if master.get_in(now, &key, at > 0).is_ok() {
+                    continue;
+                }
+            }
+            let place = Place::new(put, self.missing.len(), returning);
+            let place = Place { follows: at > 0, ..place };
+            put += 1;
+            match master.put_start_in(now, &key, 1, &PutOptions::DEFAULT, place) {
+                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
+                // Everything else is leased, or the request has a block twice.
+                Err(ErrorCode::NoAvailableHandle | ErrorCode::ObjectAlreadyExists) => {}
+                Err(code) => return Err(code.into()),
+            }
+        }
+        Ok(prefix as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(requests: &[&[u64]]) -> impl Iterator<Item = anyhow::Result<Request>> {
+        let request = |ids: &&[u64]| Ok(Request { hash_ids: ids.to_vec(), ..Request::default() });
+        requests.iter().map(request).collect::<Vec<_>>().into_iter()
+    }
+
+    fn simulate(requests: &[&[u64]], blocks: u64) -> Simulation {
+        let plan = Plan {
+            policies: EvictionPolicy::ALL.to_vec(),
+            capacities: vec![Tokens::of_blocks(blocks)],
+            quiet: true,
+        };
+        run(trace(requests), &plan).unwrap()
+    }
+
+    fn rate(simulation: &Simulation, policy: &str) -> f64 {
+        simulation.rows.iter().find(|row| row.policy == policy).unwrap().hit_rates[0]
+    }
+
+    #[test]
+    fn each_policy_hits_what_can_be_counted_by_hand() {
+        // Room for three. 0 is read again before the pool is full, then 3 and 4 push others out.
+        let requests: &[&[u64]] = &[&[0], &[0], &[1], &[2], &[3], &[4], &[0], &[2]];
+        let simulation = simulate(requests, 3);
+        // First in first out: 0 goes for 3, 1 for 4, 2 for 0.
+        assert_eq!(rate(&simulation, "fifo"), 0.125);
+        // Least recently used: 0 goes for 3, 1 for 4, 2 for 0.
+        assert_eq!(rate(&simulation, "lru"), 0.125);
+        // The hand spares 0, takes 1 for 3 and 2 for 4: 0 hits again, 2 does not.
+        assert_eq!(rate(&simulation, "sieve"), 0.25);
+        // 0 is proven: 1 goes for 3, 2 for 4.
+        assert_eq!(rate(&simulation, "trial"), 0.25);
+        // 1 goes for 3, 3 for 4.
+        assert_eq!(rate(&simulation, "belady"), 0.375);
+        assert_eq!(simulation.hit_rate_unlimited, 0.375);
+        assert_eq!((simulation.requests, simulation.block_refs, simulation.distinct_blocks), (8, 8, 5));
+    }
+
+    #[test]
+    fn only_the_longest_cached_prefix_counts() {
+        let requests: &[&[u64]] = &[&[1, 2, 3], &[1, 9, 3], &[8, 1, 2], &[1, 2, 3, 4]];
+        let simulation = simulate(requests, 100);
+        for policy in EvictionPolicy::ALL {
+            assert_eq!(rate(&simulation, policy.name()), rounded((1 + 3) as f64 / 13.0), "{policy}");
+        }
+    }
+
+    #[test]
+    fn a_request_longer_than_the_pool_does_no_harm() {
+        let long: Vec<u64> = (0..50).collect();
+        let simulation = simulate(&[&long, &long, &[0]], 8);
+        assert!(simulation.rows.iter().all(|row| row.hit_rates[0] < 0.4), "{simulation:?}");
+    }
+
+    /// The workload chooses by recency, which is what LRU is best at.
+    #[test]
+    fn where_recency_rules_trial_stays_near_lru_and_nobody_passes_belady() {
+        let plan = Plan {
+            policies: EvictionPolicy::ALL.to_vec(),
+            capacities: vec![Tokens::of_blocks(300), Tokens::of_blocks(1_000)],
+            quiet: true,
+        };
+        let workload = crate::workload::Workload::new(7, Default::default()).map(Ok).take(3_000);
+        let simulation = run(workload, &plan).unwrap();
+        let rates = |name| &simulation.rows.iter().find(|row| row.policy == name).unwrap().hit_rates;
+        for at in 0..2 {
+            assert!(rates("trial")[at] > rates("lru")[at] - 0.02, "{simulation:?}");
+            assert!(rates("trial")[at] > rates("fifo")[at] && rates("trial")[at] > rates("sieve")[at]);
+            assert!(EvictionPolicy::ALL.iter().all(|policy| rates(policy.name())[at] <= rates(BELADY)[at]));
+        }
+    }
+
+    #[test]
+    fn prefixes_that_come_back_survive_prompts_that_do_not() {
+        // 20 prefixes of 5 blocks come round for ever, and between any two of them a prompt of 10 that never returns: 300
+        // blocks until a prefix is back, with room for 200. LRU and FIFO have always just dropped it.
+        let mut requests = Vec::new();
+        for number in 0..1_000u64 {
+            requests.push((0..5).map(|block| number % 20 * 5 + block).collect::<Vec<u64>>());
+            requests.push((0..10).map(|block| 1_000 + number * 10 + block).collect());
+        }
+        let requests: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
+        let simulation = simulate(&requests, 200);
+        assert_eq!((rate(&simulation, "lru"), rate(&simulation, "fifo")), (0.0, 0.0));
+        // All of the prefixes but for the first rounds, in which they prove themselves.
+        let most = 1.0 / 3.0;
+        assert!(
+            rate(&simulation, "trial") > 0.9 * most && rate(&simulation, "trial") < most,
+            "{simulation:?}"
+        );
+    }
+
+    #[test]
+    fn tokens_are_read_and_printed_with_units() {
+        for (text, tokens, printed) in [
+            ("3.0M", 3_000_000, "3M"),
+            ("5.12M", 5_120_000, "5.12M"),
+            ("512k", 512_000, "512k"),
+            ("700", 700, "700"),
+            ("1.5G", 1_500_000_000, "1.5G"),
+        ] {
+            let parsed: Tokens = text.parse().unwrap();
+            assert_eq!((parsed.count(), parsed.to_string().as_str()), (tokens, printed));
+        }
+        assert_eq!("3.0M".parse::<Tokens>().unwrap().blocks(), 5_859);
+        for wrong in ["", "M", "-3M", "0", "nanM", "1e300", "3.0MiB"] {
+            assert!(wrong.parse::<Tokens>().unwrap_err().contains("3.0M"), "{wrong}");
+        }
+    }
+}
