@@ -12,11 +12,13 @@
 #![deny(unsafe_code)]
 
 mod instant;
+mod instant_verbs;
 mod pair;
 mod random;
 mod ring;
 
 pub use instant::InstantRail;
+pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
 pub use random::Random;
 pub use ring::TokenRing;

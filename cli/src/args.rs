@@ -3,7 +3,7 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{admin, bench, doctor, get, ls, master, node, put, replay, rm, stat};
+use crate::commands::{admin, bench, doctor, get, ls, master, node, put, replay, rm, stat, topology};
 use crate::exit::EXIT_CODES;
 
 const STYLES: Styles = Styles::styled()
@@ -81,6 +81,7 @@ pub(crate) enum Command {
     Admin(admin::Args),
     Replay(replay::Args),
     Bench(bench::Args),
+    Topology(topology::Args),
     Doctor(doctor::Args),
 }
 

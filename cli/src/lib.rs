@@ -5,6 +5,7 @@
 //!                      ├─ put get rm ls stat          one request against a master
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
+//!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
 //!                      └─ doctor                      facts ──▶ checks ──▶ verdicts
 //!
 //!   what they share:  trace · workload (requests)   content (bytes that tell whose they are)   histogram

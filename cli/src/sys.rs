@@ -1,7 +1,7 @@
 //! System calls that the standard library does not wrap. The only unsafe code of this crate.
 #![allow(unsafe_code, reason = "system calls; every block names what it relies on")]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt as _;
@@ -177,9 +177,34 @@ pub(crate) fn try_io_uring() -> Result<(), io::Error> {
     Ok(())
 }
 
+/// Loads a shared library, which stays, and says whether it has `symbol`; or why it cannot be loaded.
+pub(crate) fn library_has(library: &CStr, symbol: &CStr) -> Result<bool, String> {
+    // SAFETY: both names end with NUL. Loading runs the library's constructors, which is what whoever asks for this
+    // library wants, and nothing is unloaded again. The text of `dlerror` is copied before any other call of its family.
+    unsafe {
+        let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if handle.is_null() {
+            let text = libc::dlerror();
+            return Err(if text.is_null() {
+                "cannot be loaded".to_owned()
+            } else {
+                CStr::from_ptr(text).to_string_lossy().into_owned()
+            });
+        }
+        Ok(!libc::dlsym(handle, symbol.as_ptr()).is_null())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_and_their_symbols_are_found_or_it_is_said_why_not() {
+        assert_eq!(library_has(c"libc.so.6", c"printf"), Ok(true));
+        assert_eq!(library_has(c"libc.so.6", c"no_such_symbol"), Ok(false));
+        assert!(library_has(c"libno-such.so.1", c"x").is_err_and(|why| why.contains("libno-such.so.1")));
+    }
 
     #[test]
     fn cpu_time_of_this_process_is_the_same_from_both_sides_and_grows() {

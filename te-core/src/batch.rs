@@ -205,21 +205,25 @@ impl BatchTable {
             if task.stopped || task.terminal {
                 continue;
             }
+            let Some(room) = out.get_mut(filled..).filter(|room| !room.is_empty()) else { break };
+            let TransferRequest { op, local, remote, len } = task.request;
             let (mut cut, mut number) = (task.cut_bytes, task.slices);
-            while cut < task.request.len {
-                let Some(slot) = out.get_mut(filled) else { return Ok(filled) };
-                let len = batch.slicer.cut(task.request.len - cut);
+            for slot in room {
+                if cut == len {
+                    break;
+                }
+                let bytes = batch.slicer.cut(len - cut);
                 *slot = Slice {
                     token: token(handle.index, task_index, number),
-                    local: (task.request.local.0, task.request.local.1.wrapping_add(cut)),
-                    remote: (task.request.remote.0, task.request.remote.1.wrapping_add(cut)),
-                    len,
-                    op: task.request.op,
+                    local: (local.0, local.1.wrapping_add(cut)),
+                    remote: (remote.0, remote.1.wrapping_add(cut)),
+                    len: bytes,
+                    op,
                 };
-                filled += 1;
-                cut += u64::from(len);
+                cut += u64::from(bytes);
                 number += 1;
             }
+            filled += (number - task.slices) as usize;
         }
         Ok(filled)
     }
@@ -227,18 +231,38 @@ impl BatchTable {
     /// Records that a transport accepted these slices: a prefix of what [`next`](Self::next) gave.
     #[inline]
     pub fn accepted(&mut self, slices: &[Slice]) {
+        // Slices of one request follow each other: they are booked together.
+        let Some(mut first) = slices.first() else { return };
+        let (mut count, mut bytes) = (0, 0);
         for slice in slices {
-            let (index, task_index, number) = parts(slice.token);
-            let batch = &mut self.batches[usize::from(index)];
-            batch.submitted = true;
-            let task = &mut batch.tasks[task_index];
-            debug_assert_eq!(task.slices, number, "slices are accepted in the order of their cutting");
-            task.cut_bytes += u64::from(slice.len);
-            task.slices += 1;
-            task.outstanding += 1;
-            if task.cut_bytes == task.request.len && usize::from(batch.cursor) == task_index {
-                batch.cursor += 1;
+            if slice.token.0 as u32 != first.token.0 as u32 {
+                self.book(first.token, count, bytes);
+                (first, count, bytes) = (slice, 0, 0);
             }
+            debug_assert_eq!(
+                parts(slice.token).2,
+                parts(first.token).2 + count,
+                "slices are accepted in the order of their cutting"
+            );
+            count += 1;
+            bytes += u64::from(slice.len);
+        }
+        self.book(first.token, count, bytes);
+    }
+
+    /// Books `count` slices that were accepted, of `bytes` together, the first of which is `first`.
+    #[inline]
+    fn book(&mut self, first: Token, count: u32, bytes: u64) {
+        let (index, task_index, number) = parts(first);
+        let batch = &mut self.batches[usize::from(index)];
+        batch.submitted = true;
+        let task = &mut batch.tasks[task_index];
+        debug_assert_eq!(task.slices, number, "slices are accepted in the order of their cutting");
+        task.cut_bytes += bytes;
+        task.slices += count;
+        task.outstanding += count;
+        if task.cut_bytes == task.request.len && usize::from(batch.cursor) == task_index {
+            batch.cursor += 1;
         }
     }
 
@@ -279,6 +303,9 @@ impl BatchTable {
                 task.error.get_or_insert(error);
             }
         }
+        if task.outstanding > 0 {
+            return None;
+        }
         batch.settle(task_index);
         batch.ended(index)
     }
@@ -310,6 +337,15 @@ impl BatchTable {
     #[must_use]
     pub fn is_of(&self, handle: BatchHandle, token: Token) -> bool {
         self.batch(handle).is_ok() && parts(token).0 == handle.index
+    }
+
+    /// The batch, the request's number and the request that a slice in flight was cut from.
+    #[must_use]
+    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, &TransferRequest)> {
+        let (index, task_index, _) = parts(token);
+        let batch = self.batches.get(usize::from(index)).filter(|batch| batch.live)?;
+        let task = batch.tasks.get(task_index)?;
+        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, &task.request))
     }
 
     /// The batch as a whole: the worst status of its requests, the sum of their bytes, the first error.

@@ -22,6 +22,7 @@
 //! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L7 in their documentation bind every fabric. The first
 //!   among them: when a slice has ended, whichever way, nothing touches its memory again.
 //! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
+//! * [`topology`] says how far memory and NICs are from each other.
 //! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
 //! * [`Mailbox`] hands work to whoever polls.
 //! * [`Fault`], [`Trace`], [`Throttle`] and [`Delay`] are transports around a transport, to test and to debug with.
@@ -99,6 +100,7 @@ mod slicer;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 mod time;
+pub mod topology;
 mod transport;
 
 pub use batch::{BatchHandle, BatchTable, CancelReason, Progress, Status};
@@ -109,7 +111,7 @@ pub use mailbox::Mailbox;
 pub use memory::{Access, Location, MemSpan, VolatileSpan, copy_bytes};
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
-pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, Route};
+pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
 pub use slice::{Completion, Op, Outcome, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;

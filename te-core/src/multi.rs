@@ -9,6 +9,7 @@
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 mod retry;
+mod slot;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,9 +18,8 @@ use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
 };
+use slot::{FENCE_TAG, Slot, slot_of};
 
-/// Slices taken from one child in one go.
-const REAP: usize = 64;
 /// Slices handed to one child in one go.
 const RUN: usize = 128;
 /// Slices that follow each other onto one rail while several are open.
@@ -41,8 +41,7 @@ pub struct MultiTransport<C, R> {
     regions: Vec<Region>,
     slots: Box<[Slot]>,
     free: u32,
-    in_flight: u32,
-    /// Slots that wait for a rail after a failure, linked through `Slot::next`, first and last.
+    /// Slots that wait for a rail after a failure, linked through `next`, first and last.
     retry: (u32, u32),
     /// One of them has only its end to wait for.
     retry_due: bool,
@@ -50,9 +49,8 @@ pub struct MultiTransport<C, R> {
     fence_generation: u32,
     features: Features,
     now: Instant,
-    /// What one call hands to a child or takes from it. Kept here: clearing them for each call would cost more than the call.
+    /// What one call hands to a child. Kept here: clearing it for each call would cost more than the call.
     run: Box<[Slice; RUN]>,
-    reaped: Box<[Completion; REAP]>,
 }
 
 /// Fences in flight at most.
@@ -71,28 +69,6 @@ struct Region {
     generation: u32,
     rails: u32,
     live: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Slot {
-    slice: Slice,
-    accepted_at: Instant,
-    bytes_ahead: u64,
-    generation: u32,
-    next: u32,
-    tried: u32,
-    rail: u8,
-    state: State,
-    /// An earlier attempt ended `Unknown`.
-    stray: bool,
-    canceled: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Free,
-    Posted,
-    Retry,
 }
 
 struct Fence {
@@ -126,18 +102,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             op: crate::Op::Read,
         };
         let slots = (0..inflight_max)
-            .map(|index| Slot {
-                slice: empty,
-                accepted_at: Instant::ZERO,
-                bytes_ahead: 0,
-                generation: 0,
-                next: if index + 1 == inflight_max { NONE } else { index + 1 },
-                tried: 0,
-                rail: 0,
-                state: State::Free,
-                stray: false,
-                canceled: false,
-            })
+            .map(|index| Slot::new(empty, if index + 1 == inflight_max { NONE } else { index + 1 }))
             .collect();
         Ok(Self {
             rails: own,
@@ -146,7 +111,6 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             regions: Vec::new(),
             slots,
             free: 0,
-            in_flight: 0,
             retry: (NONE, NONE),
             retry_due: false,
             fences: heapless::Vec::new(),
@@ -154,7 +118,6 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             features,
             now: Instant::ZERO,
             run: Box::new([empty; RUN]),
-            reaped: Box::new([Completion::applied(Token(0)); REAP]),
         })
     }
 
@@ -173,6 +136,18 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     #[must_use]
     pub fn route(&self) -> &R {
         &self.route
+    }
+
+    /// The route, to tell it where memory is. Slices are none of its callers' business.
+    pub fn route_mut(&mut self) -> &mut R {
+        &mut self.route
+    }
+
+    /// Tells the time without polling. Slices count as accepted at the last time that was told: after a pause between polls,
+    /// tell it before `submit`, or the pause is taken for theirs.
+    pub fn tick(&mut self, now: Instant) {
+        self.now = now;
+        self.route.tick(now);
     }
 
     /// Which rails reach the segment, as a mask.
@@ -203,112 +178,122 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
-    /// Gives the first `len` slices of `run` to a rail; they carry child tokens. Fewer accepted: the rail is full.
-    fn post_run(&mut self, rail: usize, len: usize) -> Result<usize, Error> {
-        let run = &self.run[..len];
-        let accepted = self.rails[rail].submit(run)?;
-        for slice in &run[..accepted] {
-            let slot = &mut self.slots[slot_of(slice.token)];
-            slot.state = State::Posted;
-            slot.rail = rail as u8;
-            slot.accepted_at = self.now;
-        }
-        Ok(accepted)
-    }
-
     /// Stages slices from the front of `batch` that go to one rail: how many, which rail, and why it stopped if the next
     /// slice can never go.
     ///
-    /// The route is asked once a run. A run is short enough that a batch still spreads over all rails that reach it.
-    fn stage_run(&mut self, batch: &[Slice], excluded: u32) -> (usize, usize, Option<Error>) {
+    /// The route is asked once a run. A run is short enough that `whole` slices still spread over all rails that reach them.
+    #[inline]
+    fn stage_run(&mut self, batch: &[Slice], whole: usize, excluded: u32) -> (usize, usize, Option<Error>) {
         let first = &batch[0];
         let mask = match self.usable(first) {
             Ok(mask) => mask & !excluded,
             Err(error) => return (0, 0, Some(error)),
         };
         let Some(rail) = self.route.route(first, mask) else { return (0, 0, None) };
-        let burst = if mask.is_power_of_two() {
+        let burst = if !self.route.takes_more(rail) {
+            1
+        } else if mask.is_power_of_two() {
             RUN
         } else {
-            (batch.len() / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
+            (whole / mask.count_ones() as usize).clamp(1, SPRAY_RUN_MAX)
         };
+        let mut bytes_ahead = self.route.bytes_in_flight(rail);
         let mut filled = 0;
-        for slice in batch.iter().take(burst) {
-            let alike = slice.local.0 == first.local.0 && slice.remote.0 == first.remote.0;
-            if !alike
-                || (filled > 0 && !self.route.takes_more(rail))
-                || self.stage(slice, rail, filled).is_none()
-            {
+        for (slice, staged) in batch.iter().take(burst).zip(self.run.iter_mut()) {
+            if slice.local.0 != first.local.0 || slice.remote.0 != first.remote.0 {
                 break;
             }
+            // None: every slot is taken.
+            let Some(slot) = self.slots.get_mut(self.free as usize) else { break };
+            let token = slot.take(self.free, slice, rail, self.now);
+            self.free = slot.next;
+            bytes_ahead += u64::from(slice.len);
+            slot.bytes_ahead = bytes_ahead;
+            *staged = Slice { token, ..*slice };
             filled += 1;
+        }
+        for slice in &self.run[..filled] {
+            self.route.accepted(rail, slice);
         }
         (filled, rail, None)
     }
 
-    /// Books a slice for `rail` and puts it into `run[at]`, under a child token. `None`: every slot is taken.
-    fn stage(&mut self, slice: &Slice, rail: usize, at: usize) -> Option<()> {
-        let index = self.free;
-        let slot = self.slots.get_mut(index as usize)?;
-        self.free = slot.next;
-        slot.slice = *slice;
-        slot.tried = 0;
-        slot.stray = false;
-        slot.canceled = false;
-        self.route.accepted(rail, slice);
-        slot.bytes_ahead = self.route.bytes_in_flight(rail);
-        self.run[at] = Slice { token: child_token(index, slot.generation), ..*slice };
-        Some(())
-    }
-
-    fn put_slot(&mut self, index: u32) {
-        let free = self.free;
-        let slot = &mut self.slots[index as usize];
-        slot.state = State::Free;
-        slot.generation = slot.generation.wrapping_add(1) & GENERATION;
-        slot.next = free;
-        self.free = index;
-    }
-
-    /// The completion that nearly all are: a slice that its first rail applied. `None`: it is not one of these.
-    #[inline]
-    fn reap_applied(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
-        if child.result.is_err() || child.fence_needed || child.token.0 & FENCE_TAG != 0 {
-            return None;
-        }
-        let index = slot_of(child.token);
-        let slot = self.slots.get_mut(index)?;
-        let generation = (child.token.0 >> 32) as u32;
-        if slot.state != State::Posted
-            || slot.generation != generation
-            || usize::from(slot.rail) != rail
-            || slot.stray
-        {
-            return None;
-        }
-        let nanos = self.now.nanos_since(slot.accepted_at);
-        self.route.completed(rail, &slot.slice, child, nanos, slot.bytes_ahead);
-        let (token, segment) = (slot.slice.token, slot.slice.remote.0.index as usize);
-        slot.state = State::Free;
-        slot.generation = generation.wrapping_add(1) & GENERATION;
-        slot.next = self.free;
+    fn put_slot(&mut self, index: usize) {
+        self.slots[index].free(self.free);
         self.free = index as u32;
-        self.in_flight -= 1;
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.in_use -= 1;
-        }
-        Some(Completion { token, ..*child })
     }
 
-    /// Handles one completion of a child. `Some` when the caller must hear of it.
-    fn reap(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
+    /// Handles what a child has ended. What the caller must hear of moves to the front of `ended`, under the caller's
+    /// tokens; gives how many that are.
+    #[inline]
+    fn reap(&mut self, rail: usize, ended: &mut [Completion]) -> usize {
+        let plain = self.reap_plain(rail, ended);
+        if plain == ended.len() { plain } else { self.reap_mixed(rail, ended, plain) }
+    }
+
+    /// As [`reap`](Self::reap), when the first `plain` are done and the next one is not plain.
+    #[cold]
+    fn reap_mixed(&mut self, rail: usize, ended: &mut [Completion], plain: usize) -> usize {
+        let mut told = plain;
+        for at in plain..ended.len() {
+            let mut child = [ended[at]];
+            let heard = match self.reap_plain(rail, &mut child) {
+                0 => self.reap_one(rail, &child[0]),
+                _ => Some(child[0]),
+            };
+            if let Some(completion) = heard {
+                ended[told] = completion;
+                told += 1;
+            }
+        }
+        told
+    }
+
+    /// Handles completions from the first on, as long as they are of the kind that nearly all are: slices that their first
+    /// rail applied. Gives how many.
+    #[inline]
+    fn reap_plain(&mut self, rail: usize, ended: &mut [Completion]) -> usize {
+        let mut count = 0;
+        // Slices of one segment follow each other: it is counted out once.
+        let (mut segment, mut of_segment) = (0, 0);
+        for child in ended {
+            let index = slot_of(child.token);
+            let Some(slot) = self.slots.get_mut(index) else { break };
+            if child.result.is_err() || child.fence_needed || !slot.is_plain(child.token, rail) {
+                break;
+            }
+            let nanos = self.now.nanos_since(slot.accepted_at);
+            self.route.completed(rail, &slot.slice, child, nanos, slot.bytes_ahead);
+            slot.free(self.free);
+            self.free = index as u32;
+            child.token = slot.slice.token;
+            let left = slot.slice.remote.0.index;
+            if left != segment {
+                self.leave_segment(segment, of_segment);
+                (segment, of_segment) = (left, 0);
+            }
+            of_segment += 1;
+            count += 1;
+        }
+        self.leave_segment(segment, of_segment);
+        count
+    }
+
+    #[inline]
+    fn leave_segment(&mut self, index: u32, slices: u32) {
+        if let Some(segment) = self.segments.get_mut(index as usize) {
+            segment.in_use -= slices;
+        }
+    }
+
+    /// Handles one completion of a child, whatever it is. `Some` when the caller must hear of it.
+    fn reap_one(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
         if child.token.0 & FENCE_TAG != 0 {
             return self.reap_fence(rail, child);
         }
-        let index = slot_of(child.token) as u32;
-        let generation = (child.token.0 >> 32) as u32;
-        let slot = self.slots.get(index as usize)?;
-        if slot.state != State::Posted || slot.generation != generation || usize::from(slot.rail) != rail {
+        let index = slot_of(child.token);
+        let slot = *self.slots.get(index)?;
+        if !slot.is_posted(child.token, rail) {
             debug_assert!(false, "rail {rail} completed a slice twice (L1)");
             return None;
         }
@@ -319,15 +304,18 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             self.now.nanos_since(slot.accepted_at),
             slot.bytes_ahead,
         );
-        let stray = slot.stray || (child.fence_needed && child.outcome == Outcome::Unknown);
+        let stray = slot.is_stray() || (child.fence_needed && child.outcome == Outcome::Unknown);
         if let Err(error) = child.result {
             let tried = slot.tried | 1 << rail;
-            let elsewhere = self.usable(&slot.slice).map_or(0, |mask| mask & !tried);
-            if error.kind.is_retryable_elsewhere() && !slot.canceled && elsewhere != 0 {
-                let slot = &mut self.slots[index as usize];
-                slot.tried = tried;
-                slot.stray = stray;
-                self.enqueue_retry(index);
+            if error.kind.is_retryable_elsewhere()
+                && !slot.is_canceled()
+                && self.untried(index as u32, tried, error) != 0
+            {
+                let slot = &mut self.slots[index];
+                if stray {
+                    slot.stray();
+                }
+                self.enqueue_retry(index as u32);
                 return None;
             }
         }
@@ -348,7 +336,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let mut first_error = Ok(());
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
-            if slot.state != State::Free && wanted(slot.slice.token) {
+            if !slot.is_free() && wanted(slot.slice.token) {
                 first_error = first_error.and(self.cancel_slot(index));
             }
         }
@@ -357,12 +345,12 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     fn cancel_slot(&mut self, index: usize) -> Result<(), Error> {
         let slot = &mut self.slots[index];
-        slot.canceled = true;
-        if slot.state == State::Retry {
+        slot.cancel();
+        if slot.is_queued() {
             self.retry_due = true;
             return Ok(());
         }
-        let (rail, child) = (usize::from(slot.rail), child_token(index as u32, slot.generation));
+        let (rail, child) = (slot.rail(), slot.child_token(index as u32));
         match self.rails[rail].cancel(child) {
             // It ended already and waits in the child to be polled.
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
@@ -370,12 +358,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
     }
 
-    fn end(&mut self, index: u32, completion: Completion) -> Completion {
-        let segment = self.slots[index as usize].slice.remote.0;
-        if let Some(segment) = self.segments.get_mut(segment.index as usize) {
-            segment.in_use -= 1;
-        }
-        self.in_flight -= 1;
+    fn end(&mut self, index: usize, completion: Completion) -> Completion {
+        self.leave_segment(self.slots[index].slice.remote.0.index, 1);
         self.put_slot(index);
         completion
     }
@@ -404,18 +388,6 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             Some(error) => Completion::unknown(fence.token, error),
         }
     }
-}
-
-/// Set in the tokens that children see for fences.
-const FENCE_TAG: u64 = 1 << 63;
-const GENERATION: u32 = u32::MAX >> 1;
-
-const fn slot_of(child: Token) -> usize {
-    child.0 as u32 as usize
-}
-
-const fn child_token(slot: u32, generation: u32) -> Token {
-    Token((generation as u64) << 32 | slot as u64)
 }
 
 impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
@@ -452,7 +424,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         self.region(id)?;
-        let waiting = |slot: &Slot| slot.state == State::Retry && slot.slice.local.0 == id;
+        let waiting = |slot: &Slot| slot.is_queued() && slot.slice.local.0 == id;
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
@@ -517,7 +489,9 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             debug_assert!(pushed.is_ok(), "as many names as rails");
             let mut alike =
                 exports(blob).filter_map(Result::ok).filter(|(other, _)| *other == name.as_bytes());
-            let named = alike.nth(nth);
+            // When they have fewer, several of ours share one of theirs.
+            let count = alike.clone().count();
+            let named = alike.nth(nth % count.max(1));
             match named.map(|(_, blob)| child.attach(id, blob)) {
                 Some(Ok(())) => reachable |= 1 << rail,
                 Some(Err(error)) => {
@@ -578,17 +552,19 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         let mut excluded = 0;
         // Slices that follow each other onto the same rail go there in one call.
         while done < batch.len() {
-            let (filled, rail, refused) = self.stage_run(&batch[done..], excluded);
-            let accepted = if filled == 0 { Ok(0) } else { self.post_run(rail, filled) };
+            let (filled, rail, refused) = self.stage_run(&batch[done..], batch.len(), excluded);
+            let accepted = if filled == 0 { Ok(0) } else { self.rails[rail].submit(&self.run[..filled]) };
             let count = *accepted.as_ref().unwrap_or(&0);
             for at in (count..filled).rev() {
-                self.route.returned(rail, &self.run[at]);
-                self.put_slot(slot_of(self.run[at].token) as u32);
+                match accepted {
+                    Err(error) if at == 0 => self.refused(rail, error),
+                    _ => self.route.returned(rail, &self.run[at]),
+                }
+                self.put_slot(slot_of(self.run[at].token));
             }
-            for slice in &batch[done..done + count] {
-                self.segments[slice.remote.0.index as usize].in_use += 1;
+            if count > 0 {
+                self.segments[batch[done].remote.0.index as usize].in_use += count as u32;
             }
-            self.in_flight += count as u32;
             done += count;
             match accepted {
                 Err(error) => {
@@ -626,20 +602,11 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         for rail in 0..self.rails.len() {
             loop {
                 // Never take more from a child than there is room for: a completion is told once.
-                let room = REAP.min(out.len() - written);
-                let count = self.rails[rail].poll(now, &mut self.reaped[..room]);
-                for at in 0..count {
-                    let child = self.reaped[at];
-                    let told = match self.reap_applied(rail, &child) {
-                        None => self.reap(rail, &child),
-                        told => told,
-                    };
-                    if let Some(completion) = told {
-                        out[written] = completion;
-                        written += 1;
-                    }
-                }
-                if count < REAP {
+                let room = &mut out[written..];
+                let wanted = room.len();
+                let count = self.rails[rail].poll(now, room);
+                written += self.reap(rail, &mut room[..count]);
+                if count < wanted || written == out.len() {
                     break;
                 }
             }
@@ -670,7 +637,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        let wanted = |slot: &Slot| slot.state != State::Free && slot.slice.token == token;
+        let wanted = |slot: &Slot| !slot.is_free() && slot.slice.token == token;
         let index = self.slots.iter().position(wanted).ok_or(Error::new(ErrorKind::NotFound))?;
         self.cancel_slot(index)
     }
@@ -701,7 +668,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
 }
 
 /// The children's exports in a blob, or where it stops making sense.
-fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> {
+fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> + Clone {
     let bad = Error::new(ErrorKind::InvalidArgument);
     let (mut left, mut rest) = match blob.split_first() {
         Some((&count, rest)) => (usize::from(count), rest),

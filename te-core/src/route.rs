@@ -1,8 +1,12 @@
 //! Which rail takes a slice.
 
+mod rail;
+
+use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::{Completion, Instant, Slice};
+use crate::{Completion, Instant, RegionId, SegmentId, Slice};
+use rail::{Figures, Rail};
 
 /// Rails a [`MultiTransport`](crate::MultiTransport) can hold: the bits of its masks.
 pub const RAILS_MAX: usize = 32;
@@ -47,12 +51,14 @@ pub trait Route {
 pub struct HealthConfig {
     /// Rail faults in a row that pause a rail.
     pub errors_max: u32,
-    /// First pause. Each further one is twice as long.
+    /// First pause, and first wait before a slow rail is tried again. Each further one is twice as long.
     pub cooldown_min: Duration,
-    /// Longest pause.
+    /// Longest pause and wait.
     pub cooldown_max: Duration,
     /// Bandwidth assumed before anything was measured, bytes per microsecond (= MB/s).
     pub bandwidth_initial: u32,
+    /// A rail that takes so many times as long for a byte as the best of its group is slow. 0: none ever is.
+    pub slow_factor: u32,
 }
 
 impl Default for HealthConfig {
@@ -62,6 +68,7 @@ impl Default for HealthConfig {
             cooldown_min: Duration::from_millis(10),
             cooldown_max: Duration::from_secs(10),
             bandwidth_initial: 1_000,
+            slow_factor: 4,
         }
     }
 }
@@ -69,8 +76,12 @@ impl Default for HealthConfig {
 /// What a [`HealthRoute`] knows of one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailHealth {
+    /// How it is used.
+    pub state: RailState,
     /// Smoothed bandwidth, bytes per second.
     pub bandwidth: u64,
+    /// Smoothed time from acceptance to end of a slice, the wait behind others included, nanoseconds.
+    pub slice_nanos: u64,
     /// Bytes accepted and not ended.
     pub bytes_in_flight: u64,
     /// Bytes that ended `Applied`.
@@ -79,37 +90,57 @@ pub struct RailHealth {
     pub slices_ended: u64,
     /// Slices that ended with an error of any kind.
     pub errors: u64,
+    /// Times it was paused.
+    pub pauses: u64,
+    /// Times it was found slow after it had not been.
+    pub slowdowns: u64,
     /// The rail gets nothing before this time, then one slice as a probe.
     pub paused_until: Option<Instant>,
 }
 
-/// Predicted finish time, with a static penalty for distance, a pause for rails that fail, and a probe to bring them back.
+/// How a rail is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RailState {
+    /// It takes its share.
+    Open,
+    /// It works, several times slower than the best of its group. It takes what it can carry, one slice at a time, and is
+    /// tried now and then when there is too little work for it.
+    Slow,
+    /// It failed, and gets nothing for now.
+    Paused,
+    /// Its pause is over: one slice tells whether it works again.
+    Probing,
+}
+
+/// Predicted finish time, with penalties for distance, a pause for rails that fail, and probes to bring them back.
 ///
-/// A rail's cost for a slice is `(bytes in flight + len) ÷ smoothed bandwidth × penalty`. A rail that is merely slow
-/// shows in its bandwidth and gets its share of it; a rail that fails `errors_max` times in a row is paused, longer each
-/// time, and gets a single slice when the pause is over.
+/// A rail's cost for a slice is `(bytes in flight + len) ÷ smoothed bandwidth × penalty`. The penalty is the rail's own
+/// times that of the slice's region times that of its segment ([`set_region_penalties`](Self::set_region_penalties)): how far
+/// its NICs are from the memory on either side. So a near rail is used alone while it is free, and those further away join
+/// in once it has a queue.
+///
+/// A rail that is merely slow shows in its bandwidth, gets its share of the work, and is reported. A rail that fails
+/// `errors_max` times in a row is paused, longer each time, and gets a single slice when the pause is over.
 #[derive(Debug)]
 pub struct HealthRoute {
     rails: heapless::Vec<Rail, RAILS_MAX>,
+    /// Rails with a `paused_until`.
+    paused: u32,
+    /// Rails that are slow.
+    slow: u32,
+    /// No slow rail wants to be tried before. Never, while there is none.
+    probe_due: Instant,
     config: HealthConfig,
     now: Instant,
+    /// Penalties by region index and by segment index.
+    regions: Vec<Row>,
+    segments: Vec<Row>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Rail {
-    /// Nanoseconds a byte takes, times 2^16, smoothed.
-    ns_per_byte_q16: u64,
-    /// Percent; 100 = near.
-    penalty: u32,
-    in_flight: u64,
-    faults_in_row: u32,
-    cooldown_ns: u64,
-    paused_until: Option<Instant>,
-    probing: bool,
-    bytes_done: u64,
-    slices_ended: u64,
-    errors: u64,
-}
+/// A penalty for each rail, in tenths: 10 is near.
+type Row = [u8; RAILS_MAX];
+const NEAR: Row = [10; RAILS_MAX];
+const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 impl HealthRoute {
     /// A route over as many rails as there are `penalties`, in percent: 100 for the nearest, more for those further away.
@@ -118,52 +149,57 @@ impl HealthRoute {
     /// With more than [`RAILS_MAX`] rails.
     #[must_use]
     pub fn new(penalties: &[u32], config: HealthConfig) -> Self {
-        let rail = |&penalty: &u32| Rail {
-            ns_per_byte_q16: ns_per_byte_q16(u64::from(config.bandwidth_initial.max(1)), 1_000),
-            penalty: penalty.max(1),
-            in_flight: 0,
-            faults_in_row: 0,
-            cooldown_ns: 0,
-            paused_until: None,
-            probing: false,
-            bytes_done: 0,
-            slices_ended: 0,
-            errors: 0,
-        };
         assert!(penalties.len() <= RAILS_MAX, "at most {RAILS_MAX} rails");
-        Self { rails: penalties.iter().map(rail).collect(), config, now: Instant::ZERO }
+        Self {
+            rails: penalties.iter().map(|&penalty| Rail::new(penalty, config)).collect(),
+            paused: 0,
+            slow: 0,
+            probe_due: NEVER,
+            config,
+            now: Instant::ZERO,
+            regions: Vec::new(),
+            segments: Vec::new(),
+        }
+    }
+
+    /// Compares rails only within their group when it looks for slow ones: `groups[rail]`. Without it, all are one group.
+    #[must_use]
+    pub fn with_groups(mut self, groups: &[u8]) -> Self {
+        for (rail, &group) in self.rails.iter_mut().zip(groups) {
+            rail.group = group;
+        }
+        self
+    }
+
+    /// How far each rail's NIC here is from a region: `penalties[rail]` in percent, 10 to 2550 in steps of 10, and 100 for
+    /// rails beyond. `None`: all are alike. Holds for the region's index until it is set again; takes 32 bytes for each index
+    /// up to it. Not for the data path.
+    pub fn set_region_penalties(&mut self, region: RegionId, penalties: Option<&[u32]>) {
+        set_row(&mut self.regions, region.index, penalties);
+    }
+
+    /// How far each rail's NIC at the peer is from a segment; otherwise as for regions.
+    pub fn set_segment_penalties(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+        set_row(&mut self.segments, segment.index, penalties);
     }
 
     /// What is known of `rail`; `None` when there is no such rail.
     #[must_use]
     pub fn health(&self, rail: usize) -> Option<RailHealth> {
-        self.rails.get(rail).map(|rail| RailHealth {
-            bandwidth: (1_000_000_000u64 << 16) / rail.ns_per_byte_q16.max(1),
-            bytes_in_flight: rail.in_flight,
-            bytes_done: rail.bytes_done,
-            slices_ended: rail.slices_ended,
-            errors: rail.errors,
-            paused_until: rail.paused_until,
-        })
+        self.rails.get(rail).map(|rail| rail.health(self.now))
     }
-}
 
-impl Route for HealthRoute {
+    /// The rail of `open` that would finish `len` bytes first, by a cost that `weigh` may change.
     #[inline]
-    fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
+    fn cheapest(&self, len: u32, open: u32, weigh: impl Fn(usize, u64) -> u64) -> Option<usize> {
         let mut best = None;
         let mut best_cost = u64::MAX;
-        let mut rest = reachable;
+        let mut rest = open;
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let Some(rail) = self.rails.get(index) else { break };
-            if !rail.usable(self.now) {
-                continue;
-            }
-            let bytes = rail.in_flight.saturating_add(u64::from(slice.len));
-            let cost =
-                (bytes.saturating_mul(rail.ns_per_byte_q16) >> 8).saturating_mul(u64::from(rail.penalty));
+            let cost = weigh(index, rail.cost(len));
             if best.is_none() || cost < best_cost {
                 (best, best_cost) = (Some(index), cost);
             }
@@ -171,9 +207,114 @@ impl Route for HealthRoute {
         best
     }
 
+    /// Those of `reachable` that may get a slice, when some of them are paused.
+    #[cold]
+    fn without_paused(&self, reachable: u32) -> u32 {
+        let usable = |&(index, rail): &(usize, &Rail)| reachable & 1 << index != 0 && rail.usable(self.now);
+        self.rails.iter().enumerate().filter(usable).fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
+    /// A slow rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not busy.
+    #[cold]
+    fn slow_probe(&mut self, open: u32) -> Option<usize> {
+        let now = self.now;
+        let due = |index: &usize| open & self.slow & 1 << index != 0 && self.rails[*index].wants_probe(now);
+        let found = (0..self.rails.len()).find(due);
+        if let Some(index) = found {
+            self.rails[index].probed(now, &self.config);
+        }
+        let next = self.next_probe();
+        // One that this slice cannot reach must not be looked for at every slice.
+        self.probe_due = if next <= now { now + self.config.cooldown_min } else { next };
+        found
+    }
+
+    fn next_probe(&self) -> Instant {
+        let slow = self.rails.iter().filter(|rail| rail.slow);
+        slow.map(|rail| rail.probe_at).min().unwrap_or(NEVER)
+    }
+
+    /// Takes the time of a slice into account. Out of line: most slices are not asked.
+    #[inline(never)]
+    fn learn(&mut self, index: usize, nanos: u64, bytes_ahead: u64) {
+        if nanos == 0 {
+            return;
+        }
+        let rail = &mut self.rails[index];
+        let sample = rail.learn(nanos, bytes_ahead);
+        rail.skip();
+        if rail.is_suspect() || rail.slices_ended & 15 < 8 {
+            self.judge(index, sample, nanos);
+        }
+    }
+
+    /// Compares a rail with the best of its group, after a slice that took `nanos`, `sample` a byte.
+    fn judge(&mut self, index: usize, sample: u64, nanos: u64) {
+        let group = self.rails[index].group;
+        let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
+        let peers = self.rails.iter().enumerate().filter(peer);
+        let best = peers.map(|(_, rail)| rail.figures()).min();
+        let (now, config) = (self.now, self.config);
+        let rail = &mut self.rails[index];
+        let was_slow = rail.slow;
+        rail.judge(best, Figures { ns_per_byte_q16: sample, slice_ns: nanos }, now, &config);
+        rail.skip();
+        if was_slow || rail.slow {
+            self.slow = self.slow & !(1 << index) | u32::from(rail.slow) << index;
+            self.probe_due = self.next_probe();
+        }
+    }
+}
+
+fn set_row(rows: &mut Vec<Row>, index: u32, penalties: Option<&[u32]>) {
+    let index = index as usize;
+    let Some(penalties) = penalties else {
+        if let Some(row) = rows.get_mut(index) {
+            *row = NEAR;
+        }
+        return;
+    };
+    let mut row = NEAR;
+    for (tenths, &percent) in row.iter_mut().zip(penalties) {
+        *tenths = (percent / 10).clamp(1, u32::from(u8::MAX)) as u8;
+    }
+    if rows.len() <= index {
+        rows.resize(index + 1, NEAR);
+    }
+    rows[index] = row;
+}
+
+impl Route for HealthRoute {
+    #[inline]
+    fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize> {
+        let open = if reachable & self.paused == 0 { reachable } else { self.without_paused(reachable) };
+        if open.is_power_of_two() {
+            let only = open.trailing_zeros() as usize;
+            return (only < self.rails.len()).then_some(only);
+        }
+        if self.now >= self.probe_due
+            && let Some(rail) = self.slow_probe(open)
+        {
+            return Some(rail);
+        }
+        let local = self.regions.get(slice.local.0.index as usize);
+        let remote = self.segments.get(slice.remote.0.index as usize);
+        match (local, remote) {
+            (None, None) => self.cheapest(slice.len, open, |_, cost| cost),
+            (local, remote) => {
+                let (local, remote) = (local.unwrap_or(&NEAR), remote.unwrap_or(&NEAR));
+                let weigh = |rail: usize, cost: u64| {
+                    let penalty = u64::from(local[rail % RAILS_MAX]) * u64::from(remote[rail % RAILS_MAX]);
+                    (cost >> 8).saturating_mul(penalty)
+                };
+                self.cheapest(slice.len, open, weigh)
+            }
+        }
+    }
+
     #[inline]
     fn takes_more(&self, rail: usize) -> bool {
-        self.rails[rail].paused_until.is_none()
+        (self.paused | self.slow) & 1 << rail == 0
     }
 
     #[inline]
@@ -193,47 +334,31 @@ impl Route for HealthRoute {
     #[inline]
     fn completed(
         &mut self,
-        rail: usize,
+        index: usize,
         slice: &Slice,
         completion: &Completion,
         nanos: u64,
         bytes_ahead: u64,
     ) {
-        let now = self.now;
-        let config = self.config;
-        let rail = &mut self.rails[rail];
+        let rail = &mut self.rails[index];
         rail.in_flight = rail.in_flight.saturating_sub(u64::from(slice.len));
         rail.slices_ended += 1;
         match completion.result {
             Ok(()) => {
                 rail.bytes_done += u64::from(slice.len);
                 if rail.faults_in_row > 0 || rail.cooldown_ns > 0 {
-                    rail.faults_in_row = 0;
-                    rail.cooldown_ns /= 2;
-                    rail.paused_until = None;
-                    rail.probing = false;
+                    rail.recover();
+                    self.paused &= !(1 << index);
                 }
-                // A division a slice is dear: once a rail is known, one in eight is enough.
-                if nanos > 0 && (rail.slices_ended < 64 || rail.slices_ended.is_multiple_of(8)) {
-                    let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
-                    rail.ns_per_byte_q16 = (rail.ns_per_byte_q16 * 7 + sample) / 8;
-                    rail.ns_per_byte_q16 = rail.ns_per_byte_q16.max(1);
+                if rail.skip == 0 {
+                    self.learn(index, nanos, bytes_ahead);
+                } else {
+                    rail.skip -= 1;
                 }
             }
             Err(error) => {
-                rail.errors += 1;
-                rail.probing = false;
-                if !error.kind.is_rail_fault() {
-                    return;
-                }
-                rail.faults_in_row += 1;
-                // A rail that was paused has to prove itself: its first fault pauses it again.
-                if rail.faults_in_row >= config.errors_max || rail.paused_until.is_some() {
-                    let min = nanos_of(config.cooldown_min);
-                    rail.cooldown_ns =
-                        (rail.cooldown_ns * 2).clamp(min, nanos_of(config.cooldown_max).max(min));
-                    rail.paused_until = Some(now + Duration::from_nanos(rail.cooldown_ns));
-                }
+                rail.failed(error.kind.is_rail_fault(), nanos, self.now, &self.config);
+                self.paused = self.paused & !(1 << index) | u32::from(rail.paused_until.is_some()) << index;
             }
         }
     }
@@ -251,22 +376,4 @@ impl Route for HealthRoute {
     fn bytes_in_flight(&self, rail: usize) -> u64 {
         self.rails.get(rail).map_or(0, |rail| rail.in_flight)
     }
-}
-
-impl Rail {
-    fn usable(&self, now: Instant) -> bool {
-        match self.paused_until {
-            None => true,
-            Some(until) => !self.probing && now >= until,
-        }
-    }
-}
-
-/// `nanos` for `bytes`, as nanoseconds a byte times 2^16.
-fn ns_per_byte_q16(bytes: u64, nanos: u64) -> u64 {
-    (nanos.min(u64::MAX >> 16) << 16) / bytes
-}
-
-fn nanos_of(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -132,3 +132,58 @@ fn a_write_that_succeeds_on_the_second_rail_still_asks_for_a_fence() {
     assert_eq!(out[0], Completion::applied(Token(1 << 40)));
     assert_eq!(rails.nets[0].orphaned_writes(THERE), 0);
 }
+
+#[test]
+fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
+    use te_core::{Error, ErrorKind, Fault, FaultConfig};
+    let nets = [1, 2].map(|seed| SimNet::new(seed, SimConfig::CALM));
+    let multi = || {
+        let rails = nets.iter().map(|net| Fault::new(net.node(), 3, FaultConfig::default()));
+        MultiTransport::new(rails, HealthRoute::new(&[100, 100], HealthConfig::default()), 64)
+            .expect("two rails")
+    };
+    let (mut here, mut there) = (multi(), multi());
+    let mut memory = [0u64; 2];
+    let word = |at: usize| MemSpan::new(memory.as_mut_ptr().wrapping_add(at).cast(), 8);
+    let words = [0, 1].map(word);
+    // SAFETY: the words outlive the transports' use of them, and nobody looks at them.
+    unsafe {
+        here.register(REGION, words[0], Access::LOCAL).expect("registered");
+        there.register(REGION, words[1], Access::REMOTE_READ).expect("registered");
+    }
+    let mut blob = [0; 256];
+    let len = there.export(REGION, &mut blob).expect("exported");
+    here.attach(SEGMENT, &blob[..len]).expect("attached");
+
+    let error = Some(Error::new(ErrorKind::System));
+    let refuses =
+        FaultConfig { submit_refused_ppm: 1_000_000, submit_error: error, ..FaultConfig::default() };
+    here.rails_mut()[0].set_config(refuses);
+    let mut out = [Completion::applied(Token(0)); 4];
+    let mut now = Instant::ZERO;
+    for i in 0..100 {
+        let slice = Slice { token: Token(i), local: (REGION, 0), remote: (SEGMENT, 0), len: 8, op: Op::Read };
+        assert_eq!(here.submit(&[slice]), Ok(1), "the other rail takes it");
+        now = now + Duration::from_micros(50);
+        nets.iter().for_each(|net| net.advance_to(now));
+        assert_eq!((here.poll(now, &mut out), out[0]), (1, Completion::applied(Token(i))));
+    }
+    assert_eq!(here.rails()[0].counters().submits_refused, 3, "then it is left alone");
+    assert_eq!(here.route().health(0).map(|health| health.errors), Some(3));
+}
+
+#[test]
+fn several_rails_share_the_one_that_the_peer_has() {
+    let net = SimNet::new(5, SimConfig::CALM);
+    let route = || HealthRoute::new(&[100, 100], HealthConfig::default());
+    let mut here = MultiTransport::new([net.node(), net.node()], route(), 64).expect("two rails");
+    let mut there = MultiTransport::new([net.node()], route(), 64).expect("one rail");
+    let mut byte = 0u8;
+    // SAFETY: nothing ever moves.
+    unsafe { there.register(REGION, MemSpan::new(&raw mut byte, 1), Access::REMOTE_READ) }
+        .expect("registered");
+    let mut blob = [0; 256];
+    let len = there.export(REGION, &mut blob).expect("exported");
+    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(SEGMENT), 0b11);
+}

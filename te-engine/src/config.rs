@@ -1,7 +1,9 @@
 //! One typed struct configures an engine. TOML, environment and flags are the binaries' business.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::string::String;
+use std::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +20,8 @@ pub struct Config {
     pub advertise_host: Option<String>,
     /// Which fabrics to use.
     pub fabrics: Fabrics,
+    /// Where to learn which NICs are near which memory. Counts for fabrics with several NICs.
+    pub topology: TopologySource,
     /// Length at which requests are cut, bytes. Rounded up to what the nearest rail prefers when it is the only usable one.
     pub slice_bytes: u32,
     /// Batches that exist at a time, at most.
@@ -45,6 +49,23 @@ pub struct Config {
     pub control: ControlConfig,
     /// The TCP fabric.
     pub tcp: TcpConfig,
+    /// The RDMA fabric.
+    pub rdma: RdmaConfig,
+}
+
+/// Where an engine learns which NICs are near which memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TopologySource {
+    /// From sysfs. A host that cannot be read counts as `Off`.
+    #[default]
+    Auto,
+    /// From a priority matrix in JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`. A file that does not hold one keeps the
+    /// engine from starting.
+    File(PathBuf),
+    /// Nowhere: all NICs are alike.
+    Off,
 }
 
 /// Which fabrics an engine uses. One that this build lacks is ignored.
@@ -55,6 +76,8 @@ pub struct Fabrics {
     pub local: bool,
     /// Shared memory between processes of one host.
     pub shm: bool,
+    /// RDMA, one rail for each port. A host without any says so once; that is an error only when no other fabric is on.
+    pub rdma: bool,
     /// TCP.
     pub tcp: bool,
 }
@@ -95,6 +118,32 @@ pub struct TcpConfig {
     pub receive_buffer_bytes: Option<u32>,
 }
 
+/// What the RDMA fabric can be told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RdmaConfig {
+    /// Devices to use, by the kernel's names: `mlx5_0` for each of its active ports, `mlx5_0:1` for one port. Empty: every active
+    /// port of the host.
+    pub devices: Vec<String>,
+    /// Port of the first rail's side channel; each further rail takes the next one. 0 picks them. The address is that of the
+    /// control port.
+    pub port: u16,
+    /// Entry of each port's GID table. Without it one is chosen, RoCE v2 over IPv4 first, and proven by a loopback.
+    pub gid_index: Option<u32>,
+    /// Queue pairs to each peer on each rail; 1 to 16.
+    pub qps: u8,
+    /// Longest path MTU, bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ports' counts.
+    pub mtu_bytes_max: u32,
+    /// Traffic class of our packets; on RoCE its upper six bits are the DSCP.
+    pub traffic_class: u8,
+    /// InfiniBand service level; 0 to 15.
+    pub service_level: u8,
+    /// A device resends what is not acknowledged within 4.096 µs × 2^this; 1 to 31.
+    pub timeout_exponent: u8,
+    /// How often it resends before it gives up; 0 to 7.
+    pub retries: u8,
+}
+
 impl Config {
     /// Checks what can be checked before anything is opened.
     ///
@@ -116,6 +165,21 @@ impl Config {
             if value == 0 {
                 return Err(StartError::Config { field, need: "must be at least 1" });
             }
+        }
+        let rdma = &self.rdma;
+        for (field, value, range, need) in [
+            ("rdma.qps", rdma.qps, 1..=16, "must be 1 to 16"),
+            ("rdma.service_level", rdma.service_level, 0..=15, "must be 0 to 15"),
+            ("rdma.timeout_exponent", rdma.timeout_exponent, 1..=31, "must be 1 to 31"),
+            ("rdma.retries", rdma.retries, 0..=7, "must be 0 to 7"),
+        ] {
+            if !range.contains(&value) {
+                return Err(StartError::Config { field, need });
+            }
+        }
+        if !matches!(rdma.mtu_bytes_max, 256 | 512 | 1024 | 2048 | 4096) {
+            let need = "must be 256, 512, 1024, 2048 or 4096";
+            return Err(StartError::Config { field: "rdma.mtu_bytes_max", need });
         }
         if self.slice_bytes < 4096 {
             return Err(StartError::Config { field: "slice_bytes", need: "must be at least 4096" });
@@ -162,6 +226,7 @@ impl Default for Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise_host: None,
             fabrics: Fabrics::default(),
+            topology: TopologySource::default(),
             slice_bytes: 64 << 10,
             batches_max: 1024,
             requests_per_batch_max: 4096,
@@ -174,30 +239,33 @@ impl Default for Config {
             mailbox_commands_max: 1024,
             control: ControlConfig::default(),
             tcp: TcpConfig::default(),
+            rdma: RdmaConfig::default(),
         }
     }
 }
 
 impl Fabrics {
     /// None; switch on what is wanted.
-    pub const NONE: Self = Self { local: false, shm: false, tcp: false };
+    pub const NONE: Self = Self { local: false, shm: false, rdma: false, tcp: false };
     /// Copies within the process alone.
     pub const LOCAL: Self = Self { local: true, ..Self::NONE };
     /// Shared memory alone.
     pub const SHM: Self = Self { shm: true, ..Self::NONE };
+    /// RDMA alone.
+    pub const RDMA: Self = Self { rdma: true, ..Self::NONE };
     /// TCP alone.
     pub const TCP: Self = Self { tcp: true, ..Self::NONE };
 
     /// Whether one that this build has is on.
     #[must_use]
     pub const fn any(self) -> bool {
-        self.local || self.shm || (self.tcp && cfg!(feature = "tcp"))
+        self.local || self.shm || (self.rdma && cfg!(feature = "rdma")) || (self.tcp && cfg!(feature = "tcp"))
     }
 }
 
 impl Default for Fabrics {
     fn default() -> Self {
-        Self { local: true, shm: true, tcp: true }
+        Self { local: true, shm: true, rdma: true, tcp: true }
     }
 }
 
@@ -222,6 +290,22 @@ impl Default for TcpConfig {
             congestion: None,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
+        }
+    }
+}
+
+impl Default for RdmaConfig {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            port: 0,
+            gid_index: None,
+            qps: 2,
+            mtu_bytes_max: 4096,
+            traffic_class: 0,
+            service_level: 0,
+            timeout_exponent: 14,
+            retries: 7,
         }
     }
 }
@@ -259,6 +343,24 @@ mod tests {
             assert_eq!(refused(tcp), "tcp.send_buffer_bytes");
             let tcp = TcpConfig { receive_buffer_bytes: bytes, ..none.clone() };
             assert_eq!(refused(tcp), "tcp.receive_buffer_bytes");
+        }
+    }
+
+    #[test]
+    fn rdma_settings_out_of_their_limits_are_refused_by_name() {
+        let none = RdmaConfig::default();
+        for (field, rdma) in [
+            ("rdma.qps", RdmaConfig { qps: 0, ..none.clone() }),
+            ("rdma.qps", RdmaConfig { qps: 17, ..none.clone() }),
+            ("rdma.mtu_bytes_max", RdmaConfig { mtu_bytes_max: 1500, ..none.clone() }),
+            ("rdma.service_level", RdmaConfig { service_level: 16, ..none.clone() }),
+            ("rdma.timeout_exponent", RdmaConfig { timeout_exponent: 0, ..none.clone() }),
+            ("rdma.retries", RdmaConfig { retries: 8, ..none }),
+        ] {
+            match (Config { rdma, ..Config::default() }).validate() {
+                Err(StartError::Config { field: found, .. }) => assert_eq!(found, field),
+                other => panic!("{field}: {other:?}"),
+            }
         }
     }
 

@@ -8,6 +8,8 @@ use std::string::String;
 
 use te_core::{Error, Status};
 
+use crate::topology::MatrixFileError;
+
 /// Why an engine did not start.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -33,6 +35,8 @@ pub enum StartError {
         /// Why.
         source: Box<dyn StdError + Send + Sync>,
     },
+    /// The priority matrix that the configuration names is none.
+    Topology(MatrixFileError),
     /// The system gave no thread, descriptor or randomness.
     System(io::Error),
 }
@@ -237,6 +241,7 @@ impl fmt::Display for StartError {
             Self::Fabric { name, source } => {
                 write!(f, "fabric {name} did not start: {source}: repair it, or turn it off in `fabrics`")
             }
+            Self::Topology(source) => write!(f, "{source}: repair it, or set `topology` to \"auto\""),
             Self::System(source) => write!(f, "the system refused: {source}"),
         }
     }
@@ -248,6 +253,7 @@ impl StdError for StartError {
             Self::Config { .. } => None,
             Self::Listen { source, .. } | Self::System(source) => Some(source),
             Self::Fabric { source, .. } => Some(source.as_ref()),
+            Self::Topology(source) => Some(source),
         }
     }
 }

@@ -13,7 +13,7 @@ use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
 
 use crate::config::Config;
 use crate::control::Inbox;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, Rail};
 use crate::error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::payload::{Abandoned, Payload};
@@ -43,7 +43,24 @@ impl TransferEngine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
-        let engine = Engine::start_with(config.clone(), metadata)?;
+        Self::start_over(config, metadata, Vec::new())
+    }
+
+    /// As [`start`](Self::start), with `rails` beside the fabrics of `config`, near as RDMA is.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    #[cfg(feature = "testkit")]
+    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
+        Self::start_over(config, None, rails)
+    }
+
+    fn start_over(
+        config: Config,
+        metadata: Option<Arc<dyn Metadata>>,
+        rails: Vec<Rail>,
+    ) -> Result<Self, StartError> {
+        let engine = Engine::start_over(config.clone(), metadata, rails)?;
         let (name, incarnation) = (engine.name().into(), engine.incarnation());
         let (metadata, inbox) = engine.parts();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);

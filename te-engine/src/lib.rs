@@ -11,10 +11,10 @@
 //!      batches: requests ► slices, six statuses, deadlines┤
 //!                                                         ▼
 //!                         MultiTransport under a route: the nearest rail that reaches the segment
-//!                            │             │               │
-//!                          local          shm             tcp
-//!                       same process    same host      elsewhere
-//!                          memcpy     memfd + memcpy     te-tcp
+//!                            │             │             │           │
+//!                          local          shm        rdma × ports   tcp
+//!                       same process    same host     elsewhere   elsewhere
+//!                          memcpy     memfd + memcpy   te-rdma     te-tcp
 //!
 //!   control port (one thread): descriptor?  notify  probe     ◄── peers' open_segment, notify, probe
 //! ```
@@ -33,8 +33,8 @@
 //!   descriptors: idle, it burns no CPU. An [`Engine`] is polled by its one owner: no thread hop, and no progress, not even for
 //!   peers, while it is not polled.
 //!
-//! Features: `tcp` (default), `uring` (io_uring under TCP), `tokio` ([`Transfer`] is a `Future`, of any runtime). `local` and
-//! `shm` are always there; [`Fabrics`] turns each off.
+//! Features: `tcp` (default), `uring` (io_uring under TCP), `rdma` (libibverbs, loaded at run time), `tokio` ([`Transfer`] is a
+//! `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.
 //!
 //! # Example
 //!
@@ -88,16 +88,22 @@ mod handle;
 mod local;
 mod metadata;
 mod payload;
+#[cfg(feature = "rdma")]
+mod rdma;
 mod region;
 mod request;
 mod shm;
+mod sums;
 mod sys;
 mod tiers;
+pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, TcpConfig};
+pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
+#[cfg(feature = "testkit")]
+pub use engine::Rail;
 pub use engine::{Engine, FenceHandle};
 pub use error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
 pub use handle::TransferEngine;
@@ -110,6 +116,7 @@ pub use request::{
     Stats, TransferRequest,
 };
 pub use shm::ShmTransport;
+pub use sys::{crc32c_at, crc32c_joined, crc32c_of};
 pub use te_core::{
     Access, BatchHandle, Buffer, Error, ErrorKind, Location, MemSpan, Op, Outcome, RegionId, Registered,
     Status,

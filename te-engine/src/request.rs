@@ -81,6 +81,9 @@ pub struct RequestStatus {
     pub outcome: Outcome,
     /// Bytes of it may still land at the target: fence before the range gets other bytes or another owner.
     pub fence_needed: bool,
+    /// CRC-32C of the bytes that a READ brought, where a rail came by it on the way: see
+    /// [`Engine::checksum_reads`](crate::Engine::checksum_reads).
+    pub crc32c: Option<u32>,
 }
 
 /// What is known about a whole batch.
@@ -143,10 +146,12 @@ pub struct Notification {
 }
 
 /// Counters of one rail since the engine started.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RailStats {
-    /// `local`, `shm`, `tcp`.
+    /// `local`, `shm`, `rdma`, `tcp`.
     pub name: &'static str,
+    /// Device and port, `mlx5_0:1`, where a fabric has several; else empty.
+    pub device: String,
     /// Bytes moved.
     pub bytes: u64,
     /// Slices that ended well.
@@ -159,6 +164,12 @@ pub struct RailStats {
     pub ewma_gb_s: f64,
     /// Whether the route leaves it out for now.
     pub paused: bool,
+    /// Whether it works, but several times slower than others of its kind.
+    pub slow: bool,
+    /// Times it was paused.
+    pub pauses: u64,
+    /// Times it became slow.
+    pub slowdowns: u64,
 }
 
 /// What an engine knows about itself.

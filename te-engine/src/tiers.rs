@@ -4,7 +4,9 @@
 //! make it dearer, not faster. So rails are ordered in tiers, and only rails of the nearest usable tier share work, by
 //! predicted finish time.
 
-use te_core::{Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, Route, Slice};
+use te_core::{
+    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, Route, Slice,
+};
 
 /// Rails in tiers over a [`HealthRoute`].
 #[derive(Debug)]
@@ -25,7 +27,14 @@ impl Tiers {
             rails.filter(|&(_, &tier)| tier == level).fold(0, |mask, (rail, _)| mask | 1 << rail)
         };
         let penalties = vec![100; tier_of.len().min(RAILS_MAX)];
-        Self { health: HealthRoute::new(&penalties, config), tiers: levels.into_iter().map(mask).collect() }
+        // Rails of different tiers are of different kinds: none is slow for being slower than another kind.
+        let health = HealthRoute::new(&penalties, config).with_groups(tier_of);
+        Self { health, tiers: levels.into_iter().map(mask).collect() }
+    }
+
+    /// What each rail costs for a local region, in percent. They count among the rails of one tier.
+    pub(crate) fn set_region_penalties(&mut self, region: RegionId, penalties: Option<&[u32]>) {
+        self.health.set_region_penalties(region, penalties);
     }
 
     /// What is known of `rail`.
@@ -85,16 +94,49 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn work_stays_on_the_nearest_rail_until_that_is_paused() {
-        let mut route = Tiers::new(&[0, 1, 2, 2], HealthConfig::default());
-        let slice = Slice {
+    fn slice() -> Slice {
+        Slice {
             token: Token(1),
             local: (RegionId::new(0, 0), 0),
             remote: (SegmentId::new(0, 0), 0),
             len: 4096,
             op: Op::Read,
-        };
+        }
+    }
+
+    #[test]
+    fn penalties_choose_within_a_tier_and_never_across() {
+        let mut route = Tiers::new(&[0, 1, 1, 1], HealthConfig::default());
+        route.set_region_penalties(RegionId::new(0, 0), Some(&[2000, 300, 100, 300]));
+        assert_eq!(route.route(&slice(), 0b1111), Some(0), "far, but the nearest kind");
+        assert_eq!(route.route(&slice(), 0b1110), Some(2));
+        // Under load the others join in.
+        for _ in 0..3 {
+            route.accepted(2, &slice());
+        }
+        assert_eq!(route.route(&slice(), 0b1110), Some(1));
+        route.set_region_penalties(RegionId::new(0, 0), None);
+        assert_eq!(route.route(&slice(), 0b1110), Some(1));
+        route.accepted(1, &slice());
+        assert_eq!(route.route(&slice(), 0b1110), Some(3), "all alike again");
+    }
+
+    #[test]
+    fn a_rail_is_not_slow_for_being_of_another_kind() {
+        let mut route = Tiers::new(&[0, 1], HealthConfig::default());
+        for _ in 0..100 {
+            for (rail, nanos) in [(0, 1_000), (1, 100_000)] {
+                route.accepted(rail, &slice());
+                route.completed(rail, &slice(), &Completion::applied(Token(1)), nanos, 4096);
+            }
+        }
+        assert_eq!(route.health(1).unwrap().state, te_core::RailState::Open);
+    }
+
+    #[test]
+    fn work_stays_on_the_nearest_rail_until_that_is_paused() {
+        let mut route = Tiers::new(&[0, 1, 2, 2], HealthConfig::default());
+        let slice = slice();
         for _ in 0..100 {
             assert_eq!(route.route(&slice, 0b1111), Some(0));
             assert_eq!(route.route(&slice, 0b1110), Some(1));

@@ -54,7 +54,7 @@ fn bytes_go_there_and_back_over_every_fabric() {
 
 #[test]
 fn a_polled_engine_moves_bytes_without_a_worker() {
-    let fabrics = Fabrics { local: true, shm: true, tcp: false };
+    let fabrics = Fabrics { local: true, shm: true, ..Fabrics::NONE };
     let mut here = Engine::start(config(fabrics)).unwrap();
     let there = engine(fabrics);
     let remote = there.alloc_shared(8192, EVERYTHING).unwrap();

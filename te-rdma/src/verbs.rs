@@ -6,7 +6,7 @@
 //! policy: no retries, no batching, no choice of GID.
 //!
 //! Names and meanings follow the InfiniBand Architecture Specification, volume 1, chapters 9 to 11, and `libibverbs(7)`.
-#![allow(unsafe_code, reason = "declares `register`, whose promise only the caller can make")]
+#![allow(unsafe_code, reason = "declares `register` and `post`, whose promises only the caller can make")]
 
 use te_core::{Error, MemSpan, Op};
 
@@ -179,12 +179,14 @@ pub enum QpStep {
     Init(MrAccess),
     /// INIT to RTR to RTS: connected both ways.
     Connect(Path),
-    /// Any state to ERR: everything posted is flushed, and nothing that arrives is carried out any more.
+    /// Any state to ERR: everything posted is flushed, and what arrives is not carried out any more. A packet that is being
+    /// carried out at that moment may still be (soft-RoCE under load): only `destroy_qp` is a fence.
     Error,
 }
 
-/// One piece of local memory in a work request.
+/// One piece of local memory in a work request. Laid out as `struct ibv_sge`, so that a list of them needs no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// First byte.
     pub addr: u64,
@@ -220,7 +222,9 @@ pub enum WcStatus {
     Success,
     /// Our own fault: length, local key, our queue pair.
     Local,
-    /// The peer refused: key, range or rights. No byte of this request was written.
+    /// The peer refused: key, range or rights. No byte of this request was written, unless the peer ended the registration
+    /// while it arrived. Both queue pairs are in error (IBA 9.9.3.1; not every device raises an
+    /// event at the target, soft-RoCE does not).
     RemoteAccess,
     /// The peer failed in carrying it out, or found it malformed.
     RemoteOperation,
@@ -335,8 +339,8 @@ pub trait Verbs: Send {
     /// The driver's: `EINVAL` for a step out of order, `ENETUNREACH`, `ETIMEDOUT` when the path cannot be resolved.
     fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error>;
 
-    /// Destroys a queue pair: when this returned `Ok`, nothing of it touches memory, ours or a peer's through us.
-    /// Completions not polled before may be lost.
+    /// Destroys a queue pair: when this returned `Ok`, nothing of it touches our memory, on our behalf or a peer's.
+    /// Packets that have left us may still land at the peer (L5). Completions not polled before are lost.
     ///
     /// # Errors
     /// The driver's.
@@ -344,8 +348,14 @@ pub trait Verbs: Send {
 
     /// Posts work requests in order, ringing the doorbell once: how many the queue pair took, and why not all.
     ///
-    /// `ENOMEM` means that the send queue is full.
-    fn post(&mut self, qp: QpHandle, requests: &[WorkRequest], sges: &[Sge]) -> (usize, Option<Error>);
+    /// `ENOMEM` means that the send queue is full: a slot is free again when the completion of its request, or of a later
+    /// signaled one, was polled. On a queue pair in error requests are taken and flushed; `EINVAL` before `Connect`.
+    ///
+    /// # Safety
+    /// The pieces of `inline` requests are readable during the call, and no `&mut` to them exists. (Other requests are
+    /// checked by the device against what was registered.)
+    unsafe fn post(&mut self, qp: QpHandle, requests: &[WorkRequest], sges: &[Sge])
+    -> (usize, Option<Error>);
 
     /// Takes completions, oldest first; gives how many.
     ///

@@ -5,7 +5,7 @@
 
 use crate::cmd::Cmd;
 use crate::host::Host;
-use crate::{fuzz, stats, tidy};
+use crate::{bindgen, fuzz, lab, stats, tidy};
 use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
@@ -173,6 +173,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
         ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
+        step("bindgen", "libibverbs' structures are as its headers say", 60, bindings()),
         step(
             "clippy",
             "lints of everything, as users build it and with every feature",
@@ -198,6 +199,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
         step("fuzz", "parsers of what a peer sends", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
+        step("lab", "the fabrics on emulated devices, faults included", 900, in_lab()),
         step("deny", "licences, advisories, sources", 120, deny(host)),
         step(
             "replay",
@@ -214,6 +216,13 @@ fn commands<const N: usize>(lines: [&str; N]) -> Plan {
 
 fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
     Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
+}
+
+fn bindings() -> Plan {
+    match bindgen::obstacle() {
+        Some(obstacle) => Plan::Skip(obstacle),
+        None => checks("cargo xtask bindgen --check", || bindgen::run(&bindgen::Args::check())),
+    }
 }
 
 fn tests(host: &Host, selection: &str) -> Plan {
@@ -322,6 +331,13 @@ fn miri(host: &Host) -> Plan {
         .env("CARGO_TARGET_DIR", host.target_dir.join("miri").display().to_string())
         .env("PROPTEST_CASES", "4");
     Plan::Run(vec![Work::Command(cmd)], String::new())
+}
+
+fn in_lab() -> Plan {
+    match lab::missing_packages().as_slice() {
+        [] => commands(["cargo xtask hw-test --lab --limit-s 840"]),
+        missing => Plan::Skip(format!("`apt-get install --no-install-recommends {}`", missing.join(" "))),
+    }
 }
 
 fn deny(host: &Host) -> Plan {

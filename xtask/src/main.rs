@@ -4,15 +4,23 @@
 //! cargo xtask ci            every check, one table at the end
 //! cargo xtask tidy          the house rules that no compiler checks
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
+//! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
+//! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
+//! cargo xtask hw-test       the tests that need hardware, here or in the lab
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
+//! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench_iperf;
+mod bindgen;
+mod bench_peers;
 mod ci;
 mod cmd;
 mod fuzz;
 mod host;
+mod hw_test;
+mod lab;
 mod stats;
 mod tidy;
 
@@ -35,8 +43,16 @@ enum Task {
     Tidy,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
+    /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
+    Bindgen(bindgen::Args),
+    /// Boot QEMU guests that have the devices this machine lacks, emulated, and run something in them.
+    Lab(lab::Args),
+    /// Run the tests that need hardware: on what this host really has, or in the lab.
+    HwTest(hw_test::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
+    /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
+    BenchPeers(bench_peers::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,7 +60,11 @@ fn main() -> ExitCode {
         Task::Ci(args) => ci::run(&args),
         Task::Tidy => tidy::run(),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Bindgen(args) => bindgen::run(&args),
+        Task::Lab(args) => lab::run(&args),
+        Task::HwTest(args) => hw_test::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
+        Task::BenchPeers(args) => bench_peers::run(&args),
     };
     match run {
         Ok(()) => ExitCode::SUCCESS,

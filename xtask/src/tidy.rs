@@ -13,7 +13,7 @@ const FILE_LINES_LOOK_AGAIN: usize = 800;
 /// Crates that build without std.
 const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
 /// Crates that no other program links: their `main.rs` or `lib.rs` needs no picture and no example.
-const TOOLS: [&str; 3] = ["benches", "cli", "xtask"];
+const TOOLS: [&str; 4] = ["benches", "cli", "hw-tests", "xtask"];
 /// Directories that hold no sources of ours.
 const NOT_OURS: [&str; 4] = ["target", "corpus", "artifacts", "node_modules"];
 

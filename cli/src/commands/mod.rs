@@ -12,6 +12,7 @@ pub(crate) mod put;
 pub(crate) mod replay;
 pub(crate) mod rm;
 pub(crate) mod stat;
+pub(crate) mod topology;
 
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
+        Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),
     }
 }
@@ -97,21 +99,24 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FabricChoice {
-    /// Whatever is fastest: memory within a process, shared memory on one host, TCP otherwise
+    /// Whatever is fastest: memory within a process, shared memory on one host, RDMA where there is some, TCP otherwise
     Auto,
     /// TCP, even within one host
     Tcp,
     /// Shared memory between processes of one host
     Shm,
+    /// RDMA, over every active port
+    Rdma,
 }
 
 impl FabricChoice {
     /// As the engine wants it.
     pub(crate) const fn fabrics(self) -> Fabrics {
         match self {
-            Self::Auto => Fabrics { local: true, shm: true, tcp: true },
+            Self::Auto => Fabrics { local: true, shm: true, rdma: true, tcp: true },
             Self::Tcp => Fabrics::TCP,
             Self::Shm => Fabrics::SHM,
+            Self::Rdma => Fabrics::RDMA,
         }
     }
 
@@ -121,6 +126,7 @@ impl FabricChoice {
             Self::Auto => "auto",
             Self::Tcp => "tcp",
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
         }
     }
 }

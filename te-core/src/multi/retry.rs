@@ -1,6 +1,6 @@
 //! Slices that lost their rail: the queue in which they wait for another one, and how each of them ends.
 
-use super::{MultiTransport, NONE, State, child_token};
+use super::{MultiTransport, NONE};
 use crate::{Completion, Error, ErrorKind, Route, Slice, Transport};
 
 /// What became of a slice in the retry queue.
@@ -27,9 +27,9 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
                 Retried::Over(error) => match out.get_mut(written) {
                     Some(room) => {
                         let slot = &self.slots[index as usize];
-                        let (token, stray) = (slot.slice.token, slot.stray);
+                        let (token, stray) = (slot.slice.token, slot.is_stray());
                         let end = if stray { Completion::unknown } else { Completion::not_applied };
-                        *room = self.end(index, end(token, error));
+                        *room = self.end(index as usize, end(token, error));
                         written += 1;
                     }
                     None => {
@@ -48,14 +48,17 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let mut last = Error::new(ErrorKind::Unreachable);
         loop {
             let slot = self.slots[index as usize];
-            if slot.canceled {
+            if slot.is_canceled() {
                 return Retried::Over(Error::new(ErrorKind::Canceled));
             }
-            let untried = self.usable(&slot.slice).map_or(0, |mask| mask & !slot.tried);
+            let untried = self.untried(index, slot.tried, last);
             if untried == 0 {
                 return Retried::Over(last);
             }
-            let Some(rail) = self.route.route(&slot.slice, untried) else { return Retried::Waits };
+            let Some(rail) = self.route.route(&slot.slice, untried).or_else(|| self.before_pauses_end(index))
+            else {
+                return Retried::Waits;
+            };
             match self.post_again(rail, index) {
                 Ok(1) => return Retried::Posted,
                 Ok(_) => return Retried::Waits,
@@ -69,21 +72,57 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     fn post_again(&mut self, rail: usize, index: u32) -> Result<usize, Error> {
         let slot = &self.slots[index as usize];
-        let slice = Slice { token: child_token(index, slot.generation), ..slot.slice };
+        let slice = Slice { token: slot.child_token(index), ..slot.slice };
         self.run[0] = slice;
         self.route.accepted(rail, &slice);
         self.slots[index as usize].bytes_ahead = self.route.bytes_in_flight(rail);
-        let posted = self.post_run(rail, 1);
-        if posted != Ok(1) {
-            self.route.returned(rail, &slice);
+        let posted = self.rails[rail].submit(&self.run[..1]);
+        match posted {
+            Ok(1) => self.slots[index as usize].repost(rail, self.now),
+            Ok(_) => self.route.returned(rail, &slice),
+            Err(error) => self.refused(rail, error),
         }
         posted
     }
 
+    /// Rails that are left for a slice that those of `tried` have failed or refused, the last of them with `error`.
+    ///
+    /// When there is none, all of them are asked once more: where rails break and heal one after another, each may have
+    /// failed the slice although at any time one of them lived. A dead peer is not worth it.
+    pub(super) fn untried(&mut self, index: u32, tried: u32, error: Error) -> u32 {
+        let slot = &self.slots[index as usize];
+        let usable = self.usable(&slot.slice).unwrap_or(0);
+        let again = usable & !tried == 0
+            && !slot.is_again()
+            && usable.count_ones() > 1
+            && error.kind != ErrorKind::PeerDead;
+        let slot = &mut self.slots[index as usize];
+        slot.tried = tried;
+        if again {
+            slot.try_again();
+        }
+        usable & !slot.tried
+    }
+
+    /// A rail that failed the slice once and may be used now, when those that it has not tried are all paused: a rail that
+    /// has healed meanwhile is better than a pause's end.
+    fn before_pauses_end(&mut self, index: u32) -> Option<usize> {
+        let slot = &self.slots[index as usize];
+        let usable = self.usable(&slot.slice).unwrap_or(0);
+        let rail = self.route.route(&slot.slice, usable).filter(|_| !slot.is_again())?;
+        self.slots[index as usize].try_again();
+        Some(rail)
+    }
+
+    /// `rail` refuses `run[0]` for a reason that is not fullness. To the route that is a slice that it failed.
+    pub(super) fn refused(&mut self, rail: usize, error: Error) {
+        let end = Completion::not_applied(self.run[0].token, error);
+        self.route.completed(rail, &self.run[0], &end, 0, 0);
+    }
+
     pub(super) fn enqueue_retry(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        slot.state = State::Retry;
-        slot.next = NONE;
+        slot.queue(NONE);
         let (first, last) = self.retry;
         if last == NONE {
             self.retry = (index, index);

@@ -24,6 +24,7 @@
 mod buffer;
 mod cases;
 mod counting;
+pub mod failover;
 mod rig;
 mod sim_harness;
 

@@ -52,6 +52,8 @@ impl Engine {
         });
         match registered {
             Ok(()) => {
+                let penalties = self.affinity.penalties(span.location(), &self.devices);
+                self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
                 let region = Region { span, access, owned, requests: 0, closing: false, _memory: memory };
                 self.regions.insert(id, region);
                 Ok(())

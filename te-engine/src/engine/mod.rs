@@ -1,6 +1,8 @@
 //! [`Engine`]: the core that one thread owns and polls. No locks, no thread hop: the lowest latency there is.
 
 mod control;
+#[cfg(test)]
+mod failover_tests;
 mod fences;
 mod memory;
 mod rails;
@@ -27,11 +29,18 @@ use crate::descriptor::Published;
 use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::sums::{self, Note};
 use crate::sys::park;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
+use rails::Parts;
+#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
+pub use rails::Rail;
+#[cfg(feature = "rdma")]
+pub(crate) use rails::advertised;
 use regions::Regions;
 use segments::Segments;
 
@@ -48,6 +57,9 @@ pub struct Engine {
     config: Config,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    /// Device and port of each rail, for people.
+    devices: Vec<String>,
+    affinity: Affinity,
     regions: Regions,
     segments: Segments,
     batches: BatchTable,
@@ -60,6 +72,9 @@ pub struct Engine {
     leaving: Vec<SegmentId>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
+    /// Whether rails that can tell the checksums of what they read, and what they told in the last poll.
+    checksum_reads: bool,
+    notes: Vec<Note>,
     /// What has ended, for a worker that tells others. `None`: nobody asks.
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
@@ -87,6 +102,8 @@ pub(crate) enum Ended {
 struct Row {
     /// Its requests' regions and segments, to count out at the end.
     uses: Vec<(RegionId, SegmentHandle)>,
+    /// CRC-32C of those of its requests whose rail told it.
+    sums: Vec<(u16, u32)>,
     deadline: Option<Instant>,
     /// Cancelled; gives up on draining then.
     drain_until: Option<Instant>,
@@ -114,8 +131,25 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
+        Self::start_over(config, metadata, Vec::new())
+    }
+
+    /// As [`start_with`](Self::start_with), with `rails` beside the fabrics of `config`, near as RDMA is.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    #[cfg(feature = "testkit")]
+    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
+        Self::start_over(config, None, rails)
+    }
+
+    pub(crate) fn start_over(
+        config: Config,
+        metadata: Option<Arc<dyn Metadata>>,
+        extra: Vec<Rail>,
+    ) -> Result<Self, StartError> {
         config.validate()?;
-        let (rails, published, inbox, server) = rails::open(&config)?;
+        let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -126,6 +160,8 @@ impl Engine {
         Ok(Self {
             clock: Clock(std::time::Instant::now()),
             rails,
+            devices,
+            affinity,
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
@@ -134,6 +170,8 @@ impl Engine {
             fences: Fences::default(),
             leaving: Vec::new(),
             next_deadline: None,
+            checksum_reads: false,
+            notes: Vec::new(),
             ended: None,
             published,
             inbox,
@@ -200,6 +238,7 @@ impl Engine {
         let handle = result?;
         let row = &mut self.rows[handle.index()];
         row.uses.clear();
+        row.sums.clear();
         row.bytes = 0;
         for (core, request) in self.checked.iter().zip(requests) {
             row.uses.push((core.local.0, request.segment));
@@ -213,7 +252,13 @@ impl Engine {
                 segment.requests += 1;
             }
         }
-        let deadline = timeout.map(|timeout| self.clock.now() + timeout);
+        let idle = self.batches.live() == 1;
+        let now = (idle || timeout.is_some()).then(|| self.clock.now());
+        if let (true, Some(now)) = (idle, now) {
+            // Nobody may have polled for a while. The rails would take that time for their slices'.
+            self.rails.tick(now);
+        }
+        let deadline = timeout.zip(now).map(|(timeout, now)| now + timeout);
         (row.deadline, row.drain_until, row.reason) = (deadline, None, None);
         (row.quarantined, row.orphan, row.done, row.handle) = (false, false, false, Some(handle));
         self.note_deadline(deadline);
@@ -314,7 +359,9 @@ impl Engine {
             _ => None,
         };
         let error = task.error.or(kind.map(Error::new));
-        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed })
+        let sum = row.sums.iter().find(|&&(request, _)| usize::from(request) == index);
+        let crc32c = sum.map(|&(_, sum)| sum).filter(|_| status == Status::Completed);
+        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed, crc32c })
     }
 
     /// Polls until a batch has ended, at most `timeout`, parking when there is nothing to do.
@@ -330,6 +377,13 @@ impl Engine {
         self.poll_until(until, |engine| {
             if engine.is_done(batch)? { verdict(engine.report(batch)?).map(Some) } else { Ok(None) }
         })
+    }
+
+    /// Asks rails that copy for the CRC-32C of what they read, as they go. [`request_status`](Self::request_status) tells it
+    /// of requests that travelled as one slice; of others, and over other rails, it tells none, and the caller sums for
+    /// itself. Polls alone that come after this call count.
+    pub const fn checksum_reads(&mut self, wanted: bool) {
+        self.checksum_reads = wanted;
     }
 
     /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
@@ -399,12 +453,16 @@ impl Engine {
             let health = self.rails.route().health(index)?;
             Some(RailStats {
                 name: rails[index].name(),
+                device: self.devices.get(index).cloned().unwrap_or_default(),
                 bytes: health.bytes_done,
                 slices: health.slices_ended - health.errors,
                 errors: health.errors,
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
                 paused: health.paused_until.is_some_and(|until| now < until),
+                slow: health.state == te_core::RailState::Slow,
+                pauses: health.pauses,
+                slowdowns: health.slowdowns,
             })
         };
         Stats {
@@ -463,9 +521,16 @@ impl Engine {
 
     /// Takes up to `GO` completions.
     fn reap(&mut self, now: Instant) -> usize {
-        let count = self.rails.poll(now, &mut self.completions[..]);
+        let Self { rails, completions, notes, .. } = self;
+        let count = match self.checksum_reads {
+            true => sums::noting(notes, || rails.poll(now, &mut completions[..])),
+            false => rails.poll(now, &mut completions[..]),
+        };
         for index in 0..count {
             let completion = self.completions[index];
+            if !self.notes.is_empty() {
+                self.keep_sum(&completion);
+            }
             if Fences::is_fence(&completion) {
                 if let Some(fence) = self.fences.complete(&completion) {
                     self.end_fence(fence);
@@ -475,6 +540,20 @@ impl Engine {
             }
         }
         count
+    }
+
+    /// Keeps what a rail told about a request that was one slice.
+    fn keep_sum(&mut self, completion: &Completion) {
+        if completion.result.is_err() || Fences::is_fence(completion) {
+            return;
+        }
+        let Some((batch, index, request)) = self.batches.find(completion.token) else { return };
+        let brought = |note: &&Note| {
+            (note.region, note.offset, note.len) == (request.local.0, request.local.1, request.len)
+        };
+        if let (Op::Read, Some(note)) = (request.op, self.notes.iter().rfind(brought)) {
+            self.rows[batch.index()].sums.push((index, note.crc32c));
+        }
     }
 
     /// Checks requests and puts them into `out`, in the rails' terms; gives where to cut them.

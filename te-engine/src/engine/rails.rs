@@ -1,83 +1,146 @@
 //! Opening the control port and the fabrics.
 
+use std::error::Error as StdError;
+#[cfg(any(feature = "tcp", feature = "rdma"))]
+use std::net::{IpAddr, ToSocketAddrs};
 use std::net::{SocketAddr, TcpListener};
 use std::string::String;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
-use te_core::{HealthConfig, MultiTransport, Transport};
+use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
 
-use crate::config::Config;
+use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
-use crate::descriptor::Published;
+use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
 use crate::local::LocalTransport;
 use crate::shm::ShmTransport;
 use crate::tiers::Tiers;
+use crate::topology::Affinity;
 
-pub(super) type Rails = MultiTransport<Box<dyn Transport + Send>, Tiers>;
+/// How far a fabric is: rails of the nearest usable tier share the work.
+const LOCAL: u8 = 0;
+const SHM: u8 = 1;
+const RDMA: u8 = 2;
+const TCP: u8 = 3;
+
+type Cause = Box<dyn StdError + Send + Sync>;
+
+/// One rail, before it is one of many.
+#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
+pub struct Rail {
+    /// Device and port, for people: `mlx5_0:1`. Empty where its fabric has only one.
+    pub device: String,
+    /// What moves the bytes.
+    pub transport: Box<dyn Transport + Send>,
+}
 
 /// What an engine is made of.
-pub(super) fn open(config: &Config) -> Result<(Rails, Arc<Published>, Arc<Inbox>, Server), StartError> {
+pub(super) struct Parts {
+    pub(super) rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    /// Device and port of each rail.
+    pub(super) devices: Vec<String>,
+    /// Which of them are near which memory.
+    pub(super) affinity: Affinity,
+    pub(super) published: Arc<Published>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) server: Server,
+}
+
+/// Opens the control port and the fabrics; `extra` rails are as near as RDMA is.
+pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
-    let rails = rails(config, addr)?;
+    let mut opened = open_fabrics(config, addr, extra);
+    if let (true, Some(error)) = (opened.rails.is_empty(), opened.last_error) {
+        return Err(error);
+    }
+    // More than a mask or a descriptor holds: the farthest are left out.
+    let mut export_bytes = 1;
+    let fits = |(_, rail): &&(u8, Rail)| {
+        let transport = &rail.transport;
+        export_bytes += 3 + transport.name().len() + transport.capabilities().export_bytes_max as usize;
+        export_bytes <= EXPORT_BYTES_MAX
+    };
+    let count = opened.rails.iter().take(RAILS_MAX).take_while(fits).count();
+    if count < opened.rails.len() {
+        log::warn!("{} rails are left out: {count} are as many as there may be", opened.rails.len() - count);
+        opened.rails.truncate(count);
+    }
+    let tiers: Vec<u8> = opened.rails.iter().map(|(tier, _)| *tier).collect();
+    let (devices, transports): (Vec<String>, Vec<_>) =
+        opened.rails.into_iter().map(|(_, rail)| (rail.device, rail.transport)).unzip();
+    let affinity = affinity(config, &devices)?;
+    let route = Tiers::new(&tiers, HealthConfig::default());
+    let rails = MultiTransport::new(transports, route, config.inflight_slices_max)
+        .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
     let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
-    Ok((rails, published, inbox, server))
+    Ok(Parts { rails, devices, affinity, published, inbox, server })
 }
 
-fn rails(config: &Config, addr: SocketAddr) -> Result<Rails, StartError> {
-    let mut rails: Vec<Box<dyn Transport + Send>> = Vec::new();
-    let mut tiers = Vec::new();
-    let mut last = None;
-    // What this host lacks is reported, and is an error only when nothing is left.
-    let mut add = |tier, name, rail: Result<Box<dyn Transport + Send>, Cause>| match rail {
-        Ok(rail) => {
-            rails.push(rail);
-            tiers.push(tier);
+/// A file that was named is checked in any case; nobody needs to look at the host when there is no choice.
+fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError> {
+    let is_choice = devices.iter().filter(|device| !device.is_empty()).count() > 1;
+    if !is_choice && !matches!(config.topology, TopologySource::File(_)) {
+        return Ok(Affinity::Unknown);
+    }
+    let affinity = Affinity::open(&config.topology).map_err(StartError::Topology)?;
+    log::info!("topology: {affinity}");
+    Ok(affinity)
+}
+
+/// Rails with their tiers, nearest first, and why the last fabric that did not start did not.
+struct Opened {
+    rails: Vec<(u8, Rail)>,
+    last_error: Option<StartError>,
+}
+
+impl Opened {
+    fn add(&mut self, tier: u8, name: &'static str, rail: Result<Box<dyn Transport + Send>, Cause>) {
+        match rail {
+            Ok(transport) => self.rails.push((tier, Rail { device: String::new(), transport })),
+            Err(source) => {
+                log::warn!("fabric {name} did not start: {source}");
+                self.last_error = Some(StartError::Fabric { name, source });
+            }
         }
-        Err(source) => {
-            log::warn!("fabric {name} did not start: {source}");
-            last = Some(StartError::Fabric { name, source });
-        }
-    };
+    }
+}
+
+/// What this host lacks is reported, and is an error only when nothing is left.
+fn open_fabrics(config: &Config, addr: SocketAddr, extra: Vec<Rail>) -> Opened {
+    let mut opened = Opened { rails: Vec::new(), last_error: None };
     if config.fabrics.local {
-        add(0, "local", LocalTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
+        opened.add(LOCAL, "local", LocalTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
     }
     if config.fabrics.shm {
-        add(1, "shm", ShmTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
+        opened.add(SHM, "shm", ShmTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
     }
+    opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
+    #[cfg(feature = "rdma")]
+    if config.fabrics.rdma {
+        match crate::rdma::open(config, addr) {
+            Ok(rails) => opened.rails.extend(rails.into_iter().map(|rail| (RDMA, rail))),
+            Err(source) => opened.last_error = Some(StartError::Fabric { name: "rdma", source }),
+        }
+    }
+    #[cfg(feature = "tcp")]
     if config.fabrics.tcp {
-        open_tcp(config, addr, &mut add);
+        opened.add(TCP, "tcp", open_tcp(config, addr));
     }
-    if let (true, Some(error)) = (rails.is_empty(), last) {
-        return Err(error);
-    }
-    let route = Tiers::new(&tiers, HealthConfig::default());
-    MultiTransport::new(rails, route, config.inflight_slices_max)
-        .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })
+    opened
 }
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
-
 #[cfg(feature = "tcp")]
-fn open_tcp(
-    config: &Config,
-    addr: SocketAddr,
-    add: &mut impl FnMut(u8, &'static str, Result<Box<dyn Transport + Send>, Cause>),
-) {
-    // Exports carry an address; a name is looked up here, once.
-    let advertise = config.advertise_host.as_deref().and_then(|host| {
-        let found = std::net::ToSocketAddrs::to_socket_addrs(&(host, 0)).ok()?.next();
-        found.map(|found| found.ip())
-    });
+fn open_tcp(config: &Config, addr: SocketAddr) -> Result<Box<dyn Transport + Send>, Cause> {
     let tcp = te_tcp::Config {
         bind: SocketAddr::new(addr.ip(), config.tcp.port),
-        advertise,
+        advertise: advertised(config),
         lanes: config.tcp.lanes,
         checksum: config.tcp.checksum,
         congestion: config.tcp.congestion.clone(),
@@ -86,15 +149,14 @@ fn open_tcp(
         inflight_max: config.inflight_slices_max.min(1 << 20),
         ..te_tcp::Config::default()
     };
-    add(2, "tcp", te_tcp::TcpTransport::new(tcp).map(|rail| Box::new(rail) as _).map_err(Into::into));
+    Ok(Box::new(te_tcp::TcpTransport::new(tcp)?))
 }
 
-#[cfg(not(feature = "tcp"))]
-fn open_tcp(
-    _config: &Config,
-    _addr: SocketAddr,
-    _add: &mut impl FnMut(u8, &'static str, Result<Box<dyn Transport + Send>, Cause>),
-) {
+/// Exports carry an address; a name is looked up here, once.
+#[cfg(any(feature = "tcp", feature = "rdma"))]
+pub(crate) fn advertised(config: &Config) -> Option<IpAddr> {
+    let found = (config.advertise_host.as_deref()?, 0).to_socket_addrs().ok()?.next();
+    found.map(|found| found.ip())
 }
 
 /// `host:port`, as peers dial it.

@@ -34,6 +34,9 @@ pub(super) struct Args {
     /// How it may be reached.
     #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,
+    /// RDMA device to use, or one of its ports: mlx5_0, mlx5_0:1. Default: every active port.
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
+    device: Vec<String>,
     /// How long it polls before it sleeps, microseconds.
     #[arg(long, default_value_t = 50, value_name = "µs")]
     spin_us: u32,
@@ -67,6 +70,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     config.spin_us = args.spin_us;
     config.tcp.checksum = args.checksum;
     config.tcp.congestion.clone_from(&args.congestion);
+    config.rdma.devices.clone_from(&args.device);
     let engine = TransferEngine::start(config)?;
     let region = engine.alloc_shared(usize::try_from(args.memory.bytes())?, Access::all())?;
     touch(&region)?;

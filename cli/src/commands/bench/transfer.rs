@@ -11,7 +11,7 @@ use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, SharedRegion, St
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
 use crate::args::Global;
-use crate::content::Content;
+use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded};
@@ -32,7 +32,8 @@ Examples:
   snowskin bench transfer --fabric memcpy,shm,tcp --block 1MiB --batch 1
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4";
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB";
 
 /// Measure transfers between two processes, over each fabric
 ///
@@ -65,12 +66,20 @@ pub(super) struct Args {
     /// Longest buffer on either side.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
+    /// Spread batches over so much of the target's memory, at random: then what is read does not lie in the cache.
+    /// Default: every batch uses the same places.
+    #[arg(long, value_name = "SIZE")]
+    working_set: Option<ByteSize>,
     /// TCP connections of each engine.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: u8,
     /// TCP congestion control of both sides (of this one, with --target). Default: cubic within a host, else the kernel's.
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    /// RDMA devices to use, or single ports of them (mlx5_0, mlx5_0:1), on both sides unless there is a --target. Default: every
+    /// active port.
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
+    device: Vec<String>,
     /// Length at which requests are cut.
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     slice: ByteSize,
@@ -96,6 +105,10 @@ enum Via {
     Tcp,
     /// Memory that two processes share
     Shm,
+    /// RDMA, between two ports of this host or to --target
+    Rdma,
+    /// Whatever the engine finds nearest: shared memory on one host, RDMA or TCP to --target
+    Auto,
     /// The engine within one process
     Local,
     /// No engine: the C library's copy, for comparison
@@ -145,6 +158,9 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     check(args)?;
+    if args.fabric.contains(&Via::Rdma) {
+        check_rdma(args)?;
+    }
     sys::catch_interrupts();
     let mut combinations = Vec::new();
     for &via in &args.fabric {
@@ -210,8 +226,13 @@ fn check(args: &Args) -> anyhow::Result<()> {
     if !(4096..=1 << 30).contains(&args.slice.bytes()) {
         return fail(Failure::usage(format!("--slice {}: choose 4KiB to 1GiB", args.slice)));
     }
+    if args.working_set.is_some() && args.fabric.contains(&Via::Memcpy) {
+        return fail(Failure::usage("--working-set: memcpy copies in place; choose other fabrics"));
+    }
     let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
-    let needed = largest_window(args).saturating_mul(threads).saturating_mul(2);
+    let largest = largest_window(args);
+    let there = args.working_set.map_or(0, |size| size.bytes()).max(largest);
+    let needed = largest.saturating_add(there).saturating_mul(threads);
     if let Some(available) = crate::commands::available_memory()
         && needed > available / 10 * 9
     {
@@ -228,6 +249,21 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A missing device is said here, in one sentence, rather than by the child or in the middle of a table.
+fn check_rdma(args: &Args) -> anyhow::Result<()> {
+    if !cfg!(feature = "rdma") {
+        return fail(
+            Failure::usage("--fabric rdma: this build has no RDMA").hint("build it with `--features rdma`"),
+        );
+    }
+    match Engine::start(config(args, Fabrics::RDMA)) {
+        Ok(_) => Ok(()),
+        Err(error) => fail(
+            Failure::failed(format!("--fabric rdma: {error}")).hint("`snowskin doctor` says what is missing"),
+        ),
+    }
+}
+
 /// Bytes of one thread's buffer for the hungriest combination.
 fn largest_window(args: &Args) -> u64 {
     let block = args.block.iter().map(|block| block.bytes()).max().unwrap_or(0);
@@ -238,6 +274,12 @@ fn largest_window(args: &Args) -> u64 {
 /// Places in the buffer: as many as the batch has requests, if they fit.
 fn places(args: &Args, combination: &Combination) -> u64 {
     (args.window.bytes() / combination.block).clamp(1, u64::from(combination.batch))
+}
+
+/// Parts of the target's memory that a thread's batches use by turns, each as long as its buffer.
+fn sets(args: &Args, combination: &Combination) -> u64 {
+    let each = places(args, combination) * combination.block;
+    args.working_set.map_or(1, |size| (size.bytes() / each).max(1))
 }
 
 fn cells(row: &Row) -> [String; 10] {
@@ -259,6 +301,8 @@ const fn name(via: Via) -> &'static str {
     match via {
         Via::Tcp => "tcp",
         Via::Shm => "shm",
+        Via::Rdma => "rdma",
+        Via::Auto => "auto",
         Via::Local => "local",
         Via::Memcpy => "memcpy",
     }
@@ -292,6 +336,9 @@ impl Target {
                 child_args.extend(["bench", "target", "--json", "--fabric", name(via)].map(str::to_owned));
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
+                if !args.device.is_empty() {
+                    child_args.extend(["--device".to_owned(), args.device.join(",")]);
+                }
                 child_args.extend(args.checksum.then(|| "--checksum".to_owned()));
                 if let Some(name) = &args.congestion {
                     child_args.extend(["--congestion".to_owned(), name.clone()]);
@@ -324,12 +371,13 @@ fn config(args: &Args, fabrics: Fabrics) -> Config {
     config.tcp.lanes = args.lanes;
     config.tcp.checksum = args.checksum;
     config.tcp.congestion.clone_from(&args.congestion);
+    config.rdma.devices.clone_from(&args.device);
     config
 }
 
 fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Result<Row> {
     let threads = combination.threads;
-    let each = places(args, &combination) * combination.block;
+    let each = sets(args, &combination) * places(args, &combination) * combination.block;
     let mut target = Target::start(args, &combination, each * u64::from(threads), global)?;
     let endpoint = target.endpoint().map(str::to_owned);
     let barrier = Barrier::new(threads as usize + 1);
@@ -434,6 +482,10 @@ struct Transfers {
     /// The same places, the other way, to prepare and to check.
     reverse: Vec<TransferRequest>,
     places: u64,
+    /// Parts of the target's memory, and which one the requests name.
+    sets: u64,
+    set: u64,
+    random: u64,
     block: u64,
     direction: Direction,
     verify: Option<Verify>,
@@ -452,6 +504,8 @@ impl Transfers {
         let fabrics = match combination.via {
             Via::Tcp => Fabrics::TCP,
             Via::Shm => Fabrics::SHM,
+            Via::Rdma => Fabrics::RDMA,
+            Via::Auto => Fabrics::default(),
             Via::Local | Via::Memcpy => Fabrics::LOCAL,
         };
         let mut engine = Engine::start(config(args, fabrics))?;
@@ -460,7 +514,8 @@ impl Transfers {
         touch(&local)?;
         let segment = engine.open_segment(endpoint)?;
         let regions = engine.segment_regions(segment)?;
-        let needed = offset + places * block;
+        let sets = sets(args, &combination);
+        let needed = offset + sets * places * block;
         let Some(region) = regions.iter().find(|region| region.len >= needed) else {
             let message = format!("the target exports less than {}", ByteSize(needed).approximate());
             return fail(
@@ -484,7 +539,22 @@ impl Transfers {
             round: 0,
             block: vec![0; block as usize],
         });
-        Ok(Self { engine, local, requests, reverse, places, block, direction: op, verify })
+        let (set, random) = (0, offset);
+        Ok(Self { engine, local, requests, reverse, places, sets, set, random, block, direction: op, verify })
+    }
+
+    /// Turns to another part of the target's memory.
+    fn turn(&mut self) {
+        if self.sets == 1 {
+            return;
+        }
+        self.random = self.random.wrapping_add(1);
+        let set = mix(self.random) % self.sets;
+        let (each, before) = (self.places * self.block, self.set);
+        for request in self.requests.iter_mut().chain(&mut self.reverse) {
+            request.remote_addr = request.remote_addr - before * each + set * each;
+        }
+        self.set = set;
     }
 
     fn fill(&mut self) -> anyhow::Result<()> {
@@ -530,6 +600,7 @@ impl Transfers {
 
 impl Worker for Transfers {
     fn batch(&mut self) -> anyhow::Result<Duration> {
+        self.turn();
         // What is to be read is written first, and what was written is read back.
         self.fill()?;
         if self.direction == Direction::Read {

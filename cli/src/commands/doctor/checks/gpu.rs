@@ -1,0 +1,232 @@
+//! GPUs, and whether a NIC reaches their memory.
+
+use super::machine::version;
+use super::{Check, Judgement, list, ok, skip, warn};
+use crate::commands::doctor::facts::pci::Function;
+use crate::commands::doctor::facts::{Fabric, Facts};
+use crate::size::ByteSize;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check { name: "gpu driver", why: "Without it nobody uses the GPU.", judge: driver },
+    Check {
+        name: "gpudirect",
+        why: "Without it a NIC cannot reach the GPU's memory, and each byte goes through the host's.",
+        judge: gpudirect,
+    },
+    Check {
+        name: "gpu window",
+        why: "A NIC reaches only as much of the GPU's memory as its PCI window (BAR) shows at once.",
+        judge: window,
+    },
+    Check {
+        name: "gpu nic path",
+        why: "Bytes between a GPU and a NIC of another socket cross the link between sockets twice as slowly or worse.",
+        judge: nic_path,
+    },
+    Check {
+        name: "pcie acs",
+        why: "It sends what a GPU and a NIC say to each other up to the root and back.",
+        judge: acs,
+    },
+];
+
+const NO_GPU: &str = "no GPU";
+
+fn gpus(facts: &Facts) -> Vec<&Function> {
+    facts.pci.iter().filter(|function| function.is_gpu()).collect()
+}
+
+/// GPUs and the NICs that could reach them, or why there is nothing to judge.
+fn gpus_and_nics(facts: &Facts) -> Result<(Vec<&Function>, Vec<&Function>), Judgement> {
+    let gpus = gpus(facts);
+    let is_card = |function: &&Function| {
+        facts.rdma.devices.iter().any(|device| device.pci.as_ref() == Some(&function.address))
+    };
+    let nics: Vec<_> = facts.pci.iter().filter(is_card).collect();
+    match (gpus.is_empty(), nics.is_empty(), facts.fabric) {
+        (true, ..) => Err(skip(NO_GPU)),
+        (_, _, Fabric::Tcp) => Err(skip("--fabric tcp leaves RDMA out")),
+        (_, true, _) => Err(skip("no RDMA NIC")),
+        _ => Ok((gpus, nics)),
+    }
+}
+
+fn driver(facts: &Facts) -> Judgement {
+    let gpus = gpus(facts);
+    if gpus.is_empty() {
+        return skip(NO_GPU);
+    }
+    let (nvidia, amd): (Vec<&Function>, Vec<&Function>) = gpus.iter().partition(|gpu| gpu.is_nvidia());
+    let loaded = |name: &str| facts.modules.iter().any(|module| module == name);
+    if !nvidia.is_empty() && facts.nvidia.is_none() && !loaded("nvidia") {
+        return warn(
+            format!("none for the NVIDIA GPU at {}", list(nvidia.iter().map(|gpu| &gpu.address))),
+            ("install NVIDIA's driver, with the open kernel modules, or load it", "sudo modprobe nvidia"),
+        );
+    }
+    if !amd.is_empty() && !loaded("amdgpu") {
+        return warn(
+            format!("none for the AMD GPU at {}", list(amd.iter().map(|gpu| &gpu.address))),
+            ("install ROCm's driver, or load it", "sudo modprobe amdgpu"),
+        );
+    }
+    let version = facts.nvidia.as_deref().and_then(nvidia_release);
+    ok(version.map_or_else(|| "loaded".to_owned(), |release| format!("NVIDIA {release}")))
+}
+
+/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release …` → `550.54.15`.
+fn nvidia_release(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| {
+        word.contains('.')
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    })
+}
+
+fn gpudirect(facts: &Facts) -> Judgement {
+    /// The first kernel whose RDMA takes dma-bufs, and the first NVIDIA driver that makes them.
+    const KERNEL: (u32, u32) = (5, 12);
+    const NVIDIA: u32 = 515;
+    let (gpus, _) = match gpus_and_nics(facts) {
+        Ok(both) => both,
+        Err(early) => return early,
+    };
+    if let Some(module) =
+        facts.modules.iter().find(|name| matches!(name.as_str(), "nvidia_peermem" | "nv_peer_mem"))
+    {
+        return ok(module.as_str());
+    }
+    let kernel = facts.kernel.as_deref().map_or((0, 0), version);
+    let library = facts.rdma.library.as_ref().and_then(|library| library.as_ref().ok());
+    let library_can = library.is_none_or(|library| library.dmabuf != Some(false));
+    let driver_can = if gpus.iter().all(|gpu| gpu.is_nvidia()) {
+        facts.nvidia.as_deref().is_some_and(|text| {
+            let major =
+                nvidia_release(text).and_then(|release| release.split('.').next()?.parse::<u32>().ok());
+            text.contains("Open Kernel Module") && major >= Some(NVIDIA)
+        })
+    } else {
+        facts.modules.iter().any(|module| module == "amdgpu")
+    };
+    if kernel >= KERNEL && library_can && driver_can {
+        return ok("dma-buf");
+    }
+    let missing = match () {
+        () if !driver_can => "no nvidia_peermem, and this GPU driver makes no dma-bufs",
+        () if kernel < KERNEL => "no nvidia_peermem, and no dma-bufs before Linux 5.12",
+        () => "no nvidia_peermem, and this libibverbs does not know dma-bufs",
+    };
+    warn(
+        missing,
+        (
+            "load nvidia_peermem; or have dma-buf: Linux 5.12, NVIDIA's open kernel modules from 515 on (or amdgpu), \
+             rdma-core from 34 on",
+            "sudo modprobe nvidia_peermem",
+        ),
+    )
+}
+
+fn window(facts: &Facts) -> Judgement {
+    /// What GPUs show that were not told to show everything.
+    const SMALL: u64 = 256 << 20;
+    let (gpus, _) = match gpus_and_nics(facts) {
+        Ok(both) => both,
+        Err(early) => return early,
+    };
+    let windows: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu, gpu.window?))).collect();
+    let show = |bytes| ByteSize(bytes).approximate();
+    let small: Vec<_> = windows.iter().filter(|(_, bytes)| *bytes <= SMALL).collect();
+    match (windows.iter().map(|(_, bytes)| *bytes).min(), small.first()) {
+        (None, _) => skip("the kernel does not say"),
+        (Some(least), None) => ok(show(least)),
+        (_, Some((gpu, _))) => warn(
+            list(small.iter().map(|(gpu, bytes)| format!("{} shows {}", gpu.address, show(*bytes)))),
+            (
+                "enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware (BIOS)",
+                format!("sudo lspci -vv -s {} | grep -i -A3 'resizable bar'", gpu.address),
+            ),
+        ),
+    }
+}
+
+fn nic_path(facts: &Facts) -> Judgement {
+    let (gpus, nics) = match gpus_and_nics(facts) {
+        Ok(both) => both,
+        Err(early) => return early,
+    };
+    let far: Vec<_> = gpus
+        .iter()
+        .filter(|gpu| {
+            !nics.iter().any(|nic| shared_bridges(gpu, nic) > 0 || gpu.node.is_some() && gpu.node == nic.node)
+        })
+        .map(|gpu| &gpu.address)
+        .collect();
+    if !far.is_empty() && facts.nodes.len() > 1 {
+        return warn(
+            format!("no NIC on the socket of the GPU at {}", list(far)),
+            ("move a NIC to a slot below the same PCIe switch or socket", "lspci -tv"),
+        );
+    }
+    let near = gpus.iter().filter(|gpu| nics.iter().any(|nic| shared_bridges(gpu, nic) > 1)).count();
+    ok(format!("{near} of {} GPUs share a PCIe switch with a NIC", gpus.len()))
+}
+
+/// How many steps from the host bridge down two functions go together.
+fn shared_bridges(a: &Function, b: &Function) -> usize {
+    a.path.iter().zip(&b.path).take_while(|(a, b)| a == b).count()
+}
+
+fn acs(facts: &Facts) -> Judgement {
+    /// Request redirect, completion redirect, egress control: what Linux's p2pdma looks at, too.
+    const REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;
+    let (gpus, nics) = match gpus_and_nics(facts) {
+        Ok(both) => both,
+        Err(early) => return early,
+    };
+    let above: Vec<_> = facts
+        .pci
+        .iter()
+        .filter(|bridge| {
+            bridge.is_bridge() && gpus.iter().chain(&nics).any(|end| end.path.contains(&bridge.address))
+        })
+        .collect();
+    let redirecting: Vec<_> = above
+        .iter()
+        .filter(|bridge| bridge.acs.is_some_and(|control| control & REDIRECTS != 0))
+        .map(|bridge| &bridge.address)
+        .collect();
+    let Some(first) = redirecting.first() else {
+        let known = above.iter().any(|bridge| bridge.acs.is_some());
+        return if known { ok("off") } else { skip("only root can see it, or no bridge has it") };
+    };
+    let command = format!("sudo setpci -s {first} ECAP_ACS+6.w=0000");
+    warn(
+        format!("redirects at {}", list(redirecting)),
+        (
+            "on bare metal switch it off on each of these bridges after each start, or for good in the firmware (BIOS); in \
+             virtual machines leave it, and use NICs with ATS",
+            command,
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_the_driver_are_found_in_its_description() {
+        for (text, release) in [
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build",
+                Some("550.54.15"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021",
+                Some("470.82.01"),
+            ),
+            ("...  . garbage 1..2", None),
+        ] {
+            assert_eq!(nvidia_release(text), release);
+        }
+    }
+}

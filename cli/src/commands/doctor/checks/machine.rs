@@ -1,0 +1,166 @@
+//! The kernel, CPUs and NUMA nodes.
+
+use super::{Check, Judgement, count, fail, list, ok, skip, warn};
+use crate::commands::doctor::facts::{Fabric, Facts};
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        name: "kernel",
+        why: "Shared memory, io_uring and RDMA need what newer kernels have.",
+        judge: kernel,
+    },
+    Check { name: "cpus", why: "Who moves bytes and who uses them want a CPU each.", judge: cpus },
+    Check {
+        name: "cpu governor",
+        why: "A CPU that clocks down between transfers adds to the latency of each one.",
+        judge: governor,
+    },
+    Check {
+        name: "numa",
+        why: "Memory and NICs of another node are behind the link between sockets, which is slower and shared.",
+        judge: numa,
+    },
+    Check {
+        name: "numa balancing",
+        why: "The kernel unmaps pages to see who uses them, and moves those that RDMA has not pinned.",
+        judge: numa_balancing,
+    },
+    Check {
+        name: "zone reclaim",
+        why: "A node that is full then drops its cache instead of borrowing memory, and allocations stall.",
+        judge: zone_reclaim,
+    },
+    Check { name: "clock", why: "Each batch reads the clock.", judge: clock },
+    Check {
+        name: "open files",
+        why: "Each connection and each region of shared memory is a descriptor.",
+        judge: files,
+    },
+];
+
+fn kernel(facts: &Facts) -> Judgement {
+    let Some(release) = &facts.kernel else { return skip("unknown") };
+    match version(release) {
+        v if v < (4, 14) => {
+            fail(release, "memfd, TCP_ULP and epoll as used here need Linux 4.14; run 5.15 or newer")
+        }
+        v if v < (5, 15) => {
+            warn(release, "io_uring is young here: the epoll path is used; Linux 5.15 or newer is better")
+        }
+        _ => ok(release),
+    }
+}
+
+/// `6.8.0-45-generic` → 6, 8.
+pub(super) fn version(release: &str) -> (u32, u32) {
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn cpus(facts: &Facts) -> Judgement {
+    match facts.cpus {
+        0 => skip("unknown"),
+        1 => warn(
+            "1",
+            "client and node share one CPU: latencies include context switches; give it two or more",
+        ),
+        n => ok(n.to_string()),
+    }
+}
+
+fn governor(facts: &Facts) -> Judgement {
+    match facts.governor.as_deref() {
+        None => skip("the kernel does not say (usual in virtual machines)"),
+        Some("performance") => ok("performance"),
+        Some(name) => {
+            warn(name, ("let CPUs keep their frequency", "sudo cpupower frequency-set -g performance"))
+        }
+    }
+}
+
+fn numa(facts: &Facts) -> Judgement {
+    match facts.nodes.len() {
+        0 => return skip("the kernel shows no nodes"),
+        1 => return ok("1 node"),
+        _ => {}
+    }
+    let nodes = format!("{} nodes", facts.nodes.len());
+    let cards: Vec<_> = facts.rdma.devices.iter().filter(|device| !device.is_software()).collect();
+    if cards.is_empty() || facts.fabric == Fabric::Tcp {
+        return warn(
+            nodes,
+            (
+                "start one `snowskin node` for each NUMA node, bound to it",
+                "numactl --cpunodebind=0 --membind=0 snowskin node",
+            ),
+        );
+    }
+    let homeless: Vec<_> =
+        cards.iter().filter(|device| device.node.is_none()).map(|device| &device.name).collect();
+    if !homeless.is_empty() {
+        return warn(
+            format!("{nodes}, but the firmware does not say which one {} is on", list(homeless)),
+            "update the firmware (BIOS), or show the guest its host's topology; the NIC nearest to memory cannot be \
+             chosen without it",
+        );
+    }
+    let bare: Vec<_> =
+        facts.nodes.iter().filter(|node| cards.iter().all(|device| device.node != Some(**node))).collect();
+    if bare.is_empty() {
+        return ok(format!("{nodes}, each with an RDMA NIC"));
+    }
+    warn(
+        format!("{nodes}; none of the RDMA NICs is on {}", list(bare)),
+        (
+            "move a NIC to a slot of that node, or keep memory and threads on the nodes that have one",
+            format!("numactl --cpunodebind={0} --membind={0} snowskin node", cards[0].node.unwrap_or(0)),
+        ),
+    )
+}
+
+fn numa_balancing(facts: &Facts) -> Judgement {
+    match (facts.nodes.len(), facts.numa_balancing) {
+        (..2, _) => skip("one node"),
+        (_, None) => skip("not in this kernel"),
+        (_, Some(0)) => ok("off"),
+        (_, Some(_)) => warn("on", ("switch it off", "sudo sysctl kernel.numa_balancing=0")),
+    }
+}
+
+fn zone_reclaim(facts: &Facts) -> Judgement {
+    match facts.zone_reclaim {
+        None => skip("not in this kernel"),
+        Some(0) => ok("off"),
+        Some(mode) => warn(format!("mode {mode}"), ("switch it off", "sudo sysctl vm.zone_reclaim_mode=0")),
+    }
+}
+
+fn clock(facts: &Facts) -> Judgement {
+    match facts.clock_source.as_deref() {
+        None => skip("unknown"),
+        Some(name @ ("tsc" | "kvm-clock" | "arch_sys_counter" | "hyperv_clocksource_tsc_page")) => ok(name),
+        Some(name) => warn(
+            name,
+            (
+                "reading this clock is a system call: use tsc if the kernel offers it",
+                "echo tsc | sudo tee /sys/devices/system/clocksource/clocksource0/current_clocksource",
+            ),
+        ),
+    }
+}
+
+fn files(facts: &Facts) -> Judgement {
+    let Some((soft, hard)) = facts.files else { return skip("unknown") };
+    let found = if soft == hard { count(soft) } else { format!("{}, at most {}", count(soft), count(hard)) };
+    let fix = (
+        "`LimitNOFILE=1048576` in a systemd unit, `* - nofile 1048576` in /etc/security/limits.d/, \
+         `docker run --ulimit nofile=1048576`; here and now, as root:",
+        "ulimit -n 65536",
+    );
+    match hard {
+        h if h < 1024 => fail(found, fix),
+        h if h < 16_384 => warn(found, fix),
+        _ => ok(found),
+    }
+}

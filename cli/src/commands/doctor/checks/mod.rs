@@ -1,0 +1,224 @@
+//! Verdicts: tables of pure functions from facts to findings, one table an area.
+
+mod gpu;
+mod machine;
+mod memory;
+mod network;
+mod rdma;
+
+use std::fmt::Display;
+
+use serde::Serialize;
+
+use super::facts::Facts;
+
+/// How good a finding is; the worst is the greatest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Verdict {
+    /// This machine does not say, or it does not matter here.
+    Skip,
+    /// As it should be.
+    Ok,
+    /// Works, but slower, or with less.
+    Warn,
+    /// Something will not work.
+    Fail,
+}
+
+impl Verdict {
+    /// As printed.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// What one check found.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Finding {
+    /// What the check is about.
+    pub(super) area: &'static str,
+    /// Which check; the name stays from release to release.
+    pub(super) check: &'static str,
+    /// How good it is.
+    pub(super) verdict: Verdict,
+    /// What is the case.
+    pub(super) found: String,
+    /// Why it matters.
+    pub(super) why: &'static str,
+    /// What to do about it.
+    #[serde(flatten)]
+    pub(super) fix: Option<Fix>,
+}
+
+/// The way out.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Fix {
+    /// In words.
+    #[serde(rename = "fix")]
+    pub(super) words: String,
+    /// What to type, where there is one thing to type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) command: Option<String>,
+}
+
+impl From<&str> for Fix {
+    fn from(words: &str) -> Self {
+        Self { words: words.to_owned(), command: None }
+    }
+}
+
+impl<C: Into<String>> From<(&str, C)> for Fix {
+    fn from((words, command): (&str, C)) -> Self {
+        Self { words: words.to_owned(), command: Some(command.into()) }
+    }
+}
+
+/// A judgement before it knows its name.
+struct Judgement {
+    verdict: Verdict,
+    found: String,
+    fix: Option<Fix>,
+}
+
+/// One thing to look at.
+struct Check {
+    name: &'static str,
+    /// Why it matters, in one sentence.
+    why: &'static str,
+    judge: fn(&Facts) -> Judgement,
+}
+
+/// All checks, in the order in which they are best read.
+const AREAS: [(&str, &[Check]); 5] = [
+    ("machine", machine::CHECKS),
+    ("memory", memory::CHECKS),
+    ("network", network::CHECKS),
+    ("rdma", rdma::CHECKS),
+    ("gpu", gpu::CHECKS),
+];
+
+/// Runs every check.
+pub(super) fn run(facts: &Facts) -> Vec<Finding> {
+    AREAS
+        .iter()
+        .flat_map(|(area, checks)| checks.iter().map(move |check| (area, check)))
+        .map(|(area, check)| {
+            let Judgement { verdict, found, fix } = (check.judge)(facts);
+            Finding { area, check: check.name, verdict, found, why: check.why, fix }
+        })
+        .collect()
+}
+
+fn ok(found: impl Into<String>) -> Judgement {
+    Judgement { verdict: Verdict::Ok, found: found.into(), fix: None }
+}
+
+fn skip(found: impl Into<String>) -> Judgement {
+    Judgement { verdict: Verdict::Skip, found: found.into(), fix: None }
+}
+
+fn warn(found: impl Into<String>, fix: impl Into<Fix>) -> Judgement {
+    Judgement { verdict: Verdict::Warn, found: found.into(), fix: Some(fix.into()) }
+}
+
+fn fail(found: impl Into<String>, fix: impl Into<Fix>) -> Judgement {
+    Judgement { verdict: Verdict::Fail, found: found.into(), fix: Some(fix.into()) }
+}
+
+/// The first few, and how many more there are.
+fn list<T: Display>(items: impl IntoIterator<Item = T>) -> String {
+    const SHOWN: usize = 6;
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    let shown = items[..items.len().min(SHOWN)].join(", ");
+    if items.len() > SHOWN { format!("{shown} and {} more", items.len() - SHOWN) } else { shown }
+}
+
+fn count(number: u64) -> String {
+    if number == u64::MAX { "no limit".to_owned() } else { crate::output::thousands(number) }
+}
+
+fn errno_text(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// What only a running machine tells; files are broken one by one in `tests/doctor.rs`.
+    fn healthy() -> Facts {
+        Facts {
+            cpus: 16,
+            shm_bytes: Some(32 << 30),
+            memfd: Some(Ok(())),
+            io_uring: Some(Ok(())),
+            loopback: Some(Ok(Duration::from_micros(12))),
+            master: Some(("m:1".into(), Ok(Duration::from_micros(80)))),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn a_machine_that_says_nothing_is_skipped_over() {
+        let findings = run(&Facts { cpus: 4, ..Facts::default() });
+        assert!(findings.iter().all(|f| f.verdict <= Verdict::Ok && f.fix.is_none()), "{findings:?}");
+    }
+
+    /// Breaks one setting.
+    type Break = fn(&mut Facts);
+
+    /// Each broken setting changes the verdict of its own check alone, and comes with a fix that names the way out.
+    #[test]
+    fn each_broken_setting_is_found_and_comes_with_its_fix() {
+        let broken: &[(&str, Verdict, &str, Break)] = &[
+            ("/dev/shm", Verdict::Warn, "--shm-size", |f| f.shm_bytes = Some(1 << 20)),
+            ("memfd", Verdict::Warn, "seccomp", |f| f.memfd = Some(Err(libc::EPERM))),
+            ("io_uring", Verdict::Warn, "io_uring_disabled", |f| f.io_uring = Some(Err(libc::EPERM))),
+            ("io_uring", Verdict::Warn, "5.15", |f| f.io_uring = Some(Err(libc::ENOSYS))),
+            ("tcp over loopback", Verdict::Fail, "lo up", |f| f.loopback = Some(Err("unreachable".into()))),
+            ("tcp over loopback", Verdict::Warn, "busy", |f| f.loopback = Some(Ok(Duration::from_millis(1)))),
+            ("master", Verdict::Fail, "snowskin master", |f| {
+                f.master = Some(("m:1".into(), Err("refused".into())))
+            }),
+        ];
+        let before = run(&healthy());
+        for (check, verdict, fix, break_it) in broken {
+            let mut facts = healthy();
+            break_it(&mut facts);
+            for (finding, before) in run(&facts).iter().zip(&before) {
+                if finding.check != *check {
+                    assert_eq!(finding.verdict, before.verdict, "{check} also broke {finding:?}");
+                    continue;
+                }
+                assert_eq!((before.verdict, finding.verdict), (Verdict::Ok, *verdict), "{finding:?}");
+                let way_out = serde_json::to_string(finding).unwrap();
+                assert!(finding.fix.is_some() && way_out.contains(fix), "{finding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_said_once_and_every_check_says_in_a_sentence_why_it_matters() {
+        let findings = run(&Facts::default());
+        for (i, finding) in findings.iter().enumerate() {
+            assert!(findings[..i].iter().all(|other| other.check != finding.check), "{}", finding.check);
+            assert!(
+                finding.why.ends_with('.') && !finding.why[..finding.why.len() - 1].contains(". "),
+                "{finding:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        assert_eq!(list(["a", "b"]), "a, b");
+        assert_eq!(list(1..=9), "1, 2, 3, 4, 5, 6 and 3 more");
+    }
+}

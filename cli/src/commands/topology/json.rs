@@ -1,0 +1,95 @@
+//! The topology for programs. The shape is documented in the command's help.
+
+use serde_json::{Value, json};
+use te_engine::topology::{
+    Gpu, Nic, NicKind, NicPort, NumaNode, PciLink, PciPath, PortState, Topology, matrix_to_json,
+};
+
+use super::Shown;
+use super::picture::cpus;
+
+pub(super) fn value(shown: &Shown) -> anyhow::Result<Value> {
+    let topology = &shown.found.topology;
+    Ok(json!({
+        "nodes": topology.nodes().iter().map(node).collect::<Vec<_>>(),
+        "nics": topology.nics().iter().map(nic).collect::<Vec<_>>(),
+        "gpus": topology.gpus().iter().map(gpu).collect::<Vec<_>>(),
+        "distances": distances(topology),
+        "matrix": serde_json::from_str::<Value>(&matrix_to_json(&shown.matrix))?,
+        "warnings": shown.found.warnings,
+    }))
+}
+
+fn node(node: &NumaNode) -> Value {
+    json!({
+        "id": node.id,
+        "cpus": cpus(node),
+        "memory_bytes": node.memory_bytes,
+        "distances": node.distances,
+    })
+}
+
+fn nic(nic: &Nic) -> Value {
+    let kind = match nic.kind {
+        NicKind::Rdma => "rdma",
+        _ => "ethernet",
+    };
+    json!({
+        "name": nic.name,
+        "kind": kind,
+        "netdev": nic.netdev,
+        "numa_node": nic.numa_node,
+        "pci": nic.pci.as_ref().map(pci),
+        "link": nic.link.map(link),
+        "ports": nic.ports.iter().map(port).collect::<Vec<_>>(),
+    })
+}
+
+fn port(port: &NicPort) -> Value {
+    let state = match port.state {
+        PortState::Up => "up",
+        PortState::Down => "down",
+        PortState::Unknown => "unknown",
+    };
+    json!({ "number": port.number, "state": state, "mbit_per_s": port.mbit_per_s })
+}
+
+fn gpu(gpu: &Gpu) -> Value {
+    json!({
+        "name": gpu.place().to_string(),
+        "numa_node": gpu.numa_node,
+        "pci": pci(&gpu.pci),
+        "link": gpu.link.map(link),
+    })
+}
+
+fn pci(path: &PciPath) -> Value {
+    json!({
+        "address": path.address.to_string(),
+        "root": format!("{:04x}:{:02x}", path.root.0, path.root.1),
+        "bridges": path.bridges.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn link(link: PciLink) -> Value {
+    json!({
+        "lanes": link.lanes,
+        "lanes_max": link.lanes_max,
+        "mt_per_s": link.mega_transfers_per_s,
+        "mt_per_s_max": link.mega_transfers_per_s_max,
+    })
+}
+
+fn distances(topology: &Topology) -> Vec<Value> {
+    let pairs = topology.places().flat_map(|place| topology.nics().iter().map(move |nic| (place, nic)));
+    let pair = |(place, nic): (te_engine::topology::Place, &Nic)| {
+        let distance = topology.distance(place, nic);
+        json!({
+            "place": place.to_string(),
+            "nic": nic.name,
+            "distance": distance.to_string(),
+            "penalty_percent": distance.penalty_percent(),
+        })
+    };
+    pairs.map(pair).collect()
+}

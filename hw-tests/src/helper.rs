@@ -1,0 +1,59 @@
+//! What agents start on the target: processes that own memory and answer questions about it on stdin and stdout.
+
+use crate::sys::DevDax;
+use crate::{content, engines};
+use anyhow::{Result, bail};
+use std::io::{BufRead as _, Write as _};
+use std::path::Path;
+use te_engine::{Access, SharedRegion};
+
+/// Runs the helper of that name.
+///
+/// # Errors
+/// When there is none, or it fails.
+pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
+    match (name, args) {
+        ("target", [fabric, listen, bytes]) => target(fabric, listen, bytes.parse()?),
+        ("cxl", ["write", path, seed, bytes]) => {
+            let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
+            dax.write(&content::pattern(seed.parse()?, bytes.parse()?));
+            Ok(())
+        }
+        _ => bail!("no helper `{name}` with {} arguments", args.len()),
+    }
+}
+
+/// A process that exports memory. It says `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with `ok`, and
+/// `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
+fn target(fabric: &str, listen: &str, bytes: usize) -> Result<()> {
+    let engine = engines::start(fabric, listen)?;
+    let region = engine.alloc_shared(bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    say(&format!("ready {} {}", engine.name(), region.addr()))?;
+    for line in std::io::stdin().lock().lines() {
+        say(&answer(&region, &line?)?)?;
+    }
+    Ok(())
+}
+
+fn answer(region: &SharedRegion, line: &str) -> Result<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [what, seed, offset, len] = words[..] else { bail!("`{line}` is no command") };
+    let (seed, offset, len) = (seed.parse()?, offset.parse()?, len.parse()?);
+    match what {
+        "fill" => {
+            content::fill(region, seed, offset, len)?;
+            Ok("ok".to_owned())
+        }
+        "check" => Ok(match content::first_difference(region, seed, offset, len)? {
+            None => "ok".to_owned(),
+            Some(at) => format!("differs {at}"),
+        }),
+        _ => bail!("`{line}` is no command"),
+    }
+}
+
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,243 @@
+//! What tests may need, and whether it is here.
+
+use crate::facts::{Facts, Rail};
+use crate::remote::Peer;
+use anyhow::{Context as _, Result};
+use std::fmt;
+use std::path::PathBuf;
+
+/// Something that a test cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// An RDMA port that is up.
+    Rdma,
+    /// So many RDMA ports that are up.
+    Rails(usize),
+    /// A GPU with its driver.
+    Gpu,
+    /// A target of NVMe over Fabrics whose contents may be overwritten.
+    Nvmeof,
+    /// CXL memory as device-DAX.
+    Cxl,
+    /// So many NUMA nodes.
+    Numa(usize),
+    /// A second machine with an agent.
+    Peer,
+    /// Permission to take links down, and the capability.
+    Netadmin,
+    /// A program.
+    Program(&'static str),
+    /// Test programs that were built elsewhere.
+    Suites,
+    /// The lab with one of these profiles: the test checks what they promise.
+    Lab(&'static [&'static str]),
+}
+
+/// This machine, and the peer if there is one.
+pub(crate) struct Host {
+    /// What it has.
+    pub(crate) facts: Facts,
+    /// The second machine.
+    pub(crate) peer: Option<Peer>,
+    /// `HW_TESTS_NVMEOF`.
+    pub(crate) nvmeof: Vec<NvmeofTarget>,
+    /// `HW_TESTS_SUITES`.
+    pub(crate) suites: Vec<PathBuf>,
+    /// `HW_TESTS_LAB`.
+    pub(crate) lab: Option<String>,
+    may_break_links: bool,
+}
+
+/// One way to a target of NVMe over Fabrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NvmeofTarget {
+    /// `tcp` or `rdma`.
+    pub(crate) transport: String,
+    /// Where it listens.
+    pub(crate) address: String,
+    /// Its service id: a port.
+    pub(crate) port: String,
+    /// The subsystem's qualified name.
+    pub(crate) nqn: String,
+}
+
+impl Host {
+    /// Looks at this machine and its environment.
+    ///
+    /// # Errors
+    /// When the environment is malformed, or names a peer that does not answer.
+    pub(crate) fn look() -> Result<Self> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let list = |name: &str| -> Vec<String> {
+            variable(name)
+                .iter()
+                .flat_map(|value| value.split(';'))
+                .map(|item| item.trim().to_owned())
+                .collect()
+        };
+        let nvmeof =
+            list("HW_TESTS_NVMEOF").iter().map(|item| NvmeofTarget::parse(item)).collect::<Result<_>>()?;
+        let peer = variable("HW_TESTS_PEER").map(|address| Peer::connect(&address)).transpose()?;
+        Ok(Self {
+            facts: Facts::gather(),
+            peer,
+            nvmeof,
+            suites: list("HW_TESTS_SUITES").into_iter().map(PathBuf::from).collect(),
+            lab: variable("HW_TESTS_LAB"),
+            may_break_links: variable("HW_TESTS_FAULTS").is_some_and(|value| value == "1"),
+        })
+    }
+
+    /// Why a test with these needs cannot run here; `None` when it can.
+    pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
+        let missing: Vec<String> =
+            needs.iter().filter_map(|need| Some(format!("needs {need}: {}", self.lack(*need)?))).collect();
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// Said before every result that was not measured on hardware.
+    pub(crate) fn label(&self) -> &'static str {
+        if self.lab.is_some() { "emulated: " } else { "" }
+    }
+
+    /// RDMA ports that are up.
+    pub(crate) fn rails(&self) -> impl Iterator<Item = &Rail> {
+        self.facts.rails.iter().filter(|rail| rail.active)
+    }
+
+    /// The peer.
+    ///
+    /// # Errors
+    /// When there is none: the test did not declare its need.
+    pub(crate) fn peer(&self) -> Result<&Peer> {
+        self.peer.as_ref().context("the test uses a peer without saying that it needs one")
+    }
+
+    /// Rails of ours with the peer's rails in the same networks.
+    ///
+    /// # Errors
+    /// When the peer does not answer.
+    pub(crate) fn joined_rails(&self) -> Result<Vec<(Rail, Rail)>> {
+        let theirs = self.peer()?.facts()?.rails;
+        let pair = |ours: &Rail| {
+            let theirs = theirs.iter().find(|theirs| theirs.active && ours.is_joined_to(theirs))?;
+            Some((ours.clone(), theirs.clone()))
+        };
+        Ok(self.rails().filter_map(pair).collect())
+    }
+
+    fn lack(&self, need: Need) -> Option<String> {
+        let rails = self.rails().count();
+        let too_few = |have: usize, want: usize| (have < want).then(|| format!("this machine has {have}"));
+        let unless = |there: bool, why: &str| (!there).then(|| why.to_owned());
+        match need {
+            Need::Rdma => unless(rails > 0, "no port of an RDMA device is up"),
+            Need::Rails(want) => too_few(rails, want),
+            Need::Gpu => unless(self.facts.gpus > 0, "no GPU with a driver"),
+            Need::Nvmeof => unless(!self.nvmeof.is_empty(), "HW_TESTS_NVMEOF names no target"),
+            Need::Cxl => unless(!self.facts.cxl.is_empty(), "no CXL memory as /dev/dax*"),
+            Need::Numa(want) => too_few(self.facts.nodes.len(), want),
+            Need::Peer => unless(self.peer.is_some(), "HW_TESTS_PEER names no second machine"),
+            Need::Netadmin => unless(
+                self.may_break_links && has_net_admin(),
+                "HW_TESTS_FAULTS=1 does not allow it, or CAP_NET_ADMIN is missing",
+            ),
+            Need::Program(name) => unless(in_path(name), "it is not installed"),
+            Need::Suites => unless(!self.suites.is_empty(), "HW_TESTS_SUITES names no test program"),
+            Need::Lab(profiles) => {
+                let inside = self.lab.as_ref().is_some_and(|lab| profiles.contains(&lab.as_str()));
+                unless(inside, "this is not that lab")
+            }
+        }
+    }
+}
+
+impl NvmeofTarget {
+    fn parse(text: &str) -> Result<Self> {
+        let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let [transport, address, port, nqn] = <[String; 4]>::try_from(words)
+            .map_err(|_| anyhow::anyhow!("HW_TESTS_NVMEOF: `{text}` is not `TRANSPORT ADDRESS PORT NQN`"))?;
+        Ok(Self { transport, address, port, nqn })
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rdma => f.write_str("rdma"),
+            Self::Rails(count) => write!(f, "rails({count})"),
+            Self::Gpu => f.write_str("gpu"),
+            Self::Nvmeof => f.write_str("nvmeof"),
+            Self::Cxl => f.write_str("cxl"),
+            Self::Numa(count) => write!(f, "numa({count})"),
+            Self::Peer => f.write_str("peer"),
+            Self::Netadmin => f.write_str("netadmin"),
+            Self::Program(name) => write!(f, "program {name}"),
+            Self::Suites => f.write_str("suites"),
+            Self::Lab(profiles) => write!(f, "lab {}", profiles.join(" or ")),
+        }
+    }
+}
+
+/// Whether this process has the capability, by `proc_pid_status(5)`.
+fn has_net_admin() -> bool {
+    const CAP_NET_ADMIN: u32 = 12;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_NET_ADMIN & 1 == 1)
+}
+
+fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    fn bare() -> Host {
+        Host {
+            facts: Facts::default(),
+            peer: None,
+            nvmeof: Vec::new(),
+            suites: Vec::new(),
+            lab: None,
+            may_break_links: false,
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_and_what_is_there_is_not() {
+        let mut host = bare();
+        let needs = [Need::Rails(2), Need::Gpu];
+        assert_eq!(
+            host.lacks(&needs).as_deref(),
+            Some("needs rails(2): this machine has 0; needs gpu: no GPU with a driver")
+        );
+        host.facts.rails =
+            vec![Rail { active: true, ..Rail::default() }, Rail { active: true, ..Rail::default() }];
+        host.facts.gpus = 1;
+        assert_eq!(host.lacks(&needs), None);
+    }
+
+    #[test]
+    fn a_port_that_is_down_is_no_rail() {
+        let mut host = bare();
+        host.facts.rails = vec![Rail::default()];
+        assert!(host.lacks(&[Need::Rdma]).is_some());
+    }
+
+    #[test]
+    fn nobody_may_break_links_unasked() {
+        assert!(bare().lacks(&[Need::Netadmin]).is_some());
+    }
+
+    #[test]
+    fn a_malformed_target_is_refused() {
+        assert!(NvmeofTarget::parse("tcp 10.0.0.1 4420").is_err());
+        assert_eq!(NvmeofTarget::parse("tcp 10.0.0.1 4420 lab").expect("four words").nqn, "lab");
+    }
+}

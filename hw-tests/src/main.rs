@@ -1,0 +1,66 @@
+//! Tests that need hardware, or the lab that emulates it. Each says what it needs; where that is missing it is reported as
+//! ignored, with the reason, never as passed.
+//!
+//! ```text
+//!   cargo xtask hw-test            on this machine, with what it really has
+//!   cargo xtask hw-test --lab      in guests with emulated devices
+//!
+//!   initiator (this program)                         target (another machine, or guest b)
+//!   ┌───────────────────────────┐   management    ┌────────────────────────────────────┐
+//!   │ runner: needs, tests      │ ───────────────►│ hw-tests agent                     │
+//!   │ verified load, faults     │  one connection │   one process for each connection, │
+//!   │                           │  = one process  │   killed when it closes            │
+//!   └────────────┬──────────────┘                 └───────────────┬────────────────────┘
+//!                └───────────── rails: RDMA, TCP ─────────────────┘
+//! ```
+//!
+//! Without arguments, or with those of a test harness (`--help`), it runs the tests. `agent ADDRESS` serves a peer, `facts` prints
+//! what this machine has, `helper …` is what agents start. The environment says what cannot be found out:
+//!
+//! | Variable | Meaning |
+//! |---|---|
+//! | `HW_TESTS_PEER` | `host:port` of the agent on the second machine |
+//! | `HW_TESTS_TOKEN` | What an agent and its callers share; an agent runs programs for whoever knows it |
+//! | `HW_TESTS_FAULTS` | `1`: tests may take links of this machine and the peer down |
+//! | `HW_TESTS_NVMEOF` | Targets whose contents may be overwritten, `TRANSPORT ADDRESS PORT NQN`, separated by `;` |
+//! | `HW_TESTS_SUITES` | Test programs to run as they are, separated by `;` |
+//! | `HW_TESTS_LAB` | The lab's profile, set by the lab: what it promises is checked, and results are called emulated |
+#![deny(unsafe_code)]
+
+mod agent;
+mod content;
+mod engines;
+mod facts;
+mod helper;
+mod host;
+mod load;
+mod remote;
+mod runner;
+mod sys;
+mod tests;
+
+use std::alloc::System;
+use std::process::ExitCode;
+use te_core::testkit::CountingAlloc;
+
+/// The conformance suite counts allocations on the data path.
+#[global_allocator]
+static ALLOCATOR: CountingAlloc<System> = CountingAlloc::new(System);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["agent", address] => agent::serve(address),
+        ["facts"] => facts::print(),
+        ["helper", name, rest @ ..] => helper::run(name, rest),
+        _ => return runner::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hw-tests: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Runs the tests through libtest-mimic, one at a time: they share links and devices.
+
+use crate::host::{Host, Need};
+use crate::tests;
+use anyhow::Result;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// A test and what it needs.
+pub(crate) struct Test {
+    /// A sentence.
+    pub(crate) name: &'static str,
+    /// All of these.
+    pub(crate) needs: &'static [Need],
+    /// The test.
+    pub(crate) run: fn(&Host) -> Result<()>,
+}
+
+/// Runs what the command line selects. A run in which nothing ran is a failure.
+pub(crate) fn run() -> ExitCode {
+    let mut args = Arguments::from_args();
+    let host = match Host::look() {
+        Ok(host) => Arc::new(host),
+        Err(error) => {
+            eprintln!("hw-tests: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    args.test_threads = Some(1);
+    let trials = tests::all().map(|test| trial(test, &host)).collect();
+    let listing = args.list;
+    let conclusion = libtest_mimic::run(&args, trials);
+    if !listing && conclusion.num_passed + conclusion.num_failed == 0 {
+        println!("hw-tests: nothing ran: this machine has nothing that the selected tests need");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn trial(test: &'static Test, host: &Arc<Host>) -> Trial {
+    let host = Arc::clone(host);
+    Trial::ignorable_test(test.name, move || {
+        if let Some(reason) = host.lacks(test.needs) {
+            return Ok(Completion::ignored_with(reason));
+        }
+        // The harness has written the name and not ended the line: it shall be seen now, and not before the result.
+        println!();
+        (test.run)(&host).map(|()| Completion::Completed).map_err(|error| Failed::from(format!("{error:#}")))
+    })
+}

@@ -1,0 +1,46 @@
+//! The tests, by what they are about.
+
+mod conformance;
+mod cxl;
+mod devices;
+mod faults;
+mod numa;
+mod nvmeof;
+mod suites;
+mod transfers;
+mod verbs;
+
+use crate::runner::Test;
+use anyhow::{Context as _, Result, ensure};
+use std::process::Command;
+
+/// All of them: first what the others take for granted.
+pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
+    [
+        devices::TESTS,
+        numa::TESTS,
+        verbs::TESTS,
+        conformance::TESTS,
+        transfers::TESTS,
+        faults::TESTS,
+        suites::TESTS,
+        nvmeof::TESTS,
+        cxl::TESTS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Runs a program of this machine to its end; gives what it wrote.
+///
+/// # Errors
+/// When it fails.
+fn run(argv: &[&str]) -> Result<String> {
+    let (program, args) = argv.split_first().context("no program")?;
+    let output =
+        Command::new(program).args(args).output().with_context(|| format!("cannot start {program}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{}`: {}\n{text}{errors}", argv.join(" "), output.status);
+    Ok(text)
+}

@@ -1,0 +1,520 @@
+//! Where memory and NICs sit in a host, and how far they are from each other.
+//!
+//! Plain data and scoring. Nothing here looks at a machine: `te-engine` reads sysfs, hwloc or a file and builds a
+//! [`Topology`], which checks it once. What comes of it is a [`Distance`] for each pair of memory and NIC, a penalty in
+//! percent for the route, and the [`PriorityMatrix`] that people know:
+//!
+//! ```text
+//!   Place (cpu:0, cuda:3)  ── PCI path, NUMA node, SLIT ──►  Distance  ──►  percent, for HealthRoute
+//!        Nic (mlx5_2)                                            └────────►  {"cuda:3": [["mlx5_2"], ["mlx5_0", …]]}
+//! ```
+//!
+//! ```
+//! use te_core::topology::{Nic, NumaNode, Place, Topology};
+//!
+//! let nodes = [0, 1].map(|id| NumaNode { id, distances: [[10, 21], [21, 10]][id as usize].into(), ..NumaNode::default() });
+//! let nic = |name: &str, node| Nic { numa_node: Some(node), ..Nic::named(name) };
+//! let topology = Topology::new(nodes.into(), vec![nic("mlx5_0", 0), nic("mlx5_1", 1)], vec![])?;
+//!
+//! let matrix = topology.matrix();
+//! let row = &matrix.rows()[1];
+//! assert_eq!((row.place, row.preferred[0].as_str(), row.secondary[0].as_str()), (Place::Cpu(1), "mlx5_1", "mlx5_0"));
+//! assert_eq!((matrix.penalty_percent(Place::Cpu(1), "mlx5_1"), matrix.penalty_percent(Place::Cpu(0), "mlx5_1")), (100, 300));
+//! # Ok::<(), te_core::topology::TopologyError>(())
+//! ```
+
+mod matrix;
+mod pci;
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+pub use matrix::{MatrixError, MatrixRow, PLACES_MAX, PriorityMatrix};
+pub use pci::{BRIDGES_MAX, PciAddress, PciLink, PciPath};
+
+/// NUMA nodes in a host, at most.
+pub const NODES_MAX: usize = 256;
+/// NICs in a host, at most; virtual functions count.
+pub const NICS_MAX: usize = 256;
+/// GPUs in a host, at most.
+pub const GPUS_MAX: usize = 64;
+/// Ports of a NIC, at most.
+pub const PORTS_MAX: usize = 16;
+/// Longest name of a NIC, bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// A host: its NUMA nodes, NICs and GPUs. Checked when made, so that whoever holds one can rely on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    nodes: Vec<NumaNode>,
+    nics: Vec<Nic>,
+    gpus: Vec<Gpu>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NumaNode {
+    /// The kernel's number.
+    pub id: u16,
+    /// Its CPUs: first and last of each run, both included. None: memory alone (HBM, CXL, a GPU's).
+    pub cpus: Vec<(u32, u32)>,
+    /// Its memory, bytes; 0 when unknown.
+    pub memory_bytes: u64,
+    /// How far each node is, in the order of [`Topology::nodes`]: 10 for itself, 20 for twice as far (ACPI 6.5, section
+    /// 5.2.17, "SLIT").
+    pub distances: Vec<u8>,
+}
+
+/// A NIC: what one rail runs over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// The kernel's name: `mlx5_0`, `eth0`.
+    pub name: String,
+    /// What it speaks.
+    pub kind: NicKind,
+    /// Its network device when `name` is that of an RDMA device.
+    pub netdev: Option<String>,
+    /// Its NUMA node; `None` when the host does not say.
+    pub numa_node: Option<u16>,
+    /// Where it hangs; `None` for devices that are not on PCI.
+    pub pci: Option<PciPath>,
+    /// How its slot runs.
+    pub link: Option<PciLink>,
+    /// Its ports; empty when unknown.
+    pub ports: Vec<NicPort>,
+}
+
+/// What a NIC speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum NicKind {
+    /// RDMA verbs: InfiniBand, RoCE, iWARP, EFA.
+    Rdma,
+    /// Sockets alone.
+    Ethernet,
+}
+
+/// A port of a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicPort {
+    /// From 1.
+    pub number: u8,
+    /// Whether it has a link.
+    pub state: PortState,
+    /// Link speed, megabits per second; `None` when unknown.
+    pub mbit_per_s: Option<u32>,
+}
+
+/// Whether a port has a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortState {
+    /// It has.
+    Up,
+    /// It has not.
+    Down,
+    /// The host does not say.
+    Unknown,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Who made it.
+    pub vendor: GpuVendor,
+    /// Its number among the vendor's GPUs in PCI order, from 0: what `CUDA_DEVICE_ORDER=PCI_BUS_ID` counts.
+    pub index: u16,
+    /// Its NUMA node; `None` when the host does not say.
+    pub numa_node: Option<u16>,
+    /// Where it hangs.
+    pub pci: PciPath,
+    /// How its slot runs.
+    pub link: Option<PciLink>,
+}
+
+/// Who made a GPU; which name its memory goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum GpuVendor {
+    /// `cuda:N`.
+    Nvidia,
+    /// `hip:N`.
+    Amd,
+    /// `xpu:N`.
+    Intel,
+}
+
+/// A place where memory can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// Host memory of a NUMA node: `cpu:N`.
+    Cpu(u16),
+    /// Memory of a GPU: `cuda:N`, `hip:N`, `xpu:N`.
+    Gpu(GpuVendor, u16),
+    /// Nobody knows: `*`.
+    Anywhere,
+}
+
+/// How far a NIC is from memory; nearer is less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// Below a common PCI bridge: data need not pass the CPU's root complex. So many bridges are not common to both.
+    Switch(u8),
+    /// Under one host bridge (root complex).
+    HostBridge,
+    /// On one NUMA node.
+    Node,
+    /// One of the two does not say where it is.
+    Unknown,
+    /// On another NUMA node, that far by SLIT.
+    Remote(u8),
+}
+
+impl Topology {
+    /// Checks and orders the parts: nodes by id, NICs by kind and name, GPUs by vendor and index. `distances` are to be in
+    /// the order of ascending ids.
+    ///
+    /// # Errors
+    /// See [`TopologyError`].
+    pub fn new(
+        mut nodes: Vec<NumaNode>,
+        mut nics: Vec<Nic>,
+        mut gpus: Vec<Gpu>,
+    ) -> Result<Self, TopologyError> {
+        for (what, count, count_max) in [
+            ("NUMA nodes", nodes.len(), NODES_MAX),
+            ("NICs", nics.len(), NICS_MAX),
+            ("GPUs", gpus.len(), GPUS_MAX),
+        ] {
+            if count > count_max {
+                return Err(TopologyError::TooMany { what, count, count_max });
+            }
+        }
+        nodes.sort_by_key(|node| node.id);
+        nics.sort_by(|a, b| (a.kind, name_key(&a.name)).cmp(&(b.kind, name_key(&b.name))));
+        gpus.sort_by_key(|gpu| (gpu.vendor, gpu.index));
+        let count = nodes.len();
+        for (at, node) in nodes.iter().enumerate() {
+            if at > 0 && nodes[at - 1].id == node.id {
+                return Err(TopologyError::NodeTwice(node.id));
+            }
+            if node.distances.len() != count || node.distances.iter().any(|&far| far < SLIT_LOCAL) {
+                return Err(TopologyError::Distances { node: node.id, count });
+            }
+        }
+        for (at, nic) in nics.iter().enumerate() {
+            if !is_name(&nic.name) || nic.ports.len() > PORTS_MAX {
+                return Err(TopologyError::Nic(nic.name.clone()));
+            }
+            if nics[..at].iter().any(|other| other.name == nic.name) {
+                return Err(TopologyError::NicTwice(nic.name.clone()));
+            }
+        }
+        if let Some(pair) = gpus.windows(2).find(|pair| pair[0].place() == pair[1].place()) {
+            return Err(TopologyError::GpuTwice(pair[0].place()));
+        }
+        let named = nics.iter().map(|nic| nic.numa_node).chain(gpus.iter().map(|gpu| gpu.numa_node));
+        for id in named.flatten() {
+            if nodes.binary_search_by_key(&id, |node| node.id).is_err() {
+                return Err(TopologyError::NoSuchNode(id));
+            }
+        }
+        Ok(Self { nodes, nics, gpus })
+    }
+
+    /// NUMA nodes, by id.
+    #[must_use]
+    pub fn nodes(&self) -> &[NumaNode] {
+        &self.nodes
+    }
+
+    /// NICs, RDMA devices first, then by name; `mlx5_2` comes before `mlx5_10`.
+    #[must_use]
+    pub fn nics(&self) -> &[Nic] {
+        &self.nics
+    }
+
+    /// GPUs, by vendor and index.
+    #[must_use]
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The NIC of that name, be it the RDMA device's or its network device's.
+    #[must_use]
+    pub fn nic(&self, name: &str) -> Option<&Nic> {
+        let by_netdev = || self.nics.iter().find(|nic| nic.netdev.as_deref() == Some(name));
+        self.nics.iter().find(|nic| nic.name == name).or_else(by_netdev)
+    }
+
+    /// Every place where memory can be: NUMA nodes, then GPUs.
+    pub fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        let nodes = self.nodes.iter().map(|node| Place::Cpu(node.id));
+        nodes.chain(self.gpus.iter().map(Gpu::place))
+    }
+
+    /// Whether there is nothing to choose between: no NIC, or one place and one NIC.
+    #[must_use]
+    pub fn is_trivial(&self) -> bool {
+        self.nics.is_empty() || (self.nics.len() == 1 && self.places().count() <= 1)
+    }
+
+    /// How far `nic` is from memory at `place`.
+    #[must_use]
+    pub fn distance(&self, place: Place, nic: &Nic) -> Distance {
+        let node = match place {
+            Place::Cpu(id) => Some(id),
+            Place::Gpu(vendor, index) => {
+                let Some(gpu) = self.gpus.iter().find(|gpu| gpu.vendor == vendor && gpu.index == index)
+                else {
+                    return Distance::Unknown;
+                };
+                if let Some(near) = nic.pci.as_ref().and_then(|path| path.distance(&gpu.pci)) {
+                    return near;
+                }
+                gpu.numa_node
+            }
+            Place::Anywhere => None,
+        };
+        match (node, nic.numa_node) {
+            (Some(a), Some(b)) if a == b => Distance::Node,
+            (Some(a), Some(b)) => self.slit(a, b).map_or(Distance::Unknown, Distance::Remote),
+            _ => Distance::Unknown,
+        }
+    }
+
+    /// How far NUMA node `b` is from `a`, as the firmware says; `None` when there is no such node.
+    #[must_use]
+    pub fn slit(&self, a: u16, b: u16) -> Option<u8> {
+        let at = |id| self.nodes.binary_search_by_key(&id, |node: &NumaNode| node.id).ok();
+        Some(self.nodes[at(a)?].distances[at(b)?])
+    }
+
+    /// NICs that rails would run over: the RDMA devices, or the network devices of a host that has none. Those whose
+    /// ports are all down are left out.
+    pub fn rail_nics(&self) -> impl Iterator<Item = &Nic> {
+        let kind = self.nics.first().map(|nic| nic.kind);
+        self.nics.iter().filter(move |nic| Some(nic.kind) == kind && nic.may_have_link())
+    }
+
+    /// For every place, the NICs at the least distance, and the others with the nearest first.
+    #[must_use]
+    pub fn matrix(&self) -> PriorityMatrix {
+        let row = |place| {
+            let mut nics: Vec<(Distance, &Nic)> =
+                self.rail_nics().map(|nic| (self.distance(place, nic), nic)).collect();
+            // Stable: NICs of one distance stay in the order of their names.
+            nics.sort_by_key(|&(distance, _)| distance);
+            let least = nics.first().map(|&(distance, _)| distance);
+            let near = nics.iter().take_while(|&&(distance, _)| Some(distance) == least).count();
+            let names = |nics: &[(Distance, &Nic)]| nics.iter().map(|(_, nic)| nic.name.clone()).collect();
+            MatrixRow { place, preferred: names(&nics[..near]), secondary: names(&nics[near..]) }
+        };
+        PriorityMatrix::from_checked(self.places().map(row).collect())
+    }
+}
+
+/// SLIT's distance of a node to itself.
+const SLIT_LOCAL: u8 = 10;
+
+impl Nic {
+    /// An RDMA NIC of which only the name is known.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let name = String::from(name);
+        Self {
+            name,
+            kind: NicKind::Rdma,
+            netdev: None,
+            numa_node: None,
+            pci: None,
+            link: None,
+            ports: Vec::new(),
+        }
+    }
+
+    /// False when every port is known to be down.
+    #[must_use]
+    pub fn may_have_link(&self) -> bool {
+        self.ports.is_empty() || self.ports.iter().any(|port| port.state != PortState::Down)
+    }
+
+    /// The speed of its ports together, megabits per second; `None` when no port tells.
+    #[must_use]
+    pub fn mbit_per_s(&self) -> Option<u64> {
+        let speeds = self.ports.iter().filter_map(|port| port.mbit_per_s);
+        speeds.map(u64::from).reduce(u64::saturating_add)
+    }
+}
+
+impl Gpu {
+    /// Its memory.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place::Gpu(self.vendor, self.index)
+    }
+}
+
+impl GpuVendor {
+    /// The vendors there are.
+    pub const ALL: [Self; 3] = [Self::Nvidia, Self::Amd, Self::Intel];
+
+    /// What its memory is called in a [`Place`].
+    #[must_use]
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Nvidia => "cuda",
+            Self::Amd => "hip",
+            Self::Intel => "xpu",
+        }
+    }
+
+    /// By PCI vendor id (<https://pcisig.com/membership/member-companies>).
+    #[must_use]
+    pub const fn from_pci(vendor: u16) -> Option<Self> {
+        match vendor {
+            0x10de => Some(Self::Nvidia),
+            0x1002 => Some(Self::Amd),
+            0x8086 => Some(Self::Intel),
+            _ => None,
+        }
+    }
+}
+
+impl Distance {
+    /// What a rail of that distance costs, in percent of one that is near. Guesses, not measurements: they only decide
+    /// while a nearer rail is free. Under load the measured bandwidth of each rail counts as well, and a rail that costs
+    /// 300 percent is used as soon as the near one has a queue three times as long.
+    #[must_use]
+    pub const fn penalty_percent(self) -> u32 {
+        match self {
+            Self::Switch(_) => 100,
+            Self::HostBridge => 120,
+            Self::Node => 150,
+            Self::Unknown => 200,
+            // SLIT 20 and 21 are two sockets, 255 is "unreachable".
+            Self::Remote(slit) => {
+                let percent = slit as u32 * 15;
+                if percent < 200 { 200 } else { percent }
+            }
+        }
+    }
+}
+
+/// `switch+2`, `host-bridge`, `node`, `unknown`, `remote:21`.
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Switch(hops) => write!(f, "switch+{hops}"),
+            Self::HostBridge => f.write_str("host-bridge"),
+            Self::Node => f.write_str("node"),
+            Self::Unknown => f.write_str("unknown"),
+            Self::Remote(slit) => write!(f, "remote:{slit}"),
+        }
+    }
+}
+
+/// `cpu:0`, `cuda:3`, `*`: what [`FromStr`](core::str::FromStr) understands.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu(node) => write!(f, "cpu:{node}"),
+            Self::Gpu(vendor, index) => write!(f, "{}:{index}", vendor.prefix()),
+            Self::Anywhere => f.write_str("*"),
+        }
+    }
+}
+
+impl core::str::FromStr for Place {
+    type Err = MatrixError;
+
+    fn from_str(text: &str) -> Result<Self, MatrixError> {
+        let wrong = || MatrixError::Place(text.chars().take(NAME_BYTES_MAX).collect());
+        if text == "*" {
+            return Ok(Self::Anywhere);
+        }
+        let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
+        // `parse` would take "+1".
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        let number = number.parse().map_err(|_| wrong())?;
+        if kind == "cpu" {
+            return Ok(Self::Cpu(number));
+        }
+        let vendor = GpuVendor::ALL.into_iter().find(|vendor| vendor.prefix() == kind);
+        vendor.map(|vendor| Self::Gpu(vendor, number)).ok_or_else(wrong)
+    }
+}
+
+/// Why parts do not make a [`Topology`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TopologyError {
+    /// More than a limit allows.
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        count_max: usize,
+    },
+    /// Two NUMA nodes of one id.
+    NodeTwice(u16),
+    /// A node's distances: not one for each of `count` nodes, or one below 10.
+    Distances {
+        /// Whose.
+        node: u16,
+        /// How many there should be.
+        count: usize,
+    },
+    /// A NIC or GPU is said to be on a node that does not exist.
+    NoSuchNode(u16),
+    /// The name of a NIC is empty, too long or not printable, or it has too many ports.
+    Nic(String),
+    /// Two NICs of one name.
+    NicTwice(String),
+    /// Two GPUs of one number.
+    GpuTwice(Place),
+}
+
+impl fmt::Display for TopologyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany { what, count, count_max } => {
+                write!(f, "{count} {what}, and {count_max} is the limit: leave some out")
+            }
+            Self::NodeTwice(id) => write!(f, "NUMA node {id} is there twice"),
+            Self::Distances { node, count } => {
+                write!(
+                    f,
+                    "NUMA node {node} needs {count} distances, one for each node and none below {SLIT_LOCAL}"
+                )
+            }
+            Self::NoSuchNode(id) => {
+                write!(f, "a device is said to be on NUMA node {id}, which does not exist")
+            }
+            Self::Nic(name) => write!(
+                f,
+                "NIC {name:?} needs a name of 1 to {NAME_BYTES_MAX} printable ASCII characters, and at most \
+                 {PORTS_MAX} ports"
+            ),
+            Self::NicTwice(name) => write!(f, "NIC {name:?} is there twice"),
+            Self::GpuTwice(place) => write!(f, "GPU {place} is there twice"),
+        }
+    }
+}
+
+impl core::error::Error for TopologyError {}
+
+/// Whether a NIC may be called so.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Orders `mlx5_2` before `mlx5_10`: the text before the last number, then that number.
+fn name_key(name: &str) -> (&str, u64, &str) {
+    let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    (head, name[head.len()..].parse().unwrap_or(0), name)
+}

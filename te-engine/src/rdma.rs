@@ -1,0 +1,160 @@
+//! RDMA: one rail for each port that the configuration names.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::net::SocketAddr;
+use std::string::String;
+use std::sync::Once;
+use std::vec::Vec;
+
+use te_rdma::{DeviceSummary, NoRdma, RdmaTransport};
+
+use crate::config::Config;
+use crate::engine::{Rail, advertised};
+
+type Cause = Box<dyn StdError + Send + Sync>;
+
+/// Opens a rail for each port that is wanted. What does not open is reported.
+///
+/// # Errors
+/// Why there is not one.
+pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause> {
+    let ports = te_rdma::devices().inspect_err(say_once)?;
+    let wanted = choose(&config.rdma.devices, &ports);
+    for name in &wanted.missing {
+        log::warn!("fabric rdma: {name:?} names no active port: see `snowskin doctor`, or `rdma link`");
+    }
+    let advertise = advertised(config);
+    let mut rails = Vec::with_capacity(wanted.ports.len());
+    let mut last: Option<Cause> = None;
+    for (nth, port) in (0_u16..).zip(wanted.ports) {
+        let device = format!("{}:{}", port.name, port.port);
+        // Several rails cannot listen on one port.
+        let listen = if config.rdma.port == 0 { 0 } else { config.rdma.port.saturating_add(nth) };
+        match RdmaTransport::open(te_rdma::Config {
+            device: Some(port.name.clone()),
+            port: Some(port.port),
+            bind: SocketAddr::new(addr.ip(), listen),
+            advertise,
+            gid_index: config.rdma.gid_index,
+            qps: config.rdma.qps,
+            mtu_bytes_max: config.rdma.mtu_bytes_max,
+            traffic_class: config.rdma.traffic_class,
+            service_level: config.rdma.service_level,
+            timeout_exponent: config.rdma.timeout_exponent,
+            retries: config.rdma.retries,
+            inflight_max: config.inflight_slices_max.min(1 << 20),
+            ..te_rdma::Config::default()
+        }) {
+            Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),
+            Err(why) => {
+                log::warn!("fabric rdma did not start on {device}: {why}");
+                last = Some(why.into());
+            }
+        }
+    }
+    if rails.is_empty() { Err(last.unwrap_or_else(|| Box::new(NoPort))) } else { Ok(rails) }
+}
+
+/// A host without RDMA is nothing to worry about, and nothing to be told again and again.
+fn say_once(why: &NoRdma) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| log::info!("fabric rdma is not used: {why}"));
+}
+
+struct Wanted<'a> {
+    ports: Vec<&'a DeviceSummary>,
+    /// Names that no port answers to.
+    missing: Vec<&'a str>,
+}
+
+/// The ports that `names` mean, in their order, each once; without names every active one.
+fn choose<'a>(names: &'a [String], ports: &'a [DeviceSummary]) -> Wanted<'a> {
+    let mut wanted = Wanted { ports: Vec::new(), missing: Vec::new() };
+    if names.is_empty() {
+        wanted.ports.extend(ports.iter().filter(|port| port.active));
+    }
+    for name in names {
+        let (device, number) = match name.rsplit_once(':') {
+            Some((device, number)) => (device, number.parse::<u8>().ok()),
+            None => (name.as_str(), None),
+        };
+        // A port that is named alone is tried whatever its state: its own error says more than we could.
+        let meant = |port: &&DeviceSummary| {
+            port.name == device && number.map_or(port.active && device == name, |number| port.port == number)
+        };
+        let before = wanted.ports.len();
+        let mut found = ports.iter().filter(meant).peekable();
+        if found.peek().is_none() {
+            wanted.missing.push(name);
+        }
+        for port in found {
+            if !wanted.ports[..before].contains(&port) {
+                wanted.ports.push(port);
+            }
+        }
+    }
+    wanted
+}
+
+/// There are devices, and none of their ports is wanted and active.
+#[derive(Debug)]
+struct NoPort;
+
+impl fmt::Display for NoPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no active RDMA port is chosen: see `rdma link`, and the setting rdma.devices")
+    }
+}
+
+impl StdError for NoPort {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, port: u8, active: bool) -> DeviceSummary {
+        DeviceSummary {
+            name: name.into(),
+            port,
+            active,
+            state: if active { "ACTIVE" } else { "DOWN" }.into(),
+            infiniband: false,
+            numa_node: None,
+            bits_per_s: 0,
+        }
+    }
+
+    fn chosen(names: &[&str]) -> (Vec<String>, Vec<String>) {
+        let ports = [
+            port("mlx5_0", 1, true),
+            port("mlx5_0", 2, false),
+            port("mlx5_1", 1, true),
+            port("rxe0", 1, true),
+        ];
+        let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+        let wanted = choose(&names, &ports);
+        let name = |port: &&DeviceSummary| format!("{}:{}", port.name, port.port);
+        (wanted.ports.iter().map(name).collect(), wanted.missing.iter().map(|&name| name.into()).collect())
+    }
+
+    #[test]
+    fn without_names_every_active_port_is_a_rail() {
+        let (ports, missing) = chosen(&[]);
+        assert_eq!((ports, missing.len()), (vec!["mlx5_0:1".into(), "mlx5_1:1".into(), "rxe0:1".into()], 0));
+    }
+
+    #[test]
+    fn a_name_means_its_active_ports_and_a_port_itself() {
+        assert_eq!(chosen(&["rxe0", "mlx5_0"]).0, ["rxe0:1", "mlx5_0:1"]);
+        assert_eq!(chosen(&["mlx5_0:2"]).0, ["mlx5_0:2"], "it will say itself that it is down");
+        assert_eq!(chosen(&["mlx5_0:1", "mlx5_0"]).0, ["mlx5_0:1"], "once is enough");
+    }
+
+    #[test]
+    fn a_name_that_no_port_has_is_reported() {
+        assert_eq!(chosen(&["mlx5_9", "rxe0:x", "rxe0:9", "rxe0"]), {
+            (vec!["rxe0:1".into()], vec!["mlx5_9".into(), "rxe0:x".into(), "rxe0:9".into()])
+        });
+    }
+}

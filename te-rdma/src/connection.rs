@@ -1,0 +1,83 @@
+//! A side channel with its role: ours to a peer, or a peer's to us.
+
+use te_core::Instant;
+
+use crate::channel::Channel;
+use crate::verbs::QpHandle;
+
+/// The names of what epoll tells about beside connections; no connection has them.
+pub(crate) const LISTENER: u64 = u64::MAX;
+/// The completion channel.
+pub(crate) const CQ: u64 = u64::MAX - 1;
+/// The device's asynchronous events.
+pub(crate) const EVENTS: u64 = u64::MAX - 2;
+
+/// One side channel.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) channel: Channel,
+    /// Given up then: it does not come up, or an answer is overdue.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) role: Role,
+}
+
+/// Who opened it.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// We did.
+    Out(Out),
+    /// A peer did.
+    In(In),
+}
+
+/// How far a side channel of ours is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Connecting,
+    Greeting,
+    Up,
+}
+
+/// A side channel of ours.
+#[derive(Debug)]
+pub(crate) struct Out {
+    pub(crate) endpoint: u32,
+    /// Which of the endpoint's addresses it goes to.
+    pub(crate) address: u8,
+    pub(crate) phase: Phase,
+    /// Questions without an answer.
+    pub(crate) asked: u32,
+}
+
+/// A side channel of a peer's.
+#[derive(Debug, Default)]
+pub(crate) struct In {
+    /// Whose, once it has said so.
+    pub(crate) session: Option<u64>,
+    /// Which connection of the session it is.
+    pub(crate) number: u32,
+    /// It has shown the key of some region: whoever has none gets no queue pair.
+    pub(crate) proven: bool,
+    /// The queue pairs that we hold for it.
+    pub(crate) qps: Vec<PeerQp>,
+    /// Everything has been said; it goes when that has left.
+    pub(crate) closing: bool,
+}
+
+/// A queue pair for a peer's work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerQp {
+    pub(crate) generation: u32,
+    pub(crate) handle: QpHandle,
+}
+
+impl Connection {
+    /// The queue pairs that we hold for the peer that opened it.
+    pub(crate) fn peer_qps(&self) -> impl Iterator<Item = QpHandle> + '_ {
+        let qps = match &self.role {
+            Role::In(role) => role.qps.as_slice(),
+            Role::Out(_) => &[],
+        };
+        qps.iter().map(|qp| qp.handle)
+    }
+}

@@ -1,0 +1,155 @@
+//! An opened device with its protection domain and registrations: the part that threads share.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use te_core::{Error, ErrorKind, MemSpan};
+
+use super::abi::{ibv_context, ibv_mr, ibv_pd};
+use super::convert::{check, driver_error, last_errno};
+use super::load::Library;
+use crate::verbs::{MrAccess, Registrar, Registration};
+
+/// Owns the context, the protection domain and every registration; all end with it.
+pub(super) struct Context {
+    pub(super) library: &'static Library,
+    pub(super) context: NonNull<ibv_context>,
+    pub(super) pd: NonNull<ibv_pd>,
+    registrations: Mutex<Registrations>,
+}
+
+#[derive(Default)]
+struct Registrations {
+    /// Handles are counted, so that a stale one finds nothing.
+    last_handle: u64,
+    live: HashMap<u64, NonNull<ibv_mr>>,
+}
+
+// SAFETY: libibverbs is thread-safe (its documentation promises so for every verb); our own table is behind a lock.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes a protection domain on an opened device.
+    ///
+    /// # Errors
+    /// The driver's; the device is closed again.
+    ///
+    /// # Safety
+    /// `context` came from `library`'s `ibv_open_device` and is owned by nobody else.
+    pub(super) unsafe fn new(
+        library: &'static Library,
+        context: NonNull<ibv_context>,
+    ) -> Result<Self, Error> {
+        // SAFETY: the context is open (the caller's promise).
+        let pd = unsafe { (library.ibv_alloc_pd)(context.as_ptr()) };
+        let Some(pd) = NonNull::new(pd) else {
+            let error = driver_error(last_errno());
+            // SAFETY: nothing was made on it; nobody uses it afterwards.
+            unsafe { (library.ibv_close_device)(context.as_ptr()) };
+            return Err(error);
+        };
+        Ok(Self { library, context, pd, registrations: Mutex::default() })
+    }
+
+    /// Whether the driver can register another device's memory by its dma-buf.
+    pub(super) fn takes_dmabuf(&self) -> bool {
+        let Some(register) = self.library.reg_dmabuf_mr else { return false };
+        // The descriptor -1 is never good: a driver that knows the call says so, one that does not says "unsupported".
+        // SAFETY: the domain is ours; no memory is involved.
+        let mr = unsafe { register(self.pd.as_ptr(), 0, 0, 0, -1, 0) };
+        let errno = last_errno();
+        if let Some(mr) = NonNull::new(mr) {
+            // SAFETY: just made, used by nobody.
+            unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) };
+            return true;
+        }
+        ![libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::ENOSYS, libc::ENOTTY].contains(&errno)
+    }
+
+    pub(super) fn register_dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        address: u64,
+        access: MrAccess,
+    ) -> Result<Registration, Error> {
+        let (Some(register), Ok(len)) = (self.library.reg_dmabuf_mr, usize::try_from(len)) else {
+            return Err(Error::new(ErrorKind::Unsupported));
+        };
+        // SAFETY: the domain is ours. The memory is another device's: the kernel holds on to the dma-buf, and none of it
+        // is mapped here.
+        let mr = unsafe { register(self.pd.as_ptr(), offset, len, address, fd, access.bits() as i32) };
+        self.keep(mr)
+    }
+
+    pub(super) fn deregister(&self, registration: Registration) -> Result<(), Error> {
+        // Taken out first: two threads with the same handle must not both get through. Put back if the driver refuses.
+        let Some(mr) = self.registrations().live.remove(&registration.handle) else {
+            return Err(driver_error(libc::EINVAL));
+        };
+        // SAFETY: it was in the table, so it was made by us and not deregistered yet; nobody else has it now.
+        let done = check(unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) });
+        if done.is_err() {
+            self.registrations().live.insert(registration.handle, mr);
+        }
+        done
+    }
+
+    fn keep(&self, mr: *mut ibv_mr) -> Result<Registration, Error> {
+        let mr = NonNull::new(mr).ok_or_else(|| driver_error(last_errno()))?;
+        // SAFETY: a registration that was just made; its keys never change.
+        let (local_key, remote_key) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
+        let mut registrations = self.registrations();
+        registrations.last_handle += 1;
+        let handle = registrations.last_handle;
+        registrations.live.insert(handle, mr);
+        Ok(Registration { handle, local_key, remote_key })
+    }
+
+    fn registrations(&self) -> std::sync::MutexGuard<'_, Registrations> {
+        // A panic between two calls on a map leaves the map whole.
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registrar for Context {
+    unsafe fn register(&self, span: MemSpan, access: MrAccess) -> Result<Registration, Error> {
+        // Work requests and peers name memory by number from here on.
+        let (addr, len) = (span.as_ptr().cast::<c_void>(), span.len());
+        let iova = span.as_ptr().expose_provenance() as u64;
+        let (pd, plain) = (self.pd.as_ptr(), access.difference(MrAccess::RELAXED_ORDERING));
+        let mr = match self.library.reg_mr_iova2 {
+            // Its own address as I/O address: a shifted one is refused by rxe, and peers would have to know.
+            Some(register) if access.contains(MrAccess::RELAXED_ORDERING) => {
+                // SAFETY: the domain is ours; the caller promises that the memory stays mapped and unborrowed.
+                unsafe { register(pd, addr, len, iova, access.bits()) }
+            }
+            _ => {
+                // SAFETY: as above.
+                unsafe { (self.library.ibv_reg_mr)(pd, addr, len, plain.bits() as i32) }
+            }
+        };
+        self.keep(mr)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let live = std::mem::take(&mut self.registrations().live);
+        // SAFETY: each was made by us and not deregistered; queue pairs and the completion queue ended before (the owner's
+        // fields and `Drop` see to it); then the domain has no children, then the device. What fails here ends with the
+        // device's file, which the kernel cleans up.
+        unsafe {
+            for mr in live.into_values() {
+                (self.library.ibv_dereg_mr)(mr.as_ptr());
+            }
+            (self.library.ibv_dealloc_pd)(self.pd.as_ptr());
+            (self.library.ibv_close_device)(self.context.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Which devices there are, and opening one.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::abi::{IBV_TRANSPORT_IB, ibv_device};
+use super::convert::last_errno;
+use super::load::{Library, NoRdma};
+use super::provider::SystemVerbs;
+use super::{context::Context, sysfs};
+
+const SYS: &str = "/sys";
+
+/// A device of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The kernel's name: `mlx5_0`, `rxe0`.
+    pub name: String,
+    /// Its ports, as far as sysfs tells.
+    pub ports: Vec<PortState>,
+    /// NUMA node, when it has one.
+    pub numa_node: Option<u16>,
+}
+
+/// A port before the device is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortState {
+    /// From 1.
+    pub number: u8,
+    /// The kernel's word: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, …
+    pub state: String,
+    /// InfiniBand (true) or Ethernet.
+    pub infiniband: bool,
+}
+
+/// Why a device cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no RDMA here at all.
+    NoRdma(NoRdma),
+    /// No device of that name.
+    NoSuchDevice(String),
+    /// The device has no such port.
+    NoSuchPort {
+        /// The device.
+        device: String,
+        /// The port that was asked for.
+        port: u8,
+    },
+    /// A call failed.
+    Failed {
+        /// The device.
+        device: String,
+        /// What was tried, as its manual page is called.
+        call: &'static str,
+        /// The driver's `errno`.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRdma(reason) => reason.fmt(f),
+            Self::NoSuchDevice(name) => {
+                write!(f, "no RDMA device `{name}`: `rdma link` lists those there are")
+            }
+            Self::NoSuchPort { device, port } => {
+                write!(f, "RDMA device `{device}` has no port {port}: ports count from 1")
+            }
+            Self::Failed { device, call, errno } => {
+                let why = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "RDMA device `{device}`: {call} failed ({why})")?;
+                f.write_str(match *errno {
+                    libc::EACCES | libc::EPERM => ": give this user access to /dev/infiniband/uverbs*",
+                    libc::ENOENT | libc::ENXIO => ": pass /dev/infiniband into the container",
+                    libc::ENOMEM => ": raise the limit of locked memory (`ulimit -l unlimited`)",
+                    _ => "",
+                })
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NoRdma(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+impl From<NoRdma> for OpenError {
+    fn from(reason: NoRdma) -> Self {
+        Self::NoRdma(reason)
+    }
+}
+
+impl Device {
+    /// The devices of this host that speak InfiniBand's verbs, in the kernel's order; never none.
+    ///
+    /// # Errors
+    /// Why there are none. That is an answer, not a failure: other fabrics go on.
+    pub fn list() -> Result<Vec<Self>, NoRdma> {
+        let found = each_device(Library::get()?, |name, _| {
+            let ports = sysfs::ports(Path::new(SYS), name);
+            let port = |(number, state, infiniband)| PortState { number, state, infiniband };
+            Self {
+                name: name.to_owned(),
+                ports: ports.into_iter().map(port).collect(),
+                numa_node: sysfs::numa_node(Path::new(SYS), name),
+            }
+        })?;
+        if found.is_empty() { Err(NoRdma::NoDevice) } else { Ok(found) }
+    }
+
+    /// Opens a port (from 1) of the device of that name, with a protection domain and a completion queue.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(name: &str, port: u8) -> Result<SystemVerbs, OpenError> {
+        let library = Library::get()?;
+        let failed = |call| move |errno: i32| OpenError::Failed { device: name.to_owned(), call, errno };
+        // A device must be opened before the list that it came from is freed.
+        let opened = each_device(library, |found, device| {
+            if found != name {
+                return None;
+            }
+            // SAFETY: `device` is an entry of a list that is not freed yet.
+            let context = unsafe { (library.ibv_open_device)(device.as_ptr()) };
+            Some(NonNull::new(context).ok_or_else(last_errno))
+        })?;
+        let context = opened
+            .into_iter()
+            .flatten()
+            .next()
+            .ok_or_else(|| OpenError::NoSuchDevice(name.to_owned()))?
+            .map_err(failed("ibv_open_device"))?;
+        // SAFETY: just opened, and nobody else has it.
+        let context =
+            unsafe { Context::new(library, context) }.map_err(|error| failed("ibv_alloc_pd")(error.code))?;
+        SystemVerbs::new(context, name, port, sysfs::numa_node(Path::new(SYS), name))
+    }
+}
+
+/// Whether `fork` leaves registered memory alone on this host; `None`: there is no library, or it is too old to tell.
+#[must_use]
+pub fn survives_fork() -> Option<bool> {
+    Library::get().ok()?.survives_fork()
+}
+
+/// Calls `visit` for each device that speaks InfiniBand's verbs while the list is held.
+fn each_device<T>(
+    library: &Library,
+    mut visit: impl FnMut(&str, NonNull<ibv_device>) -> T,
+) -> Result<Vec<T>, NoRdma> {
+    let mut count = 0;
+    // SAFETY: `count` lives for the call.
+    let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Err(match last_errno() {
+            libc::ENOSYS => NoRdma::NoKernelSupport,
+            errno => NoRdma::Unlistable(errno),
+        });
+    }
+    let mut results = Vec::new();
+    for index in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries, each a device that lives until the list is freed or longer. Names are C
+        // strings inside the device.
+        let (device, name, transport) = unsafe {
+            let Some(device) = NonNull::new(*list.add(index)) else { break };
+            let name = CStr::from_ptr((library.ibv_get_device_name)(device.as_ptr()));
+            (device, name.to_string_lossy().into_owned(), (*device.as_ptr()).transport_type)
+        };
+        // iWARP and usNIC have verbs of another meaning.
+        if transport == IBV_TRANSPORT_IB {
+            results.push(visit(&name, device));
+        }
+    }
+    // SAFETY: made above, freed once; what was opened stays.
+    unsafe { (library.ibv_free_device_list)(list) };
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listing_gives_devices_or_one_clear_reason() {
+        match Device::list() {
+            Ok(devices) => assert!(!devices.is_empty() && devices.iter().all(|d| !d.name.is_empty())),
+            Err(reason) => assert!(reason.to_string().starts_with("no RDMA here, because "), "{reason}"),
+        }
+    }
+
+    #[test]
+    fn opening_what_is_not_there_says_so() {
+        let Err(error) = Device::open("no-such-device", 1) else { panic!("it does not exist") };
+        assert!(matches!(error, OpenError::NoRdma(_) | OpenError::NoSuchDevice(_)), "{error}");
+        assert!(!error.to_string().is_empty());
+    }
+
+    #[test]
+    fn a_failed_call_says_what_to_do() {
+        let failed = |errno| {
+            OpenError::Failed { device: "mlx5_0".to_owned(), call: "ibv_open_device", errno }.to_string()
+        };
+        assert!(failed(libc::EACCES).contains("/dev/infiniband"));
+        assert!(failed(libc::ENOMEM).contains("ulimit -l"));
+        assert!(failed(libc::EIO).contains("ibv_open_device failed"));
+    }
+}

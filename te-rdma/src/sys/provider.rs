@@ -1,0 +1,454 @@
+//! One opened port of a real device.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+use te_core::Error;
+
+use super::abi::{
+    IBV_QPT_RC, ibv_async_event, ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_gid_entry, ibv_port_attr,
+    ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr, ibv_wc,
+};
+use super::context::Context;
+use super::convert::{self, check, driver_error, last_errno};
+use super::device::OpenError;
+use super::load::Library;
+use super::sysfs;
+use crate::verbs::{
+    AsyncEvent, DeviceFeatures, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle, QpStep,
+    Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
+};
+
+/// Entries of the completion queue, if the device has as many.
+const CQ_DEPTH: i32 = 1 << 14;
+/// Work requests that share one doorbell, at most.
+const CHAIN_MAX: usize = 256;
+/// Completions taken with one call, at most.
+const POLL_MAX: usize = 64;
+
+/// An opened port of a device behind libibverbs. Dropping it destroys its queue pairs and registrations and closes it.
+pub struct SystemVerbs {
+    info: DeviceInfo,
+    infiniband: bool,
+    cq: NonNull<ibv_cq>,
+    channel: NonNull<ibv_comp_channel>,
+    /// By handle. Handles are not used again, so this grows by eight bytes with each queue pair ever made.
+    qps: Vec<Option<NonNull<ibv_qp>>>,
+    /// Work requests on their way into the driver; filled anew by each `post`.
+    chain: Box<[ibv_send_wr]>,
+    /// Completions on their way out.
+    completions: Box<[ibv_wc]>,
+    /// Last: everything above is made on it.
+    context: Context,
+}
+
+// SAFETY: all pointers are to objects that this value alone owns, of a library that may be called from any thread; the chain
+// holds no pointer between two calls that anybody follows.
+unsafe impl Send for SystemVerbs {}
+
+impl SystemVerbs {
+    pub(super) fn new(
+        context: Context,
+        name: &str,
+        port: u8,
+        numa_node: Option<u16>,
+    ) -> Result<Self, OpenError> {
+        let failed =
+            |call| move |error: Error| OpenError::Failed { device: name.to_owned(), call, errno: error.code };
+        let library = context.library;
+        let device = query_device(&context).map_err(failed("ibv_query_device"))?;
+        if port == 0 || port > device.phys_port_cnt {
+            return Err(OpenError::NoSuchPort { device: name.to_owned(), port });
+        }
+        let port_attr = query_port(&context, port).map_err(failed("ibv_query_port"))?;
+
+        // SAFETY: the context is open. Null is handled.
+        let channel = unsafe { (library.ibv_create_comp_channel)(context.context.as_ptr()) };
+        let channel = NonNull::new(channel)
+            .ok_or_else(|| failed("ibv_create_comp_channel")(driver_error(last_errno())))?;
+        let depth = CQ_DEPTH.min(device.max_cqe.max(1));
+        // SAFETY: context and channel are ours and outlive the queue. Null is handled.
+        let cq = unsafe {
+            (library.ibv_create_cq)(context.context.as_ptr(), depth, null_mut(), channel.as_ptr(), 0)
+        };
+        let Some(cq) = NonNull::new(cq) else {
+            let error = driver_error(last_errno());
+            // SAFETY: made above, used by nobody.
+            unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
+            return Err(failed("ibv_create_cq")(error));
+        };
+        // From here on `Drop` cleans up.
+        // SAFETY: the queue was just made; its length does not change.
+        let cqe = unsafe { (*cq.as_ptr()).cqe };
+        let info = device_info(&context, name, port, numa_node, &device, &port_attr, cqe);
+        let verbs = Self {
+            info,
+            infiniband: convert::port(&port_attr).infiniband,
+            cq,
+            channel,
+            qps: Vec::new(),
+            chain: vec![
+                convert::send_wr(
+                    &WorkRequest {
+                        id: 0,
+                        op: te_core::Op::Write,
+                        signaled: false,
+                        inline: false,
+                        sges: 0,
+                        remote_addr: 0,
+                        remote_key: 0,
+                    },
+                    &[],
+                );
+                CHAIN_MAX
+            ]
+            .into(),
+            completions: vec![ibv_wc::default(); POLL_MAX].into(),
+            context,
+        };
+        for fd in verbs.event_fds().into_iter().flatten() {
+            set_nonblocking(fd).map_err(failed("fcntl"))?;
+        }
+        Ok(verbs)
+    }
+
+    fn library(&self) -> &'static Library {
+        self.context.library
+    }
+
+    #[inline]
+    fn qp(&self, handle: QpHandle) -> Result<NonNull<ibv_qp>, Error> {
+        let slot = usize::try_from(handle.0).ok().and_then(|index| self.qps.get(index));
+        slot.copied().flatten().ok_or(driver_error(libc::EINVAL))
+    }
+
+    /// The number of a queue pair that an event names, if it still exists.
+    fn number_of(&self, element: *mut c_void) -> Option<u32> {
+        let qp = self.qps.iter().flatten().find(|qp| qp.as_ptr().cast() == element)?;
+        // SAFETY: it is in the table, so it was not destroyed yet; its number never changes.
+        Some(unsafe { (*qp.as_ptr()).qp_num })
+    }
+
+    /// Takes what is in the completion channel, so that its descriptor is quiet again.
+    fn drain_channel(&mut self) {
+        let (mut cq, mut cookie) = (null_mut(), null_mut());
+        // SAFETY: the channel is ours and does not block; both results live for the call. Only our queue sends to it, and each
+        // event that was taken is acknowledged, or destroying the queue would wait for ever.
+        unsafe {
+            while (self.library().ibv_get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut cookie) == 0
+            {
+                (self.library().ibv_ack_cq_events)(cq, 1);
+            }
+        }
+    }
+}
+
+fn query_device(context: &Context) -> Result<ibv_device_attr, Error> {
+    // SAFETY: a structure of integers; zero is a value of each.
+    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the context is open and `attr` is what the call fills.
+    check(unsafe { (context.library.ibv_query_device)(context.context.as_ptr(), &raw mut attr) })?;
+    Ok(attr)
+}
+
+fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr, Error> {
+    // The exported function fills the part of the structure that it has always had; the rest stays zero, as in verbs.h.
+    let mut attr = ibv_port_attr::default();
+    // SAFETY: the context is open, and `attr` is at least as long as what the call fills.
+    check(unsafe { (context.library.ibv_query_port)(context.context.as_ptr(), port, &raw mut attr) })?;
+    Ok(attr)
+}
+
+fn device_info(
+    context: &Context,
+    name: &str,
+    port: u8,
+    numa_node: Option<u16>,
+    device: &ibv_device_attr,
+    port_attr: &ibv_port_attr,
+    cqe: i32,
+) -> DeviceInfo {
+    let count = |value: i32| u32::try_from(value).unwrap_or(0);
+    // Some devices take fewer pieces in a READ; 0 means that they do not say.
+    let sge_read = if device.max_sge_rd > 0 { device.max_sge_rd } else { device.max_sge };
+    let mut features = DeviceFeatures::empty();
+    features.set(DeviceFeatures::RELAXED_ORDERING, context.library.reg_mr_iova2.is_some());
+    features.set(DeviceFeatures::DMABUF, context.takes_dmabuf());
+    DeviceInfo {
+        name: name.to_owned(),
+        port,
+        numa_node,
+        mr_bytes_max: device.max_mr_size,
+        mr_count_max: count(device.max_mr),
+        qp_count_max: count(device.max_qp),
+        qp_depth_max: count(device.max_qp_wr),
+        cq_depth: count(cqe),
+        sge_max: count(device.max_sge.min(sge_read)),
+        reads_max: device.max_qp_rd_atom.min(device.max_qp_init_rd_atom).clamp(0, 255) as u8,
+        message_bytes_max: port_attr.max_msg_sz,
+        features,
+    }
+}
+
+fn set_nonblocking(fd: i32) -> Result<(), Error> {
+    // SAFETY: a descriptor that the library opened for us and that we do not close; only its flags change.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags < 0 || libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0 {
+            return Err(driver_error(last_errno()));
+        }
+    }
+    Ok(())
+}
+
+impl Verbs for SystemVerbs {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn port(&self) -> Result<PortInfo, Error> {
+        query_port(&self.context, self.info.port).map(|attr| convert::port(&attr))
+    }
+
+    fn gid(&self, index: u32) -> Result<Option<Gid>, Error> {
+        let (context, port) = (self.context.context.as_ptr(), self.info.port);
+        if let Some(query) = self.library().query_gid_ex {
+            let mut entry = ibv_gid_entry::default();
+            // SAFETY: the context is open; `entry` has the size that is given.
+            let result =
+                unsafe { query(context, port.into(), index, &raw mut entry, 0, size_of::<ibv_gid_entry>()) };
+            return match check(result) {
+                Ok(()) => Ok(convert::gid_kind(entry.gid_type)
+                    .filter(|_| entry.gid != [0; 16])
+                    .map(|kind| Gid { index, raw: entry.gid, kind })),
+                Err(error) if error.code == libc::ENODATA => Ok(None),
+                Err(error) => Err(error),
+            };
+        }
+        let signed = i32::try_from(index).map_err(|_| driver_error(libc::EINVAL))?;
+        let mut raw = [0; 16];
+        // SAFETY: the context is open; `raw` is the 16 bytes that the call fills.
+        check(unsafe { (self.library().ibv_query_gid)(context, port, signed, &raw mut raw) })?;
+        let kind = sysfs::gid_kind(Path::new("/sys"), &self.info.name, port, index, self.infiniband);
+        Ok(kind.filter(|_| raw != [0; 16]).map(|kind| Gid { index, raw, kind }))
+    }
+
+    fn registrar(&self) -> &dyn Registrar {
+        &self.context
+    }
+
+    fn register_dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        address: u64,
+        access: MrAccess,
+    ) -> Result<Registration, Error> {
+        self.context.register_dmabuf(fd, offset, len, address, access)
+    }
+
+    fn deregister(&self, registration: Registration) -> Result<(), Error> {
+        self.context.deregister(registration)
+    }
+
+    fn create_qp(&mut self, config: QpConfig) -> Result<Qp, Error> {
+        let mut inline_bytes = config.inline_bytes;
+        loop {
+            let cap = ibv_qp_cap {
+                max_send_wr: config.depth,
+                // Nothing is ever received, but not every driver takes 0.
+                max_recv_wr: 1,
+                max_send_sge: config.sges.max(1),
+                max_recv_sge: 1,
+                max_inline_data: inline_bytes,
+            };
+            let mut attr = ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq: self.cq.as_ptr(),
+                recv_cq: self.cq.as_ptr(),
+                srq: null_mut(),
+                cap,
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: domain and queue are ours and outlive the queue pair; `attr` lives for the call.
+            let qp = unsafe { (self.library().ibv_create_qp)(self.context.pd.as_ptr(), &raw mut attr) };
+            if let Some(qp) = NonNull::new(qp) {
+                let handle = QpHandle(self.qps.len() as u64);
+                self.qps.push(Some(qp));
+                // SAFETY: just made; its number never changes.
+                let number = unsafe { (*qp.as_ptr()).qp_num };
+                let config = QpConfig {
+                    depth: attr.cap.max_send_wr,
+                    sges: attr.cap.max_send_sge,
+                    inline_bytes: attr.cap.max_inline_data,
+                };
+                return Ok(Qp { handle, number, config });
+            }
+            let errno = last_errno();
+            // There is no way to ask how much a device takes inline.
+            if inline_bytes == 0 || ![libc::EINVAL, libc::ENOMEM].contains(&errno) {
+                return Err(driver_error(errno));
+            }
+            inline_bytes /= 2;
+        }
+    }
+
+    fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error> {
+        let qp = self.qp(qp)?;
+        let (attrs, masks) = convert::steps(step, self.info.port, self.infiniband)?;
+        for (mut attr, mask) in attrs.into_iter().flatten().zip(masks) {
+            // SAFETY: the queue pair is in the table, so it exists; `attr` lives for the call.
+            check(unsafe { (self.library().ibv_modify_qp)(qp.as_ptr(), &raw mut attr, mask) })?;
+        }
+        Ok(())
+    }
+
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {
+        let pointer = self.qp(qp)?;
+        // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were acknowledged.
+        check(unsafe { (self.library().ibv_destroy_qp)(pointer.as_ptr()) })?;
+        self.qps[qp.0 as usize] = None;
+        Ok(())
+    }
+
+    unsafe fn post(
+        &mut self,
+        qp: QpHandle,
+        requests: &[WorkRequest],
+        sges: &[Sge],
+    ) -> (usize, Option<Error>) {
+        let qp = match self.qp(qp) {
+            Ok(qp) => qp,
+            Err(error) => return (0, Some(error)),
+        };
+        // SAFETY: the queue pair and its context exist. An opened context has the function; a null would be a broken driver.
+        let Some(post_send) = (unsafe { (*(*qp.as_ptr()).context).ops.post_send }) else {
+            return (0, Some(driver_error(libc::ENOSYS)));
+        };
+        let (mut taken, mut rest) = (0, sges);
+        for batch in requests.chunks(CHAIN_MAX) {
+            let first = self.chain.as_mut_ptr();
+            let mut length = 0;
+            for request in batch {
+                let Some((own, others)) = rest.split_at_checked(request.sges as usize) else { break };
+                rest = others;
+                // SAFETY: `length` stays below CHAIN_MAX, the chain's length.
+                unsafe {
+                    first.add(length).write(convert::send_wr(request, own));
+                    if length != 0 {
+                        (*first.add(length - 1)).next = first.add(length);
+                    }
+                }
+                length += 1;
+            }
+            if length != 0 {
+                let mut bad = null_mut();
+                // SAFETY: a chain of `length` requests that ends with a null; their pieces are the caller's slice, and both
+                // live for the call. What is not inline the device checks against registrations, what is inline is readable by
+                // the caller's promise.
+                let result = unsafe { post_send(qp.as_ptr(), first, &raw mut bad) };
+                if let Err(error) = check(result) {
+                    // The driver tells the first that it did not take; anything else would be a broken driver.
+                    let accepted = (bad as usize)
+                        .checked_sub(first as usize)
+                        .map_or(0, |bytes| bytes / size_of::<ibv_send_wr>());
+                    return (taken + accepted.min(length), Some(error));
+                }
+                taken += length;
+            }
+            if length < batch.len() {
+                return (taken, Some(driver_error(libc::EINVAL)));
+            }
+        }
+        (taken, None)
+    }
+
+    fn poll_cq(&mut self, out: &mut [WorkCompletion]) -> Result<usize, Error> {
+        // SAFETY: the queue and its context exist. A null would be a broken driver.
+        let Some(poll_cq) = (unsafe { (*(*self.cq.as_ptr()).context).ops.poll_cq }) else {
+            return Err(driver_error(libc::ENOSYS));
+        };
+        let mut count = 0;
+        while count < out.len() {
+            let wanted = (out.len() - count).min(POLL_MAX);
+            // SAFETY: the queue is ours; there is room for `wanted` completions.
+            let got = unsafe { poll_cq(self.cq.as_ptr(), wanted as i32, self.completions.as_mut_ptr()) };
+            let Ok(got) = usize::try_from(got) else {
+                // What was taken before is not lost.
+                return if count == 0 {
+                    Err(check(got).err().unwrap_or(driver_error(libc::EIO)))
+                } else {
+                    Ok(count)
+                };
+            };
+            let got = got.min(wanted);
+            for (out, wc) in out[count..].iter_mut().zip(&self.completions[..got]) {
+                *out = convert::completion(wc);
+            }
+            count += got;
+            if got < wanted {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    fn arm(&mut self) -> Result<(), Error> {
+        // SAFETY: the queue and its context exist. A null would be a broken driver.
+        let Some(req_notify_cq) = (unsafe { (*(*self.cq.as_ptr()).context).ops.req_notify_cq }) else {
+            return Err(driver_error(libc::ENOSYS));
+        };
+        // SAFETY: the queue is ours.
+        check(unsafe { req_notify_cq(self.cq.as_ptr(), 0) })
+    }
+
+    fn event_fds(&self) -> [Option<i32>; 2] {
+        // SAFETY: channel and context exist; neither descriptor changes.
+        unsafe { [Some((*self.channel.as_ptr()).fd), Some((*self.context.context.as_ptr()).async_fd)] }
+    }
+
+    fn next_event(&mut self) -> Option<AsyncEvent> {
+        self.drain_channel();
+        let mut event = ibv_async_event { element: null_mut(), event_type: 0 };
+        // SAFETY: the context is open and its descriptor does not block; `event` lives for the call.
+        if unsafe { (self.library().ibv_get_async_event)(self.context.context.as_ptr(), &raw mut event) } != 0
+        {
+            return None;
+        }
+        let told = if convert::is_qp_error(event.event_type) {
+            self.number_of(event.element)
+                .map_or(AsyncEvent::Other(event.event_type as i32), AsyncEvent::QpError)
+        } else {
+            convert::event(event.event_type)
+        };
+        // SAFETY: taken above, acknowledged once; what it names is not destroyed before that, for destroying waits.
+        unsafe { (self.library().ibv_ack_async_event)(&raw mut event) };
+        Some(told)
+    }
+}
+
+impl std::fmt::Debug for SystemVerbs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SystemVerbs").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SystemVerbs {
+    fn drop(&mut self) {
+        // Events that nobody took would make the destructors wait.
+        while self.next_event().is_some() {}
+        let library = self.library();
+        // SAFETY: children before parents, each once; the context itself goes with its own `Drop`, after this. What fails here
+        // ends with the device's file.
+        unsafe {
+            for qp in self.qps.drain(..).flatten() {
+                (library.ibv_destroy_qp)(qp.as_ptr());
+            }
+            (library.ibv_destroy_cq)(self.cq.as_ptr());
+            (library.ibv_destroy_comp_channel)(self.channel.as_ptr());
+        }
+    }
+}

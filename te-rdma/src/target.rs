@@ -1,0 +1,422 @@
+//! Serving peers: their side channels, the queue pairs that we hold for them, keys for who has the key, fences.
+
+use core::time::Duration;
+use std::io;
+
+use te_core::RegionId;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::channel::Channel;
+use crate::connection::{Connection, In, LISTENER, PeerQp, Role};
+use crate::exchange::{
+    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QPS_MAX, QpEntry, Refusal,
+    Request, Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
+};
+use crate::net::{self, Interest};
+use crate::transport::{RdmaTransport, random_u64, remote_rights};
+use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
+
+/// Connections accepted in one poll.
+const ACCEPTS_MAX: usize = 16;
+/// When the system has no descriptors left, new connections wait so long.
+const REST_MS: u64 = 100;
+/// Looks into one socket in one poll; then others get a turn.
+pub(crate) const ROUNDS_MAX: u32 = 16;
+
+impl<V: Verbs> RdmaTransport<V> {
+    /// Takes in new connections.
+    pub(crate) fn accept_all(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            match net::accept(&self.listener, self.config.peer_silence_ms_max) {
+                Ok(stream) => self.adopt_peer(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+                {
+                    log::warn!("no connection can be accepted at the moment: {error}");
+                    if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
+                        let until = self.now + Duration::from_millis(REST_MS);
+                        self.listener_rests = Some(until);
+                        self.due(until);
+                    }
+                    return;
+                }
+                // One that broke before it was accepted.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn adopt_peer(&mut self, stream: std::net::TcpStream) {
+        if self.inbound >= self.config.connections_max as usize {
+            self.stats.channels_refused += 1;
+            let mut channel = Channel::new(stream, Interest::NONE);
+            channel.push(&[welcome(Status::Full, 0).as_bytes()]);
+            let _ = channel.flush();
+            return;
+        }
+        let (index, name) = self.connections.reserve();
+        if self.poller.add(&stream, u64::from(name), Interest::READ).is_err() {
+            self.connections.release(index);
+            return;
+        }
+        let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
+        let connection = Connection {
+            channel: Channel::new(stream, Interest::READ),
+            deadline: Some(deadline),
+            role: Role::In(In::default()),
+        };
+        self.connections.put(index, Box::new(connection));
+        self.inbound += 1;
+        self.stats.channels_accepted += 1;
+        self.due(deadline);
+    }
+
+    /// Works on a peer's side channel that is ready.
+    pub(crate) fn drive_in(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
+        match self.try_drive_in(&mut connection, readable) {
+            Ok(true) => self.settle_interest(index, connection),
+            Ok(false) | Err(_) => self.end_in(index, *connection),
+        }
+    }
+
+    /// `Ok(false)`: the connection is over.
+    fn try_drive_in(&mut self, connection: &mut Connection, readable: bool) -> io::Result<bool> {
+        let Role::In(role) = &mut connection.role else { return Ok(false) };
+        let channel = &mut connection.channel;
+        for round in 0.. {
+            // First what was answered, then what was asked: there is no room for an answer otherwise.
+            channel.flush()?;
+            let came = readable && round < ROUNDS_MAX && channel.receive()?;
+            let mut used = 0;
+            while !role.closing && channel.has_room() {
+                match self.serve(role, channel) {
+                    Ok(0) => break,
+                    Ok(bytes) => {
+                        channel.consume(bytes);
+                        used += bytes;
+                        self.stats.frames += 1;
+                    }
+                    Err(error) => {
+                        self.turn_away(role, channel, error.status());
+                        break;
+                    }
+                }
+            }
+            if role.session.is_some() {
+                connection.deadline = None;
+            }
+            if role.closing || (!came && used == 0) {
+                break;
+            }
+        }
+        channel.flush()?;
+        // What a peer that has finished still asks for, nobody would read.
+        Ok(!channel.finished && (!role.closing || channel.wanted().writable))
+    }
+
+    /// Serves the next frame; gives its length, 0 when it is not all there.
+    fn serve(&mut self, role: &mut In, channel: &mut Channel) -> Result<usize, FrameError> {
+        let Some(session) = role.session else {
+            return match exchange::parse_hello(channel.bytes())? {
+                Step::Need(_) => Ok(0),
+                Step::Frame(hello, used) => {
+                    match self.meet(role, &hello) {
+                        Status::Ok => _ = channel.push(&[welcome(Status::Ok, self.incarnation).as_bytes()]),
+                        status => self.turn_away(role, channel, status),
+                    }
+                    Ok(used)
+                }
+            };
+        };
+        // Copied out: the answer goes into the same channel.
+        let mut frame = [0; exchange::FRAME_BYTES_MAX];
+        let seen = channel.bytes().len().min(frame.len());
+        frame[..seen].copy_from_slice(&channel.bytes()[..seen]);
+        let (request, used) = match exchange::parse_request(&frame[..seen])? {
+            Step::Need(_) => return Ok(0),
+            Step::Frame(request, used) => (request, used),
+        };
+        match request {
+            Request::Connect { id, port, qps } => match self.connect_qps(role, &port, qps) {
+                Ok((port, entries)) => {
+                    let header = Header::new(Kind::Accept, qps.len() as u16, id);
+                    channel.push(&[header.as_bytes(), port.as_bytes(), entries[..qps.len()].as_bytes()]);
+                }
+                Err(status) => refuse(channel, id, status),
+            },
+            Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
+            Request::Fence { id, live } => {
+                let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
+                if !self.end_peer_qps(session, &mut role.qps, gone) {
+                    // Not our word without the device's. A new connection asks again.
+                    self.turn_away(role, channel, Status::Device);
+                    return Ok(used);
+                }
+                self.stats.peer_fences += 1;
+                channel.push(&[Header::new(Kind::Fenced, 0, id).as_bytes()]);
+            }
+        }
+        Ok(used)
+    }
+
+    /// Says why, and ends the connection when that has left.
+    fn turn_away(&mut self, role: &mut In, channel: &mut Channel, status: Status) {
+        self.stats.channels_refused += 1;
+        if role.session.is_none() {
+            channel.push(&[welcome(status, 0).as_bytes()]);
+        } else {
+            let header = Header::new(Kind::Error, 0, 0);
+            channel.push(&[header.as_bytes(), Refusal::new(status).as_bytes()]);
+        }
+        role.closing = true;
+    }
+
+    /// A peer says who it is and whom it wants.
+    fn meet(&mut self, role: &mut In, hello: &Hello) -> Status {
+        if hello.target.get() != self.incarnation {
+            return Status::Restarted;
+        }
+        let (session, number) = (hello.session.get(), hello.connection.get());
+        for index in 0..self.connections.bound() {
+            let Some(other) = self.connections.get(index) else { continue };
+            let Role::In(known) = &other.role else { continue };
+            if known.session != Some(session) {
+                continue;
+            }
+            if number.wrapping_sub(known.number) as i32 <= 0 {
+                return Status::Superseded;
+            }
+            if let Some(older) = self.connections.take(index) {
+                self.end_in(index, *older);
+            }
+        }
+        self.exorcise(session);
+        if self.undead.iter().any(|(owner, _)| *owner == session) {
+            return Status::Device;
+        }
+        role.session = Some(session);
+        role.number = number;
+        Status::Ok
+    }
+
+    /// Makes our ends of a peer's queue pairs.
+    fn connect_qps(
+        &mut self,
+        role: &mut In,
+        port: &PortBody,
+        offered: &[QpEntry],
+    ) -> Result<(PortBody, [QpEntry; QPS_MAX]), Status> {
+        if !role.proven {
+            return Err(Status::AccessDenied);
+        }
+        if self.outage.is_some() {
+            return Err(Status::Device);
+        }
+        if role.qps.len() + offered.len() > LIVE_MAX {
+            return Err(Status::Full);
+        }
+        let gid = self.port.matching(port).ok_or(Status::Family)?;
+        let mut entries =
+            [QpEntry { generation: U32::ZERO, number: U32::ZERO, psn: U32::ZERO, reserved: U32::ZERO };
+                QPS_MAX];
+        let before = role.qps.len();
+        for (entry, theirs) in entries.iter_mut().zip(offered) {
+            let twice = role.qps.iter().any(|qp| qp.generation == theirs.generation.get());
+            let made = if twice { None } else { self.connect_qp(role, port, gid.index, theirs) };
+            match made {
+                Some(ours) => *entry = ours,
+                None => {
+                    let session = role.session.unwrap_or(0);
+                    let mut new = role.qps.split_off(before);
+                    self.end_peer_qps(session, &mut new, |_| true);
+                    return Err(if twice { Status::Protocol } else { Status::Device });
+                }
+            }
+        }
+        Ok((self.port.body(&gid, self.config.reads), entries))
+    }
+
+    fn connect_qp(
+        &mut self,
+        role: &mut In,
+        port: &PortBody,
+        gid_index: u32,
+        theirs: &QpEntry,
+    ) -> Option<QpEntry> {
+        let psn = random_u64().ok()? as u32 & 0xff_ffff;
+        let qp = match self.verbs.create_qp(QpConfig { depth: 1, sges: 1, inline_bytes: 0 }) {
+            Ok(qp) => qp,
+            Err(error) => {
+                log::warn!("no queue pair can be made for a peer: {error}");
+                return None;
+            }
+        };
+        self.stats.peer_qps_made += 1;
+        role.qps.push(PeerQp { generation: theirs.generation.get(), handle: qp.handle });
+        let path = Path {
+            peer_qp: theirs.number.get(),
+            peer_lid: port.lid.get(),
+            peer_gid: port.gid,
+            gid_index,
+            mtu_bytes: self.port.mtu.min(port.mtu.get()),
+            peer_psn: theirs.psn.get(),
+            psn,
+            reads_from_peer: self.config.reads.min(port.reads).max(1),
+            reads_to_peer: 1,
+            traffic_class: self.config.traffic_class,
+            service_level: self.config.service_level,
+            timeout_exponent: self.config.timeout_exponent,
+            retries: self.config.retries,
+            rnr_retries: 0,
+        };
+        let access = MrAccess::REMOTE_READ | MrAccess::REMOTE_WRITE;
+        let steps = [QpStep::Init(access), QpStep::Connect(path)];
+        if let Err(error) = steps.into_iter().try_for_each(|step| self.verbs.modify_qp(qp.handle, step)) {
+            log::warn!("a queue pair of a peer cannot be connected: {error}");
+            return None;
+        }
+        Some(QpEntry {
+            generation: theirs.generation,
+            number: U32::new(qp.number),
+            psn: U32::new(psn),
+            reserved: U32::ZERO,
+        })
+    }
+
+    /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
+    fn resolve(&mut self, channel: &mut Channel, id: u64, of: &Resolve) -> bool {
+        let region = RegionId::new(of.region.get(), of.generation.get());
+        let found = match self.regions.get_mut(region.index) {
+            None => Err(Status::NotFound),
+            Some(found) if found.generation != region.generation || found.leaving => Err(Status::Stale),
+            Some(found) if found.key != of.key.get() || !found.access.is_remote() => {
+                Err(Status::AccessDenied)
+            }
+            Some(found) if of.first.get() as usize >= found.chunks.len() => Err(Status::OutOfRange),
+            Some(found) => Ok(found),
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err(status) => {
+                self.stats.resolves_refused += 1;
+                refuse(channel, id, status);
+                return false;
+            }
+        };
+        found.shown = true;
+        let mut keys = [U32::ZERO; KEYS_MAX];
+        let chunks = &found.chunks[of.first.get() as usize..];
+        let count = chunks.len().min(KEYS_MAX);
+        for (to, chunk) in keys.iter_mut().zip(chunks) {
+            *to = U32::new(chunk.remote_key);
+        }
+        let body = Resolved {
+            base: U64::new(found.chunking.base),
+            len: U64::new(found.chunking.len),
+            chunk_bytes: U64::new(1 << found.chunking.shift),
+            chunks: U32::new(found.chunks.len() as u32),
+            first: of.first,
+            rights: remote_rights(found.access),
+            reserved: [0; 7],
+        };
+        let header = Header::new(Kind::Resolved, count as u16, id);
+        channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()])
+    }
+
+    /// Destroys those queue pairs of a peer that `goes` names. False: one of them may still write.
+    fn end_peer_qps(
+        &mut self,
+        session: u64,
+        qps: &mut Vec<PeerQp>,
+        mut goes: impl FnMut(&PeerQp) -> bool,
+    ) -> bool {
+        let mut all = true;
+        let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
+        qps.retain(|qp| {
+            if !goes(qp) {
+                return true;
+            }
+            if verbs.destroy_qp(qp.handle).is_ok() {
+                stats.peer_qps_destroyed += 1;
+            } else {
+                // In error it carries out nothing any more; failing that, too, it may.
+                all &= verbs.modify_qp(qp.handle, QpStep::Error).is_ok();
+                undead.push((session, qp.handle));
+            }
+            false
+        });
+        all
+    }
+
+    /// Tries again to put a session's leftover queue pairs out of action.
+    fn exorcise(&mut self, session: u64) {
+        let (verbs, stats) = (&mut self.verbs, &mut self.stats);
+        self.undead.retain(|(owner, qp)| {
+            if *owner != session {
+                return true;
+            }
+            let gone = verbs.destroy_qp(*qp).is_ok();
+            stats.peer_qps_destroyed += u64::from(gone);
+            !gone && verbs.modify_qp(*qp, QpStep::Error).is_err()
+        });
+    }
+
+    /// A peer's side channel has ended, and so do its queue pairs.
+    pub(crate) fn end_in(&mut self, index: u32, connection: Connection) {
+        let Connection { channel, role, .. } = connection;
+        if let Role::In(mut role) = role {
+            let session = role.session.unwrap_or(0);
+            self.end_peer_qps(session, &mut role.qps, |_| true);
+        }
+        drop(channel);
+        self.connections.release(index);
+        self.inbound -= 1;
+    }
+
+    /// Ends every peer's side channel: they come back and make new queue pairs.
+    pub(crate) fn end_all_in(&mut self) {
+        for index in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.take(index) {
+                match connection.role {
+                    Role::In(_) => self.end_in(index, *connection),
+                    Role::Out(_) => self.connections.put(index, connection),
+                }
+            }
+        }
+    }
+
+    /// Tells peers that a region is gone, so that they need not find out by a queue pair in error. Best effort.
+    pub(crate) fn tell_withdrawn(&mut self, id: RegionId) {
+        let header = Header::new(Kind::Withdrawn, 0, 0);
+        let body = Withdrawn { region: U32::new(id.index), generation: U32::new(id.generation) };
+        for index in 0..self.connections.bound() {
+            let Some(mut connection) = self.connections.take(index) else { continue };
+            if let Role::In(role) = &connection.role
+                && role.session.is_some()
+                && !role.closing
+            {
+                connection.channel.push(&[header.as_bytes(), body.as_bytes()]);
+                // A broken connection is noticed by the next poll.
+                let _ = connection.channel.flush();
+            }
+            self.settle_interest(index, connection);
+        }
+    }
+}
+
+fn welcome(status: Status, incarnation: u64) -> Welcome {
+    Welcome {
+        magic: MAGIC,
+        version: U16::new(VERSION),
+        reserved: U16::ZERO,
+        status: U32::new(status as u32),
+        incarnation: U64::new(incarnation),
+        reserved_end: U64::ZERO,
+    }
+}
+
+fn refuse(channel: &mut Channel, id: u64, status: Status) {
+    channel.push(&[Header::new(Kind::Refused, 0, id).as_bytes(), Refusal::new(status).as_bytes()]);
+}

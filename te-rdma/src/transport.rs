@@ -1,0 +1,789 @@
+//! The transport: one object that initiates and serves, driven by `poll` alone.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::TcpListener;
+
+use te_core::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
+    RegionId, SegmentId, Slice, Token, Transport,
+};
+
+use crate::config::{Config, ConfigError, SGES_MAX};
+use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
+use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
+use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
+use crate::link::Link;
+use crate::net::{self, Interest, Poller};
+use crate::operation::{Operation, Operations, Queue};
+use crate::port::LocalPort;
+use crate::post::Batch;
+use crate::region::{Keys, Region, Retired, Segment, Table};
+use crate::registration;
+use crate::sieve::Sieve;
+use crate::slab::Slab;
+use crate::stats::Stats;
+use crate::sys::{self, NoRdma};
+use crate::verbs::{DeviceInfo, Gid, QpHandle, Registration, Verbs};
+
+/// What one more cut is worth on this fabric, bytes.
+const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// Registering again, to be rid of a key that peers may remember.
+const KEY_ATTEMPTS_MAX: usize = 8;
+
+/// One-sided reads and writes over RDMA. See the [crate] for what it is and how it works.
+pub struct RdmaTransport<V: Verbs> {
+    pub(crate) verbs: V,
+    pub(crate) poller: Poller,
+    /// As given, lowered to what the device can do.
+    pub(crate) config: Config,
+    pub(crate) incarnation: u64,
+    pub(crate) session: u64,
+    pub(crate) listener: TcpListener,
+    address: SocketAddr,
+    advertised: Vec<IpAddr>,
+    pub(crate) port: LocalPort,
+    /// Why nothing can be sent at the moment, or ever again.
+    pub(crate) outage: Option<Outage>,
+
+    pub(crate) regions: Table<Region>,
+    pub(crate) segments: Table<Segment>,
+    pub(crate) endpoints: Table<Endpoint>,
+    pub(crate) acquaintances: Acquaintances,
+    pub(crate) operations: Operations,
+    pub(crate) connections: Slab<Box<Connection>>,
+    pub(crate) links: Slab<Box<Link>>,
+    /// Of the connections, those that peers opened.
+    pub(crate) inbound: usize,
+    /// Endpoints with a connection.
+    pub(crate) connected: Sieve,
+    /// Peers' queue pairs that could not be put out of action, with their sessions.
+    pub(crate) undead: Vec<(u64, QpHandle)>,
+    /// Endpoints that have something to do.
+    pub(crate) listed: Vec<u32>,
+    pub(crate) retired: Retired,
+
+    pub(crate) batch: Batch,
+    /// Work requests posted and not ended, on all queue pairs.
+    pub(crate) outstanding: u32,
+    /// Slices that were cancelled and drain.
+    pub(crate) draining: Vec<u32>,
+    /// Queue pairs in error.
+    pub(crate) flushing: u32,
+    pub(crate) next_generation: u32,
+    pub(crate) next_connection: u32,
+    pub(crate) next_question: u64,
+    /// Questions to peers without an answer, handshakes included.
+    pub(crate) questions: u32,
+    pub(crate) fences: u32,
+
+    pub(crate) now: Instant,
+    pub(crate) polls: u32,
+    /// Polls in a row that found no completion.
+    pub(crate) vain: u32,
+    /// An event is to come with the next completion.
+    pub(crate) armed: bool,
+    /// The provider has a descriptor for completions.
+    pub(crate) can_arm: bool,
+    /// Something was submitted, or came free to be sent, since the last poll began.
+    pub(crate) fresh: bool,
+    pub(crate) timers_due: Instant,
+    pub(crate) timers_next: Option<Instant>,
+    /// A deadline was set since the timers were looked at.
+    pub(crate) timers_stale: bool,
+    pub(crate) listener_rests: Option<Instant>,
+    pub(crate) stats: Stats,
+}
+
+/// Why the port carries nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// The link is down, or the GID is gone; either may come back.
+    Port,
+    /// The device or its completion queue is lost.
+    Device,
+}
+
+impl Outage {
+    pub(crate) const fn error(self) -> Error {
+        Error::new(ErrorKind::Rail)
+    }
+}
+
+impl<V: Verbs> RdmaTransport<V> {
+    /// Goes by the port that `verbs` has opened, and listens as `config` says. Connects to nobody yet.
+    ///
+    /// May take as long as `proof_ms_max` for each GID that is tried.
+    ///
+    /// # Errors
+    /// A setting out of its limits, an address that cannot be bound, a port that is down, no GID that works.
+    pub fn new(mut verbs: V, config: Config) -> Result<Self, OpenError> {
+        config.validate().map_err(OpenError::Config)?;
+        let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
+        let config = fitted(config, verbs.info());
+        let port = LocalPort::open(&mut verbs, &config).map_err(|error| match error.kind {
+            ErrorKind::Rail => OpenError::PortDown,
+            ErrorKind::Unreachable => OpenError::NoGid { code: error.code },
+            _ => OpenError::Device { what: "look at the port", source: error },
+        })?;
+        let listener = net::listener(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let address = listener.local_addr().map_err(step("learn the port of the side channel"))?;
+        let poller = Poller::new().map_err(step("create an epoll instance"))?;
+        poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
+        let [completions, events] = verbs.event_fds();
+        for (fd, token) in [(completions, CQ), (events, EVENTS)] {
+            if let Some(fd) = fd {
+                poller.add_raw(fd, token).map_err(step("watch the device's descriptors"))?;
+            }
+        }
+        let random = || random_u64().map_err(step("get random numbers"));
+        Ok(Self {
+            incarnation: random()?,
+            session: random()?,
+            advertised: net::advertised(config.advertise, address.ip()),
+            poller,
+            listener,
+            address,
+            port,
+            outage: None,
+            regions: Table::new(config.regions_max),
+            segments: Table::new(config.segments_max),
+            endpoints: Table::new(config.segments_max),
+            acquaintances: Acquaintances::default(),
+            operations: Operations::new(config.inflight_max, config.fences_max),
+            connections: Slab::new(),
+            links: Slab::new(),
+            inbound: 0,
+            connected: Sieve::default(),
+            undead: Vec::new(),
+            listed: Vec::new(),
+            retired: Retired::default(),
+            batch: Batch::new(usize::from(config.sges)),
+            outstanding: 0,
+            draining: Vec::with_capacity(config.inflight_max as usize),
+            flushing: 0,
+            next_generation: 0,
+            next_connection: 0,
+            next_question: 0,
+            questions: 0,
+            fences: 0,
+            now: Instant::ZERO,
+            polls: 0,
+            vain: 0,
+            armed: false,
+            can_arm: completions.is_some(),
+            fresh: false,
+            timers_due: Instant::ZERO,
+            timers_next: None,
+            timers_stale: false,
+            listener_rests: None,
+            stats: Stats::default(),
+            config,
+            verbs,
+        })
+    }
+
+    /// Where the side channel listens.
+    #[must_use]
+    pub const fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The random number of this transport's life: exports carry it.
+    #[must_use]
+    pub const fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The settings, lowered to what the device can do.
+    #[must_use]
+    pub const fn settings(&self) -> &Config {
+        &self.config
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &DeviceInfo {
+        self.verbs.info()
+    }
+
+    /// The GID that we go by.
+    #[must_use]
+    pub const fn gid(&self) -> Gid {
+        self.port.gid
+    }
+
+    /// Whether the port carries traffic, as far as is known.
+    #[must_use]
+    pub const fn is_up(&self) -> bool {
+        self.outage.is_none()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The provider.
+    #[must_use]
+    pub const fn provider(&self) -> &V {
+        &self.verbs
+    }
+
+    /// Closes every side channel, own and peers', in mid-word if need be, and with each the queue pairs that belong to it.
+    /// Slices on them end as when a connection breaks; what is submitted later opens new ones.
+    pub fn close_connections(&mut self) {
+        for index in 0..self.connections.bound() {
+            let Some(connection) = self.connections.take(index) else { continue };
+            match connection.role {
+                Role::Out(_) => {
+                    let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+                    self.end_out(index, *connection, ChannelEnd::Lost(error));
+                }
+                Role::In(_) => {
+                    net::reset_on_close(&connection.channel.stream);
+                    self.end_in(index, *connection);
+                }
+            }
+        }
+    }
+
+    /// Slices that were accepted and have not completed.
+    #[must_use]
+    pub fn slices_in_flight(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Registers memory of another device by its dma-buf: as [`Memory::register`] for `len` bytes from `offset` on of `fd`.
+    /// `address` is what the first byte is called; what it is does not matter, as long as regions do not overlap.
+    ///
+    /// # Errors
+    /// As [`Memory::register`]; `Unsupported` when the device cannot.
+    pub fn register_dmabuf(&mut self, id: RegionId, dmabuf: Dmabuf, access: Access) -> Result<(), Error> {
+        let Dmabuf { fd, offset, len, address } = dmabuf;
+        let chunking = self.chunking(address, len, access)?;
+        self.regions.vacant(id.index)?;
+        let mr_access = self.mr_access(access);
+        let mut chunks = Vec::new();
+        for index in 0..chunking.count() {
+            let (at, bytes) = chunking.chunk(index);
+            match self.verbs.register_dmabuf(fd, offset + at, bytes, address + at, mr_access) {
+                Ok(registration) => chunks.push(registration),
+                Err(error) => {
+                    self.undo(chunks);
+                    return Err(error);
+                }
+            }
+        }
+        self.adopt(id, chunking, chunks, access)
+    }
+
+    fn mr_access(&self, access: Access) -> crate::verbs::MrAccess {
+        registration::mr_access(access, self.config.relaxed_ordering)
+    }
+
+    fn chunking(&self, address: u64, len: u64, access: Access) -> Result<Chunking, Error> {
+        if access.is_empty() {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let chunk = self.config.registration_chunk_bytes;
+        Chunking::new(address, len, chunk).ok_or_else(|| ErrorKind::InvalidArgument.into())
+    }
+
+    /// Keeps a region that the device has.
+    fn adopt(
+        &mut self,
+        id: RegionId,
+        chunking: Chunking,
+        chunks: Vec<Registration>,
+        access: Access,
+    ) -> Result<(), Error> {
+        let key = match random_u64() {
+            Ok(key) => key,
+            Err(_) => {
+                self.undo(chunks);
+                return Err(ErrorKind::System.into());
+            }
+        };
+        self.stats.registered_bytes += chunking.len;
+        let region = Region {
+            generation: id.generation,
+            chunking,
+            chunks,
+            access,
+            key,
+            own: 0,
+            shown: false,
+            leaving: false,
+        };
+        self.regions.insert(id.index, region)
+    }
+
+    fn undo(&self, chunks: Vec<Registration>) {
+        for chunk in chunks {
+            if let Err(error) = self.verbs.deregister(chunk) {
+                log::error!("a chunk of a failed registration could not be undone: {error}");
+            }
+        }
+    }
+
+    fn accept_slice(&mut self, slice: &Slice) -> Result<(), Error> {
+        if slice.len == 0 || slice.len > self.config.slice_bytes_max {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        self.regions.check_local(slice)?;
+        let segment = self.segments.check_remote(slice)?;
+        let (endpoint, known) = (segment.endpoint, matches!(segment.keys, Keys::Known));
+        let operation = Operation {
+            token: slice.token,
+            op: slice.op,
+            len: slice.len,
+            local_offset: slice.local.1,
+            region: slice.local.0.index,
+            segment: slice.remote.0.index,
+            endpoint,
+            remote_offset: slice.remote.1,
+            issued: 0,
+            open: 0,
+            error: None,
+            landed: false,
+            doubtful: false,
+            again: false,
+            canceled: None,
+            replays: 0,
+            queued: false,
+            waiting: false,
+        };
+        let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
+        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
+            region.own += 1;
+        }
+        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
+            segment.users += 1;
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+            endpoint.operations += 1;
+        }
+        self.enqueue(slot, known);
+        Ok(())
+    }
+
+    /// Puts a slice where it waits: for work requests, or for keys first.
+    pub(crate) fn enqueue(&mut self, slot: u32, keys_known: bool) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        let (endpoint, segment) = (operation.endpoint, operation.segment);
+        operation.waiting = !keys_known;
+        if keys_known {
+            if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+                self.operations.push_back(&mut endpoint.pending, slot);
+            }
+        } else if let Some(of) = self.segments.get_mut(segment) {
+            self.operations.push_back(&mut of.waiting, slot);
+            self.want_keys(segment);
+        }
+        self.list(endpoint);
+    }
+
+    /// Has somebody ask for a segment's keys, unless that has been done.
+    pub(crate) fn want_keys(&mut self, segment: u32) {
+        let Some(of) = self.segments.get_mut(segment) else { return };
+        let endpoint = of.endpoint;
+        if matches!(of.keys, Keys::Unknown)
+            && let Some(endpoint) = self.endpoints.get_mut(endpoint)
+            && !endpoint.wanting.contains(&segment)
+        {
+            endpoint.wanting.push(segment);
+        }
+        self.list(endpoint);
+    }
+
+    /// Has `poll` look after an endpoint.
+    pub(crate) fn list(&mut self, endpoint: u32) {
+        if let Some(of) = self.endpoints.get_mut(endpoint)
+            && !of.listed
+        {
+            of.listed = true;
+            self.listed.push(endpoint);
+        }
+        self.fresh = true;
+    }
+}
+
+/// Memory of another device; see [`RdmaTransport::register_dmabuf`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dmabuf {
+    /// The dma-buf's descriptor. May be closed when the call has returned.
+    pub fd: i32,
+    /// First byte, from the buffer's start.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What peers and work requests call the first byte.
+    pub address: u64,
+}
+
+impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaTransport")
+            .field("device", &self.verbs.info().name)
+            .field("address", &self.address)
+            .field("incarnation", &self.incarnation)
+            .field("outage", &self.outage)
+            .field("connections", &self.connections.len())
+            .field("queue_pairs", &self.links.len())
+            .field("slices", &self.operations.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<V: Verbs> Memory for RdmaTransport<V> {
+    #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        if span.is_empty() || span.as_ptr().is_null() {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let chunking = self.chunking(span.as_ptr() as u64, span.len() as u64, access)?;
+        self.regions.vacant(id.index)?;
+        let mr_access = self.mr_access(access);
+        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when
+        // the device has forgotten every chunk.
+        let register =
+            |verbs: &V| unsafe { registration::register(verbs, span, mr_access, chunking, &self.config) };
+        let mut chunks = register(&self.verbs)?;
+        for _ in 0..KEY_ATTEMPTS_MAX {
+            if !access.is_remote() || !chunks.iter().any(|chunk| self.retired.contains(chunk.remote_key)) {
+                break;
+            }
+            // The old ones go after the new ones have come, so that these get other keys.
+            let other = register(&self.verbs);
+            self.undo(chunks);
+            chunks = other?;
+        }
+        if access.is_remote() && chunks.iter().any(|chunk| self.retired.contains(chunk.remote_key)) {
+            self.undo(chunks);
+            return Err(ErrorKind::Full.into());
+        }
+        self.adopt(id, chunking, chunks, access)
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        let region = self.regions.find(id)?;
+        if region.own > 0 {
+            return Err(ErrorKind::Busy.into());
+        }
+        let Some(region) = self.regions.get_mut(id.index) else { return Err(ErrorKind::NotFound.into()) };
+        region.leaving = true;
+        while let Some(&chunk) = region.chunks.last() {
+            // The device ends a peer's access before it says so. What it does not let go of stays ours; call again.
+            self.verbs.deregister(chunk)?;
+            region.chunks.pop();
+            if region.shown {
+                self.retired.add(chunk.remote_key);
+            }
+        }
+        let Some(region) = self.regions.remove(id.index) else { return Err(ErrorKind::NotFound.into()) };
+        self.stats.registered_bytes -= region.chunking.len;
+        if region.shown {
+            self.tell_withdrawn(id);
+        }
+        Ok(())
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let region = self.regions.find(id)?;
+        if !region.access.is_remote() || region.leaving {
+            return Err(ErrorKind::AccessDenied.into());
+        }
+        let mut addresses = [self.address.ip(); EXPORT_ADDRESSES_MAX];
+        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
+        addresses[..count].copy_from_slice(&self.advertised[..count]);
+        let export = Export {
+            rights: remote_rights(region.access),
+            addresses,
+            address_count: count as u8,
+            port: self.address.port(),
+            incarnation: self.incarnation,
+            region: id.index,
+            generation: id.generation,
+            key: region.key,
+            len: region.chunking.len,
+        };
+        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        let export = exchange::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
+        self.segments.vacant(id.index)?;
+        let count = usize::from(export.address_count);
+        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
+        let known = (0..self.endpoints.bound())
+            .find(|&at| self.endpoints.get(at).is_some_and(|known| known.incarnation == export.incarnation));
+        let endpoint = match known {
+            Some(endpoint) => endpoint,
+            None => {
+                let fences = self.config.fences_max as usize;
+                self.endpoints.add(Endpoint::new(export.incarnation, &addresses, count, fences))?
+            }
+        };
+        if let Some(of) = self.endpoints.get_mut(endpoint) {
+            if !of.is_at(&addresses[..count]) {
+                of.move_to(&addresses, count);
+            }
+            of.segments += 1;
+            // Room for every segment to want keys at once, so that submitting never allocates.
+            of.wanting.reserve(of.segments as usize);
+        }
+        // As many endpoints as segments may be listed.
+        self.listed.reserve(self.endpoints.bound() as usize);
+        let segment = Segment {
+            generation: id.generation,
+            endpoint,
+            region: export.region,
+            region_generation: export.generation,
+            key: export.key,
+            len: export.len,
+            access: Access::from_bits_truncate(export.rights),
+            keys: Keys::Unknown,
+            chunking: None,
+            remote_keys: Vec::new(),
+            waiting: Queue::new(),
+            users: 0,
+        };
+        self.segments.insert(id.index, segment)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        let segment = self.segments.find(id)?;
+        if segment.users > 0 {
+            return Err(ErrorKind::Busy.into());
+        }
+        let endpoint = segment.endpoint;
+        self.segments.remove(id.index);
+        if let Some(of) = self.endpoints.get_mut(endpoint) {
+            of.segments -= 1;
+            of.wanting.retain(|&segment| segment != id.index);
+        }
+        self.drop_idle_endpoint(endpoint);
+        Ok(())
+    }
+}
+
+impl<V: Verbs> Transport for RdmaTransport<V> {
+    fn name(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            features: Features::READ | Features::WRITE | Features::FENCE,
+            slice_bytes_max: self.config.slice_bytes_max,
+            slice_bytes_preferred: SLICE_BYTES_PREFERRED.min(self.config.slice_bytes_max),
+            inflight_max: self.config.inflight_max,
+            export_bytes_max: EXPORT_BYTES_MAX as u32,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        let room = self.operations.room();
+        let mut accepted = 0;
+        for slice in batch.iter().take(room) {
+            match self.accept_slice(slice) {
+                Ok(()) => accepted += 1,
+                Err(error) if accepted == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        if accepted > 0 {
+            self.post_listed();
+        }
+        Ok(accepted)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.drive(now);
+        let done = &mut self.operations.done;
+        let count = done.len().min(out.len());
+        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
+            *to = completion;
+        }
+        count
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        let watching = self.outstanding > 0 && !self.armed;
+        if self.fresh || watching || !self.operations.done.is_empty() {
+            return Some(self.now);
+        }
+        if self.timers_stale {
+            return Some(self.timers_due);
+        }
+        self.timers_next
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        Some(EventSource(self.poller.raw_fd()))
+    }
+
+    fn activity(&self) -> u64 {
+        self.stats.completions + self.stats.posted + self.stats.frames
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        if let Some(slot) = self.operations.find(token) {
+            self.cancel_slot(slot);
+            self.fresh = true;
+            return Ok(());
+        }
+        if self.operations.done.iter().any(|completion| completion.token == token) {
+            return Ok(());
+        }
+        Err(ErrorKind::NotFound.into())
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        let endpoint = self.segments.find(segment)?.endpoint;
+        if self.fences >= self.config.fences_max {
+            return Err(ErrorKind::Full.into());
+        }
+        let Some(of) = self.endpoints.get_mut(endpoint) else { return Err(ErrorKind::NotFound.into()) };
+        of.fences.push(Fence { token, segment: segment.index, asked: None });
+        if let Some(segment) = self.segments.get_mut(segment.index) {
+            segment.users += 1;
+        }
+        self.fences += 1;
+        self.list(endpoint);
+        Ok(())
+    }
+}
+
+impl<V: Verbs> Drop for RdmaTransport<V> {
+    /// Ends all access, ours and peers', before the memory's owners go on. Regions that were not deregistered are let go
+    /// of as well; their memory was promised to stay until then.
+    fn drop(&mut self) {
+        for index in 0..self.links.bound() {
+            if let Some(link) = self.links.get(index) {
+                let _ = self.verbs.destroy_qp(link.qp.handle);
+            }
+        }
+        for index in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.get(index) {
+                for qp in connection.peer_qps() {
+                    let _ = self.verbs.destroy_qp(qp);
+                }
+            }
+        }
+        for index in 0..self.regions.bound() {
+            if let Some(region) = self.regions.remove(index) {
+                for chunk in region.chunks {
+                    let _ = self.verbs.deregister(chunk);
+                }
+            }
+        }
+    }
+}
+
+/// Why a transport could not be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A setting is out of its limits.
+    Config(ConfigError),
+    /// There is no RDMA on this host.
+    NoRdma(NoRdma),
+    /// The device could not be opened, or there is no such one.
+    Provider(sys::OpenError),
+    /// The port is there and carries nothing.
+    PortDown,
+    /// No entry of the port's GID table passed the loopback, or the one that was asked for does not exist.
+    NoGid {
+        /// What ended the last attempt: a completion's status, or an `errno`; 0: there was nothing to try.
+        code: i32,
+    },
+    /// The device refused.
+    Device {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: Error,
+    },
+    /// The system refused.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "setting {error}"),
+            Self::NoRdma(why) => why.fmt(f),
+            Self::Provider(error) => error.fmt(f),
+            Self::PortDown => {
+                f.write_str("the port is down: see `rdma link`, check cable and subnet manager")
+            }
+            Self::NoGid { code: 0 } => f.write_str("the port has no such GID: give its interface an address"),
+            Self::NoGid { code } => write!(
+                f,
+                "no GID of the port reaches the port itself (code {code}): check the interface's addresses, or set `gid_index`"
+            ),
+            Self::Device { what, source } => write!(f, "could not {what}: {source}"),
+            Self::System { what, source } => write!(f, "could not {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Config(error) => Some(error),
+            Self::NoRdma(why) => Some(why),
+            Self::Provider(error) => Some(error),
+            Self::Device { source, .. } => Some(source),
+            Self::System { source, .. } => Some(source),
+            Self::PortDown | Self::NoGid { .. } => None,
+        }
+    }
+}
+
+/// The rights of a region that concern peers.
+pub(crate) fn remote_rights(access: Access) -> u8 {
+    (access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits()
+}
+
+/// The contract's error for what a socket said.
+pub(crate) fn error_of(error: &io::Error) -> Error {
+    let code = error.raw_os_error().unwrap_or(0);
+    let kind = match error.kind() {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::WriteZero
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
+        _ => ErrorKind::System,
+    };
+    Error::with_code(kind, code)
+}
+
+pub(crate) fn random_u64() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// Settings that the device can keep.
+fn fitted(mut config: Config, info: &DeviceInfo) -> Config {
+    config.qp_depth = config.qp_depth.min(info.qp_depth_max).min(info.cq_depth).max(1);
+    config.sges = config.sges.min(u8::try_from(info.sge_max).unwrap_or(SGES_MAX)).max(1);
+    config.reads = config.reads.min(info.reads_max).max(1);
+    config.message_bytes_max = config.message_bytes_max.min(info.message_bytes_max).max(1);
+    let largest = 1_u64 << info.mr_bytes_max.max(1).ilog2();
+    config.registration_chunk_bytes = config.registration_chunk_bytes.min(largest);
+    config
+}

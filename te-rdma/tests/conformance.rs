@@ -1,0 +1,240 @@
+//! The conformance suite over the simulated provider: two transports on one fabric of verbs, side channels over loopback.
+//! Simulated devices, real sockets.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::alloc::System;
+use std::ops::Range;
+use std::time::Duration;
+
+use te_core::testkit::{CountingAlloc, Harness, Hook, Pair, WallClock};
+use te_core::{Instant, Transport};
+use te_rdma::exchange::Export;
+use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimDevice, SimFabric};
+use te_rdma::{Config, RdmaTransport};
+
+#[global_allocator]
+static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
+
+/// Pairs on a fabric of their own.
+struct Fabric {
+    config: Config,
+    device: DeviceConfig,
+    link: LinkConfig,
+    late: Duration,
+}
+
+impl Fabric {
+    fn new(config: Config) -> Self {
+        Self {
+            config,
+            device: DeviceConfig::default(),
+            link: LinkConfig::CALM,
+            late: Duration::from_millis(30),
+        }
+    }
+
+    fn device(self, device: DeviceConfig) -> Self {
+        Self { device, ..self }
+    }
+
+    /// Links on which packets may be held up for `late`.
+    fn link(self, link: LinkConfig, late: Duration) -> Self {
+        Self { link, late, ..self }
+    }
+}
+
+impl Harness for Fabric {
+    fn skip(&self, case: &str) -> Option<&'static str> {
+        let faulty = self.link.loss_ppm > 0 || self.link.hold_ppm > 0;
+        (case == "submit_and_poll_do_not_allocate" && faulty)
+            .then_some("queue pairs that fail are made again, which allocates")
+    }
+
+    fn pair(&mut self) -> Box<dyn Pair + '_> {
+        let fabric = SimFabric::new(7, SimConfig { link: self.link, ..SimConfig::TIMED });
+        let open =
+            |config: &Config| RdmaTransport::new(fabric.device(self.device.clone()), config.clone()).unwrap();
+        let target = open(&self.config);
+        Box::new(Ends {
+            initiator: open(&self.config),
+            // The restarted target comes back at the same address.
+            restart: Config { bind: target.local_address(), ..self.config.clone() },
+            target: Some(target),
+            device: self.device.clone(),
+            late: self.late,
+            fabric,
+            clock: WallClock::new(Duration::ZERO),
+        })
+    }
+}
+
+struct Ends {
+    initiator: RdmaTransport<SimDevice>,
+    target: Option<RdmaTransport<SimDevice>>,
+    restart: Config,
+    device: DeviceConfig,
+    late: Duration,
+    fabric: SimFabric,
+    clock: WallClock,
+}
+
+impl Pair for Ends {
+    fn initiator(&mut self) -> &mut dyn Transport {
+        &mut self.initiator
+    }
+
+    fn target(&mut self) -> &mut dyn Transport {
+        self.target.as_mut().unwrap()
+    }
+
+    fn tick(&mut self) -> Instant {
+        let now = self.clock.tick();
+        self.fabric.advance_to(now);
+        now
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn late_max(&self) -> Duration {
+        self.late
+    }
+
+    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+        Export::ADDRESSES_AT..export.len()
+    }
+
+    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
+        Some(Export::KEY_AT..Export::KEY_AT + 8)
+    }
+
+    fn kill_target(&mut self) -> Hook {
+        // What the system does to the queue pairs and sockets of a killed process.
+        self.target = None;
+        Hook::Done
+    }
+
+    fn restart_target(&mut self) -> Hook {
+        let device = self.fabric.device(self.device.clone());
+        self.target = Some(RdmaTransport::new(device, self.restart.clone()).unwrap());
+        Hook::Done
+    }
+
+    fn stall_target(&mut self, _stalled: bool) -> Hook {
+        // Its device goes on, as a real one does; its process is polled by nobody but the suite.
+        Hook::Done
+    }
+
+    fn cut(&mut self) -> Hook {
+        self.target.as_mut().unwrap().close_connections();
+        Hook::Done
+    }
+}
+
+/// The suite's longest slices, short limits.
+fn plain() -> Config {
+    Config {
+        proof_ms_max: 0,
+        slice_bytes_max: 16 << 20,
+        timeout_exponent: 8,
+        retries: 3,
+        peer_silence_ms_max: 2_000,
+        connect_ms_max: 1_000,
+        reconnect_ms_max: 100,
+        ..Config::default()
+    }
+}
+
+mod one_queue_pair {
+    use te_rdma::Config;
+    te_core::conformance_tests!(super::Fabric::new(Config { qps: 1, ..super::plain() }));
+}
+
+mod two_queue_pairs {
+    te_core::conformance_tests!(super::Fabric::new(super::plain()));
+}
+
+mod many_queue_pairs_and_short_messages {
+    use te_rdma::Config;
+    te_core::conformance_tests!(super::Fabric::new(Config {
+        qps: 16,
+        message_bytes_max: 4_096,
+        mtu_bytes_max: 1_024,
+        ..super::plain()
+    }));
+}
+
+mod tiny_windows {
+    use te_rdma::Config;
+    te_core::conformance_tests!(super::Fabric::new(Config {
+        qp_depth: 2,
+        window_bytes_max: 2_048,
+        signal_every: 1,
+        sges: 1,
+        inline_bytes_max: 0,
+        ..super::plain()
+    }));
+}
+
+mod a_small_device {
+    use te_rdma::sim::DeviceConfig;
+    te_core::conformance_tests!(super::Fabric::new(super::plain()).device(DeviceConfig {
+        cq_depth: 8,
+        sge_max: 2,
+        reads_max: 1,
+        inline_bytes_max: 0,
+        mr_bytes_max: 20_000,
+        message_bytes_max: 8_192,
+        ..DeviceConfig::default()
+    }));
+}
+
+mod cancels_that_do_not_wait {
+    use te_rdma::Config;
+    use te_rdma::sim::LinkConfig;
+    te_core::conformance_tests!(
+        super::Fabric::new(Config { cancel_drain_ms: 0, timeout_exponent: 10, ..super::plain() }).link(
+            LinkConfig { latency_ns: 200_000, jitter_ns: 100_000, ..LinkConfig::CALM },
+            std::time::Duration::from_millis(30),
+        )
+    );
+}
+
+mod chunked_registrations {
+    use te_rdma::Config;
+    te_core::conformance_tests!(super::Fabric::new(Config {
+        registration_chunk_bytes: 4_096,
+        cancel_drain_ms: 1,
+        ..super::plain()
+    }));
+}
+
+/// Packets that are held up and land when their sender has long given up: what fences are for.
+mod packets_that_are_held_up {
+    use std::time::Duration;
+    use te_rdma::Config;
+    use te_rdma::sim::LinkConfig;
+    te_core::conformance_tests!(
+        super::Fabric::new(Config { cancel_drain_ms: 0, retries: 2, ..super::plain() }).link(
+            LinkConfig {
+                latency_ns: 3_000,
+                jitter_ns: 20_000,
+                hold_ppm: 500,
+                hold_ns: 20_000_000,
+                ..LinkConfig::CALM
+            },
+            Duration::from_millis(60),
+        )
+    );
+}
+
+mod packets_that_are_lost {
+    use std::time::Duration;
+    use te_rdma::Config;
+    use te_rdma::sim::LinkConfig;
+    te_core::conformance_tests!(super::Fabric::new(Config { cancel_drain_ms: 1, ..super::plain() }).link(
+        LinkConfig { loss_ppm: 10_000, duplicate_ppm: 10_000, ..LinkConfig::CALM },
+        Duration::from_millis(30),
+    ));
+}

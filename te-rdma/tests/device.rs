@@ -1,0 +1,163 @@
+//! The conformance suite over real devices: for each active port two transports of one process that reach each other
+//! through it. Where there is no port every case is reported as ignored, and the reason is printed. A software device will
+//! do: `rdma link add rxe0 type rxe netdev eth0`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::alloc::System;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+use te_core::testkit::{CountingAlloc, Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
+use te_core::{Instant, Transport};
+use te_rdma::exchange::Export;
+use te_rdma::{Config, RdmaTransport, SystemVerbs, devices};
+
+#[global_allocator]
+static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
+
+/// Software devices under emulation are slow; this is only what "never" means.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One device, one set of limits; and a log that can be read.
+    arguments.test_threads = Some(1);
+    let ports: Vec<Config> = match devices() {
+        Ok(found) => {
+            let active = found.into_iter().filter(|port| port.active);
+            active.map(|port| config(port.name, port.port)).collect()
+        }
+        Err(reason) => {
+            println!("ignored: {reason}");
+            Vec::new()
+        }
+    };
+    let mut trials = Vec::new();
+    for config in &ports {
+        for (setting, config) in settings(config) {
+            let device = config.device.clone().unwrap_or_default();
+            trials.extend(cases().iter().map(|case| {
+                let config = config.clone();
+                Trial::test(format!("{device}::{setting}::{}", case.name), move || {
+                    match run_case(case.name, &mut Loopback(config)) {
+                        Verdict::Passed => Ok(()),
+                        Verdict::Skipped(reason) => {
+                            println!("skipped {}: {reason}", case.name);
+                            Ok(())
+                        }
+                    }
+                })
+            }));
+        }
+    }
+    if ports.is_empty() {
+        println!("ignored: no port that can carry traffic");
+        trials.extend(cases().iter().map(|case| Trial::test(case.name, || Ok(())).with_ignored_flag(true)));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn config(device: String, port: u8) -> Config {
+    Config {
+        device: Some(device),
+        port: Some(port),
+        // The proof may wait for an emulated device.
+        proof_ms_max: 10_000,
+        slice_bytes_max: 16 << 20,
+        timeout_exponent: 12,
+        peer_silence_ms_max: 10_000,
+        ..Config::default()
+    }
+}
+
+/// The defaults, and what differs most from them.
+fn settings(config: &Config) -> [(&'static str, Config); 3] {
+    let small = Config {
+        qps: 1,
+        qp_depth: 8,
+        signal_every: 2,
+        sges: 1,
+        inline_bytes_max: 0,
+        message_bytes_max: 8_192,
+        registration_chunk_bytes: 16_384,
+        ..config.clone()
+    };
+    let hasty = Config { qps: 4, cancel_drain_ms: 0, ..config.clone() };
+    [("plain", config.clone()), ("small", small), ("hasty", hasty)]
+}
+
+struct Loopback(Config);
+
+impl Harness for Loopback {
+    fn skip(&self, case: &str) -> Option<&'static str> {
+        (case == "submit_and_poll_do_not_allocate" && self.0.qp_depth < 64)
+            .then_some("checked with the defaults; a driver may allocate when its queue is full")
+    }
+
+    fn pair(&mut self) -> Box<dyn Pair + '_> {
+        let target = RdmaTransport::open(self.0.clone()).unwrap();
+        Box::new(Ends {
+            initiator: RdmaTransport::open(self.0.clone()).unwrap(),
+            // The restarted target comes back at the same address.
+            restart: Config { bind: target.local_address(), ..self.0.clone() },
+            target: Some(target),
+            clock: WallClock::new(Duration::ZERO),
+        })
+    }
+}
+
+struct Ends {
+    initiator: RdmaTransport<SystemVerbs>,
+    target: Option<RdmaTransport<SystemVerbs>>,
+    restart: Config,
+    clock: WallClock,
+}
+
+impl Pair for Ends {
+    fn initiator(&mut self) -> &mut dyn Transport {
+        &mut self.initiator
+    }
+
+    fn target(&mut self) -> &mut dyn Transport {
+        self.target.as_mut().unwrap()
+    }
+
+    fn tick(&mut self) -> Instant {
+        self.clock.tick()
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+        Export::ADDRESSES_AT..export.len()
+    }
+
+    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
+        Some(Export::KEY_AT..Export::KEY_AT + 8)
+    }
+
+    fn kill_target(&mut self) -> Hook {
+        // What the system does to the queue pairs and sockets of a killed process.
+        self.target = None;
+        Hook::Done
+    }
+
+    fn restart_target(&mut self) -> Hook {
+        self.target = Some(RdmaTransport::open(self.restart.clone()).unwrap());
+        Hook::Done
+    }
+
+    fn stall_target(&mut self, _stalled: bool) -> Hook {
+        // The device goes on; nothing but the suite polls the process.
+        Hook::Done
+    }
+
+    fn cut(&mut self) -> Hook {
+        self.target.as_mut().unwrap().close_connections();
+        Hook::Done
+    }
+}

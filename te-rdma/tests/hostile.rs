@@ -1,0 +1,466 @@
+//! Peers on the side channel that break the protocol, by malice or by age. Nobody else may notice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use common::{Net, REGION, SEGMENT, config, kind, read, write};
+use te_core::{ErrorKind, Memory, Outcome, Transport};
+use te_rdma::Config;
+use te_rdma::exchange::*;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+const KIB: usize = 1 << 10;
+
+/// A raw connection to node 1, which is polled while it waits.
+struct Raw {
+    stream: TcpStream,
+}
+
+impl Raw {
+    fn to(net: &Net) -> Self {
+        let stream = TcpStream::connect(net.nodes[1].transport.local_address()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        Self { stream }
+    }
+
+    /// Connected and welcomed, and the key was shown.
+    fn proven(net: &mut Net, session: u64) -> Self {
+        let mut raw = Self::welcomed(net, session);
+        raw.prove(net);
+        raw
+    }
+
+    fn prove(&mut self, net: &mut Net) {
+        self.send(&resolve(net, 0, 0, 0));
+        assert_eq!(self.receive(net, 60).len(), 60);
+    }
+
+    /// Connected and welcomed.
+    fn welcomed(net: &mut Net, session: u64) -> Self {
+        let mut raw = Self::to(net);
+        raw.send(hello(net, session, 1).as_bytes());
+        let welcome = raw.receive(net, 32);
+        assert_eq!(Welcome::read_from_bytes(&welcome).unwrap().status.get(), 0);
+        raw
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next so many bytes; fewer when the other side has closed.
+    fn receive(&mut self, net: &mut Net, len: usize) -> Vec<u8> {
+        let mut got = Vec::new();
+        net.drive("an answer or a close", |_| {
+            let mut rest = vec![0; len - got.len()];
+            match self.stream.read(&mut rest) {
+                Ok(0) => return true,
+                Ok(count) => got.extend_from_slice(&rest[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return true,
+            }
+            got.len() == len
+        });
+        got
+    }
+
+    /// How it was turned away: the status, and nothing after it.
+    fn end(&mut self, net: &mut Net) -> Option<Status> {
+        let bytes = self.receive(net, 4_096);
+        if let Ok((welcome, _)) = Welcome::read_from_prefix(&bytes)
+            && welcome.magic == MAGIC
+        {
+            return Some(Status::from_wire(welcome.status.get()));
+        }
+        match parse_response(&bytes) {
+            Ok(Step::Frame(Response::Error { status }, _)) => Some(status),
+            _ => None,
+        }
+    }
+}
+
+fn hello(net: &Net, session: u64, connection: u32) -> Hello {
+    Hello {
+        magic: MAGIC,
+        version: U16::new(VERSION),
+        reserved: U16::ZERO,
+        connection: U32::new(connection),
+        session: U64::new(session),
+        target: U64::new(net.nodes[1].transport.incarnation()),
+        reserved_end: [0; 16],
+    }
+}
+
+fn port() -> PortBody {
+    let mut gid = [0; 16];
+    gid[0] = 0xfe;
+    gid[1] = 0x80;
+    PortBody { gid, lid: U16::ZERO, gid_kind: 2, reads: 1, mtu: U32::new(4_096), reserved: U64::ZERO }
+}
+
+fn connect(id: u64, generations: impl Iterator<Item = u32>) -> Vec<u8> {
+    let entries: Vec<QpEntry> = generations
+        .map(|generation| QpEntry {
+            generation: U32::new(generation),
+            number: U32::new(0x1234),
+            psn: U32::ZERO,
+            reserved: U32::ZERO,
+        })
+        .collect();
+    let header = Header::new(Kind::Connect, entries.len() as u16, id);
+    [header.as_bytes(), port().as_bytes(), entries.as_bytes()].concat()
+}
+
+fn resolve(net: &Net, id: u64, key_xor: u64, first: u32) -> Vec<u8> {
+    let export = parse_export(&net.nodes[1].export(REGION)).unwrap();
+    let body = Resolve {
+        region: U32::new(export.region),
+        generation: U32::new(export.generation),
+        key: U64::new(export.key ^ key_xor),
+        first: U32::new(first),
+        reserved: U32::ZERO,
+    };
+    [Header::new(Kind::Resolve, 0, id).as_bytes(), body.as_bytes()].concat()
+}
+
+/// The honest pair still works.
+fn still_works(net: &mut Net, token: u64) {
+    net.transfer(&[write(token, 0, 0, 500), read(token + 1, 0, 0, 500)]);
+    assert_eq!(net.fence(token + 2).outcome, Outcome::Applied);
+}
+
+#[test]
+fn what_does_not_open_like_a_side_channel_is_turned_away() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let good = hello(&net, 5, 1);
+    let cases: [(Vec<u8>, Status); 5] = [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), Status::Magic),
+        (Hello { version: U16::new(9), ..good }.as_bytes().to_vec(), Status::Version),
+        (Hello { reserved_end: [1; 16], ..good }.as_bytes().to_vec(), Status::Protocol),
+        (Hello { target: U64::new(1), ..good }.as_bytes().to_vec(), Status::Restarted),
+        (vec![0; 48], Status::Magic),
+    ];
+    for (bytes, status) in cases {
+        let mut raw = Raw::to(&net);
+        raw.send(&bytes);
+        assert_eq!(raw.end(&mut net), Some(status));
+    }
+    still_works(&mut net, 10);
+}
+
+#[test]
+fn a_frame_that_makes_no_sense_ends_its_channel_alone() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    still_works(&mut net, 1);
+    let frames: [Vec<u8>; 6] = [
+        vec![0xff; 64],
+        Header::new(Kind::Fence, 65, 0).as_bytes().to_vec(),
+        Header::new(Kind::Accept, 1, 0).as_bytes().to_vec(),
+        connect(1, std::iter::empty()),
+        connect(1, 0..17),
+        Header::new(Kind::Resolve, 1, 0).as_bytes().to_vec(),
+    ];
+    for (i, frame) in frames.into_iter().enumerate() {
+        let mut raw = Raw::welcomed(&mut net, 77 + i as u64);
+        raw.send(&frame);
+        assert_eq!(raw.end(&mut net), Some(Status::Protocol), "frame {i}");
+    }
+    still_works(&mut net, 10);
+}
+
+#[test]
+fn a_connection_that_never_says_who_it_is_does_not_stay() {
+    let mut net = Net::pair(&Config { connect_ms_max: 20, ..config() }, 4 * KIB);
+    let mut raw = Raw::to(&net);
+    raw.send(&hello(&net, 5, 1).as_bytes()[..47]);
+    assert_eq!(raw.receive(&mut net, 1), b"");
+    still_works(&mut net, 10);
+}
+
+#[test]
+fn a_wrong_key_opens_nothing_however_often_it_is_tried() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let mut raw = Raw::welcomed(&mut net, 5);
+    for bit in 0..64 {
+        raw.send(&resolve(&net, bit, 1 << bit, 0));
+        let answer = raw.receive(&mut net, 24);
+        let Ok(Step::Frame(Response::Refused { id, status }, _)) = parse_response(&answer) else {
+            panic!("a wrong key was answered with {answer:?}")
+        };
+        assert_eq!((id, status), (bit, Status::AccessDenied));
+    }
+    assert_eq!(net.nodes[1].transport.stats().resolves_refused, 64);
+    // The channel has survived, and the right key opens.
+    raw.send(&resolve(&net, 99, 0, 0));
+    assert!(matches!(
+        parse_response(&raw.receive(&mut net, 60)),
+        Ok(Step::Frame(Response::Resolved { .. }, 60))
+    ));
+    raw.send(&resolve(&net, 100, 0, 1));
+    let answer = raw.receive(&mut net, 24);
+    assert!(matches!(
+        parse_response(&answer),
+        Ok(Step::Frame(Response::Refused { status: Status::OutOfRange, .. }, _))
+    ));
+}
+
+#[test]
+fn who_has_shown_no_key_gets_no_queue_pair() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let mut raw = Raw::welcomed(&mut net, 5);
+    raw.send(&resolve(&net, 1, 1, 0));
+    raw.receive(&mut net, 24);
+    raw.send(&connect(2, 0..1));
+    let answer = raw.receive(&mut net, 24);
+    let refused = Response::Refused { id: 2, status: Status::AccessDenied };
+    assert_eq!(parse_response(&answer), Ok(Step::Frame(refused, 24)));
+    assert_eq!(net.fabric.qp_count(net.nodes[1].port), 0);
+}
+
+#[test]
+fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let port = net.nodes[1].port;
+    let before = net.fabric.qp_count(port);
+    let mut raw = Raw::proven(&mut net, 5);
+    for round in 0..4_u32 {
+        raw.send(&connect(1, round * 16..round * 16 + 16));
+        let answer = raw.receive(&mut net, 16 + 32 + 16 * 16);
+        assert!(matches!(parse_response(&answer), Ok(Step::Frame(Response::Accept { .. }, _))));
+    }
+    assert_eq!(net.fabric.qp_count(port), before + 64);
+    raw.send(&connect(2, 100..101));
+    let answer = raw.receive(&mut net, 24);
+    assert!(matches!(
+        parse_response(&answer),
+        Ok(Step::Frame(Response::Refused { id: 2, status: Status::Full }, _))
+    ));
+    drop(raw);
+    net.drive("its queue pairs are gone", |net| net.fabric.qp_count(port) == before);
+}
+
+#[test]
+fn a_generation_that_is_offered_twice_leaves_no_queue_pair_behind() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let port = net.nodes[1].port;
+    let mut raw = Raw::proven(&mut net, 5);
+    raw.send(&connect(3, [7, 8, 7].into_iter()));
+    let answer = raw.receive(&mut net, 24);
+    assert!(matches!(parse_response(&answer), Ok(Step::Frame(Response::Refused { id: 3, .. }, _))));
+    assert_eq!(net.fabric.qp_count(port), 0);
+}
+
+#[test]
+fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let port = net.nodes[1].port;
+    let mut first = Raw::to(&net);
+    first.send(hello(&net, 5, 10).as_bytes());
+    first.receive(&mut net, 32);
+    first.prove(&mut net);
+    first.send(&connect(1, 0..4));
+    first.receive(&mut net, 16 + 32 + 4 * 16);
+    assert_eq!(net.fabric.qp_count(port), 4);
+    let mut late = Raw::to(&net);
+    late.send(hello(&net, 5, 9).as_bytes());
+    assert_eq!(late.end(&mut net), Some(Status::Superseded));
+    assert_eq!(net.fabric.qp_count(port), 4);
+    let mut newer = Raw::to(&net);
+    newer.send(hello(&net, 5, 11).as_bytes());
+    assert_eq!(newer.receive(&mut net, 32).len(), 32);
+    // By its welcome the older one's queue pairs are gone.
+    assert_eq!(net.fabric.qp_count(port), 0);
+    assert_eq!(first.receive(&mut net, 1), b"");
+}
+
+#[test]
+fn a_fence_ends_what_it_does_not_name() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let port = net.nodes[1].port;
+    let mut raw = Raw::proven(&mut net, 5);
+    raw.send(&connect(1, 0..6));
+    raw.receive(&mut net, 16 + 32 + 6 * 16);
+    let live = [U32::new(2), U32::new(4), U32::new(400)];
+    raw.send(&[Header::new(Kind::Fence, 3, 42).as_bytes(), live.as_bytes()].concat());
+    let answer = raw.receive(&mut net, 16);
+    assert_eq!(parse_response(&answer), Ok(Step::Frame(Response::Fenced { id: 42 }, 16)));
+    assert_eq!(net.fabric.qp_count(port), 2);
+}
+
+#[test]
+fn a_flood_of_questions_is_answered_as_fast_as_it_is_read() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let mut raw = Raw::welcomed(&mut net, 5);
+    let question = Header::new(Kind::Fence, 0, 1);
+    let flood = question.as_bytes().repeat(1_000);
+    let mut sent = 0;
+    // Never read: the target stops taking questions when its answers do not leave.
+    for _ in 0..20_000 {
+        match raw.stream.write(&flood) {
+            Ok(count) => sent += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if sent > 8 << 20 {
+                    break;
+                }
+            }
+            Err(error) => panic!("the flood was cut off: {error}"),
+        }
+        net.step();
+        if sent > 64 << 20 {
+            panic!("64 MiB of questions were taken without an answer being read");
+        }
+    }
+    still_works(&mut net, 10);
+    let mut answers = 0;
+    let mut buffer = vec![0; 1 << 20];
+    net.drive("an answer is read", |_| {
+        answers += raw.stream.read(&mut buffer).unwrap_or(0);
+        answers >= 1 << 20
+    });
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_so() {
+    let mut net = Net::pair(&Config { connections_max: 3, ..config() }, 4 * KIB);
+    still_works(&mut net, 1);
+    let _two = [Raw::welcomed(&mut net, 5), Raw::welcomed(&mut net, 6)];
+    let mut one_too_many = Raw::to(&net);
+    assert_eq!(one_too_many.end(&mut net), Some(Status::Full));
+    still_works(&mut net, 10);
+}
+
+/// Node 0 attached to a listener of ours that speaks as it likes.
+fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut net = Net::new(1);
+    net.add(&config(), 4 * KIB);
+    let export = Export {
+        rights: 12,
+        addresses: [address.ip(); EXPORT_ADDRESSES_MAX],
+        address_count: 1,
+        port: address.port(),
+        incarnation: 5,
+        region: 0,
+        generation: 1,
+        key: 1,
+        len: 4_096,
+    };
+    let mut blob = [0; EXPORT_BYTES_MAX];
+    let len = export.write(&mut blob).unwrap();
+    net.nodes[0].transport.attach(SEGMENT, &blob[..len]).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        answer(stream);
+    });
+    (net, thread)
+}
+
+fn greet(stream: &mut TcpStream, incarnation: u64) {
+    stream.read_exact(&mut [0; 48]).unwrap();
+    let welcome = Welcome {
+        magic: MAGIC,
+        version: U16::new(VERSION),
+        reserved: U16::ZERO,
+        status: U32::ZERO,
+        incarnation: U64::new(incarnation),
+        reserved_end: U64::ZERO,
+    };
+    stream.write_all(welcome.as_bytes()).unwrap();
+}
+
+fn ends_with(net: &mut Net, expected: &[ErrorKind]) {
+    net.nodes[0].submit(&[write(1, 0, 0, 100)]);
+    let end = net.finish(1);
+    assert!(expected.contains(&kind(&end)), "{end:?}");
+    assert_eq!(end.outcome, Outcome::NotApplied);
+}
+
+const PROTOCOL: &[ErrorKind] = &[ErrorKind::Protocol, ErrorKind::PeerDead];
+
+#[test]
+fn a_target_that_speaks_something_else_is_left_alone() {
+    let (mut net, thread) = with_false_target(|mut stream| {
+        stream.write_all(b"220 mail.example ESMTP\r\n 32 bytes and more").unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    });
+    ends_with(&mut net, PROTOCOL);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_target_that_is_somebody_else_gets_nothing() {
+    let (mut net, thread) = with_false_target(|mut stream| {
+        greet(&mut stream, 6);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "it was asked {} bytes of questions", rest.len());
+    });
+    ends_with(&mut net, &[ErrorKind::PeerRestarted]);
+    thread.join().unwrap();
+}
+
+#[test]
+fn answers_that_nobody_asked_for_end_the_channel() {
+    for answer in [Kind::Fenced, Kind::Refused] {
+        let (mut net, thread) = with_false_target(move |mut stream| {
+            greet(&mut stream, 5);
+            let mut question = [0; 40];
+            stream.read_exact(&mut question).unwrap();
+            // Ids far beyond what was asked.
+            let header = Header::new(answer, 0, u64::MAX);
+            let body = Refusal::new(Status::NotFound);
+            let body = if answer == Kind::Refused { body.as_bytes() } else { &[] };
+            let _ = stream.write_all(&[header.as_bytes(), body].concat());
+            let _ = stream.read(&mut [0; 64]);
+        });
+        ends_with(&mut net, PROTOCOL);
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn keys_of_a_region_that_cannot_be_are_not_taken() {
+    let (mut net, thread) = with_false_target(|mut stream| {
+        greet(&mut stream, 5);
+        let mut question = [0; 40];
+        stream.read_exact(&mut question).unwrap();
+        let (header, _) = Header::read_from_prefix(&question).unwrap();
+        // The second half of a list whose first half was never given.
+        let body = Resolved {
+            base: U64::new(0x1000),
+            len: U64::new(0x2000),
+            chunk_bytes: U64::new(0x1000),
+            chunks: U32::new(2),
+            first: U32::new(1),
+            rights: 12,
+            reserved: [0; 7],
+        };
+        let answer = Header::new(Kind::Resolved, 1, header.id.get());
+        let _ = stream.write_all(&[answer.as_bytes(), body.as_bytes(), &[1, 2, 3, 4]].concat());
+        let _ = stream.read(&mut [0; 64]);
+    });
+    ends_with(&mut net, PROTOCOL);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_target_that_says_nothing_is_given_up() {
+    let (mut net, thread) = with_false_target(|mut stream| {
+        greet(&mut stream, 5);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    });
+    ends_with(&mut net, &[ErrorKind::PeerDead]);
+    // Its word on a fence is missing: there is none.
+    net.nodes[0].transport.fence(te_core::Token(2), SEGMENT).unwrap();
+    assert_eq!(net.finish(2).outcome, Outcome::Unknown);
+    drop(net);
+    thread.join().unwrap();
+}

@@ -1,0 +1,166 @@
+//! `cargo xtask hw-test`: the tests that need hardware, on what this host really has or in the lab's guests.
+
+use crate::cmd::Cmd;
+use crate::host::Host;
+use crate::lab;
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Crates whose own tests run in the lab's profile `rdma`, with the features they need.
+const SUITES: [&str; 1] = ["-p te-rdma --test verbs_device"];
+/// Where the agent of guest b listens: the management network.
+const AGENT: &str = "10.77.9.2:7077";
+
+/// Options of `cargo xtask hw-test`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run in guests with emulated devices, rather than on this host.
+    #[arg(long)]
+    lab: bool,
+    /// The lab's profiles (repeat the option, or separate with commas); with `--lab` alone, `rdma`. `all` means all.
+    #[arg(long, value_delimiter = ',', value_name = "PROFILE", requires = "lab")]
+    profile: Vec<String>,
+    /// Wall time for each profile, seconds.
+    #[arg(long, default_value_t = 900, value_name = "SECONDS", requires = "lab")]
+    limit_s: u64,
+    #[command(flatten)]
+    setup: lab::Setup,
+    /// For the test runner: a filter, `--list`, …
+    #[arg(last = true)]
+    runner: Vec<String>,
+}
+
+/// Builds the tests and runs them.
+///
+/// # Errors
+/// When a test fails, nothing ran, or a guest is lost.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let host = Host::probe()?;
+    if args.lab { in_lab(args, &host) } else { here(args, &host) }
+}
+
+fn here(args: &Args, host: &Host) -> Result<()> {
+    let program = build(host)?;
+    let cmd =
+        args.runner.iter().fold(Cmd::default().arg(program.display().to_string()), |cmd, word| cmd.arg(word));
+    println!("hw-test: on this host; `--lab` runs in guests with emulated devices");
+    cmd.run(&host.root, None)
+}
+
+fn in_lab(args: &Args, host: &Host) -> Result<()> {
+    let all: Vec<String> = lab::names().map(str::to_owned).collect();
+    let profiles = match args.profile.as_slice() {
+        [] => vec!["rdma".to_owned()],
+        [one] if one == "all" => all,
+        some => some.to_vec(),
+    };
+    for profile in &profiles {
+        lab::guests(profile)?;
+    }
+    lab::prepare(&args.setup)?;
+    let program = build(host)?;
+    // A filter that is mistyped shows here, and not after a minute of booting.
+    let list =
+        args.runner.iter().fold(Cmd::default().arg(program.display().to_string()), |cmd, word| cmd.arg(word));
+    list.arg("--list")
+        .stdout(&host.root)
+        .context("the test runner does not take these arguments; see `-- --help`")?;
+    let suites = build_suites(host)?;
+    let mut failed = Vec::new();
+    for profile in &profiles {
+        println!("\nhw-test: profile {profile}");
+        if let Err(error) = in_profile(args, profile, &program, &suites) {
+            println!("hw-test: profile {profile}: {error:#}");
+            failed.push(profile.as_str());
+        }
+    }
+    ensure!(failed.is_empty(), "failed in the lab: {}", failed.join(", "));
+    Ok(())
+}
+
+fn in_profile(args: &Args, profile: &str, program: &Path, suites: &[PathBuf]) -> Result<()> {
+    // Nobody else is on the guests' networks; the token only keeps one agent's callers together.
+    let mut settings = vec![
+        "HW_TESTS_TOKEN=lab".to_owned(),
+        "HW_TESTS_FAULTS=1".to_owned(),
+        "RUST_BACKTRACE=1".to_owned(),
+        format!("HW_TESTS_LAB={profile}"),
+    ];
+    let program = program.display().to_string();
+    let in_env = |settings: &[String], words: &[&str]| -> Vec<String> {
+        let env = std::iter::once("env".to_owned()).chain(settings.iter().cloned());
+        env.chain(std::iter::once(program.clone()))
+            .chain(words.iter().map(|word| (*word).to_owned()))
+            .collect()
+    };
+    let peer = (lab::guests(profile)? > 1).then(|| in_env(&settings, &["agent", AGENT]));
+    if peer.is_some() {
+        settings.push(format!("HW_TESTS_PEER={AGENT}"));
+    }
+    match profile {
+        "nvmeof" => {
+            settings.push("HW_TESTS_NVMEOF=tcp 10.77.0.2 4420 lab;rdma 10.77.1.2 4421 lab".to_owned())
+        }
+        "rdma" if !suites.is_empty() => {
+            let suites: Vec<String> = suites.iter().map(|path| path.display().to_string()).collect();
+            settings.push(format!("HW_TESTS_SUITES={}", suites.join(";")));
+        }
+        _ => {}
+    }
+    let mut command = in_env(&settings, &["--color", "never"]);
+    command.extend(args.runner.iter().cloned());
+    lab::run_in(profile, &args.setup, command, peer, Duration::from_secs(args.limit_s))
+}
+
+/// Builds the runner as tests are built: with checks, and some optimisation.
+fn build(host: &Host) -> Result<PathBuf> {
+    let cmd =
+        Cmd::new("cargo build --quiet --profile test -p hw-tests --message-format json-render-diagnostics");
+    let built = executables(host, &cmd)?;
+    built.into_iter().next().context("cargo built no hw-tests")
+}
+
+/// Builds the test programs of the fabrics that have devices in the lab.
+fn build_suites(host: &Host) -> Result<Vec<PathBuf>> {
+    let mut programs = Vec::new();
+    for selection in SUITES {
+        let cmd = Cmd::new(&format!(
+            "cargo test --quiet --no-run {selection} --message-format json-render-diagnostics"
+        ));
+        let built = executables(host, &cmd)?;
+        if built.is_empty() {
+            bail!("`{cmd}` built nothing");
+        }
+        programs.extend(built);
+    }
+    Ok(programs)
+}
+
+fn executables(host: &Host, cmd: &Cmd) -> Result<Vec<PathBuf>> {
+    println!("hw-test: $ {cmd}");
+    let output = cmd.command(&host.root).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start `{cmd}`"))?;
+    ensure!(output.status.success(), "`{cmd}` failed");
+    Ok(paths_in(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Cargo writes a JSON object a line; artifacts that can be run have an `executable`.
+fn paths_in(messages: &str) -> Vec<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_among_cargos_messages() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
+                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/hw-tests\"}\nnoise\n";
+        assert_eq!(paths_in(messages), [PathBuf::from("/t/hw-tests")]);
+    }
+}

@@ -1,0 +1,150 @@
+#!/bin/sh
+# Second stage of a lab guest: PID 1 on the host's root (read-only), with fresh /proc, /sys, /dev, /run and /tmp.
+# It sets up what the profile promises, says so on the virtio port, runs the job and gives its verdict.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TMPDIR=/tmp LANG=C.UTF-8
+. "/run/lab/env-$(sed -n 's/.*lab\.guest=\([ab]\).*/\1/p' /proc/cmdline)"
+
+load() {
+    for module in "$@"; do
+        modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" "$module" || fail "module $module does not load"
+    done
+}
+
+say() { echo "lab: $*" >&3; }
+
+# Ends the guest. The host takes whatever comes before the verdict line, and nothing after it.
+verdict() {
+    say "verdict $1"
+    sleep 1
+    echo o > /proc/sysrq-trigger
+    sleep 60
+}
+
+fail() {
+    say "failed: $*"
+    verdict 1
+}
+
+# The network interface that QEMU gave this MAC address gets a name that says what it is.
+name_interface() {
+    for dir in /sys/class/net/*; do
+        if [ "$(cat "$dir/address")" = "$1" ]; then
+            ip link set "${dir##*/}" name "$2" && ip link set "$2" up
+            return
+        fi
+    done
+    fail "no network interface has the address $1"
+}
+
+# A management network apart from the rails, so that a fault on a rail cuts no remote control.
+setup_management() {
+    name_interface "52:54:00:77:09:0$LAB_NUMBER" mgmt
+    ip addr add "10.77.9.$LAB_NUMBER/24" dev mgmt
+}
+
+# Each rail is a subnet of its own: 10.77.RAIL.GUEST and fd77:RAIL::GUEST, and an emulated RDMA device on top.
+setup_rails() {
+    load crc32_generic ib_uverbs rdma_rxe sch_netem
+    rail=0
+    while [ "$rail" -lt "$LAB_RAILS" ]; do
+        name_interface "52:54:00:77:0$rail:0$LAB_NUMBER" "rail$rail"
+        # What people do on hosts with several rails, too: a link that goes down keeps its addresses, and an ARP question
+        # is answered by the interface that has the address.
+        for dir in /proc/sys/net/ipv6/conf/rail$rail; do
+            echo 1 > "$dir/keep_addr_on_down"
+            echo 0 > "$dir/accept_dad"
+        done
+        echo 1 > "/proc/sys/net/ipv4/conf/rail$rail/arp_ignore"
+        ip addr add "10.77.$rail.$LAB_NUMBER/24" dev "rail$rail"
+        ip -6 addr add "fd77:$rail::$LAB_NUMBER/64" dev "rail$rail" nodad
+        rdma link add "rxe$rail" type rxe netdev "rail$rail" || fail "rxe$rail cannot be made"
+        rail=$((rail + 1))
+    done
+    [ "$LAB_RAILS" -eq 0 ] || say "$LAB_RAILS rails up (emulated RDMA: soft-RoCE)"
+}
+
+# A RAM disk as an NVMe namespace, over TCP and RDMA on every rail of guest b.
+setup_nvmeof() {
+    load nvme-tcp nvme-rdma
+    [ "$LAB_GUEST" = b ] || return 0
+    load nvmet nvmet-tcp nvmet-rdma
+    modprobe -C /dev/null -d "$LAB_MODULES" -S "$LAB_KERNEL" brd rd_nr=1 rd_size=65536 || fail "module brd does not load"
+    mount -t configfs configfs /sys/kernel/config || fail "no configfs"
+    nvmet=/sys/kernel/config/nvmet
+    subsystem="$nvmet/subsystems/lab"
+    mkdir "$subsystem" "$subsystem/namespaces/1"
+    echo 1 > "$subsystem/attr_allow_any_host"
+    echo /dev/ram0 > "$subsystem/namespaces/1/device_path"
+    echo 1 > "$subsystem/namespaces/1/enable"
+    port=1
+    rail=0
+    while [ "$rail" -lt "$LAB_RAILS" ]; do
+        for transport in tcp rdma; do
+            mkdir "$nvmet/ports/$port"
+            echo ipv4 > "$nvmet/ports/$port/addr_adrfam"
+            echo "$transport" > "$nvmet/ports/$port/addr_trtype"
+            echo "10.77.$rail.$LAB_NUMBER" > "$nvmet/ports/$port/addr_traddr"
+            if [ "$transport" = tcp ]; then echo 4420; else echo 4421; fi > "$nvmet/ports/$port/addr_trsvcid"
+            ln -s "$subsystem" "$nvmet/ports/$port/subsystems/lab" || fail "nvmet does not listen: $transport, rail $rail"
+            port=$((port + 1))
+        done
+        rail=$((rail + 1))
+    done
+    say "NVMe over Fabrics target up (emulated: nvmet on a RAM disk)"
+}
+
+# A CXL region over the emulated memory device, and a devdax namespace on it: /dev/dax*.
+setup_cxl() {
+    load cxl_acpi cxl_pci cxl_mem cxl_pmem libnvdimm nd_pmem dax_pmem device_dax
+    tries=0
+    until [ -e /sys/bus/cxl/devices/mem0 ] && [ -e /sys/bus/cxl/devices/decoder0.0 ]; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 100 ] || fail "no CXL memory device and root decoder, only: $(echo /sys/bus/cxl/devices/*)"
+        sleep 0.1
+    done
+    # Both guests write the same information block on the device that they share: one after the other.
+    until [ "$LAB_GUEST" = a ] || [ -e /run/lab/cxl-a-done ]; do
+        sleep 0.2
+    done
+    cxl create-region -m -d decoder0.0 -w 1 -g 1024 mem0 > /run/lab/cxl-$LAB_GUEST.log 2>&1 || fail "no CXL region: see cxl-$LAB_GUEST.log"
+    region=$(ndctl list -R 2>> /run/lab/cxl-$LAB_GUEST.log | sed -n 's/.*"dev":"\(region[0-9]*\)".*/\1/p' | head -n 1)
+    ndctl create-namespace -m devdax -r "$region" >> /run/lab/cxl-$LAB_GUEST.log 2>&1 || fail "no devdax namespace: see cxl-$LAB_GUEST.log"
+    ls /dev/dax* > /dev/null 2>&1 || fail "no /dev/dax"
+    touch "/run/lab/cxl-$LAB_GUEST-done"
+    say "CXL memory up (emulated): $(ls /dev/dax*)"
+}
+
+load virtio_console
+for port in /sys/class/virtio-ports/*; do
+    [ "$(cat "$port/name")" = lab ] && exec 3> "/dev/${port##*/}"
+done
+say "booted"
+hostname "lab-$LAB_GUEST"
+ip link set lo up
+load virtio_net
+[ "$LAB_MANAGEMENT" -eq 0 ] || setup_management
+setup_rails
+for step in $LAB_SETUP; do
+    "setup_$step"
+done
+say "ready"
+
+# The host says go when every guest is ready.
+until [ -e /run/lab/go ]; do
+    sleep 0.2
+done
+if [ "$LAB_JOB" = shell ]; then
+    setsid -c /bin/bash -i < /dev/ttyS0 > /dev/ttyS0 2>&1
+    verdict 0
+fi
+setsid sh "/run/lab/job-$LAB_GUEST.sh" < /dev/null >&3 2>&1 &
+job=$!
+if [ "$LAB_JOB" = serve ]; then
+    # It serves the other guest until the host says stop. Ending earlier is its verdict.
+    while kill -0 "$job" 2> /dev/null; do
+        [ -e /run/lab/stop ] && verdict 0
+        sleep 0.2
+    done
+fi
+wait "$job"
+verdict "$?"
