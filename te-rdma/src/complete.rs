@@ -8,7 +8,7 @@ use crate::link::{Failure, Link, Phase, Piece};
 use crate::port::NOTHING;
 use crate::region::Keys;
 use crate::transport::{Outage, RdmaTransport};
-use crate::verbs::{QpStep, Verbs, WorkCompletion};
+use crate::verbs::{QpStep, Verbs, WcStatus, WorkCompletion};
 
 /// Completions taken at a time, and how often at most in one poll.
 const COMPLETIONS_MAX: usize = 64;
@@ -54,10 +54,14 @@ impl<V: Verbs> RdmaTransport<V> {
             self.advance(&mut link, sequence, end);
         }
         let endpoint = link.endpoint;
+        let path_lost = matches!(end.status, WcStatus::RetriesExceeded | WcStatus::NotReady);
         let done = link.posted.is_empty() && matches!(link.phase, Phase::Flushing { .. });
         self.links.put(index, link);
         if done {
             self.bury(index);
+        }
+        if path_lost {
+            self.retire_idle(endpoint);
         }
         if self.endpoints.get(endpoint).is_some_and(|endpoint| !endpoint.pending.is_empty()) {
             self.list(endpoint);
@@ -78,7 +82,7 @@ impl<V: Verbs> RdmaTransport<V> {
             .take_while(|piece| piece.sequence == sequence)
             .map(|piece| u64::from(piece.bytes))
             .sum();
-        let Some(failure) = Failure::of(end.status, end.code, bytes <= u64::from(self.port.mtu)) else {
+        let Some(failure) = Failure::of(end.status, end.code, bytes <= u64::from(link.mtu)) else {
             if !link.proven
                 && let Some(endpoint) = self.endpoints.get_mut(link.endpoint)
             {
@@ -90,7 +94,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
             return;
         };
-        if end.status != crate::verbs::WcStatus::Flushed {
+        if end.status != WcStatus::Flushed {
             log::debug!("queue pair {:#x}: {:?} (code {:#x})", link.qp.number, end.status, end.code);
         }
         self.put_in_error(link, failure.others);
@@ -266,6 +270,27 @@ impl<V: Verbs> RdmaTransport<V> {
         self.links.put(index, link);
         if quiet {
             self.bury(index);
+        }
+    }
+
+    /// The path of one queue pair is gone, and the others share it: those that are idle are made anew before they are used.
+    fn retire_idle(&mut self, endpoint: u32) {
+        let links = self.endpoints.get(endpoint).map(|endpoint| endpoint.links);
+        for index in links.iter().flatten().flatten() {
+            if self.links.get(*index).is_some_and(|link| link.phase == Phase::Live && link.posted.is_empty())
+            {
+                self.retire(*index, None);
+            }
+        }
+    }
+
+    /// The device says that a queue pair is in error. A peer's is the peer's affair.
+    pub(crate) fn qp_failed(&mut self, number: u32) {
+        for index in 0..self.links.bound() {
+            let is = |link: &Link| link.qp.number == number && link.phase == Phase::Live;
+            if self.links.get(index).is_some_and(|link| is(link)) {
+                self.retire(index, None);
+            }
         }
     }
 

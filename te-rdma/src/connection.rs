@@ -56,6 +56,8 @@ pub(crate) struct In {
     pub(crate) session: Option<u64>,
     /// Which connection of the session it is.
     pub(crate) number: u32,
+    /// It has shown the key of some region: whoever has none gets no queue pair.
+    pub(crate) proven: bool,
     /// The queue pairs that we hold for it.
     pub(crate) qps: Vec<PeerQp>,
     /// Everything has been said; it goes when that has left.

@@ -90,8 +90,8 @@ impl<V: Verbs> RdmaTransport<V> {
                 AsyncEvent::PortActive | AsyncEvent::GidChange => self.look_at_port(),
                 AsyncEvent::PortError => self.lose_port(Outage::Port),
                 AsyncEvent::CqError | AsyncEvent::DeviceFatal => self.lose_port(Outage::Device),
-                // Ours will flush; a peer's is its own affair.
-                AsyncEvent::QpError(_) | AsyncEvent::Other(_) => {}
+                AsyncEvent::QpError(number) => self.qp_failed(number),
+                AsyncEvent::Other(_) => {}
             }
         }
         self.armed = false;

@@ -41,6 +41,8 @@ pub(crate) struct Link {
     /// What the target knows it by.
     pub(crate) generation: u32,
     pub(crate) psn: u32,
+    /// Path MTU, bytes.
+    pub(crate) mtu: u32,
     /// What its completions are named with.
     pub(crate) name: u32,
     pub(crate) phase: Phase,
@@ -143,6 +145,7 @@ mod tests {
             number: 0,
             generation: 1,
             psn: 0,
+            mtu: 4_096,
             name: 7,
             phase: Phase::Live,
             posted: VecDeque::new(),

@@ -65,21 +65,24 @@ impl LocalPort {
         Err(Error::with_code(ErrorKind::Unreachable, last.code))
     }
 
-    /// Looks at the port again after one of its events. The GID stays while the table has it.
+    /// Looks at the port again after one of its events. The GID stays while the table has it; else the best of the others
+    /// takes its place, and the answer is true.
     ///
     /// # Errors
-    /// The driver's; `Rail` when our GID is gone.
-    pub(crate) fn refresh<V: Verbs>(&mut self, verbs: &V) -> Result<(), Error> {
+    /// The driver's; `Rail` when there is no other, or only one would do.
+    pub(crate) fn refresh<V: Verbs>(&mut self, verbs: &V, only: Option<u32>) -> Result<bool, Error> {
         self.info = verbs.port()?;
         self.gids = gids(verbs, self.info.gids);
         let ours = self.gids.iter().find(|gid| gid.raw == self.gid.raw && gid.kind == self.gid.kind);
-        match ours {
-            Some(&gid) => {
-                self.gid = gid;
-                Ok(())
-            }
-            None => Err(ErrorKind::Rail.into()),
+        if let Some(&gid) = ours {
+            let moved = gid.index != self.gid.index;
+            self.gid = gid;
+            return Ok(moved);
         }
+        let others = self.gids.iter().filter(|gid| only.is_none_or(|only| only == gid.index));
+        let best = others.min_by_key(|gid| (rank(gid), gid.index)).ok_or(ErrorKind::Rail)?;
+        self.gid = *best;
+        Ok(true)
     }
 
     /// What a peer has to know, when we go by `gid`.

@@ -146,7 +146,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
                 Err(status) => refuse(channel, id, status),
             },
-            Request::Resolve { id, of } => self.resolve(channel, id, &of),
+            Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
                 if !self.end_peer_qps(session, &mut role.qps, gone) {
@@ -208,6 +208,9 @@ impl<V: Verbs> RdmaTransport<V> {
         port: &PortBody,
         offered: &[QpEntry],
     ) -> Result<(PortBody, [QpEntry; QPS_MAX]), Status> {
+        if !role.proven {
+            return Err(Status::AccessDenied);
+        }
         if self.outage.is_some() {
             return Err(Status::Device);
         }
@@ -282,8 +285,8 @@ impl<V: Verbs> RdmaTransport<V> {
         })
     }
 
-    /// Gives the remote keys of a region to a peer that has the region's key.
-    fn resolve(&mut self, channel: &mut Channel, id: u64, of: &Resolve) {
+    /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
+    fn resolve(&mut self, channel: &mut Channel, id: u64, of: &Resolve) -> bool {
         let region = RegionId::new(of.region.get(), of.generation.get());
         let found = match self.regions.get_mut(region.index) {
             None => Err(Status::NotFound),
@@ -298,7 +301,8 @@ impl<V: Verbs> RdmaTransport<V> {
             Ok(found) => found,
             Err(status) => {
                 self.stats.resolves_refused += 1;
-                return refuse(channel, id, status);
+                refuse(channel, id, status);
+                return false;
             }
         };
         found.shown = true;
@@ -318,7 +322,7 @@ impl<V: Verbs> RdmaTransport<V> {
             reserved: [0; 7],
         };
         let header = Header::new(Kind::Resolved, count as u16, id);
-        channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()]);
+        channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()])
     }
 
     /// Destroys those queue pairs of a peer that `goes` names. False: one of them may still write.
@@ -369,6 +373,18 @@ impl<V: Verbs> RdmaTransport<V> {
         drop(channel);
         self.connections.release(index);
         self.inbound -= 1;
+    }
+
+    /// Ends every peer's side channel: they come back and make new queue pairs.
+    pub(crate) fn end_all_in(&mut self) {
+        for index in 0..self.connections.bound() {
+            if let Some(connection) = self.connections.take(index) {
+                match connection.role {
+                    Role::In(_) => self.end_in(index, *connection),
+                    Role::Out(_) => self.connections.put(index, connection),
+                }
+            }
+        }
     }
 
     /// Tells peers that a region is gone, so that they need not find out by a queue pair in error. Best effort.

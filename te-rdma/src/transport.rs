@@ -226,9 +226,10 @@ impl<V: Verbs> RdmaTransport<V> {
         self.stats
     }
 
-    /// The provider, for what a test wants to do to it.
-    pub const fn provider(&mut self) -> &mut V {
-        &mut self.verbs
+    /// The provider.
+    #[must_use]
+    pub const fn provider(&self) -> &V {
+        &self.verbs
     }
 
     /// Closes every side channel, own and peers', in mid-word if need be, and with each the queue pairs that belong to it.

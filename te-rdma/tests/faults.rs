@@ -43,7 +43,9 @@ fn no_wrong_byte_and_no_late_write_under_any_plan() {
     if one.is_none() {
         // A plan that meets nothing proves nothing.
         let Seen { applied, unknown, not_applied, replays, fences, late, flushes } = seen;
-        assert!([applied, unknown, not_applied, replays, fences, late, flushes].iter().all(|&count| count > 0));
+        assert!(
+            [applied, unknown, not_applied, replays, fences, late, flushes].iter().all(|&count| count > 0)
+        );
     }
 }
 
@@ -185,12 +187,8 @@ fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
             }
             6 => net.nodes[1].transport.close_connections(),
             7 => {
-                let statuses = [
-                    WcStatus::Local,
-                    WcStatus::RemoteOperation,
-                    WcStatus::RetriesExceeded,
-                    WcStatus::Other,
-                ];
+                let statuses =
+                    [WcStatus::Local, WcStatus::RemoteOperation, WcStatus::RetriesExceeded, WcStatus::Other];
                 net.fabric.corrupt_status(here, rng.index(4) as u32, statuses[rng.index(statuses.len())]);
             }
             _ => {

@@ -28,6 +28,18 @@ impl Raw {
         Self { stream }
     }
 
+    /// Connected and welcomed, and the key was shown.
+    fn proven(net: &mut Net, session: u64) -> Self {
+        let mut raw = Self::welcomed(net, session);
+        raw.prove(net);
+        raw
+    }
+
+    fn prove(&mut self, net: &mut Net) {
+        self.send(&resolve(net, 0, 0, 0));
+        assert_eq!(self.receive(net, 60).len(), 60);
+    }
+
     /// Connected and welcomed.
     fn welcomed(net: &mut Net, session: u64) -> Self {
         let mut raw = Self::to(net);
@@ -198,11 +210,24 @@ fn a_wrong_key_opens_nothing_however_often_it_is_tried() {
 }
 
 #[test]
+fn who_has_shown_no_key_gets_no_queue_pair() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let mut raw = Raw::welcomed(&mut net, 5);
+    raw.send(&resolve(&net, 1, 1, 0));
+    raw.receive(&mut net, 24);
+    raw.send(&connect(2, 0..1));
+    let answer = raw.receive(&mut net, 24);
+    let refused = Response::Refused { id: 2, status: Status::AccessDenied };
+    assert_eq!(parse_response(&answer), Ok(Step::Frame(refused, 24)));
+    assert_eq!(net.fabric.qp_count(net.nodes[1].port), 0);
+}
+
+#[test]
 fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let port = net.nodes[1].port;
     let before = net.fabric.qp_count(port);
-    let mut raw = Raw::welcomed(&mut net, 5);
+    let mut raw = Raw::proven(&mut net, 5);
     for round in 0..4_u32 {
         raw.send(&connect(1, round * 16..round * 16 + 16));
         let answer = raw.receive(&mut net, 16 + 32 + 16 * 16);
@@ -223,7 +248,7 @@ fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
 fn a_generation_that_is_offered_twice_leaves_no_queue_pair_behind() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let port = net.nodes[1].port;
-    let mut raw = Raw::welcomed(&mut net, 5);
+    let mut raw = Raw::proven(&mut net, 5);
     raw.send(&connect(3, [7, 8, 7].into_iter()));
     let answer = raw.receive(&mut net, 24);
     assert!(matches!(parse_response(&answer), Ok(Step::Frame(Response::Refused { id: 3, .. }, _))));
@@ -237,6 +262,7 @@ fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer
     let mut first = Raw::to(&net);
     first.send(hello(&net, 5, 10).as_bytes());
     first.receive(&mut net, 32);
+    first.prove(&mut net);
     first.send(&connect(1, 0..4));
     first.receive(&mut net, 16 + 32 + 4 * 16);
     assert_eq!(net.fabric.qp_count(port), 4);
@@ -256,7 +282,7 @@ fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer
 fn a_fence_ends_what_it_does_not_name() {
     let mut net = Net::pair(&config(), 4 * KIB);
     let port = net.nodes[1].port;
-    let mut raw = Raw::welcomed(&mut net, 5);
+    let mut raw = Raw::proven(&mut net, 5);
     raw.send(&connect(1, 0..6));
     raw.receive(&mut net, 16 + 32 + 6 * 16);
     let live = [U32::new(2), U32::new(4), U32::new(400)];

@@ -224,6 +224,26 @@ fn a_port_that_goes_down_ends_its_slices_at_once_and_comes_back() {
 }
 
 #[test]
+fn an_address_that_changes_costs_the_connections_and_no_more() {
+    use te_rdma::verbs::GidKind;
+    let mut net = Net::pair(&config(), 64 * KIB);
+    net.warm_up();
+    for (node, token) in [(0, 10), (1, 20)] {
+        let (port, gid) = (net.nodes[node].port, net.nodes[node].transport.gid());
+        let mut raw = gid.raw;
+        raw[15] ^= 0x55;
+        net.fabric.set_gid(port, gid.index, Some((raw, GidKind::RoceV2)));
+        net.drive("the new address is known", |net| net.nodes[node].transport.gid().raw != gid.raw);
+        net.nodes[0].submit(&[write(token, 0, 0, 500)]);
+        // It may have been on its way already.
+        if let Err(error) = net.finish(token).result {
+            assert!(error.kind.is_retryable_elsewhere(), "{error}");
+        }
+        net.transfer(&[write(token + 1, 0, 0, 500)]);
+    }
+}
+
+#[test]
 fn a_device_that_dies_gives_everything_back() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();

@@ -1,0 +1,64 @@
+//! The RDMA side channel's parsers and its export: they agree with themselves however little of a frame is there, and what
+//! they accept is within the protocol's limits.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use std::fmt::Debug;
+use te_rdma::exchange::{
+    self, Chunking, FRAME_BYTES_MAX, FrameError, LIVE_MAX, QPS_MAX, Request, Response, Step,
+};
+
+type Parsed<T> = Result<Step<T>, FrameError>;
+
+/// With fewer bytes a parser asks for more than it has, or says already what it will say of the whole.
+fn grows<'a, T: PartialEq + Debug>(bytes: &'a [u8], parse: fn(&'a [u8]) -> Parsed<T>) -> Parsed<T> {
+    let whole = parse(bytes);
+    if let Ok(Step::Frame(_, used)) = &whole {
+        assert!(*used <= bytes.len() && *used <= FRAME_BYTES_MAX);
+    }
+    let shorter = (0..bytes.len().min(64)).chain([bytes.len() / 2, bytes.len().saturating_sub(1)]);
+    for len in shorter.filter(|len| *len < bytes.len()) {
+        match parse(&bytes[..len]) {
+            Ok(Step::Need(needed)) => assert!(needed > len, "asks for {needed} of {len}"),
+            early => assert_eq!(early, whole, "with {len} of {} bytes", bytes.len()),
+        }
+    }
+    whole
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&which, bytes)) = bytes.split_first() else { return };
+    match which % 5 {
+        0 => drop(grows(bytes, exchange::parse_hello)),
+        1 => drop(grows(bytes, exchange::parse_welcome)),
+        2 => match grows(bytes, exchange::parse_request) {
+            Ok(Step::Frame(Request::Connect { port, qps, .. }, _)) => {
+                assert!((1..=QPS_MAX).contains(&qps.len()));
+                assert!(exchange::gid_kind_from_wire(port.gid_kind).is_some());
+                assert!(qps.iter().all(|qp| qp.number.get() < 1 << 24));
+            }
+            Ok(Step::Frame(Request::Fence { live, .. }, _)) => assert!(live.len() <= LIVE_MAX),
+            _ => {}
+        },
+        3 => {
+            if let Ok(Step::Frame(Response::Resolved { of, keys, .. }, _)) =
+                grows(bytes, exchange::parse_response)
+            {
+                let Some(chunking) = Chunking::new(of.base.get(), of.len.get(), of.chunk_bytes.get()) else {
+                    panic!("chunks that cannot be were accepted")
+                };
+                assert!(u64::from(of.first.get()) + keys.len() as u64 <= chunking.count());
+                let (last, rest) = chunking.locate(of.len.get() - 1);
+                assert_eq!((last + 1, rest), (chunking.count(), 1));
+            }
+        }
+        _ => {
+            if let Ok(export) = exchange::parse_export(bytes) {
+                let mut again = [0; exchange::EXPORT_BYTES_MAX];
+                let written = export.write(&mut again);
+                // Addresses have more than one spelling: what is written is read as the same.
+                assert_eq!(written.map(|len| exchange::parse_export(&again[..len])), Some(Ok(export)));
+            }
+        }
+    }
+});
