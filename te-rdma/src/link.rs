@@ -57,8 +57,8 @@ pub(crate) struct Link {
     pub(crate) silent: u16,
     /// Something of it has been acknowledged.
     pub(crate) proven: bool,
-    /// It would not be destroyed; it is tried again.
-    pub(crate) stuck: bool,
+    /// It would not be destroyed; it is tried again. So many bytes were under it then.
+    pub(crate) stuck: Option<u64>,
 }
 
 impl Link {
@@ -154,7 +154,7 @@ mod tests {
             bytes: 0,
             silent: 0,
             proven: false,
-            stuck: false,
+            stuck: None,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Getting to a peer and losing it: side channels are opened and end, keys are asked for, queue pairs meet, fences are sent.
 
 use core::time::Duration;
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::io;
 use std::net::SocketAddr;
 
@@ -79,16 +81,16 @@ impl<V: Verbs> RdmaTransport<V> {
             return;
         }
         let Some(mut connection) = self.connections.take(channel) else { return };
-        let before = self.next_question;
         self.ask_for_keys(endpoint, &mut connection.channel);
         if offers {
             self.offer(endpoint, &mut connection.channel);
         }
         self.send_fences(endpoint, &mut connection.channel);
-        let asked = (self.next_question - before) as u32;
+        let asked = self.asked_now.len() as u32;
         if let Role::Out(out) = &mut connection.role
             && asked > 0
         {
+            out.open.extend(self.asked_now.drain(..));
             if out.asked == 0 {
                 let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
                 connection.deadline = Some(self.now + silence);
@@ -104,16 +106,21 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    fn question(&mut self, low: u32) -> u64 {
+    fn question(&mut self, kind: Kind, low: u32) -> u64 {
         self.next_question += 1;
-        self.next_question << SEGMENT_BITS | u64::from(low)
+        let id = self.next_question << SEGMENT_BITS | u64::from(low);
+        self.asked_now.push((id, kind));
+        id
     }
 
     fn ask_for_keys(&mut self, endpoint: u32, channel: &mut Channel) {
         while channel.has_room()
             && let Some(segment) = self.endpoints.get_mut(endpoint).and_then(|of| of.wanting.pop())
         {
-            let id = self.question(segment);
+            if self.segments.get(segment).is_none() {
+                continue;
+            }
+            let id = self.question(Kind::Resolve, segment);
             let Some(of) = self.segments.get_mut(segment) else { continue };
             let question = Resolve {
                 region: U32::new(of.region),
@@ -158,7 +165,7 @@ impl<V: Verbs> RdmaTransport<V> {
             self.links_failed(endpoint, Error::with_code(ErrorKind::Rail, error.code));
         }
         if count > 0 {
-            let id = self.question(0);
+            let id = self.question(Kind::Connect, 0);
             let gid = self.port.gid;
             let port = self.port.body(&gid, self.config.reads);
             let header = Header::new(Kind::Connect, count as u16, id);
@@ -204,7 +211,7 @@ impl<V: Verbs> RdmaTransport<V> {
             bytes: 0,
             silent: 0,
             proven: false,
-            stuck: false,
+            stuck: None,
         };
         let entry = QpEntry {
             generation: U32::new(link.generation),
@@ -233,7 +240,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 count += 1;
             }
         }
-        let id = self.question(0);
+        let id = self.question(Kind::Fence, 0);
         let header = Header::new(Kind::Fence, count as u16, id);
         channel.push(&[header.as_bytes(), live[..count].as_bytes()]);
         if let Some(of) = self.endpoints.get_mut(endpoint) {
@@ -291,7 +298,14 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(error);
         }
         let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
-        let role = Out { endpoint, address: at, phase: Phase::Connecting, asked: 1 };
+        let role = Out {
+            endpoint,
+            address: at,
+            phase: Phase::Connecting,
+            asked: 1,
+            open: VecDeque::new(),
+            answered: false,
+        };
         let mut channel = Channel::new(stream, interest);
         channel.dialing = true;
         let connection = Connection { channel, deadline: Some(deadline), role: Role::Out(role) };
@@ -352,13 +366,14 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn greet(&mut self, out: &mut Out, channel: &mut Channel) {
         self.next_connection = self.next_connection.wrapping_add(1);
+        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation);
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
             reserved: U16::ZERO,
             connection: U32::new(self.next_connection),
-            session: U64::new(self.session),
-            target: U64::new(self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation)),
+            session: U64::new(self.sessions.hash_one(incarnation)),
+            target: U64::new(incarnation),
             reserved_end: [0; 16],
         };
         channel.push(&[hello.as_bytes()]);
@@ -395,6 +410,18 @@ impl<V: Verbs> RdmaTransport<V> {
             self.withdrawn(out.endpoint, region.region.get(), region.generation.get());
             return Ok(Some(used));
         }
+        let answers = match (&response, out.open.pop_front()) {
+            (Response::Accept { id, .. }, Some((asked, Kind::Connect)))
+            | (Response::Resolved { id, .. }, Some((asked, Kind::Resolve)))
+            | (Response::Fenced { id }, Some((asked, Kind::Fence)))
+            | (Response::Refused { id, .. }, Some((asked, Kind::Connect | Kind::Resolve))) => *id == asked,
+            _ => false,
+        };
+        // An answer to what nobody has asked, or to something else.
+        if !answers {
+            return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
+        }
+        out.answered = true;
         let known = match response {
             Response::Accept { id, port, qps } => self.accepted(out.endpoint, id, &port, qps),
             Response::Resolved { id, of, keys } => self.resolved(out.endpoint, id, &of, keys),
@@ -402,7 +429,6 @@ impl<V: Verbs> RdmaTransport<V> {
             Response::Refused { id, status } => self.refused(out.endpoint, id, status),
             Response::Withdrawn { .. } | Response::Error { .. } => true,
         };
-        // An answer to what nobody has asked.
         if !known || out.asked == 0 {
             return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
         }
@@ -482,6 +508,10 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         if let Some(error) = failed {
+            // The target has its ends still.
+            if let Some(of) = self.endpoints.get_mut(endpoint) {
+                of.sweep = true;
+            }
             self.links_failed(endpoint, error);
         }
         true
@@ -659,8 +689,22 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
             }
         }
-        if let ChannelEnd::Refused(error) = end {
-            self.channel_refused(endpoint, out.address, error);
+        // What had its keys waits for them again.
+        while let Some(slot) = self.endpoints.get(endpoint).and_then(|of| of.pending.first()) {
+            self.unqueue(slot);
+            self.again(slot);
+        }
+        match end {
+            ChannelEnd::Refused(error) => self.channel_refused(endpoint, out.address, error),
+            // It would go the same way at once.
+            ChannelEnd::Lost(_) if !out.answered || error.kind == ErrorKind::Protocol => {
+                if let Some(of) = self.endpoints.get_mut(endpoint) {
+                    of.back_off(self.now, self.config.reconnect_ms_max);
+                }
+                self.timers_stale = true;
+                self.fail_waiting(endpoint, error);
+            }
+            _ => {}
         }
         self.list(endpoint);
     }
