@@ -3,7 +3,7 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{bench, doctor, get, ls, master, node, put, replay, rm, stat, topology};
+use crate::commands::{admin, bench, doctor, get, ls, master, node, put, replay, rm, stat, topology};
 use crate::exit::EXIT_CODES;
 
 const STYLES: Styles = Styles::styled()
@@ -78,6 +78,7 @@ pub(crate) enum Command {
     Rm(rm::Args),
     Ls(ls::Args),
     Stat(stat::Args),
+    Admin(admin::Args),
     Replay(replay::Args),
     Bench(bench::Args),
     Topology(topology::Args),

@@ -93,6 +93,53 @@ fn a_pool_that_this_machine_cannot_hold_is_refused_with_advice() {
     assert!(stderr(&output).contains("--capacity-blocks"), "{}", stderr(&output));
 }
 
+#[test]
+fn a_simulation_gives_a_table_json_and_a_plot_and_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, plot) = (dir.path().join("trace.jsonl"), dir.path().join("hits.svg"));
+    let line = |ids: &[u32]| {
+        format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":{ids:?}}}\n")
+    };
+    // Room for three blocks: 0 is read again, the rest comes once, then 0 and 2 come back.
+    let requests: String = [[0], [0], [1], [2], [3], [4], [0], [2]].iter().map(|ids| line(ids)).collect();
+    std::fs::write(&trace, requests).unwrap();
+    let simulate =
+        |more: &[&str]| run(&[&["replay", "--simulate", "--trace", trace.to_str().unwrap()], more].concat());
+    let output = simulate(&[
+        "--capacity-tokens",
+        "1536,1M",
+        "--policies",
+        "lru,trial",
+        "--json",
+        "--svg",
+        plot.to_str().unwrap(),
+    ]);
+    assert_exit(&output, 0);
+    let report = json(&output);
+    assert_eq!((report["simulated"].as_bool(), report["block_refs"].as_u64()), (Some(true), Some(8)));
+    assert_eq!(report["capacities_tokens"], serde_json::json!([1536, 1_000_000]));
+    let rows = serde_json::json!([
+        {"policy": "lru", "hit_rates": [0.125, 0.375]},
+        {"policy": "trial", "hit_rates": [0.25, 0.375]},
+        {"policy": "belady", "hit_rates": [0.375, 0.375]},
+    ]);
+    assert_eq!(report["rows"], rows);
+    let plot = std::fs::read_to_string(plot).unwrap();
+    assert_eq!(plot.matches("<polyline").count(), 3, "{plot}");
+
+    let output = simulate(&[]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    for part in ["trial", "lru", "sieve", "fifo", "belady (bound)", "Simulated: 8 requests", "37.5 %"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(stderr(&output), "", "no bar without a terminal");
+    for wrong in [&["--policies", "clock"][..], &["--capacity-tokens", "3.0Q"], &["--capacity-blocks", "3"]] {
+        assert_exit(&simulate(wrong), 2);
+    }
+    assert_exit(&run(&["replay", "--svg", "x.svg"]), 2);
+}
+
 /// A replay that goes on until it is disturbed, and the processes it started.
 fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();

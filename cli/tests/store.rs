@@ -77,6 +77,43 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
 }
 
 #[test]
+fn pins_groups_and_times_to_live_are_put_and_explained() {
+    let store = Store::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("in.bin");
+    std::fs::write(&file, b"bytes").unwrap();
+    let put = |key: &str, more: &[&str]| {
+        assert_exit(&store.run(&[&["put", key, file.to_str().unwrap()], more].concat()), 0);
+    };
+    put("hard", &["--hard-pin"]);
+    put("soft", &["--soft-pin"]);
+    put("of-group", &["--group", "g"]);
+    put("pin-of-group", &["--group", "g", "--hard-pin"]);
+    put("plain", &[]);
+    put("mortal", &["--ttl-ms", "1"]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_exit(&store.run(&["get", "mortal"]), 3);
+
+    let keys = ["hard", "soft", "of-group", "plain"];
+    let output = store.run(&[&["admin", "evict", "--explain", "--json"], &keys[..]].concat());
+    assert_exit(&output, 0);
+    let explained = json(&output);
+    let kept: Vec<_> =
+        keys.iter().enumerate().map(|(at, _)| explained["keys"][at]["kept"].as_str()).collect();
+    assert_eq!(kept, [Some("kept: hard pin"), Some("kept: soft pin"), Some("kept: group"), None]);
+    let report = &explained["report"];
+    assert_eq!((report["policy"].as_str(), report["kept_hard_pinned"].as_u64()), (Some("trial"), Some(2)));
+    assert_eq!(report["expired_total"], 1);
+    assert_eq!(explained["next"][0]["key"], "plain");
+
+    let output = store.run(&["admin", "evict", "--explain", "no-such-key"]);
+    assert_exit(&output, 3);
+    let text = stdout(&output);
+    assert!(text.contains("no such object") && text.contains("goes next"), "{text}");
+    assert_exit(&store.run(&["admin", "evict"]), 2);
+}
+
+#[test]
 fn a_missing_key_ends_with_3_and_writes_nothing() {
     let store = Store::start();
     let dir = tempfile::tempdir().unwrap();

@@ -16,6 +16,7 @@ fn help_of_every_command_teaches() {
         &["rm"],
         &["ls"],
         &["stat"],
+        &["admin", "evict"],
         &["replay"],
         &["bench", "transfer"],
         &["bench", "store"],
@@ -114,28 +115,21 @@ fn bench_transfer_prints_one_checked_row_a_combination() {
 
 #[test]
 fn bench_store_and_bench_master_print_their_rows() {
-    let output = run(&[
-        "bench",
-        "store",
-        "--value",
-        "4KiB",
-        "--batch",
-        "4",
-        "--memory",
-        "16MiB",
-        "--duration",
-        "0.05",
-        "--verify",
-        "--json",
-    ]);
-    assert_exit(&output, 0);
-    let rows = json(&output);
-    let ops: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["op"].as_str().unwrap()).collect();
-    assert_eq!(ops, ["put", "get", "batch-get"]);
-    assert!(
-        rows.as_array().unwrap().iter().all(|row| row["misses"] == 0 && row["ops_s"].as_f64().unwrap() > 0.0),
-        "{rows}"
-    );
+    for plain in [false, true] {
+        let mut args = vec!["bench", "store", "--value", "4KiB", "--batch", "4", "--memory", "16MiB"];
+        args.extend(["--op", "put,batch-put,get,batch-get", "--duration", "0.05", "--verify", "--json"]);
+        args.extend(plain.then_some("--plain"));
+        let output = run(&args);
+        assert_exit(&output, 0);
+        let rows = json(&output);
+        let rows = rows.as_array().unwrap();
+        let ops: Vec<_> = rows.iter().map(|row| row["op"].as_str().unwrap()).collect();
+        assert_eq!(ops, ["put", "batch-put", "get", "batch-get"]);
+        for row in rows {
+            assert!(row["misses"] == 0 && row["plain"] == plain, "{row}");
+            assert!(row["verified"] == true && row["ops_s"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
 
     let output = run(&[
         "bench",

@@ -55,6 +55,9 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::List) => both::<List>(body),
         Some(Kind::Segments) => both::<Segments>(body),
         Some(Kind::ReadStats) => both::<ReadStats>(body),
+        Some(Kind::PutStartKept) => both::<PutStartKept>(body),
+        Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
+        Some(Kind::WhyKept) => both::<WhyKept>(body),
         _ => {}
     }
 });

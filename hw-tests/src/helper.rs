@@ -1,11 +1,11 @@
 //! What agents start on the target: processes that own memory and answer questions about it on stdin and stdout.
 
-use crate::content;
 use crate::sys::DevDax;
-use anyhow::{Context as _, Result, bail};
+use crate::{content, engines};
+use anyhow::{Result, bail};
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
-use te_engine::{Access, Config, Fabrics, SharedRegion, TransferEngine};
+use te_engine::{Access, SharedRegion};
 
 /// Runs the helper of that name.
 ///
@@ -23,23 +23,10 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
     }
 }
 
-/// How an engine of these tests is configured.
-///
-/// # Errors
-/// When there is no such fabric.
-pub(crate) fn engine_config(fabric: &str, listen: &str) -> Result<Config> {
-    let fabrics = match fabric {
-        "tcp" => Fabrics::TCP,
-        _ => bail!("no fabric `{fabric}`"),
-    };
-    let listen = listen.parse().with_context(|| format!("`{listen}` is not ADDRESS:PORT"))?;
-    Ok(Config { listen, fabrics, ..Config::default() })
-}
-
 /// A process that exports memory. It says `ready NAME ADDRESS` and answers `fill SEED OFFSET LEN` with `ok`, and
 /// `check SEED OFFSET LEN` with `ok` or `differs OFFSET`.
 fn target(fabric: &str, listen: &str, bytes: usize) -> Result<()> {
-    let engine = TransferEngine::start(engine_config(fabric, listen)?)?;
+    let engine = engines::start(fabric, listen)?;
     let region = engine.alloc_shared(bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     say(&format!("ready {} {}", engine.name(), region.addr()))?;
     for line in std::io::stdin().lock().lines() {

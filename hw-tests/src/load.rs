@@ -6,7 +6,6 @@
 //! target has acknowledged a fence. Canaries are looked at when the load ends, and a block with one is not used again.
 
 use crate::content::{CANARY, fill, first_difference};
-use crate::helper::engine_config;
 use crate::remote::{Peer, Process};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::VecDeque;
@@ -20,26 +19,27 @@ use te_engine::{Access, Op, SegmentHandle, SharedRegion, TransferEngine, Transfe
 const BLOCK_BYTES: u64 = 256 << 10;
 /// Blocks of the target's memory, and of ours for reading.
 const BLOCKS: u64 = 24;
-/// One transfer, or one fence, takes longer than this only if something is broken.
-const TRANSFER_MAX: Duration = Duration::from_secs(2);
 /// After a failure, so that a dead link is not hammered.
 const PAUSE: Duration = Duration::from_millis(150);
 
 /// How the load reaches the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
-    /// `tcp`, …: the helper's name for it.
+    /// `tcp`, `rdma`, …: as [`engines::start`] knows it.
     pub(crate) fabric: &'static str,
     /// Our address.
     pub(crate) ours: String,
     /// The target's control port: the same after a restart.
     pub(crate) theirs: String,
+    /// One transfer, or one fence, may take so long.
+    pub(crate) transfer_max: Duration,
 }
 
 /// The load, under way. Dropping it stops it.
 pub(crate) struct Load {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<()>>>,
+    engine: TransferEngine,
     peer: Peer,
     ends: Ends,
 }
@@ -75,6 +75,7 @@ struct Target {
 struct Worker {
     shared: Arc<Shared>,
     engine: TransferEngine,
+    transfer_max: Duration,
     source: SharedRegion,
     sink: SharedRegion,
     segment: Option<(u64, SegmentHandle, u64)>,
@@ -104,13 +105,13 @@ impl Load {
     ///
     /// # Errors
     /// When either does not start.
-    pub(crate) fn start(peer: &Peer, ends: Ends) -> Result<Self> {
+    pub(crate) fn start(engine: TransferEngine, peer: &Peer, ends: Ends) -> Result<Self> {
         let target = Mutex::new(Target::start(peer, &ends, 1)?);
         let shared = Shared { stop: AtomicBool::new(false), target, findings: Mutex::default() };
         let shared = Arc::new(shared);
-        let mut worker = Worker::new(Arc::clone(&shared), &ends)?;
+        let mut worker = Worker::new(Arc::clone(&shared), engine.clone(), &ends)?;
         let thread = std::thread::Builder::new().name("load".into()).spawn(move || worker.run())?;
-        Ok(Self { shared, thread: Some(thread), peer: peer.clone(), ends })
+        Ok(Self { shared, thread: Some(thread), engine, peer: peer.clone(), ends })
     }
 
     /// Waits until a round that ended after `since` was verified; gives the time from `since`.
@@ -135,6 +136,11 @@ impl Load {
             ensure!(self.thread.as_ref().is_some_and(|thread| !thread.is_finished()), "the load has ended");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Bytes that each rail to other machines has moved so far, by its device or fabric.
+    pub(crate) fn rail_bytes(&self) -> Vec<(String, u64)> {
+        rail_bytes(&self.engine)
     }
 
     /// Failures so far.
@@ -172,6 +178,14 @@ impl Load {
         thread.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
         Ok(std::mem::take(&mut *self.shared.findings()))
     }
+}
+
+/// Bytes of each rail that leaves the host, by its device or fabric.
+pub(crate) fn rail_bytes(engine: &TransferEngine) -> Vec<(String, u64)> {
+    let rails = engine.stats().rails.into_iter().filter(|rail| !["local", "shm"].contains(&rail.name));
+    rails
+        .map(|rail| (if rail.device.is_empty() { rail.name.to_owned() } else { rail.device }, rail.bytes))
+        .collect()
 }
 
 impl Drop for Load {
@@ -222,13 +236,13 @@ impl Target {
 }
 
 impl Worker {
-    fn new(shared: Arc<Shared>, ends: &Ends) -> Result<Self> {
-        let engine = TransferEngine::start(engine_config(ends.fabric, &ends.ours)?)?;
+    fn new(shared: Arc<Shared>, engine: TransferEngine, ends: &Ends) -> Result<Self> {
         let source = engine.alloc_shared(BLOCK_BYTES as usize, Access::LOCAL)?;
         let sink = engine.alloc_shared((BLOCKS * BLOCK_BYTES) as usize, Access::LOCAL)?;
         Ok(Self {
             shared,
             engine,
+            transfer_max: ends.transfer_max,
             source,
             sink,
             segment: None,
@@ -321,7 +335,7 @@ impl Worker {
     ) -> Result<(), TransferError> {
         let local = (region.id(), offset).into();
         let request = TransferRequest { op, local, segment, remote_addr, len: BLOCK_BYTES };
-        self.engine.submit(&[request], Some(TRANSFER_MAX))?.wait(None).map(drop)
+        self.engine.submit(&[request], Some(self.transfer_max))?.wait(None).map(drop)
     }
 
     /// A place to read into. When most are watched, the oldest canary has stood for long enough: it is looked at and given up.
@@ -336,7 +350,7 @@ impl Worker {
     }
 
     fn fence(&self, segment: SegmentHandle) -> bool {
-        let fenced = self.engine.fence(segment, Some(TRANSFER_MAX)).and_then(|fence| fence.wait(None));
+        let fenced = self.engine.fence(segment, Some(self.transfer_max)).and_then(|fence| fence.wait(None));
         fenced.inspect_err(|error| self.shared.failed("fence", error)).is_ok()
     }
 

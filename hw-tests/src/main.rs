@@ -29,6 +29,7 @@
 
 mod agent;
 mod content;
+mod engines;
 mod facts;
 mod helper;
 mod host;

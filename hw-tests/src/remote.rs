@@ -4,7 +4,7 @@ use crate::agent::{Start, token};
 use crate::facts::Facts;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, Ipv4Addr, TcpStream, ToSocketAddrs as _};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ const DIAL: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     address: String,
+    /// Our end's address on the way there, and the agent's.
+    ends: (IpAddr, IpAddr),
     token: String,
 }
 
@@ -43,11 +45,17 @@ impl Peer {
     /// # Errors
     /// When it does not.
     pub(crate) fn connect(address: &str) -> Result<Self> {
-        let peer = Self { address: address.to_owned(), token: token()? };
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let mut peer = Self { address: address.to_owned(), ends: (nowhere, nowhere), token: token()? };
         let give_up = Instant::now() + AGENT_READY;
         loop {
             match peer.run(&["true"]) {
-                Ok(_) => return Ok(peer),
+                Ok(_) => {
+                    peer.ends = peer
+                        .dial()
+                        .and_then(|stream| Ok((stream.local_addr()?.ip(), stream.peer_addr()?.ip())))?;
+                    return Ok(peer);
+                }
                 Err(error) if Instant::now() > give_up => {
                     return Err(error)
                         .with_context(|| format!("the peer's agent at {address} does not answer"));
@@ -55,6 +63,11 @@ impl Peer {
                 Err(_) => std::thread::sleep(Duration::from_millis(200)),
             }
         }
+    }
+
+    /// Our address on the management network, and the peer's.
+    pub(crate) fn management(&self) -> (IpAddr, IpAddr) {
+        self.ends
     }
 
     /// Starts a program; `self` is this one.
@@ -102,6 +115,11 @@ impl Peer {
     pub(crate) fn facts(&self) -> Result<Facts> {
         let text = self.run(&["self", "facts"])?;
         serde_json::from_str(&text).context("the peer's facts are not understood: is it the same release?")
+    }
+
+    fn dial(&self) -> Result<TcpStream> {
+        let address = self.address.to_socket_addrs()?.next().context("HW_TESTS_PEER names no address")?;
+        TcpStream::connect_timeout(&address, DIAL).context("the peer's agent cannot be reached")
     }
 }
 
@@ -190,7 +208,8 @@ mod unit {
 
     /// An agent in this process. The token is given by hand: tests do not change the environment.
     fn peer(port: u16) -> Peer {
-        Peer { address: format!("127.0.0.1:{port}"), token: "secret".into() }
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Peer { address: format!("127.0.0.1:{port}"), ends: (here, here), token: "secret".into() }
     }
 
     fn start_agent() -> Peer {

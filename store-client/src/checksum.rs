@@ -11,12 +11,17 @@ pub(crate) struct Checksum(u32);
 impl Checksum {
     /// Takes further bytes in.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0 = sys::checksum(self.0, bytes);
+        self.0 = te_engine::crc32c_of(self.0, bytes);
     }
 
     /// Takes further bytes of registered memory in. What does not lie inside changes nothing.
     pub(crate) fn update_span(&mut self, span: MemSpan, offset: u64, len: u64) {
         self.0 = sys::checksum_span(self.0, span, offset, len).unwrap_or(self.0);
+    }
+
+    /// Takes `len` further bytes in, of which no more than their own checksum is known.
+    pub(crate) fn update_summed(&mut self, crc32c: u32, len: u64) {
+        self.0 = te_engine::crc32c_joined(self.0, crc32c, len);
     }
 
     /// Of all bytes so far.
@@ -36,5 +41,17 @@ mod tests {
         checksum.update(&[0; 16]);
         checksum.update(&[0; 16]);
         assert_eq!(checksum.finish(), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn parts_may_come_summed() {
+        let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        let mut whole = Checksum::default();
+        whole.update(&bytes);
+        let mut parts = Checksum::default();
+        for part in [&bytes[..1], &bytes[1..400], &bytes[400..]] {
+            parts.update_summed(te_engine::crc32c_of(0, part), part.len() as u64);
+        }
+        assert_eq!(parts.finish(), whole.finish());
     }
 }

@@ -50,8 +50,10 @@ impl Fabric {
             timeout: Duration::from_millis(config.control.timeout_ms.into()),
             frame_bytes_max: config.control.frame_bytes_max,
         };
+        let mut engine = Engine::start(config)?;
+        engine.checksum_reads(true);
         Ok(Self {
-            engine: Engine::start(config)?,
+            engine,
             spin,
             descriptors,
             #[cfg(test)]
@@ -159,6 +161,7 @@ impl Fabric {
                 error: None,
                 outcome: te_engine::Outcome::Unknown,
                 fence_needed: true,
+                crc32c: None,
             });
         }
         self.engine.request_status(batch, index).ok()

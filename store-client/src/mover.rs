@@ -408,11 +408,11 @@ impl Mover {
         let Some(flight) = self.flights.front_mut() else { return false };
         let before = flight.landed;
         while let Some(&piece) = flight.pieces.get(flight.landed)
-            && fabric.request(flight.batch, flight.landed).as_ref().is_some_and(fabric::is_complete)
+            && let Some(status) = fabric.request(flight.batch, flight.landed).filter(fabric::is_complete)
         {
             let job = &mut self.jobs[piece.job];
             if job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
-                land(job, piece, &self.bounce, memory, buffers);
+                land(job, piece, status.crc32c, &self.bounce, memory, buffers);
             }
             flight.landed += 1;
         }
@@ -435,7 +435,8 @@ impl Mover {
             if applied {
                 let late = index >= flight.landed;
                 if late && job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
-                    land(job, piece, &self.bounce, memory, buffers);
+                    let crc32c = status.and_then(|status| status.crc32c);
+                    land(job, piece, crc32c, &self.bounce, memory, buffers);
                 }
             } else {
                 worsen(&mut job.outcome, Outcome::NotApplied);
@@ -500,8 +501,16 @@ impl Mover {
     }
 }
 
-/// What was read is where it belongs; checksum it, in order.
-fn land(job: &mut Job, piece: Flying, bounce: &Bounce, memory: &Memory, buffers: &mut Buffers<'_>) {
+/// What was read is where it belongs; checksum it, in order. Where its rail did so on the way, that is enough for memory into
+/// which it read; what passes through the bounce buffer is summed at its end.
+fn land(
+    job: &mut Job,
+    piece: Flying,
+    crc32c: Option<u32>,
+    bounce: &Bounce,
+    memory: &Memory,
+    buffers: &mut Buffers<'_>,
+) {
     let item = job.transfer.item as usize;
     match (piece.bounced, buffers) {
         (Some(at), Buffers::Sinks(sinks)) => {
@@ -512,6 +521,10 @@ fn land(job: &mut Job, piece: Flying, bounce: &Bounce, memory: &Memory, buffers:
             job.checksum.update(place);
         }
         (_, Buffers::Ranges(items)) => {
+            if let Some(crc32c) = crc32c {
+                job.checksum.update_summed(crc32c, piece.len);
+                return;
+            }
             let range = items[item].1;
             let part = BufferRange { offset: range.offset + piece.offset, len: piece.len, ..range };
             memory.checksum(part, &mut job.checksum);

@@ -140,7 +140,7 @@ impl RpcConnection {
         ask: &O::Ask<'_>,
         items: impl ExactSizeIterator<Item = O::AskItem<'a>> + Clone,
     ) -> Result<(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>), RpcError> {
-        let repeatable = !matches!(O::KIND, Kind::PutStart);
+        let repeatable = !matches!(O::KIND, Kind::PutStart | Kind::PutStartKept);
         let mut tries_left = 3;
         let len = loop {
             tries_left -= 1;

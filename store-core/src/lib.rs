@@ -40,8 +40,10 @@
 //! | Object | 1 byte to one segment | |
 //! | Segment | 64 bytes to 64 TiB | [`offset::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
+//! | Members of a group | 4,096 | [`message::Retention::group`] |
+//! | Bytes pinned for good | half of all | [`MasterConfig::hard_pin_share_max`] |
 //! | Objects | 100 million, 2^31 at most | [`MasterConfig::objects_max`] |
-//! | Master memory per object | about 155 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |
+//! | Master memory per object | about 160 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |
 //! | Name, endpoint of a segment | 256 bytes | [`message::NAME_BYTES_MAX`] |
 //!
 //! # Example

@@ -15,6 +15,8 @@
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
 //! or the release timeout is over) and nobody holds a lease to read it.
 
+mod evict;
+
 use core::time::Duration;
 
 use te_core::Instant;
@@ -23,9 +25,8 @@ use crate::codec::Short;
 use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, EvictionReport, Heartbeat, Kept, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NextVictim, NodeStatus, Object, Pin, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
-    UnmountSegment,
+    Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
+    NodeStatus, Object, Pin, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, UnmountSegment,
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, Removed, State};
@@ -36,8 +37,6 @@ use crate::{ConfigError, ErrorCode, Key, MasterConfig, SegmentNo, Stats};
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
-/// How long the watermark waits after it found nothing to evict, before it looks again.
-const EVICTION_RETRY: Duration = Duration::from_millis(10);
 /// Objects whose time to live is over that one call drops.
 const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// Each life of a master begins with another segment number: 4,096 further than the one that began a second earlier, and
@@ -448,73 +447,6 @@ impl Master {
         due.into_iter().flatten().min()
     }
 
-    /// How many keys of a batch to be put, from its beginning, came back soon after they were evicted: all up to the last
-    /// that did, for it could not have been read without those before it. See [`Place::returning`].
-    pub fn returning<'a>(&self, keys: impl Iterator<Item = Key<'a>>) -> usize {
-        self.objects.returning(keys)
-    }
-
-    /// What eviction did and would do, and what keeps objects from it: counters and gauges, in O(1).
-    #[must_use]
-    pub fn eviction(&self) -> EvictionReport {
-        let census = self.objects.census();
-        EvictionReport {
-            policy: self.config.eviction,
-            candidates: census.candidates.into(),
-            kept_leased: census.aside.into(),
-            kept_soft_pinned: census.soft.into(),
-            kept_hard_pinned: census.hard.into(),
-            kept_by_group: census.held_by_group.into(),
-            kept_unfinished: self.objects.processing_len().into(),
-            hard_pinned_bytes: census.hard_bytes,
-            groups: census.groups as u64,
-            used_bytes: self.segments.used_bytes(),
-            high_mark_bytes: self.high_mark() as u64,
-            low_mark_bytes: self.low_mark(),
-            evictions_total: self.stats.evictions_total,
-            evicted_bytes_total: self.stats.evicted_bytes_total,
-            starved_total: self.stats.evictions_starved_total,
-            looks_total: census.looks,
-            kept_leased_total: census.why.leased_total,
-            kept_soft_pinned_total: census.why.soft_kept_total,
-            soft_pins_decayed_total: census.why.soft_decayed_total,
-            soft_pins_revived_total: census.why.soft_revived_total,
-            returned_total: census.why.returned_total,
-            ..self.report
-        }
-    }
-
-    /// Calls `each` for the objects that would be evicted next, first the first, until it gives false. Some of them may be
-    /// leased: they would be set aside.
-    pub fn next_victims<'a>(&'a self, now: Instant, mut each: impl FnMut(NextVictim<'a>) -> bool) {
-        self.objects.preview(&mut |index| {
-            let entry = self.objects.entry(index);
-            each(NextVictim {
-                key: Key(entry.key.as_slice()),
-                len: entry.len,
-                company: self.objects.company(index),
-                leased: self.objects.lease_end(index) > now,
-            })
-        });
-    }
-
-    /// Why an object cannot be evicted now; `None` if it can.
-    ///
-    /// # Errors
-    /// `ObjectNotFound`.
-    pub fn kept(&self, now: Instant, key: &[u8]) -> Result<Option<Kept>, ErrorCode> {
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
-        let entry = self.objects.entry(index);
-        let kept = match self.objects.hold_of(index) {
-            _ if !entry.is_complete() => Some(Kept::Unfinished),
-            (Pin::Hard, _) => Some(Kept::HardPinned),
-            (Pin::Soft, _) => Some(Kept::SoftPinned),
-            (Pin::None, true) => Some(Kept::Group),
-            (Pin::None, false) => None,
-        };
-        Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
-    }
-
     /// The settings.
     #[must_use]
     pub const fn config(&self) -> &MasterConfig {
@@ -622,11 +554,6 @@ impl Master {
         self.report.expired_total += 1;
     }
 
-    fn may_pin(&self, len: u64) -> bool {
-        let most = self.segments.capacity_bytes() as f64 * self.config.hard_pin_share_max;
-        self.objects.hard_bytes().saturating_add(len) as f64 <= most
-    }
-
     fn place(
         &mut self,
         now: Instant,
@@ -648,99 +575,6 @@ impl Master {
             let _ = placed.push(next);
         }
         Ok(placed)
-    }
-
-    /// Evicts until an object of `len` bytes fits where the last victim was.
-    fn place_by_eviction(&mut self, now: Instant, len: u64) -> Option<Placed> {
-        if !self.segments.could_hold(len) {
-            return None;
-        }
-        // An object that does not fit because the free space is scattered must not cost the whole cache.
-        let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
-        let mut budget = share.max(len.saturating_mul(4));
-        for _ in 0..self.config.evictions_per_call_max {
-            let victim = self.evict(now)?;
-            let tag = self.objects.next_index();
-            let mut place = victim
-                .replicas
-                .as_slice()
-                .iter()
-                .find_map(|was| self.segments.place_on(was.segment, len, tag));
-            if victim.objects > 1 {
-                place = place.or_else(|| self.segments.place(len, tag, None, &[]));
-            }
-            if place.is_some() {
-                return place;
-            }
-            budget = budget.checked_sub(victim.bytes)?;
-        }
-        None
-    }
-
-    fn high_mark(&self) -> f64 {
-        self.segments.capacity_bytes() as f64 * self.config.eviction_high_watermark
-    }
-
-    fn low_mark(&self) -> u64 {
-        let low = self.config.eviction_high_watermark - self.config.eviction_ratio;
-        (self.segments.capacity_bytes() as f64 * low) as u64
-    }
-
-    fn is_over_watermark(&self) -> bool {
-        self.segments.used_bytes() as f64 > self.high_mark()
-    }
-
-    fn evict_to_watermark(&mut self, now: Instant, count_max: u32) {
-        if !self.evicting && !self.is_over_watermark() {
-            return;
-        }
-        self.evicting = true;
-        let low = self.low_mark();
-        for _ in 0..count_max {
-            if self.segments.used_bytes() <= low {
-                self.evicting = false;
-                return;
-            }
-            if !self.evict_one(now) {
-                // Everything is leased, pinned or being written. What keeps the mark passed may also be held back: then
-                // the next put or timeout tries again.
-                self.evicting = false;
-                self.evict_again_at = now + EVICTION_RETRY;
-                return;
-            }
-        }
-    }
-
-    fn evict_one(&mut self, now: Instant) -> bool {
-        self.evict(now).is_some()
-    }
-
-    /// Evicts what the policy wants to go first and nobody may be reading, with its group.
-    fn evict(&mut self, now: Instant) -> Option<Victim> {
-        self.objects.settle(now);
-        let Some(index) = self.objects.victim(now, self.config.evictions_per_call_max) else {
-            self.stats.evictions_starved_total += u64::from(!self.starved);
-            self.starved = true;
-            return None;
-        };
-        self.starved = false;
-        self.report.soft_pinned_evicted_total += u64::from(self.objects.hold_of(index).0 == Pin::Soft);
-        let mut victim = Victim { replicas: Placements::NONE, bytes: 0, objects: 0 };
-        let segments = &mut self.segments;
-        self.objects.evict(index, |removed| {
-            removed.replicas.as_slice().iter().for_each(|placed| {
-                segments.free(placed);
-            });
-            victim.bytes += removed.len;
-            victim.objects += 1;
-            if victim.objects == 1 {
-                victim.replicas = removed.replicas;
-            }
-        });
-        self.stats.evictions_total += victim.objects;
-        self.stats.evicted_bytes_total += victim.bytes;
-        self.report.groups_evicted_total += u64::from(victim.objects > 1);
-        Some(victim)
     }
 
     /// Drops what a node mounted under lower incarnations.
@@ -775,15 +609,6 @@ impl Master {
     fn lease(&self) -> Duration {
         millis(self.config.lease_ttl_ms) + millis(self.config.lease_guard_ms)
     }
-}
-
-/// What was evicted.
-#[derive(Debug)]
-struct Victim {
-    /// Where the first of it was.
-    replicas: Placements,
-    bytes: u64,
-    objects: u64,
 }
 
 fn replicas_of(placed: &[Placed]) -> Replicas {

@@ -10,6 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use store_core::message::EvictionReport;
 use store_core::wire::HEADER_BYTES;
 use store_core::{ErrorCode, Kind, Master, Stats};
 
@@ -31,6 +32,7 @@ pub(crate) struct Snapshot {
     pub(crate) uptime: Duration,
     pub(crate) epoch: u32,
     pub(crate) stats: Stats,
+    pub(crate) eviction: EvictionReport,
     pub(crate) requests: RequestCounters,
     pub(crate) segments: Vec<SegmentUse>,
     pub(crate) connections: u64,
@@ -99,6 +101,7 @@ impl Snapshot {
         let mut registry = Registry::with_prefix("snowskin_master");
         self.register_requests(&mut registry);
         self.register_segments(&mut registry);
+        self.register_eviction(&mut registry);
         let stats = &self.stats;
         let gauges: [(&str, &str, u64); 15] = [
             ("objects", "Readable objects", stats.objects),
@@ -200,6 +203,47 @@ impl Snapshot {
         );
     }
 
+    /// Why objects stayed, and what it cost to find out.
+    fn register_eviction(&self, registry: &mut Registry) {
+        let report = &self.eviction;
+        let kept = Family::<ReasonLabels, Gauge>::default();
+        let reasons = [
+            ("leased", report.kept_leased),
+            ("soft_pinned", report.kept_soft_pinned),
+            ("hard_pinned", report.kept_hard_pinned),
+            ("group", report.kept_by_group),
+            ("unfinished", report.kept_unfinished),
+        ];
+        for (reason, value) in reasons {
+            kept.get_or_create(&ReasonLabels { reason }).set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        registry.register("eviction_kept_objects", "Objects that cannot be evicted now, by reason", kept);
+        let candidates = Gauge::<i64>::default();
+        candidates.set(i64::try_from(report.candidates).unwrap_or(i64::MAX));
+        registry.register("eviction_candidates", "Objects and groups to choose from", candidates);
+        let passed = Family::<ReasonLabels, Counter>::default();
+        for (reason, value) in
+            [("leased", report.kept_leased_total), ("soft_pinned", report.kept_soft_pinned_total)]
+        {
+            passed.get_or_create(&ReasonLabels { reason }).inc_by(value);
+        }
+        registry.register("eviction_passed_over", "Times that an object's turn came and it stayed", passed);
+        let counters = [
+            ("eviction_looks", "Candidates looked at by eviction", report.looks_total),
+            ("soft_pins_decayed", "Soft pins that ran out", report.soft_pins_decayed_total),
+            ("soft_pins_revived", "Soft pins that a read renewed late", report.soft_pins_revived_total),
+            ("soft_pinned_evicted", "Softly pinned objects evicted", report.soft_pinned_evicted_total),
+            ("groups_evicted", "Groups evicted", report.groups_evicted_total),
+            ("objects_expired", "Objects whose time to live was over", report.expired_total),
+            ("keys_returned", "Keys put again soon after their eviction", report.returned_total),
+        ];
+        for (name, help, value) in counters {
+            let counter = Counter::<u64>::default();
+            counter.inc_by(value);
+            registry.register(name, help, counter);
+        }
+    }
+
     /// The `/health` body.
     pub(crate) fn health(&self) -> String {
         format!(
@@ -226,6 +270,11 @@ impl Snapshot {
 struct RequestLabels {
     op: &'static str,
     result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -500,6 +500,7 @@ impl Service {
                 uptime: now.saturating_duration_since(self.started),
                 epoch: self.answering.master.config().epoch,
                 stats: self.answering.master.stats(),
+                eviction: self.answering.master.eviction(),
                 requests: self.answering.requests.clone(),
                 segments: crate::metrics::segments(&self.answering.master),
                 connections: self.open as u64,

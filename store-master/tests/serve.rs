@@ -103,6 +103,9 @@ fn health_and_metrics_are_served() {
         "snowskin_master_allocated_bytes 0",
         "snowskin_master_quarantined_bytes 0",
         "snowskin_master_evictions_total 0",
+        "snowskin_master_eviction_kept_objects{reason=\"hard_pinned\"} 0",
+        "snowskin_master_eviction_passed_over_total{reason=\"leased\"} 0",
+        "snowskin_master_eviction_looks_total 0",
         "snowskin_master_epoch 7",
     ] {
         assert!(body.lines().any(|found| found == line), "{line} is not in\n{body}");

@@ -339,6 +339,15 @@ impl BatchTable {
         self.batch(handle).is_ok() && parts(token).0 == handle.index
     }
 
+    /// The batch, the request's number and the request that a slice in flight was cut from.
+    #[must_use]
+    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, &TransferRequest)> {
+        let (index, task_index, _) = parts(token);
+        let batch = self.batches.get(usize::from(index)).filter(|batch| batch.live)?;
+        let task = batch.tasks.get(task_index)?;
+        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, &task.request))
+    }
+
     /// The batch as a whole: the worst status of its requests, the sum of their bytes, the first error.
     ///
     /// # Errors

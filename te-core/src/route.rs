@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::{Completion, Instant, RegionId, SegmentId, Slice};
-use rail::Rail;
+use rail::{Figures, Rail};
 
 /// Rails a [`MultiTransport`](crate::MultiTransport) can hold: the bits of its masks.
 pub const RAILS_MAX: usize = 32;
@@ -253,11 +253,11 @@ impl HealthRoute {
         let group = self.rails[index].group;
         let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
         let peers = self.rails.iter().enumerate().filter(peer);
-        let best = peers.min_by_key(|(_, rail)| rail.ns_per_byte_q16).map(|(_, rail)| *rail);
+        let best = peers.map(|(_, rail)| rail.figures()).min();
         let (now, config) = (self.now, self.config);
         let rail = &mut self.rails[index];
         let was_slow = rail.slow;
-        rail.judge(best.as_ref(), sample, nanos, now, &config);
+        rail.judge(best, Figures { ns_per_byte_q16: sample, slice_ns: nanos }, now, &config);
         rail.skip();
         if was_slow || rail.slow {
             self.slow = self.slow & !(1 << index) | u32::from(rail.slow) << index;

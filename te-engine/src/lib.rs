@@ -93,6 +93,7 @@ mod rdma;
 mod region;
 mod request;
 mod shm;
+mod sums;
 mod sys;
 mod tiers;
 pub mod topology;
@@ -115,6 +116,7 @@ pub use request::{
     Stats, TransferRequest,
 };
 pub use shm::ShmTransport;
+pub use sys::{crc32c_at, crc32c_joined, crc32c_of};
 pub use te_core::{
     Access, BatchHandle, Buffer, Error, ErrorKind, Location, MemSpan, Op, Outcome, RegionId, Registered,
     Status,

@@ -18,7 +18,8 @@ use te_core::{
 
 use crate::blob::{Fields, put, random, remote_bits, same_key};
 use crate::copier::{Copied, Copier, Reach, rights};
-use crate::sys::{HeldSpan, Use, copy};
+use crate::sums::{self, Note};
+use crate::sys::{HeldSpan, Use, copy, copy_summed};
 
 const VERSION: u8 = 1;
 
@@ -152,6 +153,8 @@ impl Reach for LocalReach {
         };
         let (local, remote, len) = (local.window(), remote.window(), u64::from(slice.len));
         let copied = match slice.op {
+            Op::Read if sums::wanted() => copy_summed(remote, slice.remote.1, local, slice.local.1, len)
+                .map(|crc32c| sums::note(Note { region: slice.local.0, offset: slice.local.1, len, crc32c })),
             Op::Read => copy(remote, slice.remote.1, local, slice.local.1, len),
             Op::Write => copy(local, slice.local.1, remote, slice.remote.1, len),
         };

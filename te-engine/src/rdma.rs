@@ -7,7 +7,7 @@ use std::string::String;
 use std::sync::Once;
 use std::vec::Vec;
 
-use te_rdma::{DeviceSummary, NoRdma};
+use te_rdma::{DeviceSummary, NoRdma, RdmaTransport};
 
 use crate::config::Config;
 use crate::engine::{Rail, advertised};
@@ -19,7 +19,7 @@ type Cause = Box<dyn StdError + Send + Sync>;
 /// # Errors
 /// Why there is not one.
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause> {
-    let ports = provider::devices().inspect_err(say_once)?;
+    let ports = te_rdma::devices().inspect_err(say_once)?;
     let wanted = choose(&config.rdma.devices, &ports);
     for name in &wanted.missing {
         log::warn!("fabric rdma: {name:?} names no active port: see `snowskin doctor`, or `rdma link`");
@@ -31,7 +31,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause
         let device = format!("{}:{}", port.name, port.port);
         // Several rails cannot listen on one port.
         let listen = if config.rdma.port == 0 { 0 } else { config.rdma.port.saturating_add(nth) };
-        match provider::open(te_rdma::Config {
+        match RdmaTransport::open(te_rdma::Config {
             device: Some(port.name.clone()),
             port: Some(port.port),
             bind: SocketAddr::new(addr.ip(), listen),
@@ -114,7 +114,15 @@ mod tests {
     use super::*;
 
     fn port(name: &str, port: u8, active: bool) -> DeviceSummary {
-        DeviceSummary { name: name.into(), port, active, infiniband: false, numa_node: None, bits_per_s: 0 }
+        DeviceSummary {
+            name: name.into(),
+            port,
+            active,
+            state: if active { "ACTIVE" } else { "DOWN" }.into(),
+            infiniband: false,
+            numa_node: None,
+            bits_per_s: 0,
+        }
     }
 
     fn chosen(names: &[&str]) -> (Vec<String>, Vec<String>) {
@@ -148,15 +156,5 @@ mod tests {
         assert_eq!(chosen(&["mlx5_9", "rxe0:x", "rxe0:9", "rxe0"]), {
             (vec!["rxe0:1".into()], vec!["mlx5_9".into(), "rxe0:x".into(), "rxe0:9".into()])
         });
-    }
-}
-
-mod provider {
-    use super::*;
-    pub(super) fn devices() -> Result<Vec<DeviceSummary>, NoRdma> {
-        Err(NoRdma::NoDevice)
-    }
-    pub(super) fn open(_: te_rdma::Config) -> Result<crate::LocalTransport, te_rdma::OpenError> {
-        Err(te_rdma::OpenError::NoRdma(NoRdma::NoDevice))
     }
 }

@@ -110,6 +110,7 @@ impl<P: Payload> Transfer<P> {
             error: None,
             outcome,
             fence_needed: false,
+            crc32c: None,
         };
         Some(match self.shared.end.get() {
             None => status(Status::Pending, 0, Outcome::Unknown),

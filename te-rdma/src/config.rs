@@ -29,7 +29,7 @@ pub struct Config {
     pub advertise: Option<IpAddr>,
     /// Entry of the port's GID table. Default: chosen, RoCE v2 over IPv4 first, and proven by a loopback.
     pub gid_index: Option<u32>,
-    /// Time for the loopback proof of one GID at opening; 0 leaves the proof out. Default 500.
+    /// Time for the loopback proof of one GID at opening; 0 leaves the proof out. Default 2,000.
     pub proof_ms_max: u32,
     /// Queue pairs for our work to one peer; 1 to 16. Default 2.
     pub qps: u8,
@@ -108,7 +108,7 @@ impl Default for Config {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
             gid_index: None,
-            proof_ms_max: 500,
+            proof_ms_max: 2_000,
             qps: 2,
             qp_depth: 256,
             sges: 8,

@@ -16,7 +16,7 @@
 //!   │ post         cut, merge, doorbell      target   queue pairs for    │
 //!   │ complete     reap, blame, flush,         │      peers, keys for    │
 //!   │     │        send again                  │      the key, fences    │
-//!   │ reach        connect, keys, fence        │                         │
+//!   │ reach, ask   connect, keys, fence        │                         │
 //!   │     ├────────────────┬───────────────────┘                         │
 //!   │    link           channel        exchange: the side channel's      │
 //!   │  one queue pair   one socket     frames, byte by byte              │
@@ -110,6 +110,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod ask;
 mod channel;
 mod complete;
 mod config;

@@ -179,7 +179,8 @@ pub enum QpStep {
     Init(MrAccess),
     /// INIT to RTR to RTS: connected both ways.
     Connect(Path),
-    /// Any state to ERR: everything posted is flushed, and nothing that arrives is carried out any more.
+    /// Any state to ERR: everything posted is flushed, and what arrives is not carried out any more. A packet that is being
+    /// carried out at that moment may still be (soft-RoCE under load): only `destroy_qp` is a fence.
     Error,
 }
 
@@ -222,7 +223,8 @@ pub enum WcStatus {
     /// Our own fault: length, local key, our queue pair.
     Local,
     /// The peer refused: key, range or rights. No byte of this request was written, unless the peer ended the registration
-    /// while it arrived. Both queue pairs are in error (IBA 9.9.3.1; soft-RoCE tells the target nothing).
+    /// while it arrived. Both queue pairs are in error (IBA 9.9.3.1; not every device raises an
+    /// event at the target, soft-RoCE does not).
     RemoteAccess,
     /// The peer failed in carrying it out, or found it malformed.
     RemoteOperation,

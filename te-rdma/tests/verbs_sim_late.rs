@@ -112,3 +112,20 @@ fn an_answer_that_finds_the_port_down_is_asked_for_again() {
     assert_eq!(pair.a.mem.read(2_999, 2), [8, 0]);
     assert!(pair.fabric.counters().retried > 0);
 }
+
+#[test]
+fn only_a_destroyed_queue_pair_is_a_fence_where_devices_linger() {
+    for destroyed in [false, true] {
+        let mut pair = Pair::new(SimConfig::TIMED);
+        pair.fabric.linger_in_error(pair.b.verbs.id(), 2);
+        pair.a.mem.fill(1);
+        pair.write(1, 0, 5_000);
+        pair.b.verbs.modify_qp(pair.qb.handle, QpStep::Error).unwrap();
+        if destroyed {
+            pair.b.verbs.destroy_qp(pair.qb.handle).unwrap();
+        }
+        pair.fabric.run_until_idle();
+        let landed = if destroyed { 0 } else { 2 * 1_024 };
+        assert!(pair.b.mem.read(0, 5_000) == [vec![1; landed], vec![0; 5_000 - landed]].concat());
+    }
+}

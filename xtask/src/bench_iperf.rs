@@ -38,7 +38,7 @@ pub(crate) struct Args {
     congestion: String,
     /// Requests in a batch in the 1 MiB measurements over TCP: enough to fill the pipe, few enough to stay in the caches, as
     /// iperf3's one buffer does.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     depth: u32,
     /// Print one JSON object instead of tables.
     #[arg(long)]
@@ -131,8 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         takes_congestion || args.congestion == "cubic",
         "this snowskin has no `--congestion`: on one host it uses cubic"
     );
-    let bench =
-        Bench { host: &host, args, snowskin, takes_congestion, ticks_per_second: ticks_per_second(&host) };
+    let bench = Bench { host: &host, args, snowskin, takes_congestion };
 
     let measurements = measurements(args.depth);
     let mut samples: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
@@ -196,7 +195,6 @@ struct Bench<'a> {
     args: &'a Args,
     snowskin: PathBuf,
     takes_congestion: bool,
-    ticks_per_second: f64,
 }
 
 impl Bench<'_> {
@@ -209,41 +207,8 @@ impl Bench<'_> {
     }
 
     fn iperf(&self, reverse: bool) -> Result<Sample> {
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        let cpu_before = self.children_cpu_seconds()?;
-        let mut server = Cmd::new(&format!("iperf3 -s -1 -B 127.0.0.1 -p {port}"))
-            .command(&self.host.root)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("iperf3 does not start")?;
-        let mut client = Cmd::new(&format!(
-            "iperf3 -c 127.0.0.1 -p {port} -J -l 1M -P 1 -t {} -C {}",
-            self.args.seconds, self.args.congestion
-        ));
-        if reverse {
-            client = client.arg("-R");
-        }
-        let output = wait_for_listener(port, &mut server).and_then(|()| {
-            let output = client.command(&self.host.root).stdin(Stdio::null()).output()?;
-            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-        });
-        if output.is_err() {
-            // It may have ended by itself; what matters is that it is gone.
-            let _already_gone = server.kill();
-        }
-        server.wait()?;
-        let cpu_s = self.children_cpu_seconds()? - cpu_before;
-
-        let report: Value = serde_json::from_str(&output?).context("iperf3 gave no JSON")?;
-        if let Some(error) = report["error"].as_str() {
-            bail!("iperf3: {error}");
-        }
-        let received = &report["end"]["sum_received"];
-        let bytes = received["bytes"].as_f64().context("no bytes in iperf3's report")?;
-        let seconds = received["seconds"].as_f64().context("no seconds in iperf3's report")?;
-        Ok(Sample { gb_s: bytes / seconds / 1e9, p50_us: 0.0, cpu_s_per_gib: cpu_s / (bytes / GIB) })
+        let (gb_s, cpu_s_per_gib) = iperf(self.host, self.args.seconds, &self.args.congestion, reverse)?;
+        Ok(Sample { gb_s, p50_us: 0.0, cpu_s_per_gib })
     }
 
     fn ours(&self, fabric: &str, op: &str, block: &str, batch: u32) -> Result<Sample> {
@@ -266,18 +231,72 @@ impl Bench<'_> {
         let field = |name: &str| row[name].as_f64().with_context(|| format!("`{cmd}`: no field `{name}`"));
         Ok(Sample { gb_s: field("gb_s")?, p50_us: field("p50_us")?, cpu_s_per_gib: field("cpu_s_per_gib")? })
     }
-
-    /// CPU time of the processes that we started and waited for.
-    fn children_cpu_seconds(&self) -> Result<f64> {
-        let stat = fs::read_to_string("/proc/self/stat")?;
-        let ticks = children_ticks(&stat).context("/proc/self/stat has another shape")?;
-        Ok(ticks as f64 / self.ticks_per_second)
-    }
 }
 
-/// `cutime + cstime`: fields 16 and 17. Field 2, the program's name, may hold spaces; it ends at the last parenthesis.
-fn children_ticks(stat: &str) -> Option<u64> {
-    let mut after_name = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
+/// One stream of iperf3 between two processes of this host: 10^9 bytes a second, and CPU seconds for each GiB.
+///
+/// # Errors
+/// When it does not start, or says what it measured in another way than it used to.
+pub(crate) fn iperf(host: &Host, seconds: u32, congestion: &str, reverse: bool) -> Result<(f64, f64)> {
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let cpu_before = children_cpu_seconds(host)?;
+    let mut server = Cmd::new(&format!("iperf3 -s -1 -B 127.0.0.1 -p {port}"))
+        .command(&host.root)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("iperf3 does not start")?;
+    let mut client =
+        Cmd::new(&format!("iperf3 -c 127.0.0.1 -p {port} -J -l 1M -P 1 -t {seconds} -C {congestion}"));
+    if reverse {
+        client = client.arg("-R");
+    }
+    let output = wait_for_listener(port, &mut server, LISTEN_MS_MAX).and_then(|()| {
+        let output = client.command(&host.root).stdin(Stdio::null()).output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    if output.is_err() {
+        // It may have ended by itself; what matters is that it is gone.
+        let _already_gone = server.kill();
+    }
+    server.wait()?;
+    let cpu_s = children_cpu_seconds(host)? - cpu_before;
+
+    let report: Value = serde_json::from_str(&output?).context("iperf3 gave no JSON")?;
+    if let Some(error) = report["error"].as_str() {
+        bail!("iperf3: {error}");
+    }
+    let received = &report["end"]["sum_received"];
+    let bytes = received["bytes"].as_f64().context("no bytes in iperf3's report")?;
+    let seconds = received["seconds"].as_f64().context("no seconds in iperf3's report")?;
+    Ok((bytes / seconds / 1e9, cpu_s / (bytes / GIB)))
+}
+
+/// CPU time of the processes that we started and waited for.
+///
+/// # Errors
+/// When `/proc` has another shape.
+pub(crate) fn children_cpu_seconds(host: &Host) -> Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let ticks = ticks_at(&stat, 13).context("/proc/self/stat has another shape")?;
+    Ok(ticks as f64 / ticks_per_second(host))
+}
+
+/// CPU time that a process has used.
+///
+/// # Errors
+/// When it is gone.
+pub(crate) fn cpu_seconds_of(host: &Host, process: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let ticks = ticks_at(&stat, 11).context("/proc/PID/stat has another shape")?;
+    Ok(ticks as f64 / ticks_per_second(host))
+}
+
+/// `utime + stime`, the fields 14 and 15 (`at` is 11), or `cutime + cstime`, 16 and 17 (13). Field 2, the program's name, may
+/// hold spaces; it ends at the last parenthesis.
+fn ticks_at(stat: &str, at: usize) -> Option<u64> {
+    let mut after_name = stat.rsplit_once(')')?.1.split_whitespace().skip(at);
     let user: u64 = after_name.next()?.parse().ok()?;
     let system: u64 = after_name.next()?.parse().ok()?;
     Some(user + system)
@@ -289,19 +308,25 @@ fn ticks_per_second(host: &Host) -> f64 {
 }
 
 /// Waits until somebody listens on `port`, by the kernel's table: connecting would use up a server that serves once.
-fn wait_for_listener(port: u16, server: &mut Child) -> Result<()> {
+///
+/// # Errors
+/// When it ended, or does not listen in time.
+pub(crate) fn wait_for_listener(port: u16, server: &mut Child, listen_ms_max: u64) -> Result<()> {
     let local = format!(":{port:04X} 00000000:0000 0A");
+    let local_v6 = format!(":{port:04X} {:032}:0000 0A", 0);
     let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(LISTEN_MS_MAX) {
+    while began.elapsed() < Duration::from_millis(listen_ms_max) {
         if let Some(status) = server.try_wait()? {
-            bail!("the iperf3 server ended at once: {status}");
+            bail!("the server ended at once: {status}");
         }
-        if fs::read_to_string("/proc/net/tcp")?.contains(&local) {
+        let tables =
+            ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| fs::read_to_string(table).unwrap_or_default());
+        if tables[0].contains(&local) || tables[1].contains(&local_v6) {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    bail!("the iperf3 server does not listen")
+    bail!("the server does not listen")
 }
 
 /// One thread copying 1 MiB blocks from one buffer to another.
@@ -414,8 +439,9 @@ mod tests {
     #[test]
     fn the_cpu_time_of_children_is_read_behind_a_name_with_spaces() {
         let stat = "42 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 20 0";
-        assert_eq!(children_ticks(stat), Some(13 + 14));
-        assert_eq!(children_ticks("nothing"), None);
+        assert_eq!(ticks_at(stat, 11), Some(11 + 12));
+        assert_eq!(ticks_at(stat, 13), Some(13 + 14));
+        assert_eq!(ticks_at("nothing", 13), None);
     }
 
     #[test]

@@ -24,6 +24,12 @@ impl Cmd {
         self
     }
 
+    /// Adds the words in `line`, split at spaces.
+    pub(crate) fn words(mut self, line: &str) -> Self {
+        self.words.extend(line.split_whitespace().map(str::to_owned));
+        self
+    }
+
     /// Adds one variable.
     pub(crate) fn env(mut self, key: &str, value: impl Into<String>) -> Self {
         self.env.push((key.to_owned(), value.into()));

@@ -62,6 +62,12 @@ fn in_lab(args: &Args, host: &Host) -> Result<()> {
     }
     lab::prepare(&args.setup)?;
     let program = build(host)?;
+    // A filter that is mistyped shows here, and not after a minute of booting.
+    let list =
+        args.runner.iter().fold(Cmd::default().arg(program.display().to_string()), |cmd, word| cmd.arg(word));
+    list.arg("--list")
+        .stdout(&host.root)
+        .context("the test runner does not take these arguments; see `-- --help`")?;
     let suites = build_suites(host)?;
     let mut failed = Vec::new();
     for profile in &profiles {

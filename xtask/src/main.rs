@@ -8,11 +8,13 @@
 //! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
+//! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench_iperf;
 mod bindgen;
+mod bench_peers;
 mod ci;
 mod cmd;
 mod fuzz;
@@ -49,6 +51,8 @@ enum Task {
     HwTest(hw_test::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
+    /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
+    BenchPeers(bench_peers::Args),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Task::Lab(args) => lab::run(&args),
         Task::HwTest(args) => hw_test::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
+        Task::BenchPeers(args) => bench_peers::run(&args),
     };
     match run {
         Ok(()) => ExitCode::SUCCESS,

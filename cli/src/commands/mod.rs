@@ -1,5 +1,6 @@
 //! One file a command, and what several of them share.
 
+pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod doctor;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Rm(args) => rm::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
         Command::Topology(args) => topology::run(args),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::{Client, ClientConfig, ErrorCode, PutOptions};
+use store_core::message::{Pin, Retention};
 
 use crate::args::Global;
 use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
@@ -19,7 +20,9 @@ use crate::{Outcome, fail, output};
 const AFTER_HELP: &str = "Examples:
   snowskin put greeting hello.txt
   echo hello | snowskin put greeting
-  snowskin put model/layer0 layer0.bin --replicas 2 --replace";
+  snowskin put model/layer0 layer0.bin --replicas 2 --replace
+  snowskin put system-prompt prompt.kv --hard-pin
+  snowskin put chat/7/0 block.kv --group chat/7 --ttl-ms 600000";
 
 /// Store a file, or stdin, under a key
 ///
@@ -35,6 +38,18 @@ pub(crate) struct Args {
     /// Copies to keep, each on another segment; fewer when there are not as many.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
+    /// Spare it from eviction as long as there is anything else to evict, and somebody reads it now and then.
+    #[arg(long, conflicts_with = "hard_pin")]
+    soft_pin: bool,
+    /// Never evict it.
+    #[arg(long)]
+    hard_pin: bool,
+    /// Forget it after this time, milliseconds.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    ttl_ms: Option<u32>,
+    /// Evict it together with all others of this group, or not at all; any name.
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
     /// Remove what is stored under the key first.
     #[arg(long)]
     replace: bool,
@@ -65,7 +80,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if args.replace {
         client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
     }
-    let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
+    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
     match client.put(args.key.as_bytes(), &value, &options) {
         Ok(true) => {}
         Ok(false) => {
@@ -88,6 +103,22 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     Ok(Exit::Ok)
 }
 
+fn retention(args: &Args) -> Retention {
+    let pin = match (args.soft_pin, args.hard_pin) {
+        (_, true) => Pin::Hard,
+        (true, false) => Pin::Soft,
+        (false, false) => Pin::None,
+    };
+    Retention { pin, ttl_ms: args.ttl_ms, group: args.group.as_deref().map(group_number) }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll and Vo): any program can compute it for the same name.
+fn group_number(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
     let limit = available_memory().unwrap_or(u64::MAX) / 2;
     let mut value = Vec::new();
@@ -107,4 +138,16 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
         return fail(Failure::usage(format!("{name} is empty; an object has one byte at least")));
     }
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_groups_number_is_fnv_1a_of_its_name() {
+        // From the authors' list of test vectors.
+        assert_eq!(group_number(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(group_number("foobar"), 0x8594_4171_f739_67e8);
+    }
 }

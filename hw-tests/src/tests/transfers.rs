@@ -1,19 +1,27 @@
 //! The engine between two machines.
 
+use super::verbs::packets;
 use crate::content::{fill, first_difference};
-use crate::helper::engine_config;
+use crate::engines;
 use crate::host::{Host, Need};
-use crate::load::Ends;
+use crate::load::{Ends, rail_bytes};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::time::{Duration, Instant};
 use te_engine::{Access, Op, TransferEngine, TransferRequest};
 
-pub(super) const TESTS: &[Test] = &[Test {
-    name: "the_engine_writes_and_reads_back_64_mib_over_tcp",
-    needs: &[Need::Rdma, Need::Peer],
-    run: |host| write_and_read_back(host, "tcp").map(drop),
-}];
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "the_engine_writes_and_reads_back_64_mib_over_tcp",
+        needs: &[Need::Rdma, Need::Peer],
+        run: |host| write_and_read_back(host, "tcp").map(drop),
+    },
+    Test {
+        name: "the_engine_writes_and_reads_back_64_mib_over_every_rail_and_the_devices_count_them",
+        needs: &[Need::Rails(2), Need::Peer],
+        run: over_every_rail,
+    },
+];
 
 /// Bytes that cross each way.
 const BYTES: u64 = 64 << 20;
@@ -24,14 +32,49 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The target's control port.
 const PORT: u16 = 17077;
 
-/// Addresses of the first pair of rails.
+/// How the engines of two machines find each other: over TCP on the first pair of rails; for RDMA the control ports and side
+/// channels are on the management network, apart from what a test may break.
 pub(super) fn ends(host: &Host, fabric: &'static str) -> Result<Ends> {
+    let socket = |address, port| std::net::SocketAddr::new(address, port).to_string();
+    if fabric.starts_with("rdma") {
+        let (ours, theirs) = host.peer()?.management();
+        let transfer_max = Duration::from_secs(15);
+        return Ok(Ends { fabric, ours: socket(ours, 0), theirs: socket(theirs, PORT), transfer_max });
+    }
     let joined = host.joined_rails()?;
     let (ours, theirs) = joined.first().context("no rail is joined to one of the peer's")?;
     let (_, ours) = ours.address().context("our rail has no address")?;
     let (_, theirs) = theirs.address().context("the peer's rail has no address")?;
-    let socket = |address, port| std::net::SocketAddr::new(address, port).to_string();
-    Ok(Ends { fabric, ours: socket(ours, 0), theirs: socket(theirs, PORT) })
+    let transfer_max = Duration::from_secs(2);
+    Ok(Ends { fabric, ours: socket(ours, 0), theirs: socket(theirs, PORT), transfer_max })
+}
+
+/// What our counters say went over a rail, its device's counters must say, too.
+fn over_every_rail(host: &Host) -> Result<()> {
+    let rails: Vec<_> = host.joined_rails()?.into_iter().map(|(ours, _)| ours).collect();
+    let before: Vec<_> = rails.iter().map(packets).collect();
+    let engine = write_and_read_back(host, "rdma")?;
+    let moved = rail_bytes(&engine);
+    for (rail, before) in rails.iter().zip(before) {
+        let name = format!("{}:{}", rail.device, rail.port);
+        let bytes = moved.iter().find(|(device, _)| *device == name).map_or(0, |(_, bytes)| *bytes);
+        let share = bytes as f64 / (2 * BYTES) as f64;
+        println!("    {}{name}: {} MiB, {:.0} % of all", host.label(), bytes >> 20, share * 100.0);
+        ensure!(share >= 0.1, "{name} moved {bytes} bytes: rails that are alike share the work");
+        if let (Some(before), Some(after)) = (before, packets(rail)) {
+            // A packet carries at most 4096 bytes; the rest are acknowledgements, requests and repetitions.
+            let (counted, least) = (after.0 - before.0 + after.1 - before.1, bytes / 4096);
+            ensure!(
+                counted >= least,
+                "{name}: the device counts {counted} packets, {bytes} bytes need {least}"
+            );
+            println!(
+                "    {}{name}: the device counts {counted} packets, the bytes need {least}",
+                host.label()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Writes, lets the target's owner look, reads back and compares. Gives the engine that did it, for its counters.
@@ -44,7 +87,7 @@ fn write_and_read_back(host: &Host, fabric: &'static str) -> Result<TransferEngi
     let ["ready", name, addr] = words[..] else { bail!("the target says `{ready}`") };
     let addr: u64 = addr.parse()?;
 
-    let engine = TransferEngine::start(engine_config(fabric, &ends.ours)?)?;
+    let engine = engines::start(fabric, &ends.ours)?;
     let local = engine.alloc_shared(BYTES as usize, Access::LOCAL)?;
     let segment = engine.open_segment(name)?;
     let requests = |op| -> Vec<TransferRequest> {

@@ -4,21 +4,13 @@
     reason = "registered memory is reached by address; the contract is that of Client::register"
 )]
 
-mod crc;
+use te_engine::{MemSpan, crc32c_at};
 
-use te_engine::MemSpan;
-
-/// CRC-32C of `bytes`, appended to that of what came before.
-pub(crate) fn checksum(so_far: u32, bytes: &[u8]) -> u32 {
-    // SAFETY: a slice is readable over its length.
-    unsafe { crc::append(so_far, bytes.as_ptr(), bytes.len()) }
-}
-
-/// The same of registered memory, read where it lies and never borrowed: a fabric may be writing it (L7), and then the
+/// CRC-32C of registered memory, appended to that of what came before. It is read where it lies and never borrowed: a fabric may be writing it (L7), and then the
 /// checksum is one of a mix and does not fit. `None` when the bytes do not lie inside.
 pub(crate) fn checksum_span(so_far: u32, span: MemSpan, offset: u64, len: u64) -> Option<u32> {
     let part = span.part(offset, len).ok()?;
     // SAFETY: `span` is registered: the engine's own, which is held, or one whose owner promised in `Client::register`
     // that it stays mapped and readable until it is unregistered, when the table that it came from forgets it.
-    Some(unsafe { crc::append(so_far, part.as_ptr(), part.len()) })
+    Some(unsafe { crc32c_at(so_far, part.as_ptr(), part.len()) })
 }

@@ -44,6 +44,7 @@ pub(crate) use nodes::{List, Nodes};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
+// The wire carries the number of a variant: append.
 pub enum EvictionPolicy {
     /// The least recently read of those that were read again, or the least recently written of the others, whichever is
     /// older when an object that nobody has read again ages three times as fast. Made for prefixes. The default.

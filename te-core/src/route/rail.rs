@@ -40,6 +40,15 @@ pub(super) struct Rail {
     slowdowns: u32,
 }
 
+/// How long it takes: of one slice, or smoothed. In the order of what a byte takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Figures {
+    /// Nanoseconds a byte, times 2^16.
+    pub(super) ns_per_byte_q16: u64,
+    /// Nanoseconds a slice.
+    pub(super) slice_ns: u64,
+}
+
 const _: () = assert!(size_of::<Rail>() == 128);
 
 /// Slices after which a rail's figures are good enough to compare others with.
@@ -153,16 +162,20 @@ impl Rail {
         !self.slow && self.paused_until.is_none() && self.slices_ended >= KNOWN_SLICES
     }
 
-    /// Decides whether it is slow, beside the best of its group, after a slice that took `nanos`, `sample` a byte.
+    /// What it is compared by.
+    pub(super) fn figures(&self) -> Figures {
+        Figures { ns_per_byte_q16: self.ns_per_byte_q16, slice_ns: self.slice_ns }
+    }
+
+    /// Decides whether it is slow, beside the best of its group, after a slice with these `figures`.
     ///
     /// A rail with one small slice in flight takes long for a byte because of its latency, not because it is slow. It ends
     /// that slice sooner than a busy rail does, though, and the route gives it more until all take about as long. So a slice
     /// speaks against its rail when its bytes took several times as long, and itself not much less.
     pub(super) fn judge(
         &mut self,
-        best: Option<&Self>,
-        sample: u64,
-        nanos: u64,
+        best: Option<Figures>,
+        figures: Figures,
         now: Instant,
         config: &HealthConfig,
     ) {
@@ -170,6 +183,7 @@ impl Rail {
             (self.slow, self.slow_signs) = (false, 0);
             return;
         };
+        let (sample, nanos) = (figures.ns_per_byte_q16, figures.slice_ns);
         let limit = best.ns_per_byte_q16.saturating_mul(u64::from(config.slow_factor));
         let slow_now = sample > limit
             && if self.slow {

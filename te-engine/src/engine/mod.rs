@@ -29,6 +29,7 @@ use crate::descriptor::Published;
 use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::sums::{self, Note};
 use crate::sys::park;
 use crate::tiers::Tiers;
 use crate::topology::Affinity;
@@ -36,6 +37,7 @@ pub(crate) use control::{notify, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
+#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
 pub use rails::Rail;
 #[cfg(feature = "rdma")]
 pub(crate) use rails::advertised;
@@ -70,6 +72,9 @@ pub struct Engine {
     leaving: Vec<SegmentId>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
+    /// Whether rails that can tell the checksums of what they read, and what they told in the last poll.
+    checksum_reads: bool,
+    notes: Vec<Note>,
     /// What has ended, for a worker that tells others. `None`: nobody asks.
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
@@ -97,6 +102,8 @@ pub(crate) enum Ended {
 struct Row {
     /// Its requests' regions and segments, to count out at the end.
     uses: Vec<(RegionId, SegmentHandle)>,
+    /// CRC-32C of those of its requests whose rail told it.
+    sums: Vec<(u16, u32)>,
     deadline: Option<Instant>,
     /// Cancelled; gives up on draining then.
     drain_until: Option<Instant>,
@@ -163,6 +170,8 @@ impl Engine {
             fences: Fences::default(),
             leaving: Vec::new(),
             next_deadline: None,
+            checksum_reads: false,
+            notes: Vec::new(),
             ended: None,
             published,
             inbox,
@@ -229,6 +238,7 @@ impl Engine {
         let handle = result?;
         let row = &mut self.rows[handle.index()];
         row.uses.clear();
+        row.sums.clear();
         row.bytes = 0;
         for (core, request) in self.checked.iter().zip(requests) {
             row.uses.push((core.local.0, request.segment));
@@ -349,7 +359,9 @@ impl Engine {
             _ => None,
         };
         let error = task.error.or(kind.map(Error::new));
-        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed })
+        let sum = row.sums.iter().find(|&&(request, _)| usize::from(request) == index);
+        let crc32c = sum.map(|&(_, sum)| sum).filter(|_| status == Status::Completed);
+        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed, crc32c })
     }
 
     /// Polls until a batch has ended, at most `timeout`, parking when there is nothing to do.
@@ -365,6 +377,13 @@ impl Engine {
         self.poll_until(until, |engine| {
             if engine.is_done(batch)? { verdict(engine.report(batch)?).map(Some) } else { Ok(None) }
         })
+    }
+
+    /// Asks rails that copy for the CRC-32C of what they read, as they go. [`request_status`](Self::request_status) tells it
+    /// of requests that travelled as one slice; of others, and over other rails, it tells none, and the caller sums for
+    /// itself. Polls alone that come after this call count.
+    pub const fn checksum_reads(&mut self, wanted: bool) {
+        self.checksum_reads = wanted;
     }
 
     /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
@@ -502,9 +521,16 @@ impl Engine {
 
     /// Takes up to `GO` completions.
     fn reap(&mut self, now: Instant) -> usize {
-        let count = self.rails.poll(now, &mut self.completions[..]);
+        let Self { rails, completions, notes, .. } = self;
+        let count = match self.checksum_reads {
+            true => sums::noting(notes, || rails.poll(now, &mut completions[..])),
+            false => rails.poll(now, &mut completions[..]),
+        };
         for index in 0..count {
             let completion = self.completions[index];
+            if !self.notes.is_empty() {
+                self.keep_sum(&completion);
+            }
             if Fences::is_fence(&completion) {
                 if let Some(fence) = self.fences.complete(&completion) {
                     self.end_fence(fence);
@@ -514,6 +540,20 @@ impl Engine {
             }
         }
         count
+    }
+
+    /// Keeps what a rail told about a request that was one slice.
+    fn keep_sum(&mut self, completion: &Completion) {
+        if completion.result.is_err() || Fences::is_fence(completion) {
+            return;
+        }
+        let Some((batch, index, request)) = self.batches.find(completion.token) else { return };
+        let brought = |note: &&Note| {
+            (note.region, note.offset, note.len) == (request.local.0, request.local.1, request.len)
+        };
+        if let (Op::Read, Some(note)) = (request.op, self.notes.iter().rfind(brought)) {
+            self.rows[batch.index()].sums.push((index, note.crc32c));
+        }
     }
 
     /// Checks requests and puts them into `out`, in the rails' terms; gives where to cut them.

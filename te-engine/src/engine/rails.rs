@@ -29,6 +29,7 @@ const TCP: u8 = 3;
 type Cause = Box<dyn StdError + Send + Sync>;
 
 /// One rail, before it is one of many.
+#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
 pub struct Rail {
     /// Device and port, for people: `mlx5_0:1`. Empty where its fabric has only one.
     pub device: String,

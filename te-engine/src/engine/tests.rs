@@ -177,3 +177,30 @@ fn what_has_ended_before_its_time_was_up_is_not_late() {
     assert_eq!(engine.status(batch), Ok(Status::Completed));
     assert_eq!((quarantined(&engine), engine.stats().batches_timed_out), ((0, 0), 0));
 }
+
+#[test]
+fn a_read_that_was_copied_in_one_slice_comes_with_its_checksum_once_asked_for() {
+    let config = Config { fabrics: crate::Fabrics::LOCAL, ..Config::default() };
+    let mut engine = Engine::start(config).unwrap();
+    let there = engine.alloc_shared(1 << 20, Access::all()).unwrap();
+    let here = engine.alloc_shared(1 << 20, Access::LOCAL).unwrap();
+    let bytes: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+    there.write(0, &bytes).unwrap();
+    let name = engine.name().to_owned();
+    let segment = engine.open_segment(&name).unwrap();
+    let remote_addr = engine.segment_regions(segment).unwrap()[0].addr;
+    let mut sum_of = |op, len| {
+        let local = crate::LocalAddr::Region(here.id(), 0);
+        let batch = engine.submit(&[TransferRequest { op, local, segment, remote_addr, len }], None).unwrap();
+        engine.wait(batch, None).unwrap();
+        let sum = engine.request_status(batch, 0).unwrap().crc32c;
+        engine.free(batch).unwrap();
+        engine.checksum_reads(true);
+        sum
+    };
+    assert_eq!(sum_of(Op::Read, 50_000), None, "nobody has asked");
+    assert_eq!(sum_of(Op::Read, 50_000), Some(crc32c::crc32c(&bytes[..50_000])));
+    assert_eq!(sum_of(Op::Write, 50_000), None, "what is written is not summed");
+    assert_eq!(sum_of(Op::Read, 1 << 20), None, "more than one slice");
+    assert_eq!(sum_of(Op::Read, 17), Some(crc32c::crc32c(&bytes[..17])), "nothing of an earlier one is left");
+}

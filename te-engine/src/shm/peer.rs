@@ -12,7 +12,8 @@ use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::owner::send;
 use super::{Tag, socket_name, watch};
 use crate::copier::{Copied, rights};
-use crate::sys::{Ledger, Mapping, SeqSocket, Use, copy};
+use crate::sums::{self, Note};
+use crate::sys::{Ledger, Mapping, SeqSocket, Use, copy, copy_summed};
 
 /// Owners whose memory we map at a time.
 const HOSTS_MAX: usize = 1024;
@@ -135,6 +136,8 @@ impl Peers {
         };
         let (local, remote, len) = (local.window(), lease.window(), u64::from(slice.len));
         let copied = match slice.op {
+            Op::Read if sums::wanted() => copy_summed(remote, slice.remote.1, local, slice.local.1, len)
+                .map(|crc32c| sums::note(Note { region: slice.local.0, offset: slice.local.1, len, crc32c })),
             Op::Read => copy(remote, slice.remote.1, local, slice.local.1, len),
             Op::Write => copy(local, slice.local.1, remote, slice.remote.1, len),
         };

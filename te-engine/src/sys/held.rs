@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use te_core::{Error, ErrorKind, MemSpan};
 
+use super::crc;
+
 /// Set once the registration is ending: nobody enters any more.
 const REVOKED: u64 = 1 << 63;
 
@@ -107,6 +109,30 @@ pub(crate) fn copy(
     Ok(())
 }
 
+/// As [`copy`], and gives the CRC-32C of what was written.
+///
+/// # Errors
+/// As [`copy`].
+pub(crate) fn copy_summed(
+    from: Window<'_>,
+    from_at: u64,
+    to: Window<'_>,
+    to_at: u64,
+    len: u64,
+) -> Result<u32, Error> {
+    let (source, place) = (from.at(from_at, len)?, to.at(to_at, len)?);
+    if source.addr().abs_diff(place.addr()) < len as usize {
+        copy(from, from_at, to, to_at, len)?;
+        // SAFETY: the range lies inside its window (the contract of `Window::new`).
+        return Ok(unsafe { crc::crc32c_at(0, place, len as usize) });
+    }
+    if !to.writable {
+        return Err(Error::new(ErrorKind::AccessDenied));
+    }
+    // SAFETY: as in `copy`; the ranges do not overlap.
+    Ok(unsafe { crc::copy(source, place, len as usize) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +167,23 @@ mod tests {
             }
         }
         assert_eq!(b, [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_summed_copy_obeys_the_same_rules_and_sums_what_it_wrote() {
+        let mut bytes = *b"123456789..........";
+        {
+            let held = held(&mut bytes);
+            let inside = held.enter().unwrap();
+            let window = inside.window();
+            assert_eq!(copy_summed(window, 0, window, 10, 9).unwrap(), 0xe306_9283, "RFC 3720's check value");
+            assert_eq!(copy_summed(window, 10, window, 9, 9).unwrap(), 0xe306_9283, "overlapping");
+            assert_eq!(copy_summed(window, 0, window, 11, 9).unwrap_err().kind, ErrorKind::OutOfRange);
+            // SAFETY: as `held`; and read-only, which is what is tried.
+            let read_only = unsafe { Window::new(held.span().as_ptr(), 4, false) };
+            let error = copy_summed(window, 8, read_only, 0, 4).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::AccessDenied);
+        }
+        assert_eq!(&bytes[9..18], b"123456789");
     }
 }

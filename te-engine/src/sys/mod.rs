@@ -8,12 +8,14 @@
     reason = "raw memory, descriptors from the kernel; the contracts are in this module's header"
 )]
 
+mod crc;
 mod held;
 mod memory;
 mod park;
 mod socket;
 
-pub(crate) use held::{HeldSpan, Use, copy};
+pub use crc::{crc32c_at, crc32c_joined, crc32c_of};
+pub(crate) use held::{HeldSpan, Use, copy, copy_summed};
 pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use park::park;
 pub(crate) use socket::{SeqSocket, own_uid};

@@ -188,6 +188,12 @@ impl SimFabric {
         self.lock().devices[port.0].faults.refusal = Some((refusal, count)).filter(|_| count != 0);
     }
 
+    /// The next `count` packets that reach queue pairs of `port` in error are carried out all the same, as devices may do with
+    /// what they have in their hands when a queue pair is put in error. Queue pairs that are destroyed take nothing.
+    pub fn linger_in_error(&self, port: PortId, count: u32) {
+        self.lock().devices[port.0].faults.lingering = count;
+    }
+
     /// After `after` more good completions on `port`, one that went well is reported with `status` instead; its queue pair
     /// is in error.
     pub fn corrupt_status(&self, port: PortId, after: u32, status: WcStatus) {

@@ -140,6 +140,19 @@ impl World {
         self.is_up(to) && !self.links[from][to].down
     }
 
+    /// Whether a queue pair carries packets out.
+    fn is_open(&mut self, qp: usize) -> bool {
+        let lingering = &mut self.devices[self.ends[qp].device].faults.lingering;
+        match self.ends[qp].state {
+            State::Ready => true,
+            State::Error if *lingering > 0 => {
+                *lingering -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn is_up(&self, device: usize) -> bool {
         self.devices[device].alive && self.devices[device].active
     }
@@ -481,9 +494,7 @@ impl World {
         let mut ack = None;
         while self.senders[qp].requests.front().is_some_and(|packet| packet.due <= self.now) {
             let Some(mut request) = self.senders[qp].requests.pop_front() else { break };
-            let peer = self
-                .peer_of(qp)
-                .filter(|&peer| self.ends[peer].state == State::Ready && self.gets_in(qp, peer));
+            let peer = self.peer_of(qp).filter(|&peer| self.gets_in(qp, peer) && self.is_open(peer));
             match peer {
                 None => self.counters.lost += 1,
                 // A connected queue pair takes packets from its own peer alone.

@@ -69,6 +69,8 @@ pub(super) struct Faults {
     pub(super) qp_steps: Option<(i32, u32)>,
     /// Requests that arrive and are turned away.
     pub(super) refusal: Option<(Refusal, u32)>,
+    /// Packets that are carried out although their queue pair is in error.
+    pub(super) lingering: u32,
     /// After so many good completions, one with this status.
     pub(super) status: Option<(u32, WcStatus)>,
 }

@@ -22,9 +22,10 @@ use crate::{Outcome, fail, output, sys};
 const AFTER_HELP: &str =
     "One client, one operation at a time, straight from and into registered memory; what is read is
 checked against its checksum. get reads one object at random of those stored before, batch-get
---batch of them, put stores new ones (when the pool is full, old ones are evicted, which is part of
-the time). Latency is that of one call; CPU time that of client, master and nodes (with --master, of
-this process alone).
+--batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which
+is part of the time). With --plain objects come from and go to ordinary memory, which costs a copy.
+Latency is that of one call; CPU time that of client, master and nodes (with --master, of this
+process alone).
 
 Examples:
   snowskin bench store
@@ -44,7 +45,7 @@ pub(super) struct Args {
     /// What to do.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [What::Put, What::Get, What::BatchGet], value_name = "OP,…")]
     op: Vec<What>,
-    /// Objects in one batch-get.
+    /// Objects in one batch-get or batch-put.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
     /// How bytes travel.
@@ -62,6 +63,9 @@ pub(super) struct Args {
     /// Seconds for each combination.
     #[arg(long, default_value_t = 2.0, value_name = "S")]
     duration: f64,
+    /// Put from and get into ordinary memory, not registered memory.
+    #[arg(long)]
+    plain: bool,
     /// Use this store instead of one started for the purpose. Objects that begin with `bench/` are left behind.
     #[arg(long, value_name = "HOST:PORT")]
     master: Option<String>,
@@ -83,6 +87,18 @@ enum What {
     Get,
     /// Read --batch of them in one call
     BatchGet,
+    /// Store --batch new objects in one call
+    BatchPut,
+}
+
+impl What {
+    fn is_put(self) -> bool {
+        matches!(self, Self::Put | Self::BatchPut)
+    }
+
+    fn is_batch(self) -> bool {
+        matches!(self, Self::BatchGet | Self::BatchPut)
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -90,6 +106,7 @@ struct Row {
     op: What,
     value: u64,
     batch: u32,
+    plain: bool,
     fabric: &'static str,
     ops_s: f64,
     gb_s: f64,
@@ -232,12 +249,13 @@ struct Bench {
     /// Objects there are to read: their length and numbers.
     stored: Option<(u64, std::ops::Range<u64>)>,
     scratch: Vec<u8>,
+    plain: bool,
 }
 
 impl Bench {
     fn new(mut client: Client, args: &Args) -> anyhow::Result<Self> {
         let value = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
-        let batch = if args.op.contains(&What::BatchGet) { u64::from(args.batch) } else { FILL_BATCH };
+        let batch = if args.op.iter().any(|op| op.is_batch()) { u64::from(args.batch) } else { FILL_BATCH };
         let buffer =
             client.alloc(usize::try_from(value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value))?)?;
         super::target::touch(&buffer)?;
@@ -252,6 +270,7 @@ impl Bench {
             next,
             stored: None,
             scratch: vec![0; usize::try_from(value)?],
+            plain: args.plain,
         })
     }
 
@@ -262,15 +281,12 @@ impl Bench {
         value: u64,
         mut cluster: Option<&mut Cluster>,
     ) -> anyhow::Result<Row> {
-        let batch = match op {
-            What::BatchGet => u64::from(args.batch).min(self.buffer.len() as u64 / value).max(1),
-            What::Put | What::Get => 1,
+        let batch = match op.is_batch() {
+            true => u64::from(args.batch).min(self.buffer.len() as u64 / value).max(1),
+            false => 1,
         };
         let first = self.next;
-        let stored = match op {
-            What::Put => 0..0,
-            What::Get | What::BatchGet => self.readable(args, value)?,
-        };
+        let stored = if op.is_put() { 0..0 } else { self.readable(args, value)? };
         let mut run = Run { op, value, batch, stored, random: 1, misses: 0, latency: Histogram::new() };
         let duration = Duration::from_secs_f64(args.duration);
         self.run(&mut run, WARM_UP.min(duration), args.verify)?;
@@ -282,7 +298,7 @@ impl Bench {
         let before = (Instant::now(), cpu());
         self.run(&mut run, duration, args.verify)?;
         let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
-        if op == What::Put {
+        if op.is_put() {
             self.remove(first..self.next)?;
         }
         let calls = run.latency.count();
@@ -292,6 +308,7 @@ impl Bench {
             op,
             value,
             batch: batch as u32,
+            plain: args.plain,
             fabric: args.fabric.name(),
             ops_s: rounded(calls as f64 / seconds),
             gb_s: rounded(bytes as f64 / seconds / 1e9),
@@ -353,19 +370,45 @@ impl Bench {
         Ok(first..end)
     }
 
-    fn put_one(&mut self, value: u64, filled: bool) -> anyhow::Result<Duration> {
+    /// Stores the next `batch` objects in one call.
+    fn put(&mut self, value: u64, batch: u64, filled: bool) -> anyhow::Result<Duration> {
+        let numbers = self.next..self.next + batch;
         if filled {
-            let block = &mut self.scratch[..value as usize];
-            self.content.fill(self.next, block);
-            self.buffer.write(0, block)?;
+            for (slot, number) in numbers.clone().enumerate() {
+                let block = &mut self.scratch[..value as usize];
+                self.content.fill(number, block);
+                self.buffer.write(slot as u64 * value, block)?;
+            }
         }
-        let key = key_of(self.next);
-        let range = BufferRange::part(&self.buffer, 0, value);
-        let started = Instant::now();
-        let stored = self.client.put_from(&key, range, &self.options)?;
-        let elapsed = started.elapsed();
-        anyhow::ensure!(stored, "an object of an earlier run has the same key: run again");
-        self.next += 1;
+        let keys: Vec<_> = numbers.clone().map(key_of).collect();
+        let (stored, elapsed) = if self.plain {
+            // One value for all of them, unless they are compared later.
+            let values: Vec<Vec<u8>> = (0..if filled { batch } else { 1 })
+                .map(|slot| {
+                    let mut bytes = vec![0; value as usize];
+                    self.buffer.read(slot * value, &mut bytes).map(|()| bytes)
+                })
+                .collect::<Result<_, _>>()?;
+            let value_of = |slot: usize| &values[slot % values.len()][..];
+            let items: Vec<_> =
+                keys.iter().enumerate().map(|(slot, key)| (&key[..], value_of(slot))).collect();
+            let started = Instant::now();
+            (self.client.batch_put(&items, &self.options), started.elapsed())
+        } else {
+            let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * value, value);
+            let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
+            let started = Instant::now();
+            (self.client.batch_put_from(&items, &self.options), started.elapsed())
+        };
+        for stored in stored {
+            match stored {
+                Err(ErrorCode::ObjectAlreadyExists) => {
+                    anyhow::bail!("an object of an earlier run has the same key: run again")
+                }
+                stored => stored?,
+            }
+        }
+        self.next = numbers.end;
         Ok(elapsed)
     }
 
@@ -374,7 +417,7 @@ impl Bench {
         let mut numbers = Vec::new();
         while Instant::now() < end && sys::interrupted().is_none() {
             let elapsed = match run.op {
-                What::Put => self.put_one(run.value, verify)?,
+                What::Put | What::BatchPut => self.put(run.value, run.batch, verify)?,
                 What::Get | What::BatchGet => self.read(run, &mut numbers, verify)?,
             };
             run.latency.record(elapsed);
@@ -389,6 +432,9 @@ impl Bench {
             numbers.push(run.stored.start + mix(run.random) % (run.stored.end - run.stored.start));
         }
         let keys: Vec<_> = numbers.iter().map(|&number| key_of(number)).collect();
+        if self.plain {
+            return self.read_plain(run, &keys, numbers, verify);
+        }
         let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * run.value, run.value);
         let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
         let started = Instant::now();
@@ -396,7 +442,11 @@ impl Bench {
         let elapsed = started.elapsed();
         for (slot, (result, &number)) in results.into_iter().zip(numbers.iter()).enumerate() {
             match result {
-                Ok(Some(_)) if verify => self.compare(slot, number, run.value)?,
+                Ok(Some(_)) if verify => {
+                    let block = &mut self.scratch[..run.value as usize];
+                    self.buffer.read(slot as u64 * run.value, block)?;
+                    compare(&self.content, number, block)?;
+                }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
                 Err(code) => return Err(code.into()),
@@ -405,18 +455,39 @@ impl Bench {
         Ok(elapsed)
     }
 
-    fn compare(&mut self, slot: usize, number: u64, value: u64) -> anyhow::Result<()> {
-        let block = &mut self.scratch[..value as usize];
-        self.buffer.read(slot as u64 * value, block)?;
-        match self.content.verify(number, block) {
-            Ok(()) => Ok(()),
-            Err(wrong) => {
-                let message = format!(
-                    "byte {} of an object was read as {:#04x}, stored as {:#04x}",
-                    wrong.offset, wrong.found, wrong.expected
-                );
-                fail(Failure::new(Exit::Verification, message))
+    /// As `read`, into memory of the client's choice.
+    fn read_plain(
+        &mut self,
+        run: &mut Run,
+        keys: &[[u8; 22]],
+        numbers: &[u64],
+        verify: bool,
+    ) -> anyhow::Result<Duration> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let started = Instant::now();
+        let results = self.client.batch_get(&keys);
+        let elapsed = started.elapsed();
+        for (result, &number) in results.into_iter().zip(numbers) {
+            match result {
+                Ok(Some(bytes)) if verify => compare(&self.content, number, &bytes)?,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
+                Err(code) => return Err(code.into()),
             }
+        }
+        Ok(elapsed)
+    }
+}
+
+fn compare(content: &Content, number: u64, block: &[u8]) -> anyhow::Result<()> {
+    match content.verify(number, block) {
+        Ok(()) => Ok(()),
+        Err(wrong) => {
+            let message = format!(
+                "byte {} of an object was read as {:#04x}, stored as {:#04x}",
+                wrong.offset, wrong.found, wrong.expected
+            );
+            fail(Failure::new(Exit::Verification, message))
         }
     }
 }

@@ -11,7 +11,7 @@ use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, SharedRegion, St
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
 use crate::args::Global;
-use crate::content::Content;
+use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::histogram::Histogram;
 use crate::output::{Align, LiveTable, figure, rounded};
@@ -66,6 +66,10 @@ pub(super) struct Args {
     /// Longest buffer on either side.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
+    /// Spread batches over so much of the target's memory, at random: then what is read does not lie in the cache.
+    /// Default: every batch uses the same places.
+    #[arg(long, value_name = "SIZE")]
+    working_set: Option<ByteSize>,
     /// TCP connections of each engine.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: u8,
@@ -222,8 +226,13 @@ fn check(args: &Args) -> anyhow::Result<()> {
     if !(4096..=1 << 30).contains(&args.slice.bytes()) {
         return fail(Failure::usage(format!("--slice {}: choose 4KiB to 1GiB", args.slice)));
     }
+    if args.working_set.is_some() && args.fabric.contains(&Via::Memcpy) {
+        return fail(Failure::usage("--working-set: memcpy copies in place; choose other fabrics"));
+    }
     let threads = u64::from(args.threads.iter().copied().max().unwrap_or(1));
-    let needed = largest_window(args).saturating_mul(threads).saturating_mul(2);
+    let largest = largest_window(args);
+    let there = args.working_set.map_or(0, |size| size.bytes()).max(largest);
+    let needed = largest.saturating_add(there).saturating_mul(threads);
     if let Some(available) = crate::commands::available_memory()
         && needed > available / 10 * 9
     {
@@ -265,6 +274,12 @@ fn largest_window(args: &Args) -> u64 {
 /// Places in the buffer: as many as the batch has requests, if they fit.
 fn places(args: &Args, combination: &Combination) -> u64 {
     (args.window.bytes() / combination.block).clamp(1, u64::from(combination.batch))
+}
+
+/// Parts of the target's memory that a thread's batches use by turns, each as long as its buffer.
+fn sets(args: &Args, combination: &Combination) -> u64 {
+    let each = places(args, combination) * combination.block;
+    args.working_set.map_or(1, |size| (size.bytes() / each).max(1))
 }
 
 fn cells(row: &Row) -> [String; 10] {
@@ -362,7 +377,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Config {
 
 fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Result<Row> {
     let threads = combination.threads;
-    let each = places(args, &combination) * combination.block;
+    let each = sets(args, &combination) * places(args, &combination) * combination.block;
     let mut target = Target::start(args, &combination, each * u64::from(threads), global)?;
     let endpoint = target.endpoint().map(str::to_owned);
     let barrier = Barrier::new(threads as usize + 1);
@@ -467,6 +482,10 @@ struct Transfers {
     /// The same places, the other way, to prepare and to check.
     reverse: Vec<TransferRequest>,
     places: u64,
+    /// Parts of the target's memory, and which one the requests name.
+    sets: u64,
+    set: u64,
+    random: u64,
     block: u64,
     direction: Direction,
     verify: Option<Verify>,
@@ -495,7 +514,8 @@ impl Transfers {
         touch(&local)?;
         let segment = engine.open_segment(endpoint)?;
         let regions = engine.segment_regions(segment)?;
-        let needed = offset + places * block;
+        let sets = sets(args, &combination);
+        let needed = offset + sets * places * block;
         let Some(region) = regions.iter().find(|region| region.len >= needed) else {
             let message = format!("the target exports less than {}", ByteSize(needed).approximate());
             return fail(
@@ -519,7 +539,22 @@ impl Transfers {
             round: 0,
             block: vec![0; block as usize],
         });
-        Ok(Self { engine, local, requests, reverse, places, block, direction: op, verify })
+        let (set, random) = (0, offset);
+        Ok(Self { engine, local, requests, reverse, places, sets, set, random, block, direction: op, verify })
+    }
+
+    /// Turns to another part of the target's memory.
+    fn turn(&mut self) {
+        if self.sets == 1 {
+            return;
+        }
+        self.random = self.random.wrapping_add(1);
+        let set = mix(self.random) % self.sets;
+        let (each, before) = (self.places * self.block, self.set);
+        for request in self.requests.iter_mut().chain(&mut self.reverse) {
+            request.remote_addr = request.remote_addr - before * each + set * each;
+        }
+        self.set = set;
     }
 
     fn fill(&mut self) -> anyhow::Result<()> {
@@ -565,6 +600,7 @@ impl Transfers {
 
 impl Worker for Transfers {
     fn batch(&mut self) -> anyhow::Result<Duration> {
+        self.turn();
         // What is to be read is written first, and what was written is read back.
         self.fill()?;
         if self.direction == Direction::Read {

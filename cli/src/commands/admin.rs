@@ -1,0 +1,214 @@
+//! `snowskin admin`: what a master does by itself, and why.
+
+use serde::Serialize;
+use store_core::message::{EvictionReport, ExplainEviction, Kept, WhyKept};
+use store_core::{ErrorCode, Key};
+
+use crate::commands::{MasterArg, no_master};
+use crate::exit::{EXIT_CODES, Exit};
+use crate::output::{Align, Table, printable, thousands};
+use crate::size::ByteSize;
+use crate::{Outcome, output};
+
+const AFTER_HELP: &str = "Examples:
+  snowskin admin evict --explain
+  snowskin admin evict --explain --next 3 greeting model/layer0
+  snowskin admin evict --explain --json | jq .report.kept_hard_pinned";
+
+/// Look into a running master
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Evict(Evict),
+}
+
+/// Say what eviction did, what goes next, and what is kept and why
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+struct Evict {
+    /// Explain; nothing is evicted.
+    #[arg(long, required = true)]
+    explain: bool,
+    /// Name so many of those that go next.
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=4096))]
+    next: u32,
+    /// Say of these keys whether they could go now.
+    #[arg(value_name = "KEY")]
+    keys: Vec<String>,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Explanation {
+    report: EvictionReport,
+    next: Vec<Next>,
+    keys: Vec<Answer>,
+}
+
+#[derive(Debug, Serialize)]
+struct Next {
+    key: String,
+    bytes: u64,
+    objects: u32,
+    leased: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    key: String,
+    found: bool,
+    kept: Option<&'static str>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let What::Evict(args) = &args.what;
+    let mut rpc = args.master.connect()?;
+    let (report, next) = {
+        let (report, next) =
+            rpc.call::<ExplainEviction>(&args.next, std::iter::empty()).map_err(no_master)?;
+        let row = |victim: store_core::message::NextVictim<'_>| Next {
+            key: victim.key.to_string(),
+            bytes: victim.len,
+            objects: victim.company,
+            leased: victim.leased,
+        };
+        (report, next.map(row).collect())
+    };
+    let mut keys = Vec::new();
+    let batch = rpc.welcome().keys_per_batch_max.max(1) as usize;
+    for asked in args.keys.chunks(batch) {
+        let items = asked.iter().map(|key| Key(key.as_bytes()));
+        let ((), results) = rpc.call::<WhyKept>(&(), items).map_err(no_master)?;
+        for (key, result) in asked.iter().zip(results) {
+            let kept = result.ok().flatten().map(reason);
+            keys.push(Answer { key: key.clone(), found: result != Err(ErrorCode::ObjectNotFound), kept });
+        }
+    }
+    let missing = keys.iter().any(|answer| !answer.found);
+    let explanation = Explanation { report, next, keys };
+    if args.json {
+        output::print_json(&explanation)?;
+    } else {
+        output::print(&render(&explanation))?;
+    }
+    Ok(if missing { Exit::NotFound } else { Exit::Ok })
+}
+
+fn render(explanation: &Explanation) -> String {
+    let report = &explanation.report;
+    let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
+    let mut row = |name: &str, value: String, note: String| table.row([name.to_owned(), value, note]);
+    let size = |bytes| ByteSize(bytes).approximate();
+    row("policy", report.policy.to_string(), "snowskin master --eviction".into());
+    row(
+        "used",
+        size(report.used_bytes),
+        format!(
+            "eviction begins at {}, ends at {}",
+            size(report.high_mark_bytes),
+            size(report.low_mark_bytes)
+        ),
+    );
+    row(
+        "evicted",
+        thousands(report.evictions_total),
+        format!(
+            "{}; {} looked at, {} groups, {} soft pins",
+            size(report.evicted_bytes_total),
+            thousands(report.looks_total),
+            thousands(report.groups_evicted_total),
+            thousands(report.soft_pinned_evicted_total)
+        ),
+    );
+    row("found nothing", thousands(report.starved_total), "times that nothing could go".into());
+    row("expired", thousands(report.expired_total), "time to live was over".into());
+    row("came back", thousands(report.returned_total), "put again soon after their eviction".into());
+    row(
+        "could go",
+        thousands(report.candidates),
+        "objects and groups; leases show when it is their turn".into(),
+    );
+    for (name, value, note) in [
+        ("kept: leased", report.kept_leased, "their turn came while somebody read them"),
+        ("kept: soft pin", report.kept_soft_pinned, "go when nothing else can"),
+        ("kept: hard pin", report.kept_hard_pinned, "never go by themselves"),
+        ("kept: group", report.kept_by_group, "another of their group is pinned or being written"),
+        ("kept: unfinished", report.kept_unfinished, "being written"),
+    ] {
+        row(name, thousands(value), note.into());
+    }
+    let mut text = table.render();
+    if !explanation.next.is_empty() {
+        let mut table = Table::new(&[
+            ("goes next", Align::Left),
+            ("bytes", Align::Right),
+            ("objects", Align::Right),
+            ("", Align::Left),
+        ]);
+        for next in &explanation.next {
+            let note = if next.leased { "unless its lease still runs then" } else { "" };
+            table.row([
+                printable(&next.key),
+                thousands(next.bytes),
+                thousands(next.objects.into()),
+                note.to_owned(),
+            ]);
+        }
+        text += "\n";
+        text += &table.render();
+    }
+    if !explanation.keys.is_empty() {
+        let mut table = Table::new(&[("key", Align::Left), ("", Align::Left)]);
+        for answer in &explanation.keys {
+            let state = match (answer.found, answer.kept) {
+                (false, _) => "no such object",
+                (true, None) => "could be evicted",
+                (true, Some(reason)) => reason,
+            };
+            table.row([printable(&answer.key), state.to_owned()]);
+        }
+        text += "\n";
+        text += &table.render();
+    }
+    text
+}
+
+const fn reason(kept: Kept) -> &'static str {
+    match kept {
+        Kept::Leased => "kept: leased",
+        Kept::Unfinished => "kept: being written",
+        Kept::SoftPinned => "kept: soft pin",
+        Kept::HardPinned => "kept: hard pin",
+        Kept::Group => "kept: group",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_named_and_keys_of_others_cannot_drive_the_terminal() {
+        let next = Next { key: "evil\u{1b}[2J".into(), bytes: 5_000, objects: 2, leased: true };
+        let answer = |found, kept| Answer { key: "k".into(), found, kept };
+        let text = render(&Explanation {
+            report: EvictionReport { kept_hard_pinned: 1_234, ..EvictionReport::default() },
+            next: vec![next],
+            keys: vec![answer(true, Some(reason(Kept::Group))), answer(true, None), answer(false, None)],
+        });
+        assert!(!text.contains('\u{1b}'), "{text}");
+        for part in ["trial", "1,234", "5,000", "kept: group", "could be evicted", "no such object"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `snowskin topology` on hosts of several kinds.
+
+mod common;
+#[path = "../../te-engine/tests/sysfs/mod.rs"]
+mod sysfs;
+
+use common::{assert_exit, json, run, stderr, stdout};
+use sysfs::Sysfs;
+
+fn on(name: &str, args: &[&str]) -> std::process::Output {
+    let host = Sysfs::named(name);
+    run(&[&["topology", "--sysfs", host.path().to_str().unwrap()], args].concat())
+}
+
+#[test]
+fn a_picture_shows_nodes_devices_distances_and_the_matrix() {
+    let output = on("dgx", &[]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    for part in [
+        "NUMA node 1  CPUs 56-111,168-223  memory 1008 GiB",
+        "└─ PCI 0000:b8",
+        "└┬─ cuda:6  0000:bb:00.0  GPU",
+        "└─ mlx5_7  0000:be:00.0  400 Gb/s  RDMA, ib7",
+        "node 0    10  21",
+        "  cuda:0  mlx5_0 mlx5_1                mlx5_2 mlx5_3 mlx5_4",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_host_with_nothing_says_so_and_ends_well() {
+    let output = on("vm", &[]);
+    assert_exit(&output, 0);
+    assert!(stdout(&output).contains("nothing to choose between"), "{}", stdout(&output));
+    let value = json(&on("vm", &["--json"]));
+    assert_eq!((value["nics"].as_array().unwrap().len(), value["gpus"].as_array().unwrap().len()), (0, 0));
+    // The machine that the tests run on, whatever it is.
+    assert_exit(&run(&["topology"]), 0);
+}
+
+#[test]
+fn json_has_the_shape_that_the_help_promises() {
+    let value = json(&on("dgx", &["--json"]));
+    let help = stdout(&run(&["topology", "--help"]));
+    let top = ["nodes", "nics", "gpus", "distances", "matrix", "warnings"];
+    assert_eq!(value.as_object().unwrap().len(), top.len());
+    let promised = |field: &str| assert!(help.contains(field), "{field} is not documented");
+    for field in top {
+        promised(field);
+        let first = value[field].as_array().and_then(|list| list.first()).and_then(|first| first.as_object());
+        first.into_iter().flat_map(|first| first.keys()).for_each(|field| promised(field));
+    }
+    assert_eq!(value["matrix"]["cuda:7"][0], serde_json::json!(["mlx5_6", "mlx5_7"]));
+    assert_eq!(value["nics"][0]["ports"][0]["mbit_per_s"], 400_000);
+    assert_eq!(value["gpus"][7]["pci"]["root"], "0000:b8");
+    assert_eq!(value["distances"].as_array().unwrap().len(), 10 * 9);
+}
+
+#[test]
+fn a_graph_is_one_and_names_every_device() {
+    let output = on("dgx", &["--dot"]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    assert!(text.starts_with("graph topology {") && text.ends_with("}\n"));
+    assert_eq!(text.matches('{').count(), text.matches('}').count());
+    for part in
+        ["subgraph cluster_1", "\"cuda:7\" -- \"nic mlx5_7\" [label=\"switch+2\"]", "\"cpu:0\" -- \"cpu:1\""]
+    {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_written_matrix_is_shown_and_checked_against_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("matrix.json");
+    let file = path.to_str().unwrap();
+    std::fs::write(&path, r#"{"cpu:0": [["mlx5_1"], ["mlx5_9"]], "hip:3": [["mlx5_0"], []]}"#).unwrap();
+    let output = on("dgx", &["--file", file]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    for part in ["as the file says", "  cpu:0  mlx5_1", "names mlx5_9, a NIC", "a row for hip:3"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let matrix = on("dgx", &["--file", file, "--json"]);
+    assert_eq!(json(&matrix)["matrix"]["cpu:0"], serde_json::json!([["mlx5_1"], ["mlx5_9"]]));
+
+    std::fs::write(&path, r#"{"cpu:0": [["mlx5_1"]]}"#).unwrap();
+    let output = on("dgx", &["--file", file]);
+    assert_exit(&output, 1);
+    assert!(
+        stderr(&output).contains("two lists") && stderr(&output).contains("hint:"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn what_it_prints_can_be_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("matrix.json");
+    let matrix = json(&on("dgx", &["--json"]))["matrix"].clone();
+    std::fs::write(&path, matrix.to_string()).unwrap();
+    let again = on("dgx", &["--json", "--file", path.to_str().unwrap()]);
+    assert_eq!(json(&again)["matrix"], matrix);
+    assert_eq!(json(&again)["warnings"], serde_json::json!([]));
+}
+
+#[test]
+fn bad_input_ends_with_a_code_and_advice() {
+    for (args, code, part) in [
+        (&["topology", "--json", "--dot"][..], 2, "cannot be used with"),
+        (&["topology", "--sysfs", "/nonexistent"], 1, "is sysfs mounted there?"),
+        (&["topology", "--sysfs", "/proc/self/fd"], 1, "neither devices, class nor bus"),
+        (&["topology", "--file", "/nonexistent"], 1, "cannot read the priority matrix"),
+    ] {
+        let output = run(args);
+        assert_exit(&output, code);
+        assert!(stderr(&output).contains(part), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn odd_values_are_told_and_cannot_drive_the_terminal() {
+    let host = Sysfs::named("dgx");
+    host.put("devices/system/node/node0/cpulist", "\u{1b}[2J");
+    let output = run(&["topology", "--sysfs", host.path().to_str().unwrap()]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("Odd\n  devices/system/node/node0/cpulist") && !text.contains('\u{1b}'), "{text}");
+}

@@ -1,0 +1,247 @@
+//! What is measured, who takes part, and which ratios are judged.
+
+use super::Sample;
+use std::fmt;
+
+/// Somebody who does the work of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Contestant {
+    /// Snowskin over TCP.
+    Tcp,
+    /// Snowskin over shared memory.
+    Shm,
+    /// Mooncake over TCP.
+    Mooncake,
+    /// NIXL with its UCX backend, over TCP.
+    Nixl,
+    /// `ucx_perftest` over TCP: no batches.
+    Ucx,
+    /// `redis-benchmark` over TCP.
+    Redis,
+    /// One stream of iperf3.
+    Iperf,
+    /// A copy within one process.
+    Memcpy,
+}
+
+impl Contestant {
+    /// Whether it is us.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Self::Tcp | Self::Shm)
+    }
+
+    /// The program behind it.
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            Self::Tcp | Self::Shm => "snowskin",
+            Self::Mooncake => "mooncake",
+            Self::Nixl => "nixl",
+            Self::Ucx => "ucx",
+            Self::Redis => "redis",
+            Self::Iperf => "iperf3",
+            Self::Memcpy => "memcpy",
+        }
+    }
+}
+
+impl fmt::Display for Contestant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Tcp => "snowskin tcp",
+            Self::Shm => "snowskin shm",
+            other => other.program(),
+        })
+    }
+}
+
+/// One row: some work, to be done by several.
+#[derive(Clone, Debug)]
+pub(crate) enum Row {
+    /// Blocks from or to another process's memory.
+    Transfer { op: &'static str, block: u64, batch: u32 },
+    /// Whole objects of the store.
+    Store { op: &'static str, value: u64, batch: u32, plain: bool },
+    /// Questions to the master.
+    Master { op: &'static str, batch: u32 },
+}
+
+impl Row {
+    /// Names it, for `--only` too.
+    pub(crate) fn name(&self) -> String {
+        match *self {
+            Self::Transfer { op, block, batch } => format!("transfer {op} {} x {batch}", size(block)),
+            Self::Store { op, value, batch, plain } => {
+                let buffers = if plain { "plain" } else { "registered" };
+                format!("store {op} {} x {batch} {buffers}", size(value))
+            }
+            Self::Master { op, batch } => format!("master {op} x {batch}"),
+        }
+    }
+
+    /// Who takes part.
+    pub(crate) fn contestants(&self) -> Vec<Contestant> {
+        use Contestant::{Iperf, Memcpy, Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
+        match *self {
+            Self::Transfer { block, batch, .. } => {
+                let mut all = vec![Tcp, Mooncake, Nixl];
+                all.extend((batch == 1).then_some(Ucx));
+                all.extend((block == 1 << 20 && batch == 16).then_some(Iperf));
+                all.push(Shm);
+                all.extend((batch == 1).then_some(Memcpy));
+                all
+            }
+            Self::Store { plain: true, .. } => vec![Tcp, Redis, Shm, Mooncake],
+            Self::Store { plain: false, .. } => vec![Tcp, Mooncake, Shm],
+            Self::Master { .. } => vec![Tcp, Mooncake],
+        }
+    }
+
+    /// The ratios that are judged here.
+    pub(crate) fn bounds(&self) -> Vec<Bound> {
+        use Contestant::{Mooncake, Nixl, Redis, Shm, Tcp, Ucx};
+        let gb_s: Figure = ("GB/s", |sample| sample.gb_s);
+        let p50: Figure = ("p50", |sample| sample.p50_us);
+        let cpu: Figure = ("CPU-s/GiB", |sample| sample.cpu_s_per_gib);
+        let items: Figure = ("items/s", |sample| sample.items_s);
+        let at_least = |ours, theirs, of, bound| Bound { ours, theirs, of, at_least: true, bound };
+        let at_most = |ours, theirs, of, bound| Bound { ours, theirs, of, at_least: false, bound };
+        match *self {
+            Self::Transfer { block: 4096, batch: 128, .. } => {
+                vec![at_least(Tcp, Mooncake, gb_s, 10.0), at_most(Tcp, Mooncake, cpu, 0.5)]
+            }
+            Self::Transfer { block: 4096, batch: 1, .. } => {
+                vec![at_most(Tcp, Nixl, p50, 1.0), at_most(Tcp, Ucx, p50, 1.0)]
+            }
+            Self::Transfer { block: 4096, .. } => vec![],
+            Self::Transfer { batch, .. } => {
+                let mut all = vec![
+                    at_least(Tcp, Mooncake, gb_s, 2.0),
+                    at_most(Tcp, Mooncake, cpu, 0.5),
+                    at_least(Tcp, Nixl, gb_s, 1.5),
+                ];
+                all.extend((batch == 1).then_some(at_least(Tcp, Ucx, gb_s, 1.5)));
+                all
+            }
+            Self::Store { op: "get" | "put", value: 4096, plain: false, .. } => {
+                vec![at_most(Tcp, Mooncake, p50, 1.0 / 3.0)]
+            }
+            Self::Store { op: "get", value: 4096, plain: true, .. } => {
+                vec![at_most(Tcp, Redis, p50, 1.5), at_most(Shm, Redis, p50, 0.5)]
+            }
+            Self::Store { op: "batch-get", value: 4096, plain, .. } => match plain {
+                true => vec![at_least(Tcp, Redis, items, 1.0)],
+                false => vec![at_least(Tcp, Mooncake, items, 10.0)],
+            },
+            Self::Store { op: "batch-put", value: 4096, plain: false, .. } => {
+                vec![at_least(Tcp, Mooncake, items, 10.0)]
+            }
+            Self::Store { op, value: 0x10_0000, plain, .. } => match (op, plain) {
+                ("get", false) => vec![at_least(Tcp, Mooncake, gb_s, 2.0)],
+                ("get" | "put", true) => vec![at_least(Tcp, Redis, gb_s, 1.5)],
+                _ => vec![],
+            },
+            Self::Store { .. } => vec![],
+            Self::Master { op: "memory", .. } => {
+                vec![at_most(Tcp, Mooncake, ("bytes/object", |sample| sample.bytes_per_object), 0.5)]
+            }
+            Self::Master { .. } => vec![at_least(Tcp, Mooncake, items, 3.0)],
+        }
+    }
+}
+
+type Figure = (&'static str, fn(&Sample) -> f64);
+
+/// Ours over theirs, and what it is held to.
+pub(crate) struct Bound {
+    pub(crate) ours: Contestant,
+    pub(crate) theirs: Contestant,
+    pub(crate) of: Figure,
+    at_least: bool,
+    bound: f64,
+}
+
+impl Bound {
+    /// Whether a ratio keeps to it.
+    pub(crate) fn holds(&self, ratio: f64) -> bool {
+        if self.at_least { ratio >= self.bound } else { ratio <= self.bound }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.at_least { ">=" } else { "<=" };
+        write!(f, "{sign} {}", (self.bound * 100.0).round() / 100.0)
+    }
+}
+
+/// Every row.
+pub(crate) fn rows() -> Vec<Row> {
+    const BLOCKS: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+    let mut rows = Vec::new();
+    for block in BLOCKS {
+        for batch in [1, 16, 128] {
+            for op in ["read", "write"] {
+                rows.push(Row::Transfer { op, block, batch });
+            }
+        }
+    }
+    for value in BLOCKS {
+        for plain in [false, true] {
+            for (op, batch) in [("get", 1), ("put", 1), ("batch-get", 32), ("batch-put", 32)] {
+                rows.push(Row::Store {
+                    op,
+                    value,
+                    batch: if value > 1 << 20 { batch.min(8) } else { batch },
+                    plain,
+                });
+            }
+        }
+    }
+    rows.push(Row::Master { op: "exists", batch: 128 });
+    rows.push(Row::Master { op: "put", batch: 128 });
+    rows.push(Row::Master { op: "memory", batch: 128 });
+    rows
+}
+
+/// `4 KiB` and so on, as `snowskin` takes them.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes}B"),
+        1024..0x10_0000 => format!("{}KiB", bytes >> 10),
+        _ => format!("{}MiB", bytes >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bound_compares_two_who_take_part() {
+        for row in rows() {
+            for bound in row.bounds() {
+                let all = row.contestants();
+                assert!(all.contains(&bound.ours) && all.contains(&bound.theirs), "{}", row.name());
+                assert!(bound.ours.is_ours() && !bound.theirs.is_ours(), "{}", row.name());
+            }
+        }
+    }
+
+    #[test]
+    fn rows_have_names_of_their_own() {
+        let mut names: Vec<_> = rows().iter().map(Row::name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_bound_holds_on_its_own_side() {
+        let of: Figure = ("GB/s", |sample| sample.gb_s);
+        let bound =
+            |at_least| Bound { ours: Contestant::Tcp, theirs: Contestant::Redis, of, at_least, bound: 2.0 };
+        assert!(bound(true).holds(2.0) && !bound(true).holds(1.9));
+        assert!(bound(false).holds(2.0) && !bound(false).holds(2.1));
+    }
+}

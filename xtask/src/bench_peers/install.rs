@@ -1,0 +1,127 @@
+//! Who there is to compare with, and how to get them: from PyPI into `target/peers/`, from Debian by apt-get.
+
+use super::contest::Contestant;
+use crate::cmd::Cmd;
+use crate::host::Host;
+use anyhow::{Context as _, Result};
+use std::path::{Path, PathBuf};
+
+/// Time to install one of them, seconds.
+const INSTALL_S_MAX: u64 = 600;
+
+/// The peers that are installed.
+pub(crate) struct Peers {
+    /// Python of the virtual environment.
+    pub(crate) python: PathBuf,
+    /// Mooncake's master.
+    pub(crate) mooncake_master: PathBuf,
+    /// Names and versions.
+    pub(crate) versions: Vec<(&'static str, String)>,
+    /// Names, and why they are not there.
+    pub(crate) missing: Vec<(&'static str, String)>,
+}
+
+impl Peers {
+    /// Whether a contestant's program is there.
+    pub(crate) fn has(&self, contestant: Contestant) -> bool {
+        let program = contestant.program();
+        contestant.is_ours() || self.versions.iter().any(|(name, _)| *name == program)
+    }
+}
+
+/// Installs what is missing, then looks.
+///
+/// # Errors
+/// When there is no Python to make an environment with. A peer that cannot be installed is left out, with the reason.
+pub(crate) fn install(host: &Host) -> Result<Peers> {
+    let before = present(host);
+    let mut failed = Vec::new();
+    let mut attempt = |name: &'static str, cmd: Cmd| {
+        eprintln!("$ {cmd}");
+        if let Err(error) = cmd.run(&host.root, Some(INSTALL_S_MAX)) {
+            failed.push((name, format!("`{cmd}`: {error}")));
+        }
+    };
+    let is_missing = |name: &str| before.missing.iter().any(|(missing, _)| *missing == name);
+    let debian: Vec<&str> = [
+        ("mooncake", "libibverbs1 libnuma1 libcurl4"),
+        ("redis", "redis-server redis-tools"),
+        ("ucx", "ucx-utils"),
+        ("iperf3", "iperf3"),
+    ]
+    .into_iter()
+    .filter(|(name, _)| is_missing(name))
+    .map(|(_, packages)| packages)
+    .collect();
+    if !debian.is_empty() {
+        attempt(
+            "debian",
+            Cmd::new("apt-get install -y -qq --no-install-recommends").words(&debian.join(" ")),
+        );
+    }
+    if is_missing("mooncake") || is_missing("nixl") {
+        let environment = environment(host);
+        Cmd::new("python3 -m venv")
+            .arg(environment.display().to_string())
+            .run(&host.root, Some(INSTALL_S_MAX))
+            .context("cannot make a Python environment: `apt-get install python3-venv`")?;
+        let pip = || Cmd::default().arg(before.python.display().to_string()).words("-m pip install -q");
+        attempt("mooncake", pip().words("mooncake-transfer-engine-non-cuda"));
+        // Its dependencies bring 6 GB; what it really needs is numpy.
+        attempt("nixl", pip().words("numpy"));
+        attempt("nixl", pip().words("--no-deps nixl nixl-cu12"));
+    }
+    let mut after = present(host);
+    for (name, why) in &mut after.missing {
+        if let Some((_, reason)) = failed.iter().find(|(failed, _)| failed == name) {
+            why.clone_from(reason);
+        }
+    }
+    Ok(after)
+}
+
+/// Looks what is there.
+pub(crate) fn present(host: &Host) -> Peers {
+    let bin = environment(host).join("bin");
+    let python = bin.join("python");
+    let mooncake_master = bin.join("mooncake_master");
+    let module = |distribution: &str, import: &str| {
+        let code =
+            format!("import {import}, importlib.metadata as m; print('V', m.version('{distribution}'))");
+        let text = Cmd::default().arg(python.display().to_string()).arg("-c").arg(code).stdout(&host.root)?;
+        text.lines().find_map(|line| line.strip_prefix("V ")).map(str::to_owned)
+    };
+    let first_line = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
+    let program = |line: &str| Cmd::new(line).stdout(&host.root).map(first_line);
+    let debian = |program: &str, package: &str| {
+        on_path(program).then(|| {
+            let version = Cmd::new("dpkg-query -W -f=${Version}").arg(package).stdout(&host.root);
+            version.unwrap_or_else(|| "of unknown version".to_owned())
+        })
+    };
+    let found = [
+        ("mooncake", module("mooncake-transfer-engine-non-cuda", "mooncake.engine, mooncake.store")),
+        ("nixl", module("nixl-cu12", "nixl")),
+        ("ucx", debian("ucx_perftest", "ucx-utils")),
+        ("redis", program("redis-server --version")),
+        ("iperf3", program("iperf3 --version")),
+        ("memcpy", Some("of the C library".to_owned())),
+    ];
+    let mut peers = Peers { python, mooncake_master, versions: Vec::new(), missing: Vec::new() };
+    for (name, version) in found {
+        match version {
+            Some(version) => peers.versions.push((name, version)),
+            None => peers.missing.push((name, "not installed".to_owned())),
+        }
+    }
+    peers
+}
+
+fn environment(host: &Host) -> PathBuf {
+    host.target_dir.join("peers")
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| Path::new(&dir).join(program).is_file())
+}
