@@ -367,8 +367,10 @@ impl<V: Verbs> RdmaTransport<V> {
             if verbs.destroy_qp(qp.handle).is_ok() {
                 stats.peer_qps_destroyed += 1;
             } else {
-                // In error it carries out what it has begun, and no more; that is not enough to give our word on.
-                let _ = verbs.modify_qp(qp.handle, QpStep::Error);
+                // In error it takes up nothing new, but may still carry out the packet in its hands: no fence (L5).
+                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
+                    log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
+                }
                 all = false;
                 undead.push((session, qp.handle));
             }
@@ -377,7 +379,7 @@ impl<V: Verbs> RdmaTransport<V> {
         all
     }
 
-    /// Tries again to put a session's leftover queue pairs out of action.
+    /// Tries again to destroy a session's leftover queue pairs.
     fn exorcise(&mut self, session: u64) {
         let (verbs, stats) = (&mut self.verbs, &mut self.stats);
         self.undead.retain(|(owner, qp)| {
