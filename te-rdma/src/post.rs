@@ -51,6 +51,7 @@ impl Batch {
             return false;
         }
         *len += cut.sge.len;
+        request.inline &= cut.mapped;
         match self.sges.last_mut() {
             Some(sge)
                 if sge.local_key == cut.sge.local_key && sge.addr + u64::from(sge.len) == cut.sge.addr =>
@@ -75,7 +76,7 @@ impl Batch {
             id: 0,
             op: cut.op,
             signaled: false,
-            inline: false,
+            inline: cut.mapped,
             sges: 1,
             remote_addr: cut.remote_addr,
             remote_key: cut.remote_key,
@@ -96,7 +97,7 @@ impl Batch {
             if request.signaled {
                 silent = 0;
             }
-            request.inline = request.op == Op::Write && *len <= inline_max;
+            request.inline &= request.op == Op::Write && *len <= inline_max;
             request.id = link.id(link.next.wrapping_add(at as u32));
         }
     }
@@ -116,6 +117,8 @@ struct Cut {
     slot: u32,
     op: Op,
     sge: Sge,
+    /// The CPU may read the piece: it can travel inside its work request.
+    mapped: bool,
     remote_addr: u64,
     remote_key: u32,
 }
@@ -194,7 +197,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let inline_max = link.qp.config.inline_bytes.min(self.config.inline_bytes_max);
         self.batch.finish(link, self.config.signal_every, inline_max);
         let count = self.batch.requests.len();
-        // SAFETY: every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
+        // SAFETY: only pieces of mapped regions go inline; every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
         // caller keeps registered memory mapped and unborrowed.
         let (taken, error) =
             unsafe { self.verbs.post(link.qp.handle, &self.batch.requests, &self.batch.sges) };
@@ -281,6 +284,7 @@ impl<V: Verbs> RdmaTransport<V> {
             slot,
             op: operation.op,
             sge: Sge { addr, len: len as u32, local_key: local.local_key },
+            mapped: region.mapped,
             remote_addr: there.base + operation.remote_offset + done,
             remote_key,
         })

@@ -492,3 +492,19 @@ fn who_has_nothing_to_do_may_sleep() {
     }
     assert!(sleeps > 100, "it asked to be polled without a pause while it waited");
 }
+
+#[test]
+fn slices_that_wait_when_a_connection_breaks_go_over_the_next_one() {
+    let config = Config { qps: 1, window_bytes_max: 1, ..config() };
+    let mut net = Net::pair(&config, 64 * KIB);
+    net.warm_up();
+    net.set_link(0, 1, SLOW);
+    let slices: Vec<Slice> = (0..4).map(|token| write(token, token * 8_192, token * 8_192, 4_096)).collect();
+    net.nodes[0].submit(&slices);
+    net.step();
+    net.nodes[1].transport.close_connections();
+    assert_eq!(kind(&net.finish(0)), ErrorKind::PeerDead);
+    for token in 1..4 {
+        assert_eq!(net.finish(token).result, Ok(()), "{token}");
+    }
+}
