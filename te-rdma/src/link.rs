@@ -55,10 +55,13 @@ pub(crate) struct Link {
     pub(crate) bytes: u64,
     /// Work requests since the last one that reports success.
     pub(crate) silent: u16,
+    /// The first work request that did not go well, and what it said. It and all behind it are settled when the queue pair is
+    /// destroyed: only then has the device let go of their memory for sure.
+    pub(crate) failed: Option<(u32, Failure)>,
     /// Something of it has been acknowledged.
     pub(crate) proven: bool,
-    /// It would not be destroyed; it is tried again.
-    pub(crate) stuck: bool,
+    /// It would not be destroyed; it is tried again. So many bytes were under it then.
+    pub(crate) stuck: Option<u64>,
 }
 
 impl Link {
@@ -153,8 +156,9 @@ mod tests {
             outstanding: 0,
             bytes: 0,
             silent: 0,
+            failed: None,
             proven: false,
-            stuck: false,
+            stuck: None,
         }
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct Batch {
     sges: Vec<Sge>,
     /// `sequence` counts from the batch's first request.
     pieces: Vec<Piece>,
+    /// Pieces of the last request.
+    shared: u8,
     bytes: u64,
 }
 
@@ -31,6 +33,7 @@ impl Batch {
             lens: Vec::with_capacity(STRIDE),
             sges: Vec::with_capacity(STRIDE * sges),
             pieces: Vec::with_capacity(STRIDE * sges),
+            shared: 0,
             bytes: 0,
         }
     }
@@ -44,11 +47,11 @@ impl Batch {
             && request.remote_addr + u64::from(*len) == cut.remote_addr;
         let short = cut.sge.len <= MERGE_BYTES_MAX && cut.sge.len <= message_bytes_max - *len;
         let sequence = sequence as u32;
-        let shared = self.pieces.iter().rev().take_while(|piece| piece.sequence == sequence).count();
-        if !behind || !short || shared >= usize::from(sges_max) {
+        if !behind || !short || self.shared >= sges_max {
             return false;
         }
         *len += cut.sge.len;
+        request.inline &= cut.mapped;
         match self.sges.last_mut() {
             Some(sge)
                 if sge.local_key == cut.sge.local_key && sge.addr + u64::from(sge.len) == cut.sge.addr =>
@@ -61,6 +64,7 @@ impl Batch {
             }
         }
         self.pieces.push(Piece { slot: cut.slot, sequence, bytes: cut.sge.len });
+        self.shared += 1;
         self.bytes += u64::from(cut.sge.len);
         true
     }
@@ -72,12 +76,13 @@ impl Batch {
             id: 0,
             op: cut.op,
             signaled: false,
-            inline: false,
+            inline: cut.mapped,
             sges: 1,
             remote_addr: cut.remote_addr,
             remote_key: cut.remote_key,
         });
         self.lens.push(cut.sge.len);
+        self.shared = 1;
         self.sges.push(cut.sge);
         self.pieces.push(Piece { slot: cut.slot, sequence, bytes: cut.sge.len });
         self.bytes += u64::from(cut.sge.len);
@@ -92,7 +97,7 @@ impl Batch {
             if request.signaled {
                 silent = 0;
             }
-            request.inline = request.op == Op::Write && *len <= inline_max;
+            request.inline &= request.op == Op::Write && *len <= inline_max;
             request.id = link.id(link.next.wrapping_add(at as u32));
         }
     }
@@ -112,6 +117,8 @@ struct Cut {
     slot: u32,
     op: Op,
     sge: Sge,
+    /// The CPU may read the piece: it can travel inside its work request.
+    mapped: bool,
     remote_addr: u64,
     remote_key: u32,
 }
@@ -190,7 +197,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let inline_max = link.qp.config.inline_bytes.min(self.config.inline_bytes_max);
         self.batch.finish(link, self.config.signal_every, inline_max);
         let count = self.batch.requests.len();
-        // SAFETY: every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
+        // SAFETY: only pieces of mapped regions go inline; every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
         // caller keeps registered memory mapped and unborrowed.
         let (taken, error) =
             unsafe { self.verbs.post(link.qp.handle, &self.batch.requests, &self.batch.sges) };
@@ -277,6 +284,7 @@ impl<V: Verbs> RdmaTransport<V> {
             slot,
             op: operation.op,
             sge: Sge { addr, len: len as u32, local_key: local.local_key },
+            mapped: region.mapped,
             remote_addr: there.base + operation.remote_offset + done,
             remote_key,
         })

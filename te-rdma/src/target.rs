@@ -76,8 +76,28 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Works on a peer's side channel that is ready.
     pub(crate) fn drive_in(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
         match self.try_drive_in(&mut connection, readable) {
-            Ok(true) => self.settle_interest(index, connection),
+            Ok(true) => {
+                let name = self.connections.name(index);
+                if matches!(&connection.role, Role::In(role) if role.waits) && !self.unserved.contains(&name)
+                {
+                    self.unserved.push_back(name);
+                    self.fresh = true;
+                }
+                self.settle_interest(index, connection);
+            }
             Ok(false) | Err(_) => self.end_in(index, *connection),
+        }
+    }
+
+    /// Goes on with peers that had to wait: making their queue pairs takes its time, and others want theirs.
+    pub(crate) fn drive_unserved(&mut self) {
+        for _ in 0..self.unserved.len() {
+            let name = self.unserved.pop_front();
+            if let Some(index) = name.and_then(|name| self.connections.index(name))
+                && let Some(connection) = self.connections.take(index)
+            {
+                self.drive_in(index, connection, true);
+            }
         }
     }
 
@@ -134,11 +154,16 @@ impl<V: Verbs> RdmaTransport<V> {
         let mut frame = [0; exchange::FRAME_BYTES_MAX];
         let seen = channel.bytes().len().min(frame.len());
         frame[..seen].copy_from_slice(&channel.bytes()[..seen]);
+        role.waits = false;
         let (request, used) = match exchange::parse_request(&frame[..seen])? {
             Step::Need(_) => return Ok(0),
             Step::Frame(request, used) => (request, used),
         };
         match request {
+            Request::Connect { .. } if self.peer_qps_left == 0 => {
+                role.waits = true;
+                return Ok(0);
+            }
             Request::Connect { id, port, qps } => match self.connect_qps(role, &port, qps) {
                 Ok((port, entries)) => {
                     let header = Header::new(Kind::Accept, qps.len() as u16, id);
@@ -149,7 +174,9 @@ impl<V: Verbs> RdmaTransport<V> {
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
-                if !self.end_peer_qps(session, &mut role.qps, gone) {
+                self.end_peer_qps(session, &mut role.qps, gone);
+                self.exorcise(session);
+                if self.undead.iter().any(|(owner, _)| *owner == session) {
                     // Not our word without the device's. A new connection asks again.
                     self.turn_away(role, channel, Status::Device);
                     return Ok(used);
@@ -211,6 +238,7 @@ impl<V: Verbs> RdmaTransport<V> {
         if !role.proven {
             return Err(Status::AccessDenied);
         }
+        self.peer_qps_left = self.peer_qps_left.saturating_sub(offered.len());
         if self.outage.is_some() {
             return Err(Status::Device);
         }
@@ -325,14 +353,8 @@ impl<V: Verbs> RdmaTransport<V> {
         channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()])
     }
 
-    /// Destroys those queue pairs of a peer that `goes` names. False: one of them may still write.
-    fn end_peer_qps(
-        &mut self,
-        session: u64,
-        qps: &mut Vec<PeerQp>,
-        mut goes: impl FnMut(&PeerQp) -> bool,
-    ) -> bool {
-        let mut all = true;
+    /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed joins the undead.
+    fn end_peer_qps(&mut self, session: u64, qps: &mut Vec<PeerQp>, mut goes: impl FnMut(&PeerQp) -> bool) {
         let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
         qps.retain(|qp| {
             if !goes(qp) {
@@ -341,16 +363,17 @@ impl<V: Verbs> RdmaTransport<V> {
             if verbs.destroy_qp(qp.handle).is_ok() {
                 stats.peer_qps_destroyed += 1;
             } else {
-                // In error it carries out nothing any more; failing that, too, it may.
-                all &= verbs.modify_qp(qp.handle, QpStep::Error).is_ok();
+                // In error it takes up nothing new, but may still carry out the packet in its hands: no fence (L5).
+                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
+                    log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
+                }
                 undead.push((session, qp.handle));
             }
             false
         });
-        all
     }
 
-    /// Tries again to put a session's leftover queue pairs out of action.
+    /// Tries again to destroy a session's leftover queue pairs.
     fn exorcise(&mut self, session: u64) {
         let (verbs, stats) = (&mut self.verbs, &mut self.stats);
         self.undead.retain(|(owner, qp)| {
@@ -359,7 +382,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
             let gone = verbs.destroy_qp(*qp).is_ok();
             stats.peer_qps_destroyed += u64::from(gone);
-            !gone && verbs.modify_qp(*qp, QpStep::Error).is_err()
+            !gone
         });
     }
 
