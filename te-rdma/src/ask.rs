@@ -158,6 +158,7 @@ impl<V: Verbs> RdmaTransport<V> {
             outstanding: 0,
             bytes: 0,
             silent: 0,
+            failed: None,
             proven: false,
             stuck: false,
         };

@@ -55,7 +55,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         let endpoint = link.endpoint;
         let path_lost = matches!(end.status, WcStatus::RetriesExceeded | WcStatus::NotReady);
-        let done = link.posted.is_empty() && matches!(link.phase, Phase::Flushing { .. });
+        let done = link.outstanding == 0 && matches!(link.phase, Phase::Flushing { .. });
         self.links.put(index, link);
         if done {
             self.bury(index);
@@ -68,46 +68,35 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Everything before `sequence` went well; `sequence` itself ended as `end` says.
+    /// Takes in the end of work request `sequence`. Until one has failed, everything before it went well.
     fn advance(&mut self, link: &mut Link, sequence: u32, end: &WorkCompletion) {
         let left = link.next.wrapping_sub(sequence) - 1;
         self.outstanding -= link.outstanding - left;
         link.outstanding = left;
+        if link.failed.is_some() {
+            return;
+        }
         while let Some(piece) = link.pop_through(sequence.wrapping_sub(1)) {
             self.settle(piece, End::Done);
         }
-        let bytes: u64 = link
-            .posted
-            .iter()
-            .take_while(|piece| piece.sequence == sequence)
-            .map(|piece| u64::from(piece.bytes))
-            .sum();
-        let Some(failure) = Failure::of(end.status, end.code, bytes <= u64::from(link.mtu)) else {
-            if !link.proven
-                && let Some(endpoint) = self.endpoints.get_mut(link.endpoint)
-            {
-                endpoint.links_rest.forgive();
+        let own = link.posted.iter().take_while(|piece| piece.sequence == sequence);
+        let bytes: u64 = own.map(|piece| u64::from(piece.bytes)).sum();
+        if let Some(failure) = Failure::of(end.status, end.code, bytes <= u64::from(link.mtu)) {
+            if end.status != WcStatus::Flushed {
+                log::debug!("queue pair {:#x}: {:?} (code {:#x})", link.qp.number, end.status, end.code);
             }
-            link.proven = true;
-            while let Some(piece) = link.pop_through(sequence) {
-                self.settle(piece, End::Done);
-            }
+            link.failed = Some((sequence, failure));
+            self.put_in_error(link, failure.others);
             return;
-        };
-        if end.status != WcStatus::Flushed {
-            log::debug!("queue pair {:#x}: {:?} (code {:#x})", link.qp.number, end.status, end.code);
         }
-        self.put_in_error(link, failure.others);
-        let swept = match link.phase {
-            Phase::Flushing { verdict, .. } => verdict,
-            _ => failure.others,
-        };
+        if !link.proven
+            && let Some(endpoint) = self.endpoints.get_mut(link.endpoint)
+        {
+            endpoint.links_rest.forgive();
+        }
+        link.proven = true;
         while let Some(piece) = link.pop_through(sequence) {
-            if failure.keys_dead {
-                self.forget_keys(piece.slot);
-            }
-            let error = failure.own.or(swept);
-            self.settle(piece, End::Failed { error, doubtful: failure.doubtful });
+            self.settle(piece, End::Done);
         }
     }
 
@@ -318,7 +307,8 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Destroys a queue pair that is in error; what it has not given back ends here. A queue pair that cannot be destroyed is
+    /// Destroys a queue pair that is in error; what did not go well on it ends here, for only what is destroyed is sure to leave
+    /// memory alone. A queue pair that cannot be destroyed is
     /// kept, with its slices, and tried again: their memory is not handed back.
     pub(crate) fn bury(&mut self, index: u32) {
         let Some(mut link) = self.links.take(index) else { return };
@@ -363,7 +353,17 @@ impl<V: Verbs> RdmaTransport<V> {
             endpoint.sweep |= endpoint.up && link.phase != Phase::Offered;
         }
         while let Some(piece) = link.posted.pop_front() {
-            self.settle(piece, End::Failed { error, doubtful: true });
+            let swept = End::Failed { error, doubtful: true };
+            let end = match link.failed {
+                Some((sequence, failure)) if sequence == piece.sequence => {
+                    if failure.keys_dead {
+                        self.forget_keys(piece.slot);
+                    }
+                    End::Failed { error: failure.own.or(error), doubtful: failure.doubtful }
+                }
+                _ => swept,
+            };
+            self.settle(piece, end);
         }
         self.list(link.endpoint);
     }

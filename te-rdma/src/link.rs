@@ -55,6 +55,9 @@ pub(crate) struct Link {
     pub(crate) bytes: u64,
     /// Work requests since the last one that reports success.
     pub(crate) silent: u16,
+    /// The first work request that did not go well, and what it said. It and all behind it are settled when the queue pair is
+    /// destroyed: only then has the device let go of their memory for sure.
+    pub(crate) failed: Option<(u32, Failure)>,
     /// Something of it has been acknowledged.
     pub(crate) proven: bool,
     /// It would not be destroyed; it is tried again.
@@ -153,6 +156,7 @@ mod tests {
             outstanding: 0,
             bytes: 0,
             silent: 0,
+            failed: None,
             proven: false,
             stuck: false,
         }

@@ -21,6 +21,8 @@ pub(crate) struct Batch {
     sges: Vec<Sge>,
     /// `sequence` counts from the batch's first request.
     pieces: Vec<Piece>,
+    /// Pieces of the last request.
+    shared: u8,
     bytes: u64,
 }
 
@@ -31,6 +33,7 @@ impl Batch {
             lens: Vec::with_capacity(STRIDE),
             sges: Vec::with_capacity(STRIDE * sges),
             pieces: Vec::with_capacity(STRIDE * sges),
+            shared: 0,
             bytes: 0,
         }
     }
@@ -44,8 +47,7 @@ impl Batch {
             && request.remote_addr + u64::from(*len) == cut.remote_addr;
         let short = cut.sge.len <= MERGE_BYTES_MAX && cut.sge.len <= message_bytes_max - *len;
         let sequence = sequence as u32;
-        let shared = self.pieces.iter().rev().take_while(|piece| piece.sequence == sequence).count();
-        if !behind || !short || shared >= usize::from(sges_max) {
+        if !behind || !short || self.shared >= sges_max {
             return false;
         }
         *len += cut.sge.len;
@@ -61,6 +63,7 @@ impl Batch {
             }
         }
         self.pieces.push(Piece { slot: cut.slot, sequence, bytes: cut.sge.len });
+        self.shared += 1;
         self.bytes += u64::from(cut.sge.len);
         true
     }
@@ -78,6 +81,7 @@ impl Batch {
             remote_key: cut.remote_key,
         });
         self.lens.push(cut.sge.len);
+        self.shared = 1;
         self.sges.push(cut.sge);
         self.pieces.push(Piece { slot: cut.slot, sequence, bytes: cut.sge.len });
         self.bytes += u64::from(cut.sge.len);

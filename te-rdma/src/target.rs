@@ -149,7 +149,9 @@ impl<V: Verbs> RdmaTransport<V> {
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
-                if !self.end_peer_qps(session, &mut role.qps, gone) {
+                self.end_peer_qps(session, &mut role.qps, gone);
+                self.exorcise(session);
+                if self.undead.iter().any(|(owner, _)| *owner == session) {
                     // Not our word without the device's. A new connection asks again.
                     self.turn_away(role, channel, Status::Device);
                     return Ok(used);
@@ -325,14 +327,8 @@ impl<V: Verbs> RdmaTransport<V> {
         channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()])
     }
 
-    /// Destroys those queue pairs of a peer that `goes` names. False: one of them may still write.
-    fn end_peer_qps(
-        &mut self,
-        session: u64,
-        qps: &mut Vec<PeerQp>,
-        mut goes: impl FnMut(&PeerQp) -> bool,
-    ) -> bool {
-        let mut all = true;
+    /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed joins the undead.
+    fn end_peer_qps(&mut self, session: u64, qps: &mut Vec<PeerQp>, mut goes: impl FnMut(&PeerQp) -> bool) {
         let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
         qps.retain(|qp| {
             if !goes(qp) {
@@ -341,16 +337,17 @@ impl<V: Verbs> RdmaTransport<V> {
             if verbs.destroy_qp(qp.handle).is_ok() {
                 stats.peer_qps_destroyed += 1;
             } else {
-                // In error it carries out nothing any more; failing that, too, it may.
-                all &= verbs.modify_qp(qp.handle, QpStep::Error).is_ok();
+                // In error it takes up nothing new, but may still carry out the packet in its hands: no fence (L5).
+                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
+                    log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
+                }
                 undead.push((session, qp.handle));
             }
             false
         });
-        all
     }
 
-    /// Tries again to put a session's leftover queue pairs out of action.
+    /// Tries again to destroy a session's leftover queue pairs.
     fn exorcise(&mut self, session: u64) {
         let (verbs, stats) = (&mut self.verbs, &mut self.stats);
         self.undead.retain(|(owner, qp)| {
@@ -359,7 +356,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
             let gone = verbs.destroy_qp(*qp).is_ok();
             stats.peer_qps_destroyed += u64::from(gone);
-            !gone && verbs.modify_qp(*qp, QpStep::Error).is_err()
+            !gone
         });
     }
 

@@ -207,7 +207,12 @@ proptest! {
             framed[1] = 0;
             framed[3..8].fill(0);
         }
-        for noise in [&bytes, &framed] {
+        // What opens like a handshake, and what says that it is an export.
+        let mut greeting = bytes.clone();
+        greeting.splice(..greeting.len().min(12), [MAGIC.as_slice(), &[1, 0, 0, 0]].concat());
+        let mut export = bytes.clone();
+        export.splice(..export.len().min(6), [b"srdm".as_slice(), &[1, 0]].concat());
+        for noise in [&bytes, &framed, &greeting, &export] {
             let lens = [
                 parse_hello(noise).map(|step| used(&step)),
                 parse_welcome(noise).map(|step| used(&step)),
@@ -218,7 +223,15 @@ proptest! {
                 prop_assert!(frame <= noise.len() && needed <= FRAME_BYTES_MAX);
                 prop_assert!(frame > 0 || needed > noise.len());
             }
-            let _ = parse_export(noise);
+            grows(noise, parse_hello)?;
+            grows(noise, parse_welcome)?;
+            grows(noise, parse_request)?;
+            grows(noise, parse_response)?;
+            if let Ok(export) = parse_export(noise) {
+                let mut again = [0; EXPORT_BYTES_MAX];
+                let written = export.write(&mut again).unwrap();
+                prop_assert_eq!(parse_export(&again[..written]), Ok(export));
+            }
         }
     }
 
@@ -240,6 +253,21 @@ proptest! {
         let (offset, bytes) = chunking.chunk(index);
         prop_assert!(offset <= at && at + rest == offset + bytes);
     }
+}
+
+/// With fewer bytes a parser asks for more than it has, or says already what it will say of the whole.
+fn grows<'a, T: PartialEq + std::fmt::Debug>(
+    bytes: &'a [u8],
+    parse: fn(&'a [u8]) -> Result<Step<T>, FrameError>,
+) -> Result<(), TestCaseError> {
+    let whole = parse(bytes);
+    for len in 0..bytes.len().min(128) {
+        match parse(&bytes[..len]) {
+            Ok(Step::Need(needed)) => prop_assert!(needed > len),
+            early => prop_assert!(early == whole, "with {} of {} bytes", len, bytes.len()),
+        }
+    }
+    Ok(())
 }
 
 fn used<T>(step: &Step<T>) -> (usize, usize) {

@@ -22,7 +22,7 @@ const BYTES: usize = 64 << 10;
 const CELLS: usize = 24;
 /// The last part of the region, to which nothing is ever sent.
 const CANARY_BYTES: usize = 4 << 10;
-const FAULTS: u64 = 9;
+const FAULTS: u64 = 10;
 
 #[test]
 fn no_wrong_byte_and_no_late_write_under_any_plan() {
@@ -191,6 +191,7 @@ fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
                     [WcStatus::Local, WcStatus::RemoteOperation, WcStatus::RetriesExceeded, WcStatus::Other];
                 net.fabric.corrupt_status(here, rng.index(4) as u32, statuses[rng.index(statuses.len())]);
             }
+            8 => net.fabric.linger_in_error(there, 3),
             _ => {
                 net.stalled.push(1);
                 net.linger(time);

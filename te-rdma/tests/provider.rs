@@ -294,6 +294,42 @@ fn memory_under_a_queue_pair_that_will_not_go_is_not_handed_back() {
 }
 
 #[test]
+fn a_target_whose_device_does_not_let_go_gives_no_word() {
+    // The roles are exchanged: whoever misbehaves is the target here.
+    let mut pair = Pair::new(&config());
+    let mut blob = [0; 256];
+    let len = pair.initiator.export(REGION, &mut blob).unwrap();
+    pair.target.attach(SEGMENT, &blob[..len]).unwrap();
+    let mut next = 0;
+    let mut ends = |pair: &mut Pair, slice: Option<Slice>| -> Completion {
+        next += 1;
+        match slice {
+            Some(slice) => assert_eq!(pair.target.submit(&[slice]), Ok(1)),
+            None => pair.target.fence(Token(1_000 + next), SEGMENT).unwrap(),
+        }
+        let mut out = [Completion::applied(Token(0)); 1];
+        for _ in 0..1_000_000 {
+            pair.now = pair.now + Duration::from_micros(10);
+            pair.fabric.advance_to(pair.now);
+            pair.initiator.poll(pair.now, &mut []);
+            if pair.target.poll(pair.now, &mut out) == 1 {
+                return out[0];
+            }
+        }
+        panic!("it never ended")
+    };
+    assert_eq!(ends(&mut pair, Some(write(1, 0, 0, 100))).result, Ok(()));
+    // One of our queue pairs fails, so there is one at the target that has to go.
+    pair.fabric.corrupt_status(pair.target_port(), 0, WcStatus::RetriesExceeded);
+    assert_eq!(ends(&mut pair, Some(write(2, 0, 0, 100))).outcome, Outcome::Unknown);
+    pair.faults.refuse_destroy.store(true, Ordering::Relaxed);
+    assert_eq!(ends(&mut pair, None).outcome, Outcome::Unknown);
+    assert_eq!(ends(&mut pair, None).outcome, Outcome::Unknown);
+    pair.faults.refuse_destroy.store(false, Ordering::Relaxed);
+    assert_eq!(ends(&mut pair, None).outcome, Outcome::Applied);
+}
+
+#[test]
 fn a_poller_that_finds_nothing_may_park_until_the_device_tells() {
     let (teller, watched) = UnixStream::pair().unwrap();
     watched.set_nonblocking(true).unwrap();
