@@ -63,6 +63,10 @@ fn attend(stream: TcpStream, token: &str) -> Result<()> {
     let mut answers = stream;
     let mut first = String::new();
     requests.by_ref().take(LINE_BYTES_MAX).read_line(&mut first)?;
+    if first.is_empty() {
+        // Somebody wanted to know whether we listen.
+        return Ok(());
+    }
     let start: Start = serde_json::from_str(&first).context("a request that is not JSON")?;
     if start.token != token {
         writeln!(answers, "!wrong token")?;

@@ -17,6 +17,8 @@ use te_engine::{Access, Op, SegmentHandle, SharedRegion, TransferEngine, Transfe
 
 /// One round moves a block three times.
 const BLOCK_BYTES: u64 = 256 << 10;
+/// A block goes in so many requests: with one alone in flight the nearest rail would do all the work.
+const PIECES: u64 = 8;
 /// Blocks of the target's memory, and of ours for reading.
 const BLOCKS: u64 = 24;
 /// After a failure, so that a dead link is not hammered.
@@ -339,9 +341,17 @@ impl Worker {
         segment: SegmentHandle,
         remote_addr: u64,
     ) -> Result<(), TransferError> {
-        let local = (region.id(), offset).into();
-        let request = TransferRequest { op, local, segment, remote_addr, len: BLOCK_BYTES };
-        self.engine.submit(&[request], Some(self.transfer_max))?.wait(None).map(drop)
+        let len = BLOCK_BYTES / PIECES;
+        let piece = |at: u64| TransferRequest {
+            op,
+            local: (region.id(), offset + at).into(),
+            segment,
+            remote_addr: remote_addr + at,
+            len,
+        };
+        let requests: [TransferRequest; PIECES as usize] =
+            std::array::from_fn(|index| piece(index as u64 * len));
+        self.engine.submit(&requests, Some(self.transfer_max))?.wait(None).map(drop)
     }
 
     /// A place to read into. When most are watched, the oldest canary has stood for long enough: it is looked at and given up.

@@ -16,7 +16,7 @@ pub(super) const TESTS: &[Test] = &[
         run: rails_are_on_nodes,
     },
     Test {
-        name: "the_lab_has_a_far_node_with_memory_alone",
+        name: "the_lab_has_a_far_numa_node_with_memory_alone",
         needs: &[Need::Lab(&["numa"]), Need::Numa(3)],
         run: a_far_node,
     },
