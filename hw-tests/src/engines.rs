@@ -1,7 +1,7 @@
 //! How the engines of these tests are started.
 
 use crate::facts::Rail;
-use crate::sys::Saboteur;
+use crate::sys::Breakable;
 use anyhow::{Context as _, Result, bail};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) fn start_breakable(rails: &[Rail], listen: &str, button: &Button) -> 
         let port = u8::try_from(rail.port).context("a port's number")?;
         let verbs = Device::open(&rail.device, port)?;
         let config = te_rdma::Config { bind: SocketAddr::new(listen.ip(), 0), ..te_rdma::Config::default() };
-        let transport = Box::new(Saboteur::new(RdmaTransport::new(verbs, config)?, Arc::clone(&button.0)));
+        let transport = Box::new(RdmaTransport::new(Breakable::new(verbs, Arc::clone(&button.0)), config)?);
         breakable.push(te_engine::Rail { device: format!("{}:{port}", rail.device), transport });
     }
     // An engine wants a fabric of its own; shared memory does not leave the host.

@@ -48,6 +48,8 @@ pub struct MultiTransport<C, R> {
     fences: heapless::Vec<Fence, FENCES_MAX>,
     fence_generation: u32,
     features: Features,
+    /// See [`left_out`](Self::left_out).
+    left_out: Option<(usize, Error)>,
     now: Instant,
     /// What one call hands to a child. Kept here: clearing it for each call would cost more than the call.
     run: Box<[Slice; RUN]>,
@@ -116,6 +118,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             fences: heapless::Vec::new(),
             fence_generation: 0,
             features,
+            left_out: None,
             now: Instant::ZERO,
             run: Box::new([empty; RUN]),
         })
@@ -136,6 +139,13 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     #[must_use]
     pub fn route(&self) -> &R {
         &self.route
+    }
+
+    /// A rail that did not take the region that was registered last, for a reason of its own (a device that is gone, a limit
+    /// of locked memory), and the reason. Slices of that region ride the other rails.
+    #[must_use]
+    pub const fn left_out(&self) -> Option<(usize, Error)> {
+        self.left_out
     }
 
     /// The route, to tell it where memory is. Slices are none of its callers' business.
@@ -398,17 +408,27 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         }
         let mut mask = 0;
         let mut first_error = None;
+        let mut left_out = None;
         for (rail, child) in self.rails.iter_mut().enumerate() {
             // SAFETY: the caller's promise covers every child.
             match unsafe { child.register(id, span, access) } {
                 Ok(()) => mask |= 1 << rail,
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
+                // Its own trouble: the others serve.
+                Err(error) if error.kind.is_rail_fault() => {
+                    left_out.get_or_insert((rail, error));
+                }
                 Err(error) => {
                     first_error.get_or_insert(error);
                 }
             }
         }
-        if let Some(error) = first_error.or((mask == 0).then_some(Error::new(ErrorKind::Unsupported))) {
+        self.left_out = left_out;
+        if mask == 0 {
+            let error = left_out.map_or(Error::new(ErrorKind::Unsupported), |(_, error)| error);
+            first_error.get_or_insert(error);
+        }
+        if let Some(error) = first_error {
             for (rail, child) in self.rails.iter_mut().enumerate().filter(|(rail, _)| mask & 1 << rail != 0) {
                 let undone = child.deregister(id);
                 debug_assert!(undone.is_ok(), "rail {rail} keeps a region that nothing used");

@@ -214,11 +214,11 @@ impl HealthRoute {
         self.rails.iter().enumerate().filter(usable).fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// A slow rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not busy.
+    /// A slow or doubtful rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not busy.
     #[cold]
     fn slow_probe(&mut self, open: u32) -> Option<usize> {
         let now = self.now;
-        let due = |index: &usize| open & self.slow & 1 << index != 0 && self.rails[*index].wants_probe(now);
+        let due = |index: &usize| open & 1 << index != 0 && self.rails[*index].wants_probe(now);
         let found = (0..self.rails.len()).find(due);
         if let Some(index) = found {
             self.rails[index].probed(now, &self.config);
@@ -230,7 +230,7 @@ impl HealthRoute {
     }
 
     fn next_probe(&self) -> Instant {
-        let slow = self.rails.iter().filter(|rail| rail.slow);
+        let slow = self.rails.iter().filter(|rail| rail.slow || rail.doubtful);
         slow.map(|rail| rail.probe_at).min().unwrap_or(NEVER)
     }
 
@@ -243,7 +243,9 @@ impl HealthRoute {
         let rail = &mut self.rails[index];
         let sample = rail.learn(nanos, bytes_ahead);
         rail.skip();
-        if rail.is_suspect() || rail.slices_ended & 15 < 8 {
+        // One that took many times as long as any before it is looked at in any case.
+        let is_odd = sample / 4 > rail.ns_per_byte_q16;
+        if is_odd || rail.is_suspect() || rail.doubtful || rail.slices_ended & 15 < 8 {
             self.judge(index, sample, nanos);
         }
     }
@@ -256,10 +258,10 @@ impl HealthRoute {
         let best = peers.map(|(_, rail)| rail.figures()).min();
         let (now, config) = (self.now, self.config);
         let rail = &mut self.rails[index];
-        let was_slow = rail.slow;
+        let was_slow = rail.slow || rail.doubtful;
         rail.judge(best, Figures { ns_per_byte_q16: sample, slice_ns: nanos }, now, &config);
         rail.skip();
-        if was_slow || rail.slow {
+        if was_slow || rail.slow || rail.doubtful {
             self.slow = self.slow & !(1 << index) | u32::from(rail.slow) << index;
             self.probe_due = self.next_probe();
         }
@@ -349,8 +351,8 @@ impl Route for HealthRoute {
                 if rail.faults_in_row > 0 || rail.cooldown_ns > 0 {
                     rail.recover();
                     self.paused &= !(1 << index);
-                }
-                if rail.skip == 0 {
+                    // Its time is mostly that of making the connection again, and says nothing of the next slice's.
+                } else if rail.skip == 0 {
                     self.learn(index, nanos, bytes_ahead);
                 } else {
                     rail.skip -= 1;

@@ -187,3 +187,64 @@ fn several_rails_share_the_one_that_the_peer_has() {
     here.attach(SEGMENT, &blob[..len]).expect("attached");
     assert_eq!(here.reachable(SEGMENT), 0b11);
 }
+
+/// A thousand slices one after another over two rails, each of which takes 20 µs.
+fn a_thousand(route: &mut HealthRoute, now: &mut Instant) {
+    use te_core::Route;
+    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    for _ in 0..1000 {
+        route.tick(*now);
+        let rail = route.route(&slice, 0b11).expect("a rail");
+        route.accepted(rail, &slice);
+        let ahead = route.bytes_in_flight(rail);
+        *now = *now + Duration::from_micros(20);
+        route.tick(*now);
+        route.completed(rail, &slice, &Completion::applied(Token(0)), 20_000, ahead);
+    }
+}
+
+#[test]
+fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
+    use te_core::Route;
+    let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
+    let mut now = Instant::ZERO;
+    a_thousand(&mut route, &mut now);
+    // One slice of half a second, by bad luck.
+    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    for _ in 0..8 {
+        route.accepted(0, &slice);
+        now = now + Duration::from_millis(500);
+        route.tick(now);
+        route.completed(0, &slice, &Completion::applied(Token(0)), 500_000_000, 4096);
+    }
+    let bandwidth = |route: &HealthRoute, rail| route.health(rail).expect("a rail").bandwidth;
+    assert!(bandwidth(&route, 0) < bandwidth(&route, 1) / 100, "work alone would never find the way back");
+    for _ in 0..100 {
+        a_thousand(&mut route, &mut now);
+    }
+    // Now it is worth asking when there is work for two.
+    assert!(bandwidth(&route, 0) >= bandwidth(&route, 1) / 4, "{route:?}");
+}
+
+#[test]
+fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() {
+    use te_core::{Error, ErrorKind, Route};
+    let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
+    let mut now = Instant::ZERO;
+    a_thousand(&mut route, &mut now);
+    let before = route.health(0).expect("a rail").bandwidth;
+    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    let fault = Completion::not_applied(Token(0), Error::new(ErrorKind::Rail));
+    for _ in 0..3 {
+        route.accepted(0, &slice);
+        route.completed(0, &slice, &fault, 1_000, 4096);
+    }
+    now = now + Duration::from_secs(1);
+    route.tick(now);
+    assert_eq!(route.route(&slice, 0b01), Some(0), "a probe");
+    route.accepted(0, &slice);
+    now = now + Duration::from_millis(800);
+    route.tick(now);
+    route.completed(0, &slice, &Completion::applied(Token(0)), 800_000_000, 4096);
+    assert_eq!(route.health(0).expect("a rail").bandwidth, before);
+}

@@ -84,6 +84,8 @@ mod copier;
 mod descriptor;
 mod engine;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handle;
 mod local;
 mod metadata;

@@ -63,7 +63,10 @@
 //!
 //! # Limits
 //!
-//! Every table and queue has one; see [`Config`]. A queue pair of ours holds about
+//! All regions of a transport share the device's protection domain: a peer that holds *one* export and guesses the 32-bit device
+//! key of *another* region reaches that one too. What keeps strangers out is that only holders of an export get a queue pair.
+//!
+//! Every table and queue has a limit; see [`Config`]. A queue pair of ours holds about
 //! `qp_depth × sges × 12` bytes beside what the driver allocates. The side channel is not encrypted, and neither is RDMA:
 //! this is made for a cluster's own network.
 //!

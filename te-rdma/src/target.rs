@@ -174,7 +174,9 @@ impl<V: Verbs> RdmaTransport<V> {
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
-                if !self.end_peer_qps(session, &mut role.qps, gone) {
+                self.end_peer_qps(session, &mut role.qps, gone);
+                self.exorcise(session);
+                if self.undead.iter().any(|(owner, _)| *owner == session) {
                     // Not our word without the device's. A new connection asks again.
                     self.turn_away(role, channel, Status::Device);
                     return Ok(used);
@@ -353,14 +355,8 @@ impl<V: Verbs> RdmaTransport<V> {
         channel.push(&[header.as_bytes(), body.as_bytes(), keys[..count].as_bytes()])
     }
 
-    /// Destroys those queue pairs of a peer that `goes` names. False: one of them may still write.
-    fn end_peer_qps(
-        &mut self,
-        session: u64,
-        qps: &mut Vec<PeerQp>,
-        mut goes: impl FnMut(&PeerQp) -> bool,
-    ) -> bool {
-        let mut all = true;
+    /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed joins the undead.
+    fn end_peer_qps(&mut self, session: u64, qps: &mut Vec<PeerQp>, mut goes: impl FnMut(&PeerQp) -> bool) {
         let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
         qps.retain(|qp| {
             if !goes(qp) {
@@ -373,12 +369,10 @@ impl<V: Verbs> RdmaTransport<V> {
                 if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
                     log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
                 }
-                all = false;
                 undead.push((session, qp.handle));
             }
             false
         });
-        all
     }
 
     /// Tries again to destroy a session's leftover queue pairs.

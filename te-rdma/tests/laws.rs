@@ -470,6 +470,30 @@ fn settings_are_lowered_to_what_the_device_can_do() {
 }
 
 #[test]
+fn who_has_nothing_to_do_may_sleep() {
+    let mut net = Net::pair(&config(), 64 * KIB);
+    net.warm_up();
+    net.linger(Duration::from_millis(10));
+    for node in &net.nodes {
+        let at = node.transport.poll_at();
+        assert!(at.is_none_or(|at| at > net.now), "{at:?} at {:?}", net.now);
+    }
+    // Nobody is there any more; between two attempts to reach him nothing is to be done either.
+    net.nodes.pop();
+    net.nodes[0].submit(&[write(1, 0, 0, 10)]);
+    net.finish(1);
+    let mut sleeps = 0;
+    for token in 2..6 {
+        net.nodes[0].submit(&[write(token, 0, 0, 10)]);
+        while net.nodes[0].ended(token).is_none() {
+            net.step();
+            sleeps += u32::from(net.nodes[0].transport.poll_at().is_none_or(|at| at > net.now));
+        }
+    }
+    assert!(sleeps > 100, "it asked to be polled without a pause while it waited");
+}
+
+#[test]
 fn slices_that_wait_when_a_connection_breaks_go_over_the_next_one() {
     let config = Config { qps: 1, window_bytes_max: 1, ..config() };
     let mut net = Net::pair(&config, 64 * KIB);

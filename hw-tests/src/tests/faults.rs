@@ -75,10 +75,13 @@ struct Fault {
     errors: bool,
     /// The rails that must carry bytes again after it was mended.
     rails: &'static [usize],
-    /// From mending to the next verified transfer, and to the return of each rail, at most. Generous: guests under
-    /// emulation may be starved.
+    /// From breaking or mending to the next verified transfer, at most. Generous: guests under emulation may be starved.
     bound: Duration,
 }
+
+/// From mending until each rail carries bytes again, at most. Its pause has grown to 10 s at most while it was broken, and so
+/// has the wait for the next try of a rail that was slow when it came back.
+const RETURN_BOUND: Duration = Duration::from_secs(60);
 
 const FIRST_LINK: Fault = Fault {
     what: "the first rail's link down",
@@ -172,7 +175,7 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
     let label = host.label();
     let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
     println!(
-        "    {label}{fabric}, {} for {}; bound for each time below: {}",
+        "    {label}{fabric}, {} for {}; bound for recovery: {}",
         fault.what,
         seconds(fault.hold),
         seconds(fault.bound)
@@ -186,7 +189,11 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
         seconds(findings.longest_gap())
     );
     for (rail, time) in returned {
-        println!("    {label}{rail} carries bytes again {} after it was mended", seconds(time));
+        println!(
+            "    {label}{rail} carries bytes again {} after it was mended (bound {})",
+            seconds(time),
+            seconds(RETURN_BOUND)
+        );
     }
     let rails: Vec<String> =
         bytes.iter().map(|(rail, bytes)| format!("{rail} {} MiB", bytes >> 20)).collect();
@@ -198,9 +205,15 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
         findings.canaries.0,
         findings.canaries.1,
     );
-    if let Some((at, why)) = findings.failures.first() {
-        let after = at.saturating_duration_since(injected);
-        println!("    {label}the first failure, {} after the fault: {why}", seconds(after));
+    let mut told = "";
+    for (at, why) in &findings.failures {
+        // A series of the same is told once.
+        if why != told {
+            println!("    {label}{} after it broke: {why}", seconds(at.saturating_duration_since(injected)));
+            told = why;
+        }
+    }
+    if let Some((_, why)) = findings.failures.first() {
         ensure!(fault.errors, "a path was alive, and {} operations failed: {why}", findings.failures.len());
     }
     Ok(())
@@ -251,9 +264,10 @@ impl Scene {
                 }
                 !back
             });
-            if mended.elapsed() > fault.bound && !waiting.is_empty() {
+            if mended.elapsed() > RETURN_BOUND && !waiting.is_empty() {
                 let names: Vec<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
-                bail!("{} carries nothing again within {:?}", names.join(" and "), fault.bound);
+                let (names, all) = (names.join(" and "), self.load.rails_at_length());
+                bail!("{names} carries nothing again within {RETURN_BOUND:?}; the rails: {all}");
             }
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -22,6 +22,8 @@ pub(super) struct Rail {
     pub(super) slow: bool,
     /// Slices that spoke against it, less those that spoke for it: slow at [`SLOW_SIGNS`], and again not slow at 0.
     slow_signs: u8,
+    /// What is known of it would keep slices away for ever, and may rest on one that had bad luck: it is tried now and then.
+    pub(super) doubtful: bool,
     /// Slices to let pass before one is learnt from.
     pub(super) skip: u8,
     /// What the slices that spoke against it took for a byte, smoothed.
@@ -73,6 +75,7 @@ impl Rail {
             probing: false,
             slow: false,
             slow_signs: 0,
+            doubtful: false,
             skip: 0,
             slow_ns_per_byte_q16: 0,
             group: 0,
@@ -131,7 +134,7 @@ impl Rail {
     /// time of a byte, as `ns_per_byte_q16`.
     pub(super) fn learn(&mut self, nanos: u64, bytes_ahead: u64) -> u64 {
         let sample = ns_per_byte_q16(bytes_ahead.max(1), nanos);
-        if self.slow {
+        if self.slow || self.doubtful {
             // It is seldom asked: what it says counts for more, and good news are looked into at once.
             if sample < self.ns_per_byte_q16 / 2 {
                 (self.probe_at, self.probe_wait_ns) = (Instant::ZERO, 0);
@@ -149,7 +152,7 @@ impl Rail {
     /// Sets how many slices are to pass before the next one is learnt from: none while too little is known or what is known
     /// is bad. A division a slice is dear, and one in eight tells enough of a rail that is well known.
     pub(super) fn skip(&mut self) {
-        let every_one = self.slices_ended < WATCHED_SLICES || self.is_suspect();
+        let every_one = self.slices_ended < WATCHED_SLICES || self.is_suspect() || self.doubtful;
         self.skip = if every_one { 0 } else { LEARN_EVERY - 1 };
     }
 
@@ -180,11 +183,16 @@ impl Rail {
         config: &HealthConfig,
     ) {
         let Some(best) = best.filter(|_| config.slow_factor > 0) else {
-            (self.slow, self.slow_signs) = (false, 0);
+            (self.slow, self.slow_signs, self.doubtful) = (false, 0, false);
             return;
         };
         let (sample, nanos) = (figures.ns_per_byte_q16, figures.slice_ns);
         let limit = best.ns_per_byte_q16.saturating_mul(u64::from(config.slow_factor));
+        let was_doubtful = core::mem::replace(&mut self.doubtful, self.ns_per_byte_q16 > limit);
+        if self.doubtful && !was_doubtful && !self.slow {
+            self.probe_wait_ns = 0;
+            self.probed(now, config);
+        }
         let slow_now = sample > limit
             && if self.slow {
                 // While it is slow it gets few slices, which soon end: that alone makes it no quicker than it was.
@@ -209,9 +217,9 @@ impl Rail {
         }
     }
 
-    /// Whether a slow rail is to be tried: it has been idle for long enough.
+    /// Whether a slow or doubtful rail is to be tried: it has been idle for long enough.
     pub(super) fn wants_probe(&self, now: Instant) -> bool {
-        self.in_flight == 0 && now >= self.probe_at
+        (self.slow || self.doubtful) && self.in_flight == 0 && now >= self.probe_at
     }
 
     /// It was just tried, or just found slow: the next try is later each time.

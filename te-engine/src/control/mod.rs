@@ -104,6 +104,23 @@ fn body<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
     }
 }
 
+/// Takes `bytes` for a frame: what is understood comes back the same.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz_frame(bytes: &[u8]) {
+    fn round<T: Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+        let Ok(understood) = body::<T>(bytes) else { return };
+        let frame = frame(&understood);
+        let header = frame.first_chunk().expect("a frame has a header");
+        assert_eq!(body_len(header, frame.len()), Ok(frame.len() - HEADER_BYTES));
+        assert_eq!(body::<T>(&frame[HEADER_BYTES..]), Ok(understood));
+    }
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
+    // A header that makes no sense must not keep the bodies from being tried.
+    let len = body_len(header, rest.len()).unwrap_or(rest.len());
+    round::<Request>(&rest[..len]);
+    round::<Answer>(&rest[..len]);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

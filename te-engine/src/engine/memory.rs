@@ -48,6 +48,10 @@ impl Engine {
         let registered = self.regions.check(span).and_then(|()| {
             // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, and that asks `deregister` first.
             unsafe { self.rails.register(id, span, access) }.map_err(RegisterError::Rails)?;
+            if let Some((rail, error)) = self.rails.left_out() {
+                let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
+                log::warn!("region {id} of {} bytes goes without {fabric} {device}: {error}", span.len());
+            }
             self.publish(id, span, access)
         });
         match registered {

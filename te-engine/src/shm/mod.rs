@@ -194,7 +194,7 @@ impl Reach for ShmReach {
 
     fn poll(&mut self, now: Instant) {
         self.events();
-        self.owner.poll(now);
+        self.owner.poll(&self.epoll, now);
         self.peers.flush(now);
     }
 
@@ -231,6 +231,16 @@ fn socket_name(socket: &[u8; 16]) -> [u8; 41] {
         (pair[0], pair[1]) = (digit(byte >> 4), digit(byte & 15));
     }
     name
+}
+
+/// Takes `bytes` for a message: what is understood comes back the same.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz_message(bytes: &[u8]) {
+    let Ok(understood) = message::Message::decode(bytes) else { return };
+    let mut out = [0; 128];
+    let len = understood.encode(&mut out);
+    assert!(len <= message::MESSAGE_BYTES_MAX);
+    assert_eq!(message::Message::decode(&out[..len]), Ok(understood));
 }
 
 fn watch(epoll: &Epoll, socket: &SeqSocket, tag: Tag) -> Result<(), Error> {

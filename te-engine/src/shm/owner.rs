@@ -20,6 +20,8 @@ const HOLDERS_MAX: usize = 1024;
 const HOLDERS_PER_USER_MAX: usize = 64;
 /// How long one that has been granted nothing may stay. Anybody on the host can connect; a peer asks at once.
 const STRANGER_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long not to listen after a peer could not be accepted.
+const REST: Duration = Duration::from_millis(100);
 /// Messages of one holder handled before the others have their turn.
 const MESSAGES_MAX: usize = 64;
 
@@ -30,6 +32,10 @@ pub(super) struct Owner {
     holders: Vec<Option<Holder>>,
     /// Whether some may have been granted nothing yet.
     strangers: bool,
+    /// We do not listen for a while: no descriptor is left for one more peer, and who waits would wake us again and again.
+    rests: bool,
+    /// Until then; told by the first `poll` after it began.
+    rests_until: Option<Instant>,
 }
 
 /// A region that can be had.
@@ -70,7 +76,14 @@ struct Grant {
 
 impl Owner {
     pub(super) fn new() -> Self {
-        Self { listener: None, shared: Vec::new(), holders: Vec::new(), strangers: false }
+        Self {
+            listener: None,
+            shared: Vec::new(),
+            holders: Vec::new(),
+            strangers: false,
+            rests: false,
+            rests_until: None,
+        }
     }
 
     /// Listens, if it does not yet.
@@ -124,6 +137,7 @@ impl Owner {
                 Ok(None) => return,
                 Err(errno) => {
                     log::warn!("shm: accepting a peer failed: {errno}");
+                    self.rests = epoll.delete(listener).is_ok();
                     return;
                 }
             };
@@ -180,8 +194,14 @@ impl Owner {
         }
     }
 
-    /// Parts with those who connected and showed no key in time.
-    pub(super) fn poll(&mut self, now: Instant) {
+    /// Parts with those who connected and showed no key in time, and listens again after a rest.
+    pub(super) fn poll(&mut self, epoll: &Epoll, now: Instant) {
+        if let (true, Some(listener)) = (self.rests, &self.listener)
+            && now >= *self.rests_until.get_or_insert(now + REST)
+        {
+            self.rests = watch(epoll, listener, Tag::Listener).is_err();
+            self.rests_until = None;
+        }
         if !self.strangers {
             return;
         }
@@ -199,11 +219,12 @@ impl Owner {
 
     /// When `poll` has something to do; `now` when it has at once.
     pub(super) fn poll_at(&self, now: Instant) -> Option<Instant> {
+        let rest = self.rests.then(|| self.rests_until.unwrap_or(now));
         if !self.strangers {
-            return None;
+            return rest;
         }
         let strangers = self.holders.iter().flatten().filter(|holder| !holder.granted);
-        strangers.map(|holder| holder.since.map_or(now, |since| since + STRANGER_TIME_MAX)).min()
+        strangers.map(|holder| holder.since.map_or(now, |since| since + STRANGER_TIME_MAX)).chain(rest).min()
     }
 }
 
