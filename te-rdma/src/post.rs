@@ -44,7 +44,8 @@ impl Batch {
         let (request, len) = (&mut self.requests[sequence], &mut self.lens[sequence]);
         let behind = request.op == cut.op
             && request.remote_key == cut.remote_key
-            && request.remote_addr + u64::from(*len) == cut.remote_addr;
+            // The peer's word: a region may end where the addresses do.
+            && request.remote_addr.wrapping_add(u64::from(*len)) == cut.remote_addr;
         let short = cut.sge.len <= MERGE_BYTES_MAX && cut.sge.len <= message_bytes_max - *len;
         let sequence = sequence as u32;
         if !behind || !short || self.shared >= sges_max {
@@ -297,5 +298,21 @@ impl<V: Verbs> RdmaTransport<V> {
             Some(error) => self.fail(slot, error),
             None => self.again(slot),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_of_a_peer_may_end_where_the_addresses_do() {
+        let mut batch = Batch::new(2);
+        let sge = Sge { addr: 0x1000, len: 100, local_key: 1 };
+        let last = u64::MAX - 99;
+        let cut = Cut { slot: 0, op: Op::Write, sge, mapped: true, remote_addr: last, remote_key: 2 };
+        batch.append(&cut);
+        assert!(!batch.merge(&Cut { remote_addr: last - 100, ..cut }, 2, 1_000));
+        assert_eq!(batch.requests.len(), 1);
     }
 }

@@ -242,7 +242,9 @@ impl<V: Verbs> RdmaTransport<V> {
         if self.outage.is_some() {
             return Err(Status::Device);
         }
-        if role.qps.len() + offered.len() > LIVE_MAX {
+        // Half of what the device has is for our own work, however many peers there are.
+        let held = self.stats.peer_qps_made - self.stats.peer_qps_destroyed + offered.len() as u64;
+        if role.qps.len() + offered.len() > LIVE_MAX || held > u64::from(self.verbs.info().qp_count_max / 2) {
             return Err(Status::Full);
         }
         let gid = self.port.matching(port).ok_or(Status::Family)?;

@@ -557,3 +557,27 @@ fn a_flood_of_queue_pairs_is_served_a_few_at_a_time() {
     }
     still_works(&mut net, 10);
 }
+
+#[test]
+fn peers_cannot_take_every_queue_pair_that_the_device_has() {
+    let mut net = Net::new(1);
+    let device = te_rdma::sim::DeviceConfig { qp_count_max: 16, ..Default::default() };
+    net.add(&config(), 4 * KIB);
+    net.add_device(device, &config(), 4 * KIB);
+    net.attach(0, SEGMENT, 1, REGION);
+    net.attach(1, SEGMENT, 0, REGION);
+    let mut greedy = Raw::proven(&mut net, 5);
+    for (id, generations) in [(1, 0..4), (2, 4..8), (3, 8..12)] {
+        greedy.send(&connect(id, generations));
+        let answer = greedy.receive(&mut net, if id == 3 { 24 } else { 16 + 32 + 4 * 16 });
+        let full = matches!(
+            parse_response(&answer),
+            Ok(Step::Frame(Response::Refused { status: Status::Full, .. }, _))
+        );
+        assert_eq!(full, id == 3);
+    }
+    // What is left is for its own work.
+    net.nodes[1].submit(&[write(1, 0, 0, 100)]);
+    net.drive("it reaches somebody", |net| net.nodes[1].ended(1).is_some());
+    assert_eq!(net.nodes[1].ended(1).unwrap().result, Ok(()));
+}
