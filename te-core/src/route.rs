@@ -128,7 +128,7 @@ pub struct HealthRoute {
     paused: u32,
     /// Rails that are slow.
     slow: u32,
-    /// No slow rail wants to be tried before. Never, while there is none.
+    /// No slow rail wants to be tried before, and nobody looks for doubtful ones.
     probe_due: Instant,
     config: HealthConfig,
     now: Instant,
@@ -140,7 +140,6 @@ pub struct HealthRoute {
 /// A penalty for each rail, in tenths: 10 is near.
 type Row = [u8; RAILS_MAX];
 const NEAR: Row = [10; RAILS_MAX];
-const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 impl HealthRoute {
     /// A route over as many rails as there are `penalties`, in percent: 100 for the nearest, more for those further away.
@@ -154,7 +153,7 @@ impl HealthRoute {
             rails: penalties.iter().map(|&penalty| Rail::new(penalty, config)).collect(),
             paused: 0,
             slow: 0,
-            probe_due: NEVER,
+            probe_due: Instant::ZERO,
             config,
             now: Instant::ZERO,
             regions: Vec::new(),
@@ -214,24 +213,35 @@ impl HealthRoute {
         self.rails.iter().enumerate().filter(usable).fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// A slow or doubtful rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not busy.
+    /// A slow or doubtful rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not
+    /// busy. Looks in passing whether a rail has become doubtful because others have become better.
     #[cold]
     fn slow_probe(&mut self, open: u32) -> Option<usize> {
-        let now = self.now;
-        let due = |index: &usize| open & 1 << index != 0 && self.rails[*index].wants_probe(now);
-        let found = (0..self.rails.len()).find(due);
-        if let Some(index) = found {
-            self.rails[index].probed(now, &self.config);
+        let (now, config) = (self.now, self.config);
+        let mut found = None;
+        self.probe_due = now + config.cooldown_min * 10;
+        for index in 0..self.rails.len() {
+            let best = self.best_beside(index);
+            let rail = &mut self.rails[index];
+            rail.doubt(best, now, &config);
+            if !rail.slow && !rail.doubtful {
+                continue;
+            }
+            if found.is_none() && open & 1 << index != 0 && rail.wants_probe(now) {
+                rail.probed(now, &config);
+                found = Some(index);
+            }
+            // One that this slice cannot reach must not be looked for at every slice.
+            self.probe_due = self.probe_due.min(rail.probe_at.max(now + config.cooldown_min));
         }
-        let next = self.next_probe();
-        // One that this slice cannot reach must not be looked for at every slice.
-        self.probe_due = if next <= now { now + self.config.cooldown_min } else { next };
         found
     }
 
-    fn next_probe(&self) -> Instant {
-        let slow = self.rails.iter().filter(|rail| rail.slow || rail.doubtful);
-        slow.map(|rail| rail.probe_at).min().unwrap_or(NEVER)
+    /// The best of a rail's group beside itself, among those that are well known.
+    fn best_beside(&self, index: usize) -> Option<Figures> {
+        let group = self.rails[index].group;
+        let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
+        self.rails.iter().enumerate().filter(peer).map(|(_, rail)| rail.figures()).min()
     }
 
     /// Takes the time of a slice into account. Out of line: most slices are not asked.
@@ -252,10 +262,7 @@ impl HealthRoute {
 
     /// Compares a rail with the best of its group, after a slice that took `nanos`, `sample` a byte.
     fn judge(&mut self, index: usize, sample: u64, nanos: u64) {
-        let group = self.rails[index].group;
-        let peer = |&(other, rail): &(usize, &Rail)| other != index && rail.group == group && rail.is_known();
-        let peers = self.rails.iter().enumerate().filter(peer);
-        let best = peers.map(|(_, rail)| rail.figures()).min();
+        let best = self.best_beside(index);
         let (now, config) = (self.now, self.config);
         let rail = &mut self.rails[index];
         let was_slow = rail.slow || rail.doubtful;
@@ -263,7 +270,7 @@ impl HealthRoute {
         rail.skip();
         if was_slow || rail.slow || rail.doubtful {
             self.slow = self.slow & !(1 << index) | u32::from(rail.slow) << index;
-            self.probe_due = self.next_probe();
+            self.probe_due = self.probe_due.min(self.rails[index].probe_at);
         }
     }
 }

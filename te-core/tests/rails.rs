@@ -248,3 +248,25 @@ fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() 
     route.completed(0, &slice, &Completion::applied(Token(0)), 800_000_000, 4096);
     assert_eq!(route.health(0).expect("a rail").bandwidth, before);
 }
+
+#[test]
+fn a_rail_is_tried_again_when_others_have_become_much_better() {
+    use te_core::Route;
+    let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
+    let mut now = Instant::ZERO;
+    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    // Both were slow when they were first used, and then only one was.
+    for (rail, micros) in [(0, 20_000), (1, 20_000), (1, 20)] {
+        for _ in 0..100 {
+            route.accepted(rail, &slice);
+            now = now + Duration::from_micros(micros);
+            route.tick(now);
+            route.completed(rail, &slice, &Completion::applied(Token(0)), micros * 1000, 4096);
+        }
+    }
+    for _ in 0..100 {
+        a_thousand(&mut route, &mut now);
+    }
+    let bandwidth = |rail| route.health(rail).expect("a rail").bandwidth;
+    assert!(bandwidth(0) >= bandwidth(1) / 4, "{route:?}");
+}

@@ -34,16 +34,16 @@ impl<V: Verbs> RdmaTransport<V> {
             return;
         }
         let Some(mut connection) = self.connections.take(channel) else { return };
-        let before = self.next_question;
         self.ask_for_keys(endpoint, &mut connection.channel);
         if offers {
             self.offer(endpoint, &mut connection.channel);
         }
         self.send_fences(endpoint, &mut connection.channel);
-        let asked = (self.next_question - before) as u32;
+        let asked = self.asked_now.len() as u32;
         if let Role::Out(out) = &mut connection.role
             && asked > 0
         {
+            out.open.extend(self.asked_now.drain(..));
             if out.asked == 0 {
                 let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
                 connection.deadline = Some(self.now + silence);
@@ -59,16 +59,21 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    fn question(&mut self, low: u32) -> u64 {
+    fn question(&mut self, kind: Kind, low: u32) -> u64 {
         self.next_question += 1;
-        self.next_question << SEGMENT_BITS | u64::from(low)
+        let id = self.next_question << SEGMENT_BITS | u64::from(low);
+        self.asked_now.push((id, kind));
+        id
     }
 
     fn ask_for_keys(&mut self, endpoint: u32, channel: &mut Channel) {
         while channel.has_room()
             && let Some(segment) = self.endpoints.get_mut(endpoint).and_then(|of| of.wanting.pop())
         {
-            let id = self.question(segment);
+            if self.segments.get(segment).is_none() {
+                continue;
+            }
+            let id = self.question(Kind::Resolve, segment);
             let Some(of) = self.segments.get_mut(segment) else { continue };
             let question = Resolve {
                 region: U32::new(of.region),
@@ -113,7 +118,7 @@ impl<V: Verbs> RdmaTransport<V> {
             self.links_failed(endpoint, Error::with_code(ErrorKind::Rail, error.code));
         }
         if count > 0 {
-            let id = self.question(0);
+            let id = self.question(Kind::Connect, 0);
             let gid = self.port.gid;
             let port = self.port.body(&gid, self.config.reads);
             let header = Header::new(Kind::Connect, count as u16, id);
@@ -160,7 +165,7 @@ impl<V: Verbs> RdmaTransport<V> {
             silent: 0,
             failed: None,
             proven: false,
-            stuck: false,
+            stuck: None,
         };
         let entry = QpEntry {
             generation: U32::new(link.generation),
@@ -189,7 +194,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 count += 1;
             }
         }
-        let id = self.question(0);
+        let id = self.question(Kind::Fence, 0);
         let header = Header::new(Kind::Fence, count as u16, id);
         channel.push(&[header.as_bytes(), live[..count].as_bytes()]);
         if let Some(of) = self.endpoints.get_mut(endpoint) {
@@ -249,6 +254,10 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         if let Some(error) = failed {
+            // The target has its ends still.
+            if let Some(of) = self.endpoints.get_mut(endpoint) {
+                of.sweep = true;
+            }
             self.links_failed(endpoint, error);
         }
         true

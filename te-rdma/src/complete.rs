@@ -313,13 +313,13 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn bury(&mut self, index: u32) {
         let Some(mut link) = self.links.take(index) else { return };
         if let Err(error) = self.verbs.destroy_qp(link.qp.handle) {
-            if !link.stuck {
+            if link.stuck.is_none() {
                 log::error!(
                     "queue pair {:#x} cannot be destroyed, {} bytes are in quarantine: {error}",
                     link.qp.number,
                     link.bytes
                 );
-                link.stuck = true;
+                link.stuck = Some(link.bytes);
                 self.stats.quarantined_bytes += link.bytes;
             }
             let verdict = match link.phase {
@@ -338,9 +338,7 @@ impl<V: Verbs> RdmaTransport<V> {
         self.stats.qps_destroyed += 1;
         self.links.release(index);
         self.outstanding -= link.outstanding;
-        if link.stuck {
-            self.stats.quarantined_bytes -= link.bytes;
-        }
+        self.stats.quarantined_bytes -= link.stuck.unwrap_or(0);
         let error = match link.phase {
             Phase::Flushing { verdict, .. } => {
                 self.flushing -= 1;

@@ -1,8 +1,11 @@
 //! A side channel with its role: ours to a peer, or a peer's to us.
 
+use std::collections::VecDeque;
+
 use te_core::Instant;
 
 use crate::channel::Channel;
+use crate::exchange::Kind;
 use crate::verbs::QpHandle;
 
 /// The names of what epoll tells about beside connections; no connection has them.
@@ -45,8 +48,12 @@ pub(crate) struct Out {
     /// Which of the endpoint's addresses it goes to.
     pub(crate) address: u8,
     pub(crate) phase: Phase,
-    /// Questions without an answer.
+    /// Questions without an answer, the handshake included.
     pub(crate) asked: u32,
+    /// Those after the handshake: answers come in the order of the questions.
+    pub(crate) open: VecDeque<(u64, Kind)>,
+    /// Some question was answered.
+    pub(crate) answered: bool,
 }
 
 /// A side channel of a peer's.
@@ -58,6 +65,8 @@ pub(crate) struct In {
     pub(crate) number: u32,
     /// It has shown the key of some region: whoever has none gets no queue pair.
     pub(crate) proven: bool,
+    /// Its next frame offers queue pairs, and waits for the next poll.
+    pub(crate) waits: bool,
     /// The queue pairs that we hold for it.
     pub(crate) qps: Vec<PeerQp>,
     /// Everything has been said; it goes when that has left.

@@ -5,6 +5,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
+use crate::exchange;
 use crate::net::Interest;
 use crate::transport::{Outage, RdmaTransport};
 use crate::verbs::{AsyncEvent, Verbs};
@@ -24,11 +25,15 @@ impl<V: Verbs> RdmaTransport<V> {
         self.now = self.now.max(now);
         self.fresh = false;
         self.polls = self.polls.wrapping_add(1);
+        self.peer_qps_left = exchange::QPS_MAX;
         if self.outstanding > 0 {
             match self.reap() {
                 0 => self.vain = self.vain.saturating_add(1),
                 _ => self.vain = 0,
             }
+        }
+        if !self.unserved.is_empty() {
+            self.drive_unserved();
         }
         if self.outstanding == 0 || self.questions > 0 || self.armed || self.polls.is_multiple_of(ASK_EVERY) {
             self.drive_ready();
@@ -155,7 +160,9 @@ impl<V: Verbs> RdmaTransport<V> {
             note(self.connections.get(index).and_then(|connection| connection.deadline));
         }
         for &slot in &self.draining {
-            note(self.operations.get(slot).and_then(|operation| operation.canceled));
+            // Whose time is up, its queue pair has been flushed: that one's deadline counts.
+            let until = self.operations.get(slot).and_then(|operation| operation.canceled);
+            note(until.filter(|until| *until > self.now));
         }
         if self.flushing > 0 {
             for index in 0..self.links.bound() {

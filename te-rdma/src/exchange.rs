@@ -22,7 +22,7 @@
 //! | 8 | 2 | protocol version, now 1. Magic and version stay here in every version |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | which connection of the session this is: grows with each |
-//! | 16 | 8 | session: random, one for each initiating transport |
+//! | 16 | 8 | session: random, one for each initiating transport and target: nobody else knows it |
 //! | 24 | 8 | incarnation that the target must have |
 //! | 32 | 16 | zero |
 //!
@@ -48,6 +48,8 @@
 //! | 2 | 2 | count of entries that follow the body |
 //! | 4 | 4 | zero |
 //! | 8 | 8 | id: the asker's choice, comes back in the answer; 0 where there is none |
+//!
+//! Answers come in the order of the questions; WITHDRAWN may come between.
 //!
 //! **CONNECT** and **ACCEPT**: a body of 32 bytes that says how to reach the port, then 1 to 16 entries of 16 bytes, one a
 //! queue pair. ACCEPT has the entries of the CONNECT that it answers, in the same order, with the target's numbers. A CONNECT
@@ -223,7 +225,7 @@ pub struct Hello {
     pub reserved: U16,
     /// Which connection of the session this is.
     pub connection: U32,
-    /// Random, one for each initiating transport.
+    /// Random, one for each initiating transport and target.
     pub session: U64,
     /// The incarnation that the target must have.
     pub target: U64,

@@ -60,8 +60,8 @@ pub(crate) struct Link {
     pub(crate) failed: Option<(u32, Failure)>,
     /// Something of it has been acknowledged.
     pub(crate) proven: bool,
-    /// It would not be destroyed; it is tried again.
-    pub(crate) stuck: bool,
+    /// It would not be destroyed; it is tried again. So many bytes were under it then.
+    pub(crate) stuck: Option<u64>,
 }
 
 impl Link {
@@ -158,7 +158,7 @@ mod tests {
             silent: 0,
             failed: None,
             proven: false,
-            stuck: false,
+            stuck: None,
         }
     }
 

@@ -44,13 +44,15 @@ impl Batch {
         let (request, len) = (&mut self.requests[sequence], &mut self.lens[sequence]);
         let behind = request.op == cut.op
             && request.remote_key == cut.remote_key
-            && request.remote_addr + u64::from(*len) == cut.remote_addr;
+            // The peer's word: a region may end where the addresses do.
+            && request.remote_addr.wrapping_add(u64::from(*len)) == cut.remote_addr;
         let short = cut.sge.len <= MERGE_BYTES_MAX && cut.sge.len <= message_bytes_max - *len;
         let sequence = sequence as u32;
         if !behind || !short || self.shared >= sges_max {
             return false;
         }
         *len += cut.sge.len;
+        request.inline &= cut.mapped;
         match self.sges.last_mut() {
             Some(sge)
                 if sge.local_key == cut.sge.local_key && sge.addr + u64::from(sge.len) == cut.sge.addr =>
@@ -75,7 +77,7 @@ impl Batch {
             id: 0,
             op: cut.op,
             signaled: false,
-            inline: false,
+            inline: cut.mapped,
             sges: 1,
             remote_addr: cut.remote_addr,
             remote_key: cut.remote_key,
@@ -96,7 +98,7 @@ impl Batch {
             if request.signaled {
                 silent = 0;
             }
-            request.inline = request.op == Op::Write && *len <= inline_max;
+            request.inline &= request.op == Op::Write && *len <= inline_max;
             request.id = link.id(link.next.wrapping_add(at as u32));
         }
     }
@@ -116,6 +118,8 @@ struct Cut {
     slot: u32,
     op: Op,
     sge: Sge,
+    /// The CPU may read the piece: it can travel inside its work request.
+    mapped: bool,
     remote_addr: u64,
     remote_key: u32,
 }
@@ -194,7 +198,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let inline_max = link.qp.config.inline_bytes.min(self.config.inline_bytes_max);
         self.batch.finish(link, self.config.signal_every, inline_max);
         let count = self.batch.requests.len();
-        // SAFETY: every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
+        // SAFETY: only pieces of mapped regions go inline; every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
         // caller keeps registered memory mapped and unborrowed.
         let (taken, error) =
             unsafe { self.verbs.post(link.qp.handle, &self.batch.requests, &self.batch.sges) };
@@ -281,6 +285,7 @@ impl<V: Verbs> RdmaTransport<V> {
             slot,
             op: operation.op,
             sge: Sge { addr, len: len as u32, local_key: local.local_key },
+            mapped: region.mapped,
             remote_addr: there.base + operation.remote_offset + done,
             remote_key,
         })
@@ -293,5 +298,21 @@ impl<V: Verbs> RdmaTransport<V> {
             Some(error) => self.fail(slot, error),
             None => self.again(slot),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_of_a_peer_may_end_where_the_addresses_do() {
+        let mut batch = Batch::new(2);
+        let sge = Sge { addr: 0x1000, len: 100, local_key: 1 };
+        let last = u64::MAX - 99;
+        let cut = Cut { slot: 0, op: Op::Write, sge, mapped: true, remote_addr: last, remote_key: 2 };
+        batch.append(&cut);
+        assert!(!batch.merge(&Cut { remote_addr: last - 100, ..cut }, 2, 1_000));
+        assert_eq!(batch.requests.len(), 1);
     }
 }

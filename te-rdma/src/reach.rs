@@ -1,6 +1,8 @@
 //! Getting to a peer and losing it: side channels are opened and end, and what waited for them with them.
 
 use core::time::Duration;
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::io;
 use std::net::SocketAddr;
 
@@ -11,7 +13,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::channel::Channel;
 use crate::connection::{Connection, Out, Phase, Role};
 use crate::endpoint::{ChannelEnd, Gate};
-use crate::exchange::{self, Hello, MAGIC, Response, Status, Step, VERSION, Welcome};
+use crate::exchange::{self, Hello, Kind, MAGIC, Response, Status, Step, VERSION, Welcome};
 use crate::net::{self, Interest};
 use crate::region::Keys;
 use crate::sieve::Sign;
@@ -104,7 +106,14 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(error);
         }
         let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
-        let role = Out { endpoint, address: at, phase: Phase::Connecting, asked: 1 };
+        let role = Out {
+            endpoint,
+            address: at,
+            phase: Phase::Connecting,
+            asked: 1,
+            open: VecDeque::new(),
+            answered: false,
+        };
         let mut channel = Channel::new(stream, interest);
         channel.dialing = true;
         let connection = Connection { channel, deadline: Some(deadline), role: Role::Out(role) };
@@ -165,13 +174,14 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn greet(&mut self, out: &mut Out, channel: &mut Channel) {
         self.next_connection = self.next_connection.wrapping_add(1);
+        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation);
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
             reserved: U16::ZERO,
             connection: U32::new(self.next_connection),
-            session: U64::new(self.session),
-            target: U64::new(self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation)),
+            session: U64::new(self.sessions.hash_one(incarnation)),
+            target: U64::new(incarnation),
             reserved_end: [0; 16],
         };
         channel.push(&[hello.as_bytes()]);
@@ -208,6 +218,18 @@ impl<V: Verbs> RdmaTransport<V> {
             self.withdrawn(out.endpoint, region.region.get(), region.generation.get());
             return Ok(Some(used));
         }
+        let answers = match (&response, out.open.pop_front()) {
+            (Response::Accept { id, .. }, Some((asked, Kind::Connect)))
+            | (Response::Resolved { id, .. }, Some((asked, Kind::Resolve)))
+            | (Response::Fenced { id }, Some((asked, Kind::Fence)))
+            | (Response::Refused { id, .. }, Some((asked, Kind::Connect | Kind::Resolve))) => *id == asked,
+            _ => false,
+        };
+        // An answer to what nobody has asked, or to something else.
+        if !answers {
+            return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
+        }
+        out.answered = true;
         let known = match response {
             Response::Accept { id, port, qps } => self.accepted(out.endpoint, id, &port, qps),
             Response::Resolved { id, of, keys } => self.resolved(out.endpoint, id, &of, keys),
@@ -215,7 +237,6 @@ impl<V: Verbs> RdmaTransport<V> {
             Response::Refused { id, status } => self.refused(out.endpoint, id, status),
             Response::Withdrawn { .. } | Response::Error { .. } => true,
         };
-        // An answer to what nobody has asked.
         if !known || out.asked == 0 {
             return Err(ChannelEnd::Lost(ErrorKind::Protocol.into()));
         }
@@ -295,8 +316,22 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
             }
         }
-        if let ChannelEnd::Refused(error) = end {
-            self.channel_refused(endpoint, out.address, error);
+        // What had its keys waits for them again.
+        while let Some(slot) = self.endpoints.get(endpoint).and_then(|of| of.pending.first()) {
+            self.unqueue(slot);
+            self.again(slot);
+        }
+        match end {
+            ChannelEnd::Refused(error) => self.channel_refused(endpoint, out.address, error),
+            // It would go the same way at once.
+            ChannelEnd::Lost(_) if !out.answered || error.kind == ErrorKind::Protocol => {
+                if let Some(of) = self.endpoints.get_mut(endpoint) {
+                    of.back_off(self.now, self.config.reconnect_ms_max);
+                }
+                self.timers_stale = true;
+                self.fail_waiting(endpoint, error);
+            }
+            _ => {}
         }
         self.list(endpoint);
     }

@@ -16,6 +16,8 @@ pub(crate) struct Region {
     pub(crate) chunks: Vec<Registration>,
     pub(crate) access: Access,
     pub(crate) key: u64,
+    /// Memory of this process. Another device's the CPU cannot read.
+    pub(crate) mapped: bool,
     /// Slices of ours that may touch it.
     pub(crate) own: u32,
     /// Some peer has got its remote keys.

@@ -57,10 +57,14 @@ pub(crate) unsafe fn register<V: Verbs>(
     let threads = u64::from(config.registration_threads).min(count);
     if threads > 1 {
         std::thread::scope(|scope| {
-            for _ in 0..threads {
+            for _ in 1..threads {
                 // SAFETY: the caller's promise covers the span for longer than the scope.
-                scope.spawn(|| unsafe { job.work() });
+                let work = || unsafe { job.work() };
+                // A thread that the system does not give has its share done by the others.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
             }
+            // SAFETY: the caller's promise.
+            unsafe { job.work() };
         });
     } else {
         // SAFETY: the caller's promise.

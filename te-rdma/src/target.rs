@@ -76,8 +76,28 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Works on a peer's side channel that is ready.
     pub(crate) fn drive_in(&mut self, index: u32, mut connection: Box<Connection>, readable: bool) {
         match self.try_drive_in(&mut connection, readable) {
-            Ok(true) => self.settle_interest(index, connection),
+            Ok(true) => {
+                let name = self.connections.name(index);
+                if matches!(&connection.role, Role::In(role) if role.waits) && !self.unserved.contains(&name)
+                {
+                    self.unserved.push_back(name);
+                    self.fresh = true;
+                }
+                self.settle_interest(index, connection);
+            }
             Ok(false) | Err(_) => self.end_in(index, *connection),
+        }
+    }
+
+    /// Goes on with peers that had to wait: making their queue pairs takes its time, and others want theirs.
+    pub(crate) fn drive_unserved(&mut self) {
+        for _ in 0..self.unserved.len() {
+            let name = self.unserved.pop_front();
+            if let Some(index) = name.and_then(|name| self.connections.index(name))
+                && let Some(connection) = self.connections.take(index)
+            {
+                self.drive_in(index, connection, true);
+            }
         }
     }
 
@@ -134,11 +154,16 @@ impl<V: Verbs> RdmaTransport<V> {
         let mut frame = [0; exchange::FRAME_BYTES_MAX];
         let seen = channel.bytes().len().min(frame.len());
         frame[..seen].copy_from_slice(&channel.bytes()[..seen]);
+        role.waits = false;
         let (request, used) = match exchange::parse_request(&frame[..seen])? {
             Step::Need(_) => return Ok(0),
             Step::Frame(request, used) => (request, used),
         };
         match request {
+            Request::Connect { .. } if self.peer_qps_left == 0 => {
+                role.waits = true;
+                return Ok(0);
+            }
             Request::Connect { id, port, qps } => match self.connect_qps(role, &port, qps) {
                 Ok((port, entries)) => {
                     let header = Header::new(Kind::Accept, qps.len() as u16, id);
@@ -213,10 +238,13 @@ impl<V: Verbs> RdmaTransport<V> {
         if !role.proven {
             return Err(Status::AccessDenied);
         }
+        self.peer_qps_left = self.peer_qps_left.saturating_sub(offered.len());
         if self.outage.is_some() {
             return Err(Status::Device);
         }
-        if role.qps.len() + offered.len() > LIVE_MAX {
+        // Half of what the device has is for our own work, however many peers there are.
+        let held = self.stats.peer_qps_made - self.stats.peer_qps_destroyed + offered.len() as u64;
+        if role.qps.len() + offered.len() > LIVE_MAX || held > u64::from(self.verbs.info().qp_count_max / 2) {
             return Err(Status::Full);
         }
         let gid = self.port.matching(port).ok_or(Status::Family)?;

@@ -2,6 +2,8 @@
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+use std::hash::RandomState;
 use std::io;
 use std::net::TcpListener;
 
@@ -13,7 +15,7 @@ use te_core::{
 use crate::config::{Config, ConfigError, SGES_MAX};
 use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
-use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
+use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
 use crate::operation::{Operation, Operations, Queue};
@@ -39,7 +41,8 @@ pub struct RdmaTransport<V: Verbs> {
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
-    pub(crate) session: u64,
+    /// What the sessions with targets are made of.
+    pub(crate) sessions: RandomState,
     pub(crate) listener: TcpListener,
     address: SocketAddr,
     advertised: Vec<IpAddr>,
@@ -60,6 +63,10 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) connected: Sieve,
     /// Peers' queue pairs that could not be put out of action, with their sessions.
     pub(crate) undead: Vec<(u64, QpHandle)>,
+    /// Queue pairs that may still be made for peers in this poll.
+    pub(crate) peer_qps_left: usize,
+    /// Peers' side channels, by name, that wait for the next poll with an offer of queue pairs.
+    pub(crate) unserved: VecDeque<u32>,
     /// Endpoints that have something to do.
     pub(crate) listed: Vec<u32>,
     pub(crate) retired: Retired,
@@ -74,6 +81,8 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) next_generation: u32,
     pub(crate) next_connection: u32,
     pub(crate) next_question: u64,
+    /// Questions that are being written; empty between two calls.
+    pub(crate) asked_now: Vec<(u64, Kind)>,
     /// Questions to peers without an answer, handshakes included.
     pub(crate) questions: u32,
     pub(crate) fences: u32,
@@ -140,7 +149,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let random = || random_u64().map_err(step("get random numbers"));
         Ok(Self {
             incarnation: random()?,
-            session: random()?,
+            sessions: RandomState::new(),
             advertised: net::advertised(config.advertise, address.ip()),
             poller,
             listener,
@@ -157,6 +166,8 @@ impl<V: Verbs> RdmaTransport<V> {
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
+            peer_qps_left: 0,
+            unserved: VecDeque::new(),
             listed: Vec::new(),
             retired: Retired::default(),
             batch: Batch::new(usize::from(config.sges)),
@@ -166,6 +177,7 @@ impl<V: Verbs> RdmaTransport<V> {
             next_generation: 0,
             next_connection: 0,
             next_question: 0,
+            asked_now: Vec::new(),
             questions: 0,
             fences: 0,
             now: Instant::ZERO,
@@ -277,7 +289,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
             }
         }
-        self.adopt(id, chunking, chunks, access)
+        self.adopt(id, chunking, chunks, access, false)
     }
 
     fn mr_access(&self, access: Access) -> crate::verbs::MrAccess {
@@ -299,6 +311,7 @@ impl<V: Verbs> RdmaTransport<V> {
         chunking: Chunking,
         chunks: Vec<Registration>,
         access: Access,
+        mapped: bool,
     ) -> Result<(), Error> {
         let key = match random_u64() {
             Ok(key) => key,
@@ -314,6 +327,7 @@ impl<V: Verbs> RdmaTransport<V> {
             chunks,
             access,
             key,
+            mapped,
             own: 0,
             shown: false,
             leaving: false,
@@ -465,7 +479,7 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
             self.undo(chunks);
             return Err(ErrorKind::Full.into());
         }
-        self.adopt(id, chunking, chunks, access)
+        self.adopt(id, chunking, chunks, access, true)
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {

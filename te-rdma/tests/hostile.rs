@@ -334,18 +334,13 @@ fn connections_beyond_the_limit_are_told_so() {
     still_works(&mut net, 10);
 }
 
-/// Node 0 attached to a listener of ours that speaks as it likes.
-fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, std::thread::JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let mut net = Net::new(1);
-    net.add(&config(), 4 * KIB);
+fn false_export(address: std::net::SocketAddr, incarnation: u64) -> Vec<u8> {
     let export = Export {
         rights: 12,
         addresses: [address.ip(); EXPORT_ADDRESSES_MAX],
         address_count: 1,
         port: address.port(),
-        incarnation: 5,
+        incarnation,
         region: 0,
         generation: 1,
         key: 1,
@@ -353,7 +348,16 @@ fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, s
     };
     let mut blob = [0; EXPORT_BYTES_MAX];
     let len = export.write(&mut blob).unwrap();
-    net.nodes[0].transport.attach(SEGMENT, &blob[..len]).unwrap();
+    blob[..len].to_vec()
+}
+
+/// Node 0 attached to a listener of ours that speaks as it likes.
+fn with_false_target(answer: impl FnOnce(TcpStream) + Send + 'static) -> (Net, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut net = Net::new(1);
+    net.add(&config(), 4 * KIB);
+    net.nodes[0].transport.attach(SEGMENT, &false_export(address, 5)).unwrap();
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -463,4 +467,117 @@ fn a_target_that_says_nothing_is_given_up() {
     assert_eq!(net.finish(2).outcome, Outcome::Unknown);
     drop(net);
     thread.join().unwrap();
+}
+
+#[test]
+fn an_answer_of_another_kind_than_the_question_ends_the_channel() {
+    for answer in [Kind::Fenced, Kind::Refused] {
+        let (mut net, thread) = with_false_target(move |mut stream| {
+            // Who hangs up has ended it too.
+            stream.set_read_timeout(None).unwrap();
+            greet(&mut stream, 5);
+            let mut question = [0; 40];
+            stream.read_exact(&mut question).unwrap();
+            let (header, _) = Header::read_from_prefix(&question).unwrap();
+            // FENCED to a RESOLVE; REFUSED to what was asked before it, which is nothing.
+            let (id, body) = match answer {
+                Kind::Refused => (header.id.get() - (1 << 24), Refusal::new(Status::NotFound)),
+                _ => (header.id.get(), Refusal::new(Status::NotFound)),
+            };
+            let header = Header::new(answer, 0, id);
+            let body = if answer == Kind::Refused { body.as_bytes() } else { &[] };
+            for _ in 0..2 {
+                let _ = stream.write_all(&[header.as_bytes(), body].concat());
+            }
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        ends_with(&mut net, PROTOCOL);
+        drop(net);
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_target_that_welcomes_and_hangs_up_is_not_called_for_ever() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut net = Net::new(1);
+    net.add(&config(), 4 * KIB);
+    let blob = false_export(listener.local_addr().unwrap(), 5);
+    net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(200) {
+            greet(&mut stream.unwrap(), 5);
+        }
+    });
+    ends_with(&mut net, PROTOCOL);
+    let calls = net.nodes[0].transport.stats().channels_opened;
+    assert!(calls < 10, "{calls} calls");
+}
+
+#[test]
+fn one_target_cannot_pass_for_us_at_another() {
+    let (first, second) =
+        (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut net = Net::new(1);
+    net.add(&config(), 4 * KIB);
+    let mut session = |listener: &TcpListener, segment: u32, incarnation: u64| {
+        let blob = false_export(listener.local_addr().unwrap(), incarnation);
+        let id = te_core::SegmentId::new(segment, 1);
+        net.nodes[0].transport.attach(id, &blob).unwrap();
+        let slice = write(u64::from(segment), 0, 0, 1);
+        net.nodes[0].submit(&[te_core::Slice { remote: (id, 0), ..slice }]);
+        net.step();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut came = [0; 48];
+        net.step();
+        stream.read_exact(&mut came).unwrap();
+        Hello::read_from_bytes(&came).unwrap().session.get()
+    };
+    // A session is a secret between two: its next connection ends the one before.
+    assert_ne!(session(&first, 1, 5), session(&second, 2, 6));
+}
+
+#[test]
+fn a_flood_of_queue_pairs_is_served_a_few_at_a_time() {
+    let mut net = Net::pair(&config(), 4 * KIB);
+    let mut raw = Raw::proven(&mut net, 5);
+    let fence = Header::new(Kind::Fence, 0, 3);
+    let pair = [connect(2, 0..16), fence.as_bytes().to_vec()].concat();
+    for round in 0..2 {
+        raw.send(&pair.repeat(20));
+        let mut answers = 0;
+        for _ in 0..1_000 {
+            let before = net.nodes[1].transport.stats().peer_qps_made;
+            net.step();
+            let made = net.nodes[1].transport.stats().peer_qps_made - before;
+            assert!(made <= 16, "{made} queue pairs in one poll");
+            answers += raw.stream.read(&mut [0; 65_536]).unwrap_or(0);
+        }
+        assert_eq!(answers, 20 * (16 + 32 + 256 + 16), "round {round}");
+    }
+    still_works(&mut net, 10);
+}
+
+#[test]
+fn peers_cannot_take_every_queue_pair_that_the_device_has() {
+    let mut net = Net::new(1);
+    let device = te_rdma::sim::DeviceConfig { qp_count_max: 16, ..Default::default() };
+    net.add(&config(), 4 * KIB);
+    net.add_device(device, &config(), 4 * KIB);
+    net.attach(0, SEGMENT, 1, REGION);
+    net.attach(1, SEGMENT, 0, REGION);
+    let mut greedy = Raw::proven(&mut net, 5);
+    for (id, generations) in [(1, 0..4), (2, 4..8), (3, 8..12)] {
+        greedy.send(&connect(id, generations));
+        let answer = greedy.receive(&mut net, if id == 3 { 24 } else { 16 + 32 + 4 * 16 });
+        let full = matches!(
+            parse_response(&answer),
+            Ok(Step::Frame(Response::Refused { status: Status::Full, .. }, _))
+        );
+        assert_eq!(full, id == 3);
+    }
+    // What is left is for its own work.
+    net.nodes[1].submit(&[write(1, 0, 0, 100)]);
+    net.drive("it reaches somebody", |net| net.nodes[1].ended(1).is_some());
+    assert_eq!(net.nodes[1].ended(1).unwrap().result, Ok(()));
 }

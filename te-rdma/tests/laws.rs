@@ -492,3 +492,49 @@ fn who_has_nothing_to_do_may_sleep() {
     }
     assert!(sleeps > 100, "it asked to be polled without a pause while it waited");
 }
+
+#[test]
+fn slices_that_wait_when_a_connection_breaks_go_over_the_next_one() {
+    let config = Config { qps: 1, window_bytes_max: 1, ..config() };
+    let mut net = Net::pair(&config, 64 * KIB);
+    net.warm_up();
+    net.set_link(0, 1, SLOW);
+    let slices: Vec<Slice> = (0..4).map(|token| write(token, token * 8_192, token * 8_192, 4_096)).collect();
+    net.nodes[0].submit(&slices);
+    net.step();
+    net.nodes[1].transport.close_connections();
+    assert_eq!(kind(&net.finish(0)), ErrorKind::PeerDead);
+    for token in 1..4 {
+        assert_eq!(net.finish(token).result, Ok(()), "{token}");
+    }
+}
+
+#[test]
+fn a_fence_covers_the_writes_of_a_connection_that_gave_way() {
+    for detach in [false, true] {
+        let config = Config { endpoints_max: 1, cancel_drain_ms: 0, timeout_exponent: 18, ..config() };
+        let mut net = Net::pair(&config, 64 * KIB);
+        let third = net.add(&config, 64 * KIB);
+        let other = SegmentId::new(1, 1);
+        net.attach(0, other, third, REGION);
+        net.warm_up();
+        net.nodes[0].memory.paint(1);
+        net.set_link(0, 1, LinkConfig { latency_ns: 400_000_000, ..LinkConfig::CALM });
+        net.nodes[0].submit(&[write(1, 0, 0, 4 * KIB as u32)]);
+        net.step();
+        net.stalled.push(1);
+        net.nodes[0].transport.cancel(Token(1)).unwrap();
+        assert_eq!(net.finish(1).outcome, Outcome::Unknown);
+        net.transfer(&[Slice { remote: (other, 0), ..write(2, 0, 0, 100) }]);
+        assert_eq!(net.nodes[0].transport.stats().evictions, 1);
+        if detach {
+            net.nodes[0].transport.detach(SEGMENT).unwrap();
+            net.attach(0, SEGMENT, 1, REGION);
+        }
+        net.stalled.clear();
+        assert_eq!(net.fence(3).outcome, Outcome::Applied);
+        net.nodes[1].memory.set(0, &[0xEE; 4 * KIB]);
+        net.linger(Duration::from_millis(500));
+        assert!(net.nodes[1].memory.get(0, 4 * KIB) == [0xEE; 4 * KIB], "detached: {detach}");
+    }
+}

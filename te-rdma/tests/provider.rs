@@ -21,7 +21,7 @@ use te_rdma::verbs::{
     AsyncEvent, DeviceInfo, Gid, GidKind, MrAccess, PortInfo, Qp, QpConfig, QpHandle, QpStep, Registrar,
     Registration, Sge, Verbs, WcStatus, WorkCompletion, WorkRequest,
 };
-use te_rdma::{Config, OpenError, RdmaTransport};
+use te_rdma::{Config, Dmabuf, OpenError, RdmaTransport};
 
 /// What is wrong with a device at the moment.
 #[derive(Debug, Default)]
@@ -81,13 +81,16 @@ impl Verbs for Wrapped {
     }
     fn register_dmabuf(
         &self,
-        fd: i32,
-        offset: u64,
+        _fd: i32,
+        _offset: u64,
         len: u64,
         address: u64,
         access: MrAccess,
     ) -> Result<Registration, Error> {
-        self.device.register_dmabuf(fd, offset, len, address, access)
+        // Host memory stands in for another device's: the test gives its address and keeps it until the device is gone.
+        let span = MemSpan::new(std::ptr::with_exposed_provenance_mut(address as usize), len as usize);
+        // SAFETY: as said.
+        unsafe { self.device.registrar().register(span, access) }
     }
     fn deregister(&self, registration: Registration) -> Result<(), Error> {
         self.device.deregister(registration)
@@ -441,4 +444,67 @@ fn a_port_that_is_down_is_not_opened() {
     let device = fabric.device(DeviceConfig::default());
     fabric.set_port(device.id(), false);
     assert!(matches!(RdmaTransport::new(device, config()), Err(OpenError::PortDown)));
+}
+
+#[test]
+fn memory_of_another_device_is_never_read_by_the_cpu() {
+    let mut pair = Pair::new(&config());
+    pair.warm_up();
+    let far = Block::new(4_096);
+    far.paint(3);
+    let region = RegionId::new(4, 1);
+    let address = far.span().as_ptr().expose_provenance() as u64;
+    let dmabuf = Dmabuf { fd: 9, offset: 0, len: 4_096, address };
+    pair.initiator.register_dmabuf(region, dmabuf, ALL).unwrap();
+    let before = pair.initiator.stats().inlined;
+    // One work request of two regions would be read by the CPU as well.
+    let other = write(2, 0, 100, 20);
+    pair.submit(&[Slice { local: (region, 0), ..write(1, 0, 0, 100) }, other]);
+    assert_eq!((pair.finish(1).result, pair.finish(2).result), (Ok(()), Ok(())));
+    assert_eq!(pair.initiator.stats().inlined, before);
+    pair.submit(&[write(3, 0, 0, 20)]);
+    assert_eq!(pair.finish(3).result, Ok(()));
+    assert_eq!(pair.initiator.stats().inlined, before + 1);
+    pair.initiator.deregister(region).unwrap();
+}
+
+#[test]
+fn queue_pairs_that_do_not_connect_here_do_not_pile_up_at_the_target() {
+    let mut pair = Pair::new(&Config { reconnect_ms_max: 10, ..config() });
+    pair.faults.dead_gids.store(u32::MAX, Ordering::Relaxed);
+    for token in 0..50 {
+        pair.submit(&[write(token, 0, 0, 1)]);
+        assert_eq!(kind(&pair.finish(token)), ErrorKind::Rail);
+    }
+    pair.faults.dead_gids.store(0, Ordering::Relaxed);
+    pair.submit(&[write(99, 0, 0, 1)]);
+    assert_eq!(pair.finish(99).result, Ok(()));
+    pair.linger(Duration::from_millis(1));
+    let stats = pair.target.stats();
+    assert_eq!(stats.peer_qps_made - stats.peer_qps_destroyed, 2);
+}
+
+#[test]
+fn a_slice_in_quarantine_does_not_keep_the_poller_awake() {
+    let (tell, watched) = UnixStream::pair().unwrap();
+    watched.set_nonblocking(true).unwrap();
+    let config = Config { cancel_drain_ms: 1, flush_ms_max: 50, ..config() };
+    let mut pair = Pair::with_channel(&config, Some((tell, watched)));
+    pair.warm_up();
+    let here = pair.initiator.provider().device.id();
+    let slow = LinkConfig { latency_ns: 1_000_000_000, ..LinkConfig::CALM };
+    let target = pair.target.provider().id();
+    pair.fabric.set_link(here, target, slow);
+    pair.faults.swallow_flushes.store(true, Ordering::Relaxed);
+    pair.faults.refuse_destroy.store(true, Ordering::Relaxed);
+    pair.submit(&[write(1, 0, 0, 4_096)]);
+    pair.step();
+    pair.initiator.cancel(Token(1)).unwrap();
+    pair.linger(Duration::from_millis(70));
+    assert!(pair.ended(1).is_none() && pair.initiator.stats().quarantined_bytes == 4_096);
+    let at = pair.initiator.poll_at().expect("the queue pair is tried again");
+    assert!(at > pair.now, "wants to be polled at {at:?}, it is {:?}", pair.now);
+    pair.faults.refuse_destroy.store(false, Ordering::Relaxed);
+    pair.finish(1);
+    assert_eq!(pair.initiator.stats().quarantined_bytes, 0);
 }

@@ -188,11 +188,7 @@ impl Rail {
         };
         let (sample, nanos) = (figures.ns_per_byte_q16, figures.slice_ns);
         let limit = best.ns_per_byte_q16.saturating_mul(u64::from(config.slow_factor));
-        let was_doubtful = core::mem::replace(&mut self.doubtful, self.ns_per_byte_q16 > limit);
-        if self.doubtful && !was_doubtful && !self.slow {
-            self.probe_wait_ns = 0;
-            self.probed(now, config);
-        }
+        self.doubt(Some(best), now, config);
         let slow_now = sample > limit
             && if self.slow {
                 // While it is slow it gets few slices, which soon end: that alone makes it no quicker than it was.
@@ -215,6 +211,17 @@ impl Rail {
             self.probe_wait_ns = 0;
             self.probed(now, config);
         }
+    }
+
+    /// Decides whether it is doubtful, beside the best of its group.
+    pub(super) fn doubt(&mut self, best: Option<Figures>, now: Instant, config: &HealthConfig) {
+        let limit = |best: Figures| best.ns_per_byte_q16.saturating_mul(u64::from(config.slow_factor));
+        let is = config.slow_factor > 0 && best.is_some_and(|best| self.ns_per_byte_q16 > limit(best));
+        if is && !core::mem::replace(&mut self.doubtful, is) && !self.slow {
+            self.probe_wait_ns = 0;
+            self.probed(now, config);
+        }
+        self.doubtful = is;
     }
 
     /// Whether a slow or doubtful rail is to be tried: it has been idle for long enough.

@@ -24,6 +24,7 @@ use crate::topology::Affinity;
 const LOCAL: u8 = 0;
 const SHM: u8 = 1;
 const RDMA: u8 = 2;
+#[cfg(feature = "tcp")]
 const TCP: u8 = 3;
 
 type Cause = Box<dyn StdError + Send + Sync>;
@@ -115,6 +116,8 @@ impl Opened {
 /// What this host lacks is reported, and is an error only when nothing is left.
 fn open_fabrics(config: &Config, addr: SocketAddr, extra: Vec<Rail>) -> Opened {
     let mut opened = Opened { rails: Vec::new(), last_error: None };
+    #[cfg(not(any(feature = "tcp", feature = "rdma")))]
+    let _ = addr;
     if config.fabrics.local {
         opened.add(LOCAL, "local", LocalTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
     }

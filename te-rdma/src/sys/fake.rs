@@ -604,3 +604,21 @@ fn every_event_is_acknowledged_and_queue_pairs_are_named() {
     assert_eq!(told, [AsyncEvent::Other(3), AsyncEvent::QpError(0x77), AsyncEvent::PortActive]);
     assert_eq!(script(|s| s.acknowledged), 3);
 }
+
+#[test]
+fn a_handle_ends_with_its_queue_pair_however_many_come_after_it() {
+    let (mut verbs, first) = open_with_qp();
+    verbs.destroy_qp(first.handle).expect("it was made");
+    let config = QpConfig { depth: 4, sges: 1, inline_bytes: 0 };
+    let mut handles = vec![first.handle];
+    for _ in 0..100 {
+        let qp = verbs.create_qp(config).expect("a queue pair");
+        assert!(!handles.contains(&qp.handle));
+        assert!(handles.iter().all(|&old| verbs.destroy_qp(old).is_err()));
+        verbs.destroy_qp(qp.handle).expect("it was made");
+        handles.push(qp.handle);
+    }
+    // One place served them all.
+    assert!(handles.iter().all(|handle| handle.0 as u32 == first.handle.0 as u32));
+    assert!(verbs.destroy_qp(QpHandle(u64::MAX)).is_err());
+}

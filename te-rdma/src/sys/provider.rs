@@ -33,8 +33,11 @@ pub struct SystemVerbs {
     infiniband: bool,
     cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
-    /// By handle. Handles are not used again, so this grows by eight bytes with each queue pair ever made.
-    qps: Vec<Option<NonNull<ibv_qp>>>,
+    /// By handle, which is an index and how often it was used: peers make and end queue pairs as they like, and neither
+    /// memory nor the search for one may grow with that.
+    qps: Vec<(u32, Option<NonNull<ibv_qp>>)>,
+    /// Indexes of `qps` that are free.
+    free: Vec<u32>,
     /// Work requests on their way into the driver; filled anew by each `post`.
     chain: Box<[ibv_send_wr]>,
     /// Completions on their way out.
@@ -88,6 +91,7 @@ impl SystemVerbs {
             cq,
             channel,
             qps: Vec::new(),
+            free: Vec::new(),
             chain: vec![
                 convert::send_wr(
                     &WorkRequest {
@@ -119,13 +123,16 @@ impl SystemVerbs {
 
     #[inline]
     fn qp(&self, handle: QpHandle) -> Result<NonNull<ibv_qp>, Error> {
-        let slot = usize::try_from(handle.0).ok().and_then(|index| self.qps.get(index));
-        slot.copied().flatten().ok_or(driver_error(libc::EINVAL))
+        match self.qps.get(handle.0 as u32 as usize) {
+            Some((uses, Some(qp))) if u64::from(*uses) == handle.0 >> 32 => Ok(*qp),
+            _ => Err(driver_error(libc::EINVAL)),
+        }
     }
 
     /// The number of a queue pair that an event names, if it still exists.
     fn number_of(&self, element: *mut c_void) -> Option<u32> {
-        let qp = self.qps.iter().flatten().find(|qp| qp.as_ptr().cast() == element)?;
+        let qp =
+            self.qps.iter().filter_map(|(_, qp)| qp.as_ref()).find(|qp| qp.as_ptr().cast() == element)?;
         // SAFETY: it is in the table, so it was not destroyed yet; its number never changes.
         Some(unsafe { (*qp.as_ptr()).qp_num })
     }
@@ -276,8 +283,13 @@ impl Verbs for SystemVerbs {
             // SAFETY: domain and queue are ours and outlive the queue pair; `attr` lives for the call.
             let qp = unsafe { (self.library().ibv_create_qp)(self.context.pd.as_ptr(), &raw mut attr) };
             if let Some(qp) = NonNull::new(qp) {
-                let handle = QpHandle(self.qps.len() as u64);
-                self.qps.push(Some(qp));
+                let index = self.free.pop().unwrap_or_else(|| {
+                    self.qps.push((0, None));
+                    self.qps.len() as u32 - 1
+                });
+                let slot = &mut self.qps[index as usize];
+                slot.1 = Some(qp);
+                let handle = QpHandle(u64::from(slot.0) << 32 | u64::from(index));
                 // SAFETY: just made; its number never changes.
                 let number = unsafe { (*qp.as_ptr()).qp_num };
                 let config = QpConfig {
@@ -310,7 +322,10 @@ impl Verbs for SystemVerbs {
         let pointer = self.qp(qp)?;
         // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were acknowledged.
         check(unsafe { (self.library().ibv_destroy_qp)(pointer.as_ptr()) })?;
-        self.qps[qp.0 as usize] = None;
+        let index = qp.0 as u32;
+        let slot = &mut self.qps[index as usize];
+        *slot = (slot.0.wrapping_add(1), None);
+        self.free.push(index);
         Ok(())
     }
 
@@ -444,7 +459,7 @@ impl Drop for SystemVerbs {
         // SAFETY: children before parents, each once; the context itself goes with its own `Drop`, after this. What fails here
         // ends with the device's file.
         unsafe {
-            for qp in self.qps.drain(..).flatten() {
+            for qp in self.qps.drain(..).filter_map(|(_, qp)| qp) {
                 (library.ibv_destroy_qp)(qp.as_ptr());
             }
             (library.ibv_destroy_cq)(self.cq.as_ptr());

@@ -146,6 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// Without the right to make one, the run takes place on the host's network, if that already has it.
 fn enter_namespace(congestion: &str) -> Result<()> {
+    const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
     let own = std::env::current_exe().context("cannot find this program")?;
     let inside = "ip link set lo up && \
                   echo \"$0\" > /proc/sys/net/ipv4/tcp_congestion_control && exec \"$@\"";
@@ -166,11 +167,18 @@ fn enter_namespace(congestion: &str) -> Result<()> {
         );
         Command::new(own)
     };
-    let status = command
-        .args(std::env::args_os().skip(1))
-        .env(INSIDE, "1")
-        .status()
-        .context("cannot start this program again")?;
+    // A namespace may only choose among what the host allows to everybody. For the time of the run, that is one more.
+    let before = std::fs::read_to_string(ALLOWED).unwrap_or_default();
+    let widened = possible && !before.split_whitespace().any(|name| name == congestion);
+    if widened {
+        std::fs::write(ALLOWED, format!("{} {congestion}", before.trim()))
+            .with_context(|| format!("the kernel does not know the congestion control `{congestion}`"))?;
+    }
+    let status = command.args(std::env::args_os().skip(1)).env(INSIDE, "1").status();
+    if widened {
+        std::fs::write(ALLOWED, before).with_context(|| format!("cannot write {ALLOWED} back"))?;
+    }
+    let status = status.context("cannot start this program again")?;
     ensure!(status.success(), "the comparison ended with {status}");
     Ok(())
 }

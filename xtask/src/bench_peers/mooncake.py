@@ -5,7 +5,8 @@
     mooncake.py node PORT MASTER BYTES        lends memory to the store
     mooncake.py client PORT MASTER            puts and gets
 
-Every process answers {"do": "cpu"} with the CPU seconds that it has used.
+Every process answers {"do": "cpu"}, "serve" and "rest" with the CPU seconds that it has used; a target that has to poll
+does so from "serve" to "rest".
 """
 
 import ctypes
@@ -198,7 +199,7 @@ def main():
     print("READY " + json.dumps(ready), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
-        result = {"cpu_s": cpu()} if command["do"] == "cpu" else run(command)
+        result = run(command) if command["do"] == "run" else {"cpu_s": cpu()}
         print("ANSWER " + json.dumps(result), flush=True)
 
 

@@ -34,13 +34,17 @@ def main():
         with open(metadata, "wb") as file:
             file.write(agent.get_agent_metadata())
         print("READY " + json.dumps({"address": address}), flush=True)
+        serving = False
         while True:
-            # UCX over TCP needs its target to poll; this is what a serving process does.
-            for _ in range(64):
-                agent.get_new_notifs()
-            if select.select([sys.stdin], [], [], 0)[0]:
-                if not sys.stdin.readline():
+            # UCX over TCP needs its target to poll; this is what a serving process does. It rests while others are measured.
+            if serving:
+                for _ in range(64):
+                    agent.get_new_notifs()
+            if select.select([sys.stdin], [], [], 0 if serving else None)[0]:
+                line = sys.stdin.readline()
+                if not line:
                     return
+                serving = {"serve": True, "rest": False}.get(json.loads(line)["do"], serving)
                 print("ANSWER " + json.dumps({"cpu_s": cpu()}), flush=True)
 
     remote = int(sys.argv[3])

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Time for a server to listen.
 const LISTEN_MS_MAX: u64 = 10_000;
 /// Mooncake's lease: what was read can be removed so soon afterwards.
-const MOONCAKE_LEASE_S: f64 = 0.2;
+const MOONCAKE_LEASE_S: f64 = 0.5;
 /// Memory of each store.
 const STORE_BYTES: u64 = 1 << 30;
 /// Objects that memory is divided by.
@@ -380,10 +380,11 @@ struct EndsFor<'a> {
 
 impl EndsFor<'_> {
     fn transfer(&mut self, op: &str, block: u64, batch: u32) -> Result<Sample> {
-        let before = self.ends.target.cpu_s()?;
+        let before = number(&self.ends.target.ask(&json!({"do": "serve"}), 0.0)?, "cpu_s")?;
         let command = json!({"do": "run", "op": op, "block": block, "batch": batch, "seconds": self.seconds});
         let answer = self.ends.initiator.ask(&command, self.seconds)?;
-        Sample::of(&answer, self.ends.target.cpu_s()? - before)
+        let after = number(&self.ends.target.ask(&json!({"do": "rest"}), 0.0)?, "cpu_s")?;
+        Sample::of(&answer, after - before)
     }
 }
 

@@ -54,9 +54,8 @@ pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
         escaped(title)
     ));
 
-    let steps = 5;
-    for step in 0..=steps {
-        let rate = scale.top * f64::from(step) / f64::from(steps);
+    for step in 0..=scale.steps {
+        let rate = scale.top * f64::from(step) / f64::from(scale.steps);
         let y = scale.y(rate);
         line(format_args!(r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##));
         line(format_args!(
@@ -123,17 +122,21 @@ pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
 struct Scale {
     least: f64,
     most: f64,
-    /// The rate at the upper end.
+    /// The rate at the upper end, and how many lines there are up to it.
     top: f64,
+    steps: u32,
 }
 
 impl Scale {
     fn new(simulation: &Simulation, points: &[(usize, u64)]) -> Self {
         let end = |point: Option<&(usize, u64)>| point.map_or(1.0, |(_, tokens)| (*tokens as f64).ln());
         let highest = simulation.rows.iter().flat_map(|row| &row.hit_rates).copied().fold(0.0, f64::max);
-        // Five steps of whole percents.
-        let top = ((highest * 20.0).ceil() / 20.0).clamp(0.05, 1.0);
-        Self { least: end(points.first()), most: end(points.last()), top }
+        // Lines at round percents, eight at most.
+        let percents = [1, 2, 5, 10, 20];
+        let step = percents.into_iter().find(|step| highest * 100.0 <= f64::from(8 * step)).unwrap_or(20);
+        let steps = ((highest * 100.0 / f64::from(step)).ceil() as u32).max(1);
+        let top = f64::from(steps * step) / 100.0;
+        Self { least: end(points.first()), most: end(points.last()), top, steps }
     }
 
     fn x(&self, tokens: u64) -> f64 {
@@ -189,7 +192,13 @@ mod tests {
         let text = svg(&simulation(vec![4_000_000, 1_000_000], rows), "a <b> & c");
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
         assert!(text.contains("a &lt;b&gt; &amp; c") && text.contains(">belady (bound)<"), "{text}");
-        assert!(text.contains(">1M<") && text.contains(">4M<") && text.contains(">50 %<"), "{text}");
+        assert!(
+            text.contains(">1M<")
+                && text.contains(">4M<")
+                && text.contains(">10 %<")
+                && text.contains(">50 %<"),
+            "{text}"
+        );
         let lines: Vec<Vec<(f64, f64)>> = text
             .lines()
             .filter_map(|line| line.strip_prefix("<polyline points=\"")?.split('"').next())
