@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(150);
 /// How the load reaches the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
-    /// `tcp`, `rdma`, …: as [`engines::start`] knows it.
+    /// `tcp`, `rdma`, …: as [`crate::engines::start`] knows it.
     pub(crate) fabric: &'static str,
     /// Our address.
     pub(crate) ours: String,

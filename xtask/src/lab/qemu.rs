@@ -153,6 +153,9 @@ fn numa(profile: &Profile) -> String {
 }
 
 /// A memory device whose memory is a file: the guests of one run share it. Each has labels of its own.
+///
+/// The host bridge has a second port, with nothing behind it: for a bridge with one port Linux programs no decoder, and QEMU before
+/// 8.0 then drops every access.
 fn cxl(guest: &Guest<'_>) -> Result<String> {
     let (dir, name) = (guest.dir.display(), guest.name);
     for (file, bytes) in [("cxl-memory".to_owned(), CXL_BYTES), (format!("cxl-labels-{name}"), 1 << 20)] {
@@ -166,6 +169,7 @@ fn cxl(guest: &Guest<'_>) -> Result<String> {
          -object memory-backend-file,id=cxl-labels,share=on,mem-path={dir}/cxl-labels-{name},size=1M \
          -device pxb-cxl,id=cxl,bus=pcie.0,bus_nr=52 \
          -device cxl-rp,id=cxl-port,bus=cxl,port=0,chassis=9,slot=2 \
+         -device cxl-rp,id=cxl-empty,bus=cxl,port=1,chassis=9,slot=3 \
          -device cxl-type3,bus=cxl-port,memdev=cxl-memory,lsa=cxl-labels,id=cxl-device \
          -M cxl-fmw.0.targets.0=cxl,cxl-fmw.0.size=4G",
         CXL_BYTES >> 20
