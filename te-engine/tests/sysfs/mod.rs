@@ -68,7 +68,7 @@ impl Sysfs {
         for dir in dir.ancestors() {
             let Some(name) = dir.file_name().and_then(|name| name.to_str()) else { continue };
             let parent = dir.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-            if name.parse::<te_core::topology::PciAddress>().is_ok() {
+            if name.parse::<te_engine::topology::PciAddress>().is_ok() {
                 self.link_to(Path::new("bus/pci/devices").join(name), dir);
             } else if dir.starts_with("class") {
                 // A real directory in the place of a link.
