@@ -13,8 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod bench_iperf;
-mod bindgen;
 mod bench_peers;
+mod bindgen;
 mod ci;
 mod cmd;
 mod fuzz;
