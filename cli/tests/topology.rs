@@ -132,3 +132,25 @@ fn odd_values_are_told_and_cannot_drive_the_terminal() {
     let text = stdout(&output);
     assert!(text.contains("Odd\n  devices/system/node/node0/cpulist") && !text.contains('\u{1b}'), "{text}");
 }
+
+/// Where the build has hwloc.
+#[cfg(feature = "topology-hwloc")]
+#[test]
+fn hwloc_describes_this_host_one_from_xml_and_one_from_a_string() {
+    let xml = concat!(env!("CARGO_MANIFEST_DIR"), "/../te-engine/tests/fixtures/hwloc/two-sockets.xml");
+    let output = run(&["topology", "--hwloc", xml]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    for part in ["NUMA node 1  CPUs 1,3", "cuda:1", "mlx5_2", "node 0    10  21"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let value = json(&run(&["topology", "--hwloc", "package:2 numa:1 core:4 pu:1", "--json"]));
+    assert_eq!(value["nodes"].as_array().unwrap().len(), 2);
+    assert_exit(&run(&["topology", "--hwloc"]), 0);
+    for (text, part) in [("/nonexistent/host.xml", "cannot read"), ("package:two", "no synthetic host")] {
+        let output = run(&["topology", "--hwloc", text]);
+        assert_exit(&output, 1);
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+    assert_exit(&run(&["topology", "--hwloc", xml, "--sysfs", "/sys"]), 2);
+}

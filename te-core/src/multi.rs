@@ -5,7 +5,11 @@
 //!
 //! ```text
 //!   count u8, then count times:  name_len u8 | name | blob_len u16 LE | blob
+//!            then, or not, count times:  cost u8, from 1
 //! ```
+//!
+//! A cost is how far the owner's rail is from the region, in tenths of a near one. They are there when they differ; a reader
+//! that does not know of them refuses the export for its length.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
 mod retry;
@@ -14,6 +18,7 @@ mod slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use crate::route::to_tenths;
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
@@ -466,7 +471,8 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         *out.first_mut().ok_or(short)? = 0;
         let mut at = 1;
         let mut first_error = None;
-        for (_, child) in self.rails.iter().enumerate().filter(|(rail, _)| region.rails & 1 << rail != 0) {
+        let mut costs: heapless::Vec<u8, RAILS_MAX> = heapless::Vec::new();
+        for (rail, child) in self.rails.iter().enumerate().filter(|(rail, _)| region.rails & 1 << rail != 0) {
             let name = child.name().as_bytes();
             let head = at + 1 + name.len();
             let body = head + 2;
@@ -478,6 +484,8 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
                     out[head..body].copy_from_slice(&u16::try_from(len).map_err(|_| short)?.to_le_bytes());
                     at = body + len;
                     out[0] += 1;
+                    let pushed = costs.push(to_tenths(self.route.region_penalty(id, rail)));
+                    debug_assert!(pushed.is_ok(), "as many costs as rails");
                 }
                 Err(error) if error.kind == ErrorKind::OutOfRange => return Err(error),
                 Err(error) => {
@@ -487,7 +495,13 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         }
         match first_error {
             Some(error) if out[0] == 0 => Err(error),
-            _ => Ok(at),
+            // No rail is to be preferred.
+            _ if costs.iter().all(|cost| *cost == costs[0]) => Ok(at),
+            _ => {
+                let end = at + costs.len();
+                out.get_mut(at..end).ok_or(short)?.copy_from_slice(&costs);
+                Ok(end)
+            }
         }
     }
 
@@ -497,8 +511,9 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             return Err(Error::new(ErrorKind::Busy));
         }
         // Parse all of it before any child hears of it.
-        exports(blob).try_for_each(|export| export.map(|_| ()))?;
+        let (exports, costs) = parse(blob)?;
         let mut reachable = 0;
+        let mut penalties = [100; RAILS_MAX];
         let mut first_error = None;
         let mut names: heapless::Vec<&'static str, RAILS_MAX> = heapless::Vec::new();
         for (rail, child) in self.rails.iter_mut().enumerate() {
@@ -507,17 +522,18 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             let nth = names.iter().filter(|&&earlier| earlier == name).count();
             let pushed = names.push(name);
             debug_assert!(pushed.is_ok(), "as many names as rails");
-            let mut alike =
-                exports(blob).filter_map(Result::ok).filter(|(other, _)| *other == name.as_bytes());
+            let mut alike = exports.iter().enumerate().filter(|(_, (other, _))| *other == name.as_bytes());
             // When they have fewer, several of ours share one of theirs.
             let count = alike.clone().count();
-            let named = alike.nth(nth % count.max(1));
-            match named.map(|(_, blob)| child.attach(id, blob)) {
-                Some(Ok(())) => reachable |= 1 << rail,
-                Some(Err(error)) => {
+            let Some((at, (_, export))) = alike.nth(nth % count.max(1)) else { continue };
+            if let Some(&cost) = costs.get(at) {
+                penalties[rail] = u32::from(cost) * 10;
+            }
+            match child.attach(id, export) {
+                Ok(()) => reachable |= 1 << rail,
+                Err(error) => {
                     first_error.get_or_insert(error);
                 }
-                None => {}
             }
         }
         if reachable == 0 {
@@ -527,6 +543,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             self.segments.resize(index + 1, Segment::default());
         }
         self.segments[index] = Segment { generation: id.generation, reachable, in_use: 0, live: true };
+        self.route.attached(id, (!costs.is_empty()).then_some(&penalties));
         Ok(())
     }
 
@@ -561,7 +578,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             export_bytes_max: 1 + self
                 .rails
                 .iter()
-                .map(|rail| 3 + rail.name().len() as u32 + rail.capabilities().export_bytes_max)
+                .map(|rail| 4 + rail.name().len() as u32 + rail.capabilities().export_bytes_max)
                 .sum::<u32>(),
         }
     }
@@ -687,33 +704,26 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
     }
 }
 
-/// The children's exports in a blob, or where it stops making sense.
-fn exports(blob: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), Error>> + Clone {
+/// The children's exports in a blob, by name, and what each costs at the owner's end, in tenths; without costs all are alike.
+type Exports<'a> = (heapless::Vec<(&'a [u8], &'a [u8]), RAILS_MAX>, &'a [u8]);
+
+/// Understands what `export` wrote; see the module's header.
+fn parse(blob: &[u8]) -> Result<Exports<'_>, Error> {
     let bad = Error::new(ErrorKind::InvalidArgument);
-    let (mut left, mut rest) = match blob.split_first() {
-        Some((&count, rest)) => (usize::from(count), rest),
-        None => (usize::MAX, &[][..]),
-    };
-    core::iter::from_fn(move || {
-        if left == 0 {
-            return (!core::mem::take(&mut rest).is_empty()).then_some(Err(bad));
-        }
-        left -= 1;
+    let (&count, mut rest) = blob.split_first().ok_or(bad)?;
+    let mut exports = heapless::Vec::new();
+    for _ in 0..count {
         let mut take = |len: usize| {
-            let (head, tail) = rest.split_at_checked(len)?;
+            let (head, tail) = rest.split_at_checked(len).ok_or(bad)?;
             rest = tail;
-            Some(head)
+            Ok::<_, Error>(head)
         };
-        let mut entry = || {
-            let name_len = usize::from(take(1)?[0]);
-            let name = take(name_len)?;
-            let len = take(2)?;
-            Some((name, take(usize::from(u16::from_le_bytes([len[0], len[1]])))?))
-        };
-        let parsed = entry();
-        if parsed.is_none() {
-            (left, rest) = (0, &[]);
-        }
-        Some(parsed.ok_or(bad))
-    })
+        let name_len = usize::from(take(1)?[0]);
+        let name = take(name_len)?;
+        let len = take(2)?;
+        let export = take(usize::from(u16::from_le_bytes([len[0], len[1]])))?;
+        exports.push((name, export)).map_err(|_| bad)?;
+    }
+    let are_costs = rest.len() == exports.len() && !rest.contains(&0);
+    if rest.is_empty() || are_costs { Ok((exports, rest)) } else { Err(bad) }
 }

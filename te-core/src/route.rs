@@ -14,7 +14,8 @@ pub const RAILS_MAX: usize = 32;
 /// Chooses a rail for each slice and learns from what became of it.
 ///
 /// # For implementers
-/// All calls are on the data path: no allocation, no clock. `tick` tells the time once a poll.
+/// All calls but `region_penalty` and `attached` are on the data path: no allocation, no clock. `tick` tells the time once a
+/// poll.
 pub trait Route {
     /// The rail for `slice` among those set in `reachable`; `None`: none of them may be used now.
     fn route(&mut self, slice: &Slice, reachable: u32) -> Option<usize>;
@@ -44,6 +45,13 @@ pub trait Route {
     }
     /// Bytes in flight on `rail`.
     fn bytes_in_flight(&self, rail: usize) -> u64;
+    /// What `rail` costs for a region of ours, in percent of a near rail. An export tells it to peers.
+    fn region_penalty(&self, _region: RegionId, _rail: usize) -> u32 {
+        100
+    }
+    /// A segment is attached. Its owner says what the rails at its end cost: `penalties[rail]`, in percent, by our rails;
+    /// `None`: they are all alike.
+    fn attached(&mut self, _segment: SegmentId, _penalties: Option<&[u32]>) {}
 }
 
 /// How [`HealthRoute`] judges rails.
@@ -275,6 +283,11 @@ impl HealthRoute {
     }
 }
 
+/// A penalty as rows and exports hold it.
+pub(crate) fn to_tenths(percent: u32) -> u8 {
+    (percent / 10).clamp(1, u32::from(u8::MAX)) as u8
+}
+
 fn set_row(rows: &mut Vec<Row>, index: u32, penalties: Option<&[u32]>) {
     let index = index as usize;
     let Some(penalties) = penalties else {
@@ -285,7 +298,7 @@ fn set_row(rows: &mut Vec<Row>, index: u32, penalties: Option<&[u32]>) {
     };
     let mut row = NEAR;
     for (tenths, &percent) in row.iter_mut().zip(penalties) {
-        *tenths = (percent / 10).clamp(1, u32::from(u8::MAX)) as u8;
+        *tenths = to_tenths(percent);
     }
     if rows.len() <= index {
         rows.resize(index + 1, NEAR);
@@ -384,5 +397,14 @@ impl Route for HealthRoute {
     #[inline]
     fn bytes_in_flight(&self, rail: usize) -> u64 {
         self.rails.get(rail).map_or(0, |rail| rail.in_flight)
+    }
+
+    fn region_penalty(&self, region: RegionId, rail: usize) -> u32 {
+        let row = self.regions.get(region.index as usize).unwrap_or(&NEAR);
+        u32::from(row[rail % RAILS_MAX]) * 10
+    }
+
+    fn attached(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+        self.set_segment_penalties(segment, penalties);
     }
 }

@@ -5,7 +5,7 @@
 //! predicted finish time.
 
 use te_core::{
-    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, Route, Slice,
+    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, Route, SegmentId, Slice,
 };
 
 /// Rails in tiers over a [`HealthRoute`].
@@ -86,11 +86,19 @@ impl Route for Tiers {
     fn bytes_in_flight(&self, rail: usize) -> u64 {
         self.health.bytes_in_flight(rail)
     }
+
+    fn region_penalty(&self, region: RegionId, rail: usize) -> u32 {
+        self.health.region_penalty(region, rail)
+    }
+
+    fn attached(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+        self.health.attached(segment, penalties);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use te_core::{Error, ErrorKind, Op, RegionId, SegmentId, Token};
+    use te_core::{Error, ErrorKind, Op, Token};
 
     use super::*;
 
@@ -119,6 +127,19 @@ mod tests {
         assert_eq!(route.route(&slice(), 0b1110), Some(1));
         route.accepted(1, &slice());
         assert_eq!(route.route(&slice(), 0b1110), Some(3), "all alike again");
+    }
+
+    #[test]
+    fn what_a_region_costs_is_told_and_what_a_segment_costs_counts() {
+        let mut route = Tiers::new(&[0, 0], HealthConfig::default());
+        route.set_region_penalties(RegionId::new(1, 0), Some(&[300, 150]));
+        let told =
+            |route: &Tiers, region| [0, 1].map(|rail| route.region_penalty(RegionId::new(region, 0), rail));
+        assert_eq!((told(&route, 0), told(&route, 1)), ([100, 100], [300, 150]));
+        route.attached(SegmentId::new(0, 0), Some(&[300, 100]));
+        assert_eq!(route.route(&slice(), 0b11), Some(1));
+        route.attached(SegmentId::new(0, 1), None);
+        assert_eq!(route.route(&slice(), 0b11), Some(0), "another segment under the same index");
     }
 
     #[test]

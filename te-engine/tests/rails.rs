@@ -30,7 +30,7 @@ fn host(name: &str) -> Topology {
 struct Rails {
     nets: Vec<SimNet>,
     here: MultiTransport<SimTransport, HealthRoute>,
-    _there: MultiTransport<SimTransport, HealthRoute>,
+    there: MultiTransport<SimTransport, HealthRoute>,
     now: Instant,
     next: u64,
     _memory: Box<[u64]>,
@@ -39,14 +39,19 @@ struct Rails {
 impl Rails {
     /// `penalties` of the region's place, one for each rail.
     fn new(seed: u64, penalties: &[u32]) -> Self {
+        Self::between(seed, penalties, &vec![100; penalties.len()])
+    }
+
+    /// Rails that cost so much here, and so much at the owner of the segment.
+    fn between(seed: u64, penalties: &[u32], there: &[u32]) -> Self {
         let nets: Vec<SimNet> =
             (0..penalties.len() as u64).map(|rail| SimNet::new(seed + rail, SimConfig::CALM)).collect();
-        let multi = |local: Option<&[u32]>| {
+        let multi = |local: &[u32]| {
             let mut route = HealthRoute::new(&vec![100; nets.len()], HealthConfig::default());
-            route.set_region_penalties(REGION, local);
+            route.set_region_penalties(REGION, Some(local));
             MultiTransport::new(nets.iter().map(SimNet::node), route, 512).expect("rails")
         };
-        let (mut here, mut there) = (multi(Some(penalties)), multi(None));
+        let (mut here, mut there) = (multi(penalties), multi(there));
         let mut memory = vec![0u64; 2 * BYTES / 8].into_boxed_slice();
         let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
         let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
@@ -56,10 +61,8 @@ impl Rails {
             here.register(REGION, half(0), Access::LOCAL).expect("registered");
             there.register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
         }
-        let mut blob = [0; 2048];
-        let len = there.export(REGION, &mut blob).expect("exported");
-        here.attach(SEGMENT, &blob[..len]).expect("attached");
-        Self { nets, here, _there: there, now: Instant::ZERO, next: 0, _memory: memory }
+        here.attach(SEGMENT, &export(&there)).expect("attached");
+        Self { nets, here, there, now: Instant::ZERO, next: 0, _memory: memory }
     }
 
     /// Rails over the NICs of `topology`, for memory at `place`.
@@ -121,6 +124,14 @@ impl Rails {
         self.nets[rail].set_link(HERE, THERE, link);
         self.nets[rail].set_link(THERE, HERE, link);
     }
+}
+
+/// What the owner of the segment tells of it.
+fn export(there: &MultiTransport<SimTransport, HealthRoute>) -> Vec<u8> {
+    let mut blob = vec![0; there.capabilities().export_bytes_max as usize];
+    let len = there.export(REGION, &mut blob).expect("it fits");
+    blob.truncate(len);
+    blob
 }
 
 fn shares(bytes: &[u64]) -> Vec<f64> {
@@ -223,6 +234,42 @@ fn memory_of_each_node_goes_over_the_nics_of_its_node() {
         let used: Vec<u16> = (0..8).filter(|&rail| bytes[rail as usize] > 0).map(|rail| rail / 4).collect();
         assert!(!used.is_empty() && used.iter().all(|&side| side == node), "{bytes:?}");
     }
+}
+
+#[test]
+fn memory_goes_over_the_nics_that_are_near_it_at_its_owner() {
+    // Nothing tells the rails apart here. There, the first and the last are on another socket.
+    let mut rails = Rails::between(17, &[100; 4], &[315, 150, 150, 315]);
+    rails.run(100, 1);
+    let bytes = rails.run(500, 1);
+    assert_eq!((bytes[0], bytes[3]), (0, 0), "{bytes:?}");
+    // Both ends count: here, the first two are near.
+    let mut rails = Rails::between(19, &[150, 150, 315, 315], &[315, 150, 150, 315]);
+    rails.run(100, 1);
+    let bytes = rails.run(500, 1);
+    assert_eq!(shares(&bytes)[1], 1.0, "{bytes:?}");
+}
+
+#[test]
+fn costs_follow_an_export_when_they_differ_and_wrong_ones_are_refused() {
+    use te_core::ErrorKind;
+    let plain = export(&Rails::between(1, &[100; 3], &[315; 3]).there);
+    let mut rails = Rails::between(1, &[100; 3], &[315, 100, 3000]);
+    let costly = export(&rails.there);
+    assert_eq!(costly[plain.len()..], [31, 10, 255]);
+
+    let mut attach =
+        |index, blob: &[u8]| rails.here.attach(SegmentId::new(index, 0), blob).map_err(|error| error.kind);
+    assert_eq!(attach(10, &costly), Ok(()));
+    assert_eq!(attach(11, &costly[..plain.len()]), Ok(()), "of somebody who tells no costs");
+    let bad = Err(ErrorKind::InvalidArgument);
+    assert_eq!(attach(12, &costly[..plain.len() + 2]), bad, "one is missing");
+    assert_eq!(attach(12, &[&costly[..], &[10]].concat()), bad, "one too many");
+    assert_eq!(attach(12, &[&costly[..plain.len()], &[10, 0, 10]].concat()), bad, "nothing is for free");
+    for len in 0..plain.len() {
+        assert_eq!(attach(12, &costly[..len]), bad, "cut at {len}");
+    }
+    assert_eq!(attach(12, &plain), Ok(()), "what was refused left nothing behind");
 }
 
 #[test]

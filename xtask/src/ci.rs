@@ -45,6 +45,17 @@ enum Plan {
     Skip(String),
 }
 
+impl Plan {
+    /// Says in the table which features are left out on this machine, and why.
+    fn noting(self, host: &Host) -> Self {
+        match (self, &host.without_linked) {
+            (Self::Run(works, note), Some(why)) if note.is_empty() => Self::Run(works, why.clone()),
+            (Self::Run(works, note), Some(why)) => Self::Run(works, format!("{note}; {why}")),
+            (plan, _) => plan,
+        }
+    }
+}
+
 enum Work {
     Command(Cmd),
     Check(&'static str, Box<dyn Fn() -> Result<()>>),
@@ -174,25 +185,17 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
         ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
         step("bindgen", "libibverbs' structures are as its headers say", 60, bindings()),
-        step(
-            "clippy",
-            "lints of everything, as users build it and with every feature",
-            600,
-            commands([
-                "cargo clippy --workspace --all-targets -- -D warnings",
-                "cargo clippy --workspace --all-targets --all-features -- -D warnings",
-            ]),
-        ),
+        step("clippy", "lints of everything, as users build it and with every feature", 600, lints(host)),
         step("features", "each feature alone, none, all", 600, feature_sets(host)),
         step("msrv", "the oldest compiler that is promised", 600, msrv(host)),
-        step("doc", "documentation without warnings", 600, docs()),
+        step("doc", "documentation without warnings", 600, docs(host)),
         step("test", "unit, property, conformance and process tests", 900, tests(host, "--workspace")),
         step("doctest", "examples in the documentation", 600, commands(["cargo test --workspace --doc"])),
         step(
             "test-features",
             "the fabrics again, with features that change how they work",
             900,
-            tests(host, "-p te-core -p te-tcp -p te-engine --all-features"),
+            tests_with_features(host, &["te-core", "te-tcp", "te-engine"]),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
         step("loom", "every interleaving of the mailbox", 600, loom(host)),
@@ -231,28 +234,43 @@ fn tests(host: &Host, selection: &str) -> Plan {
     Plan::Run(vec![Work::Command(Cmd::new(&format!("{runner} {selection}")))], note.to_owned())
 }
 
-fn docs() -> Plan {
-    let cmd = Cmd::new("cargo doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings");
-    Plan::Run(vec![Work::Command(cmd)], String::new())
+fn tests_with_features(host: &Host, packages: &[&str]) -> Plan {
+    let selection = format!("-p {} {}", packages.join(" -p "), host.all_features(packages));
+    tests(host, &selection).noting(host)
+}
+
+fn lints(host: &Host) -> Plan {
+    let all = host.all_features(&[]);
+    let lines = ["", &all]
+        .map(|features| format!("cargo clippy --workspace --all-targets {features} -- -D warnings"));
+    commands(lines.each_ref().map(String::as_str)).noting(host)
+}
+
+fn docs(host: &Host) -> Plan {
+    let cmd = Cmd::new(&format!("cargo doc --workspace --no-deps {}", host.all_features(&[])))
+        .env("RUSTDOCFLAGS", "-D warnings");
+    Plan::Run(vec![Work::Command(cmd)], String::new()).noting(host)
 }
 
 /// For each package with features: none of them, each alone, all.
 fn feature_sets(host: &Host) -> Plan {
     let mut works = Vec::new();
-    for package in host.packages.iter().filter(|package| !package.features.is_empty()) {
+    for package in &host.packages {
+        let features: Vec<&str> = host.features(package).collect();
+        if features.is_empty() {
+            continue;
+        }
         let mut sets = vec!["--no-default-features".to_owned()];
-        sets.extend(
-            package.features.iter().map(|feature| format!("--no-default-features --features {feature}")),
-        );
-        if package.features.len() > 1 {
-            sets.push("--all-features".to_owned());
+        sets.extend(features.iter().map(|feature| format!("--no-default-features --features {feature}")));
+        if features.len() > 1 {
+            sets.push(host.all_features(&[&package.name]));
         }
         works.extend(sets.into_iter().map(|set| {
             Work::Command(Cmd::new(&format!("cargo clippy --quiet -p {} {set} -- -D warnings", package.name)))
         }));
     }
     let note = format!("{} combinations", works.len());
-    Plan::Run(works, note)
+    Plan::Run(works, note).noting(host)
 }
 
 /// Clippy's `incompatible_msrv` sees newer library functions; the compiler itself sees newer syntax, too.
@@ -263,9 +281,9 @@ fn msrv(host: &Host) -> Plan {
             "Rust {version} is not installed; clippy has checked the library functions"
         ));
     }
-    let cmd = Cmd::new(&format!("cargo +{version} check --workspace --all-features"))
+    let cmd = Cmd::new(&format!("cargo +{version} check --workspace {}", host.all_features(&[])))
         .env("CARGO_TARGET_DIR", host.target_dir.join("msrv").display().to_string());
-    Plan::Run(vec![Work::Command(cmd)], String::new())
+    Plan::Run(vec![Work::Command(cmd)], String::new()).noting(host)
 }
 
 /// A build proves little on a host that has std: the example is linked without it, and so are the bare-metal targets.

@@ -29,7 +29,12 @@ pub(crate) struct Host {
     pub(crate) rust_version: String,
     /// Whether that toolchain is installed.
     pub(crate) rust_version_installed: bool,
+    /// Why features that link a system library are left out; `None` when they are not.
+    pub(crate) without_linked: Option<String>,
 }
+
+/// The features that link a system library, and need its headers.
+const LINKED: &str = "topology-hwloc";
 
 /// One member of the workspace.
 pub(crate) struct Package {
@@ -82,10 +87,35 @@ impl Host {
             deny: Cmd::new("cargo deny --version").stdout(&root).is_some(),
             nightly: nightly_works,
             miri: nightly_works && Cmd::new("cargo +nightly miri --version").stdout(&root).is_some(),
+            // The build script asks the same: hwloc 2, with the libraries that it needs itself.
+            without_linked: Cmd::new("pkg-config --static --libs")
+                .arg("hwloc < 3")
+                .stdout(&root)
+                .is_none()
+                .then(|| format!("without {LINKED}: `apt-get install libhwloc-dev libudev-dev pkg-config`")),
             rust_version_installed: toolchains.lines().any(|line| line.starts_with(&rust_version)),
             rust_version,
             root,
         })
+    }
+
+    /// The features of a package that can be built here, `default` left out.
+    pub(crate) fn features<'a>(&self, package: &'a Package) -> impl Iterator<Item = &'a str> {
+        let all = self.without_linked.is_none();
+        package.features.iter().map(String::as_str).filter(move |feature| all || *feature != LINKED)
+    }
+
+    /// The option that turns on all features that can be built here, of all packages or of those that are named.
+    pub(crate) fn all_features(&self, only: &[&str]) -> String {
+        if self.without_linked.is_none() {
+            return "--all-features".to_owned();
+        }
+        let chosen = |package: &&Package| only.is_empty() || only.contains(&package.name.as_str());
+        let full = |package: &Package| -> Vec<String> {
+            self.features(package).map(|feature| format!("{}/{feature}", package.name)).collect()
+        };
+        let features: Vec<String> = self.packages.iter().filter(chosen).flat_map(full).collect();
+        format!("--features {}", features.join(","))
     }
 }
 

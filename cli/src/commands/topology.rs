@@ -7,6 +7,8 @@ mod picture;
 use std::path::PathBuf;
 
 use te_engine::topology::{Found, Place, PriorityMatrix, SYSFS, read_matrix, read_sysfs};
+#[cfg(feature = "topology-hwloc")]
+use te_engine::topology::{HwlocSource, read_hwloc};
 
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output};
@@ -29,7 +31,7 @@ JSON, one object:
 
 /// Show NUMA nodes, NICs and GPUs, and which NICs serve which memory
 ///
-/// Reads sysfs. What it prints is what an engine goes by when it has a rail for each of several NICs.
+/// Reads sysfs. What it prints for this host is what an engine goes by when it has a rail for each of several NICs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -45,6 +47,11 @@ pub(crate) struct Args {
     /// Where sysfs is.
     #[arg(long, value_name = "DIR", default_value = SYSFS)]
     sysfs: PathBuf,
+    /// Ask hwloc instead of sysfs: about this host, about the one of an XML file that lstopo wrote, or about one that a
+    /// synthetic string such as "package:2 numa:1 core:4 pu:1" describes.
+    #[cfg(feature = "topology-hwloc")]
+    #[arg(long, value_name = "XML|SYNTHETIC", num_args = 0..=1, default_missing_value = "", conflicts_with = "sysfs")]
+    hwloc: Option<String>,
 }
 
 /// What there is to show.
@@ -56,7 +63,7 @@ struct Shown {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let mut found = read_sysfs(&args.sysfs).map_err(|error| Failure::failed(error.to_string()))?;
+    let mut found = find(args)?;
     let matrix = match &args.file {
         None => found.topology.matrix(),
         Some(path) => {
@@ -77,6 +84,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
         output::print(&picture::text(&shown))?;
     }
     Ok(Exit::Ok)
+}
+
+fn find(args: &Args) -> Result<Found, Failure> {
+    #[cfg(feature = "topology-hwloc")]
+    if let Some(text) = &args.hwloc {
+        return read_hwloc(&HwlocSource::from_text(text)).map_err(|error| Failure::failed(error.to_string()));
+    }
+    read_sysfs(&args.sysfs).map_err(|error| Failure::failed(error.to_string()))
 }
 
 /// What a matrix names and the host does not have.

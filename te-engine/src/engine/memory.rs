@@ -9,7 +9,7 @@ use super::regions::Region;
 use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::RegisterError;
 use crate::region::SharedRegion;
-use crate::sys::{AllocOptions, SharedMemory};
+use crate::sys::{AllocOptions, SharedMemory, node_of};
 
 impl Engine {
     /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
@@ -52,12 +52,14 @@ impl Engine {
                 let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
                 log::warn!("region {id} of {} bytes goes without {fabric} {device}: {error}", span.len());
             }
-            self.publish(id, span, access)
+            // Now, for a fabric that pins pages has touched them. And before others are told.
+            let location = self.locate(span);
+            let penalties = self.affinity.penalties(location, &self.devices);
+            self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
+            self.publish(id, span, location, access)
         });
         match registered {
             Ok(()) => {
-                let penalties = self.affinity.penalties(span.location(), &self.devices);
-                self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
                 let region = Region { span, access, owned, requests: 0, closing: false, _memory: memory };
                 self.regions.insert(id, region);
                 Ok(())
@@ -69,8 +71,28 @@ impl Engine {
         }
     }
 
+    /// Where memory is: as the caller says, or as the kernel does when somebody goes by it.
+    fn locate(&self, span: MemSpan) -> Location {
+        match span.location() {
+            Location::Host if self.affinity.depends_on_node(&self.devices) => match node_of(span) {
+                Ok(node) => node.map_or(Location::Host, Location::Numa),
+                Err(errno) => {
+                    log::debug!("move_pages does not say on which NUMA node memory is: {errno}");
+                    Location::Host
+                }
+            },
+            location => location,
+        }
+    }
+
     /// Lists a region with remote rights in our descriptor.
-    fn publish(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), RegisterError> {
+    fn publish(
+        &mut self,
+        id: RegionId,
+        span: MemSpan,
+        location: Location,
+        access: Access,
+    ) -> Result<(), RegisterError> {
         if access.is_remote() {
             let mut export = vec![0; EXPORT_BYTES_MAX];
             match self.rails.export(id, &mut export) {
@@ -81,7 +103,7 @@ impl Engine {
                         addr: span.as_ptr().addr() as u64,
                         len: span.len() as u64,
                         access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
-                        numa: match span.location() {
+                        numa: match location {
                             Location::Numa(node) => Some(node),
                             _ => None,
                         },

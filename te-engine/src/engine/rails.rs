@@ -63,7 +63,7 @@ pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartErro
     let mut export_bytes = 1;
     let fits = |(_, rail): &&(u8, Rail)| {
         let transport = &rail.transport;
-        export_bytes += 3 + transport.name().len() + transport.capabilities().export_bytes_max as usize;
+        export_bytes += 4 + transport.name().len() + transport.capabilities().export_bytes_max as usize;
         export_bytes <= EXPORT_BYTES_MAX
     };
     let count = opened.rails.iter().take(RAILS_MAX).take_while(fits).count();

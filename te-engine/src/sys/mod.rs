@@ -11,11 +11,13 @@
 mod crc;
 mod held;
 mod memory;
+mod numa;
 mod park;
 mod socket;
 
 pub use crc::{crc32c_at, crc32c_joined, crc32c_of};
 pub(crate) use held::{HeldSpan, Use, copy, copy_summed};
 pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
+pub(crate) use numa::node_of;
 pub(crate) use park::park;
 pub(crate) use socket::{SeqSocket, own_uid};

@@ -49,6 +49,17 @@ impl Affinity {
         }
     }
 
+    /// Whether the node that memory is on can change which of the rails over `devices` it takes: two of them are NICs, and
+    /// there are several nodes, or somebody wrote down what is to become of one.
+    pub(crate) fn depends_on_node(&self, devices: &[String]) -> bool {
+        let of_nodes = match self {
+            Self::Unknown => false,
+            Self::Found(topology) => topology.nodes().len() > 1,
+            Self::Written(matrix) => matrix.rows().iter().any(|row| matches!(row.place, Place::Cpu(_))),
+        };
+        of_nodes && devices.iter().filter(|device| !device.is_empty()).count() > 1
+    }
+
     /// What each rail costs for memory at `location`, in percent, by the device that it runs over: a NIC, or `NIC:port`. A
     /// rail of which that is empty, or no NIC of this host, costs 100. `None`: nothing is known that would tell one rail from
     /// another.
@@ -93,6 +104,40 @@ impl fmt::Display for Affinity {
                 topology.nics().len()
             ),
             Self::Written(matrix) => write!(f, "a matrix of {} places", matrix.rows().len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use te_core::topology::{MatrixRow, NumaNode};
+
+    use super::*;
+
+    fn of_nodes(count: u16) -> Affinity {
+        let distances = |id| (0..count).map(|other| if other == id { 10 } else { 20 }).collect();
+        let nodes = (0..count).map(|id| NumaNode { id, distances: distances(id), ..NumaNode::default() });
+        Affinity::Found(Topology::new(nodes.collect(), vec![], vec![]).unwrap())
+    }
+
+    fn written(place: Place) -> Affinity {
+        let row = MatrixRow { place, preferred: vec!["mlx5_0".into()], secondary: vec![] };
+        Affinity::Written(PriorityMatrix::new(vec![row]).unwrap())
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_a_node_only_where_nodes_and_nics_differ() {
+        let two_nics = ["", "mlx5_0:1", "mlx5_1:1"].map(String::from);
+        let one_nic = ["", "mlx5_0:1", ""].map(String::from);
+        for (affinity, matters) in [
+            (Affinity::Unknown, false),
+            (of_nodes(1), false),
+            (of_nodes(2), true),
+            (written(Place::Cpu(0)), true),
+            (written(Place::Anywhere), false),
+        ] {
+            assert_eq!(affinity.depends_on_node(&two_nics), matters, "{affinity}");
+            assert!(!affinity.depends_on_node(&one_nic), "{affinity}");
         }
     }
 }

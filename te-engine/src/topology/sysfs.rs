@@ -25,23 +25,15 @@ use te_core::topology::{
     PciLink, PciPath, PortState, Topology, TopologyError,
 };
 
+use super::found::{Found, Warnings};
+use super::{GPU_CLASSES, SLIT_LOCAL, SLIT_REMOTE, gpu_vendor, is_plain};
+
 /// Where Linux has it.
 pub const SYSFS: &str = "/sys";
 /// Longest file that is read, bytes; what is longer is cut.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Entries of one directory that are looked at, at most.
 const ENTRIES_MAX: usize = 1 << 16;
-/// Warnings that are kept, at most.
-const WARNINGS_MAX: usize = 32;
-
-/// What was found, and what was odd about it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// The host.
-    pub topology: Topology,
-    /// What was left out or guessed, and why, in words for people. At most 33; the last one counts the rest.
-    pub warnings: Vec<String>,
-}
 
 /// Reads the host under `root`, which is [`SYSFS`] but in tests and in containers that mount it elsewhere.
 ///
@@ -55,16 +47,13 @@ pub fn read_sysfs(root: &Path) -> Result<Found, SysfsError> {
     if !["devices", "class", "bus"].iter().any(|name| root.join(name).is_dir()) {
         return Err(SysfsError::NotSysfs(root.into()));
     }
-    let mut reader = Reader { root, nodes: Vec::new(), warnings: Vec::new(), unsaid: 0 };
+    let mut reader = Reader { root, nodes: Vec::new(), warnings: Warnings::default() };
     let nodes = reader.nodes();
     reader.nodes = nodes.iter().map(|node| node.id).collect();
     let gpus = reader.gpus();
     let mut nics = reader.rdma_nics();
     reader.ethernet_nics(&mut nics);
-    let mut warnings = reader.warnings;
-    if reader.unsaid > 0 {
-        warnings.push(format!("and {} more", reader.unsaid));
-    }
+    let warnings = reader.warnings.into_vec();
     let topology = Topology::new(nodes, nics, gpus).map_err(SysfsError::Topology)?;
     Ok(Found { topology, warnings })
 }
@@ -73,8 +62,7 @@ struct Reader<'a> {
     root: &'a Path,
     /// Ids of the NUMA nodes there are.
     nodes: Vec<u16>,
-    warnings: Vec<String>,
-    unsaid: usize,
+    warnings: Warnings,
 }
 
 impl Reader<'_> {
@@ -84,7 +72,7 @@ impl Reader<'_> {
         let mut ids: Vec<u16> =
             names.iter().filter_map(|name| name.strip_prefix("node")?.parse().ok()).collect();
         ids.sort_unstable();
-        self.cut(&mut ids, NODES_MAX, "NUMA nodes");
+        self.warnings.cut(&mut ids, NODES_MAX, "NUMA nodes");
         if ids.is_empty() {
             // A kernel without NUMA.
             let cpus = self.cpus(Path::new("devices/system/cpu/online"));
@@ -153,20 +141,16 @@ impl Reader<'_> {
         for name in self.entries(base) {
             let Ok(address) = name.parse::<PciAddress>() else { continue };
             let class = self.hex(&base.join(&name).join("class")).unwrap_or(0);
-            if !GPU_CLASSES.contains(&(class >> 8)) {
+            // Above the programming interface.
+            let Ok(class) = u16::try_from(class >> 8) else { continue };
+            if !GPU_CLASSES.contains(&class) {
                 continue;
             }
             let vendor = self.hex(&base.join(&name).join("vendor")).and_then(|id| u16::try_from(id).ok());
-            match vendor.and_then(GpuVendor::from_pci) {
-                // The graphics of a desktop processor.
-                Some(GpuVendor::Intel) if class >> 8 == VGA => {}
-                Some(vendor) => found.push((vendor, address)),
-                // The board's own graphics, or a maker we do not know.
-                None => {}
-            }
+            found.extend(vendor.and_then(|vendor| gpu_vendor(class, vendor)).map(|vendor| (vendor, address)));
         }
         found.sort_unstable();
-        self.cut(&mut found, GPUS_MAX, "GPUs");
+        self.warnings.cut(&mut found, GPUS_MAX, "GPUs");
         let mut gpus: Vec<Gpu> = Vec::with_capacity(found.len());
         for (vendor, address) in found {
             let index = gpus.iter().filter(|gpu| gpu.vendor == vendor).count() as u16;
@@ -180,7 +164,7 @@ impl Reader<'_> {
     fn rdma_nics(&mut self) -> Vec<Nic> {
         let base = Path::new("class/infiniband");
         let mut names = self.entries(base);
-        self.cut(&mut names, NICS_MAX, "RDMA devices");
+        self.warnings.cut(&mut names, NICS_MAX, "RDMA devices");
         let mut nics = Vec::with_capacity(names.len());
         for name in names {
             let dir = base.join(&name);
@@ -194,7 +178,7 @@ impl Reader<'_> {
             let numbers = self.entries(&dir.join("ports"));
             let mut numbers: Vec<u8> = numbers.iter().filter_map(|name| name.parse().ok()).collect();
             numbers.sort_unstable();
-            self.cut(&mut numbers, PORTS_MAX, "ports");
+            self.warnings.cut(&mut numbers, PORTS_MAX, "ports");
             let ports = numbers.into_iter().map(|number| self.rdma_port(&dir, number)).collect();
             self.add(&mut nics, Nic { kind: NicKind::Rdma, netdev, ports, ..Nic::named(&name) }, pci);
         }
@@ -231,7 +215,7 @@ impl Reader<'_> {
         let mut names = self.entries(base);
         names.retain(|name| !taken.contains(name) && self.root.join(base).join(name).join("device").exists());
         let room = NICS_MAX - nics.len().min(NICS_MAX);
-        self.cut(&mut names, room, "network devices");
+        self.warnings.cut(&mut names, room, "network devices");
         for name in names {
             let dir = base.join(&name);
             let pci = self.device(&dir);
@@ -254,14 +238,15 @@ impl Reader<'_> {
     /// Adds a NIC with what is known of its PCI device.
     fn add(&mut self, nics: &mut Vec<Nic>, mut nic: Nic, pci: Option<PciPath>) {
         if !is_plain(&nic.name) {
-            self.warn(format!(
+            self.warnings.add(format!(
                 "NIC {:?} is left out: its name is not one of up to 64 printable characters",
                 nic.name
             ));
             return;
         }
         if nics.iter().any(|other| other.name == nic.name) {
-            self.warn(format!("network device {:?} is left out: an RDMA device has the same name", nic.name));
+            self.warnings
+                .add(format!("network device {:?} is left out: an RDMA device has the same name", nic.name));
             return;
         }
         let address = pci.as_ref().map(|pci| pci.address);
@@ -285,7 +270,7 @@ impl Reader<'_> {
         let path = self.target(&entry).and_then(|target| PciPath::parse_sysfs(&target));
         let path = path.filter(|path| path.address == address);
         if path.is_none() {
-            self.warn(format!(
+            self.warnings.add(format!(
                 "{}: does not say where the device hangs; its PCI path is unknown",
                 entry.display()
             ));
@@ -301,7 +286,7 @@ impl Reader<'_> {
         let node = self.number::<i64>(&path).filter(|&node| node != -1);
         let known = node.and_then(|node| u16::try_from(node).ok()).filter(|node| self.nodes.contains(node));
         if let (Some(node), None) = (node, known) {
-            self.warn(format!("{}: says {node}, and there is no such NUMA node", path.display()));
+            self.warnings.add(format!("{}: says {node}, and there is no such NUMA node", path.display()));
         }
         known.or(only)
     }
@@ -363,61 +348,25 @@ impl Reader<'_> {
                 return Vec::new();
             }
             Err(error) => {
-                self.warn(format!("{}: {error}; nothing below it is used", path.display()));
+                self.warnings.add(format!("{}: {error}; nothing below it is used", path.display()));
                 return Vec::new();
             }
         };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let mut names: Vec<String> = names.take(ENTRIES_MAX + 1).collect();
         names.sort_unstable();
-        self.cut(&mut names, ENTRIES_MAX, &path.display().to_string());
+        self.warnings.cut(&mut names, ENTRIES_MAX, &path.display().to_string());
         names
-    }
-
-    fn cut<T>(&mut self, list: &mut Vec<T>, count_max: usize, what: &str) {
-        if list.len() > count_max {
-            let warning = format!("{what}: only the first {count_max} of {} are used", list.len());
-            // What is missing matters more than what is odd: it goes first, and is never left unsaid for the others.
-            self.warnings.insert(0, warning);
-            self.unsaid += usize::from(self.warnings.len() > WARNINGS_MAX);
-            self.warnings.truncate(WARNINGS_MAX);
-            list.truncate(count_max);
-        }
     }
 
     fn garbage(&mut self, path: &Path, text: &str, wanted: &str) {
         let shown: String = text.chars().take(40).collect();
-        self.warn(format!("{}: {shown:?} is not {wanted}; it is ignored", path.display()));
-    }
-
-    fn warn(&mut self, warning: String) {
-        if self.warnings.len() < WARNINGS_MAX {
-            self.warnings.push(warning);
-        } else {
-            self.unsaid += 1;
-        }
+        self.warnings.add(format!("{}: {shown:?} is not {wanted}; it is ignored", path.display()));
     }
 }
-
-/// SLIT's distance of a node to itself.
-const SLIT_LOCAL: u8 = 10;
-/// What is assumed of any other node.
-const SLIT_REMOTE: u8 = 20;
-/// PCI class and subclass of a VGA controller.
-const VGA: u32 = 0x0300;
-/// VGA controller, 3D controller, other display controller, processing accelerator (PCI Code and ID Assignment, 1.1 and 1.19).
-const GPU_CLASSES: [u32; 4] = [VGA, 0x0302, 0x0380, 0x1200];
 
 fn pci_device(address: PciAddress) -> PathBuf {
     Path::new("bus/pci/devices").join(address.to_string())
-}
-
-/// Whether it can be a NIC's name, and one component of a path.
-fn is_plain(name: &str) -> bool {
-    (1..=te_core::topology::NAME_BYTES_MAX).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
-        && name != "."
-        && name != ".."
 }
 
 /// `2.5` as 2500.
