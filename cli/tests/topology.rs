@@ -9,7 +9,7 @@ use sysfs::Sysfs;
 
 fn on(name: &str, args: &[&str]) -> std::process::Output {
     let host = Sysfs::named(name);
-    run(&[&["topology", "--sysfs", host.path().to_str().unwrap()], args].concat())
+    run(&[&["topology", "--sysfs", host.path().to_str().expect("UTF-8")], args].concat())
 }
 
 #[test]

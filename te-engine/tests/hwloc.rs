@@ -9,6 +9,8 @@ use te_engine::topology::{
     matrix_to_json, read_hwloc,
 };
 
+/// By hand, after what lstopo 2.9 writes: two sockets; a switch with a GPU and a NIC on each, a second NIC without a link on the
+/// first, and a NIC for sockets on the second. Without comments: hwloc's own parser, used where it has no libxml2, knows none.
 const XML: &str = include_str!("fixtures/hwloc/two-sockets.xml");
 
 fn read(source: &HwlocSource) -> Topology {
