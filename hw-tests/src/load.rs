@@ -2,8 +2,9 @@
 //!
 //! One thread owns blocks of the target's memory and goes round them. In each round it reads a block back and compares it with
 //! what it wrote there last, writes new bytes, reads those back and compares. Memory that an ended operation must not touch any
-//! more is filled with a canary: the destination of a failed read at once, the destination of a failed write after the
-//! target has acknowledged a fence. Canaries are looked at when the load ends, and a block with one is not used again.
+//! more is filled with a canary: the destination of each read as soon as that has ended, well or not, and the destination of
+//! a write that may still land (it failed, or took a second way) after the target has acknowledged a fence. Our canaries are
+//! looked at when their place is needed again or the load ends, the target's when the load ends.
 
 use crate::content::{CANARY, fill, first_difference};
 use crate::remote::{Peer, Process};
@@ -53,7 +54,7 @@ pub(crate) struct Findings {
     pub(crate) verified: Vec<Instant>,
     /// What failed, and when.
     pub(crate) failures: Vec<(Instant, String)>,
-    /// Blocks in which a canary was watched: ours and the target's.
+    /// Canaries that were watched: ours, one for each read, and the target's.
     pub(crate) canaries: (usize, usize),
     /// Bytes that were not as they should be, and canaries that were written. Each is a broken promise.
     pub(crate) broken: Vec<String>,
@@ -303,15 +304,19 @@ impl Worker {
         self.seed += 1;
         let seed = self.seed;
         fill(&self.source, seed, 0, BLOCK_BYTES as usize)?;
-        if let Err(error) = self.transfer(Op::Write, (&self.source, 0), segment, remote) {
-            self.blocks[block] = match error {
-                TransferError::Ended { fence_needed: false, .. } => Block::Blank,
-                _ => Block::Unknown,
-            };
-            self.shared.failed("write", &error);
-            return Ok(false);
-        }
-        self.blocks[block] = Block::Holds(seed);
+        let fence_needed = match self.transfer(Op::Write, (&self.source, 0), segment, remote) {
+            Ok(fence_needed) => fence_needed,
+            Err(error) => {
+                self.blocks[block] = match error {
+                    TransferError::Ended { fence_needed: false, .. } => Block::Blank,
+                    _ => Block::Unknown,
+                };
+                self.shared.failed("write", &error);
+                return Ok(false);
+            }
+        };
+        // A copy of these bytes may still land: other bytes come after a fence.
+        self.blocks[block] = if fence_needed { Block::Unknown } else { Block::Holds(seed) };
         self.read_back(segment, remote, seed, "a completed write is not what was written")
     }
 
@@ -322,25 +327,32 @@ impl Worker {
         let len = BLOCK_BYTES as usize;
         if let Err(error) = self.transfer(Op::Read, (&self.sink, offset), segment, remote) {
             self.shared.failed("read", &error);
-            fill(&self.sink, CANARY, offset, len)?;
-            self.watched.push_back(place);
-            self.shared.findings().canaries.0 += 1;
+            self.watch(place)?;
             return Ok(false);
         }
         if let Some(at) = first_difference(&self.sink, seed, offset, len)? {
             self.shared.broke(format!("{promise}: byte {} of the block", at - offset));
         }
-        self.free.push_back(place);
+        self.watch(place)?;
         Ok(true)
     }
 
+    /// The read into this place has ended: from now on nobody writes there.
+    fn watch(&mut self, place: u64) -> Result<()> {
+        fill(&self.sink, CANARY, place * BLOCK_BYTES, BLOCK_BYTES as usize)?;
+        self.watched.push_back(place);
+        self.shared.findings().canaries.0 += 1;
+        Ok(())
+    }
+
+    /// Moves a block; says whether a fence has to come before its destination gets other bytes.
     fn transfer(
         &self,
         op: Op,
         (region, offset): (&SharedRegion, u64),
         segment: SegmentHandle,
         remote_addr: u64,
-    ) -> Result<(), TransferError> {
+    ) -> Result<bool, TransferError> {
         let len = BLOCK_BYTES / PIECES;
         let piece = |at: u64| TransferRequest {
             op,
@@ -351,7 +363,7 @@ impl Worker {
         };
         let requests: [TransferRequest; PIECES as usize] =
             std::array::from_fn(|index| piece(index as u64 * len));
-        self.engine.submit(&requests, Some(self.transfer_max))?.wait(None).map(drop)
+        self.engine.submit(&requests, Some(self.transfer_max))?.wait(None).map(|report| report.fence_needed)
     }
 
     /// A place to read into. When most are watched, the oldest canary has stood for long enough: it is looked at and given up.

@@ -198,7 +198,7 @@ fn under_fault(host: &Host, fabric: &'static str, fault: &Fault) -> Result<()> {
     let rails: Vec<String> =
         bytes.iter().map(|(rail, bytes)| format!("{rail} {} MiB", bytes >> 20)).collect();
     println!(
-        "    {label}{} MiB verified, 0 wrong bytes ({}); {} operations failed; canaries intact in {} of our blocks, {} of the target's",
+        "    {label}{} MiB verified, 0 wrong bytes ({}); {} operations failed; canaries intact behind {} of our reads and in {} of the target's blocks",
         findings.bytes() >> 20,
         rails.join(", "),
         findings.failures.len(),
