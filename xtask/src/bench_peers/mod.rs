@@ -112,12 +112,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let mut bench = peer::Bench::new(&host, &peers, snowskin, args.seconds);
     let mut samples = Samples::new();
+    let mut failed = BTreeMap::new();
     for round in 1..=args.rounds {
         for row in &rows {
             for contestant in row.contestants().into_iter().filter(|&one| takes_part(one)) {
-                let sample = bench
-                    .sample(row, contestant)
-                    .with_context(|| format!("measuring {contestant} at {}", row.name()))?;
+                if failed.contains_key(&(row.name(), contestant)) {
+                    continue;
+                }
+                let sample = bench.sample(row, contestant);
+                let sample = match sample {
+                    // A peer that fails at one row is left out there; that we do not is what the run is about.
+                    Err(error) if !contestant.is_ours() => {
+                        eprintln!("round {round}: {}: {contestant} failed: {error:#}", row.name());
+                        failed.insert((row.name(), contestant), format!("{error:#}"));
+                        bench.forget(contestant);
+                        continue;
+                    }
+                    sample => sample.with_context(|| format!("measuring {contestant} at {}", row.name()))?,
+                };
                 eprintln!(
                     "round {round}/{}  {:<34} {:<14} {:>8.3} GB/s {:>10.0} /s {:>9.1} us {:>8.3} CPU-s/GiB",
                     args.rounds,
@@ -133,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     drop(bench);
-    let report = report::Report { args, rows: &rows, samples: &samples, peers: &peers };
+    let report = report::Report { args, rows: &rows, samples: &samples, failed: &failed, peers: &peers };
     report.print();
     if let Some(path) = &args.json {
         std::fs::write(path, format!("{:#}\n", report.json()))

@@ -18,6 +18,8 @@ import sys
 import time
 
 WINDOW = 256 << 20
+# Registered memory must outlive the functions that made it.
+KEPT = []
 
 
 def cpu():
@@ -29,6 +31,7 @@ def memory(size):
     buffer = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     ctypes.memset(address, 1, size)
+    KEPT.append(buffer)
     return buffer, address
 
 

@@ -50,6 +50,21 @@ struct Ends {
     target: Worker,
 }
 
+impl Ends {
+    /// Stopped until they are measured: their libraries' threads poll for work, and there are few cores.
+    fn paused(self) -> Result<Self> {
+        self.signal("STOP")?;
+        Ok(self)
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        for worker in [&self.target, &self.initiator] {
+            Cmd::new(&format!("kill -{signal} {}", worker.child.id())).run(Path::new("/"), None)?;
+        }
+        Ok(())
+    }
+}
+
 struct MooncakeStore {
     ends: Ends,
     master: Server,
@@ -74,6 +89,10 @@ impl<'a> Bench<'a> {
     /// Lets `contestant` do the work of `row` once.
     pub(super) fn sample(&mut self, row: &Row, contestant: Contestant) -> Result<Sample> {
         fs::create_dir_all(&self.logs)?;
+        if !matches!(row, Row::Store { .. } | Row::Master { .. }) {
+            // Its background threads are not to be in the way. It cannot be stopped for a while: it would lose its nodes.
+            self.mooncake_store = None;
+        }
         match (row, contestant) {
             (Row::Transfer { op, block, batch }, who) => match who {
                 Contestant::Mooncake => self.mooncake_engine()?.transfer(op, *block, *batch),
@@ -95,6 +114,16 @@ impl<'a> Bench<'a> {
             (Row::Master { op, batch }, Contestant::Tcp) => self.our_master(op, *batch),
             (Row::Master { op, batch }, Contestant::Mooncake) => self.mooncake_master(op, *batch),
             (Row::Master { .. }, other) => bail!("{other} has no master"),
+        }
+    }
+
+    /// Ends the processes of somebody who failed: the next row starts others.
+    pub(super) fn forget(&mut self, contestant: Contestant) {
+        match contestant {
+            Contestant::Mooncake => (self.mooncake_engine, self.mooncake_store) = (None, None),
+            Contestant::Nixl => self.nixl = None,
+            Contestant::Redis => self.redis = None,
+            _ => {}
         }
     }
 
@@ -188,7 +217,7 @@ impl<'a> Bench<'a> {
             let port = free_port()?.to_string();
             let initiator =
                 self.worker("mooncake-initiator", MOONCAKE, &words(&["engine", &port, &peer, &address]))?;
-            self.mooncake_engine = Some(Ends { initiator, target });
+            self.mooncake_engine = Some(Ends { initiator, target }.paused()?);
         }
         let ends = self.mooncake_engine.as_mut().context("it was just started")?;
         Ok(EndsFor { ends, seconds: self.seconds })
@@ -201,7 +230,7 @@ impl<'a> Bench<'a> {
             let address = target.ready["address"].to_string();
             let initiator =
                 self.worker("nixl-initiator", NIXL, &["initiator".to_owned(), metadata, address])?;
-            self.nixl = Some(Ends { initiator, target });
+            self.nixl = Some(Ends { initiator, target }.paused()?);
         }
         let ends = self.nixl.as_mut().context("it was just started")?;
         Ok(EndsFor { ends, seconds: self.seconds })
@@ -380,10 +409,12 @@ struct EndsFor<'a> {
 
 impl EndsFor<'_> {
     fn transfer(&mut self, op: &str, block: u64, batch: u32) -> Result<Sample> {
+        self.ends.signal("CONT")?;
         let before = number(&self.ends.target.ask(&json!({"do": "serve"}), 0.0)?, "cpu_s")?;
         let command = json!({"do": "run", "op": op, "block": block, "batch": batch, "seconds": self.seconds});
         let answer = self.ends.initiator.ask(&command, self.seconds)?;
         let after = number(&self.ends.target.ask(&json!({"do": "rest"}), 0.0)?, "cpu_s")?;
+        self.ends.signal("STOP")?;
         Sample::of(&answer, after - before)
     }
 }

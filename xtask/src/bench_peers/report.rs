@@ -5,12 +5,15 @@ use super::install::Peers;
 use super::{Args, Sample, Samples};
 use crate::stats::{self, Spread};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// What was measured, ready to be told.
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
     pub(super) rows: &'a [Row],
     pub(super) samples: &'a Samples,
+    /// Who failed at which row, and why.
+    pub(super) failed: &'a BTreeMap<(String, Contestant), String>,
     pub(super) peers: &'a Peers,
 }
 
@@ -41,6 +44,9 @@ impl Report<'_> {
         }
         for (name, why) in &self.peers.missing {
             println!("  {name}: left out, {why}");
+        }
+        for ((row, contestant), why) in self.failed {
+            println!("  {contestant}: failed at {row}: {why}");
         }
         let heading = ["row", "who", "GB/s (min-max)", "items/s", "p50 us", "CPU-s/GiB", "bytes/object"];
         let mut table = vec![heading.map(str::to_owned).to_vec()];
@@ -144,6 +150,7 @@ impl Report<'_> {
             "seconds": self.args.seconds,
             "congestion": self.args.congestion,
             "versions": self.peers.versions.iter().map(|(name, version)| json!([name, version])).collect::<Vec<_>>(),
+            "failed": self.failed.iter().map(|((row, who), why)| json!([row, who.to_string(), why])).collect::<Vec<_>>(),
             "left_out": self.peers.missing.iter().map(|(name, why)| json!([name, why])).collect::<Vec<_>>(),
             "rows": rows.collect::<Vec<_>>(),
         })
