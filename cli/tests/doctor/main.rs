@@ -52,6 +52,7 @@ fn a_healthy_host_has_nothing_to_fix() {
     let shown = stdout(&run(&["doctor", "--root", host.path().to_str().unwrap()]));
     assert!(shown.ends_with("Nothing to fix.\n"), "{shown}");
     assert!(shown.contains("mlx5_0/1 10.0.0.1, mlx5_1/1 10.0.1.1"), "{shown}");
+    assert!(shown.contains("nearest: cpu:0 mlx5_0, cpu:1 mlx5_1, cuda:0 mlx5_0"), "{shown}");
 }
 
 #[test]

@@ -39,6 +39,11 @@ impl Source {
         self.is_copy
     }
 
+    /// A path of this tree, for a reader of its own.
+    pub(super) fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
     /// The whole file; what is not UTF-8 is replaced.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         self.bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

@@ -1,5 +1,7 @@
 //! The kernel, CPUs and NUMA nodes.
 
+use te_engine::topology::{MatrixRow, Place};
+
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Fabric, Facts};
 
@@ -108,7 +110,13 @@ fn numa(facts: &Facts) -> Judgement {
     let bare: Vec<_> =
         facts.nodes.iter().filter(|node| cards.iter().all(|device| device.node != Some(**node))).collect();
     if bare.is_empty() {
-        return ok(format!("{nodes}, each with an RDMA NIC"));
+        // As the engine routes: every memory, and the NICs nearest to it.
+        let nearest = facts.topology.iter().flat_map(|found| {
+            let rows = found.topology.matrix();
+            let of = |row: &MatrixRow| format!("{} {}", row.place, row.preferred.join("+"));
+            rows.rows().iter().filter(|row| row.place != Place::Anywhere).map(of).collect::<Vec<_>>()
+        });
+        return ok(format!("{nodes}, each with an RDMA NIC; nearest: {}", list(nearest)));
     }
     warn(
         format!("{nodes}; none of the RDMA NICs is on {}", list(bare)),

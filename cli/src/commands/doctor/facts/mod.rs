@@ -9,6 +9,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use te_engine::topology::{Found, read_sysfs};
+
 use super::source::{Source, number_list};
 use crate::sys;
 
@@ -96,6 +98,8 @@ pub(super) struct Facts {
     pub(super) rdma: rdma::Rdma,
     /// PCI functions.
     pub(super) pci: Vec<pci::Function>,
+    /// What `snowskin topology` shows, and the engine routes by.
+    pub(super) topology: Option<Found>,
     /// First line of the NVIDIA driver's own description.
     pub(super) nvidia: Option<String>,
     /// Modules of the kernel that are loaded.
@@ -163,6 +167,7 @@ pub(super) fn gather(source: &Source, fabric: Fabric, ports: &[u16], master: Opt
         subnets: source.text("proc/net/route").map(|text| connected(&text)).unwrap_or_default(),
         rdma: rdma::gather(source, cgroup_rdma(source)),
         pci: pci::gather(source),
+        topology: read_sysfs(&source.at("sys")).ok(),
         nvidia: source.line("proc/driver/nvidia/version"),
         modules: source
             .text("proc/modules")
