@@ -19,9 +19,19 @@ die() {
 /bin/busybox mount -t devtmpfs devtmpfs /host/dev
 /bin/busybox mkdir -p /host/dev/shm /host/dev/pts
 /bin/busybox mount -t devpts devpts /host/dev/pts
+/bin/busybox mkdir -p /keep
+/bin/busybox mount -o bind /host/tmp /keep
 for dir in dev/shm tmp run; do
     /bin/busybox mount -t tmpfs -o mode=1777 tmpfs "/host/$dir"
 done
+# The project may lie under the host's /tmp: directories there stay where they are, read-only.
+for dir in /keep/*/; do
+    name=${dir#/keep/}
+    if [ -d "$dir" ] && /bin/busybox mkdir "/host/tmp/$name"; then
+        /bin/busybox mount -o bind "$dir" "/host/tmp/$name" || echo "lab: the host's /tmp/$name is not shown"
+    fi
+done
+/bin/busybox umount /keep
 /bin/busybox mkdir -p /host/run/lab
 /bin/busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none run /host/run/lab || die "the run's directory cannot be mounted"
 /bin/busybox umount /proc /sys /dev
