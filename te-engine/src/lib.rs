@@ -33,8 +33,8 @@
 //!   descriptors: idle, it burns no CPU. An [`Engine`] is polled by its one owner: no thread hop, and no progress, not even for
 //!   peers, while it is not polled.
 //!
-//! Features: `tcp` (default), `uring` (io_uring under TCP), `rdma` (libibverbs, loaded at run time), `tokio` ([`Transfer`] is a
-//! `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP), `tokio`
+//! ([`Transfer`] is a `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.
 //!
 //! # Example
 //!
