@@ -1,10 +1,13 @@
 //! [`Client`]: objects in, objects out.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use store_core::client::{Action, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    Exists, List, ListPosition, ListQuery, PutOptions, ReadStats, Removal, Remove, Segments as AskSegments,
+    Exists, List, ListPosition, ListQuery, PutAsk, PutOptions, ReadStats, Removal, Remove,
+    Segments as AskSegments,
 };
 use store_core::{ErrorCode, Key, Stats};
 use te_engine::{MemSpan, Op, RegionId, SharedRegion};
@@ -33,6 +36,9 @@ pub struct Client {
     mover: Mover,
     segments: Segments,
     started: Instant,
+    /// Drawn at random when the client connects.
+    nonce_keys: RandomState,
+    nonces: u64,
     counters: Counters,
 }
 
@@ -129,6 +135,8 @@ impl Client {
             mover: Mover::new(bounce),
             segments: Segments::default(),
             started: Instant::now(),
+            nonce_keys: RandomState::new(),
+            nonces: 0,
             counters: Counters::default(),
             config,
         };
@@ -154,7 +162,8 @@ impl Client {
         for items in chunks(items, |item| item.0.len()) {
             let wanted =
                 items.iter().map(|&(key, value)| PutItem { key, len: value.len() as u64, checksum: 0 });
-            self.put.start(wanted, *options);
+            let ask = PutAsk { nonce: self.nonce(), options: *options };
+            self.put.start(wanted, ask);
             self.run_put(items.len(), Buffers::Sources(items), &mut results);
         }
         results
@@ -247,7 +256,8 @@ impl Client {
         let mut results = Vec::with_capacity(items.len());
         for items in chunks(items, |item| item.0.len()) {
             let wanted = items.iter().map(|&(key, range)| PutItem { key, len: range.len, checksum: 0 });
-            self.put.start(wanted, *options);
+            let ask = PutAsk { nonce: self.nonce(), options: *options };
+            self.put.start(wanted, ask);
             self.run_put(items.len(), Buffers::Ranges(items), &mut results);
         }
         results
@@ -524,7 +534,7 @@ impl Client {
         self.mover.start(transfer, handle) && transfer.op == Op::Read
     }
 
-    /// A connection that the master closed meanwhile is noticed here rather than by a put's start, which is not repeated.
+    /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
         self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
@@ -599,6 +609,12 @@ impl Client {
             return None;
         };
         Some(items.iter().map(|_| Err(refused)).collect())
+    }
+
+    /// A random number that names a put, not 0.
+    fn nonce(&mut self) -> u32 {
+        self.nonces = self.nonces.wrapping_add(1);
+        (self.nonce_keys.hash_one(self.nonces) as u32).max(1)
     }
 
     fn now(&self) -> te_core::Instant {
