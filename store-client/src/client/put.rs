@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
-use store_core::message::PutOptions;
+use store_core::message::{PutAsk, PutOptions};
 
 use super::{Client, chunks, one};
 use crate::error::StoreError;
@@ -30,7 +30,8 @@ impl Client {
         for items in chunks(items, |item| item.0.len()) {
             let wanted =
                 items.iter().map(|&(key, value)| PutItem { key, len: value.len() as u64, checksum: 0 });
-            self.put.start(wanted, *options);
+            let ask = PutAsk { nonce: self.nonce(), options: *options };
+            self.put.start(wanted, ask);
             self.run_put(items.len(), Buffers::Sources(items), &mut results);
         }
         results
@@ -62,7 +63,8 @@ impl Client {
         let mut results = Vec::with_capacity(items.len());
         for items in chunks(items, |item| item.0.len()) {
             let wanted = items.iter().map(|&(key, range)| PutItem { key, len: range.len, checksum: 0 });
-            self.put.start(wanted, *options);
+            let ask = PutAsk { nonce: self.nonce(), options: *options };
+            self.put.start(wanted, ask);
             self.run_put(items.len(), Buffers::Ranges(items), &mut results);
         }
         results
