@@ -66,6 +66,7 @@ pub(crate) struct Entry {
     /// While it is being written when that began, then when its last lease ends.
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
+    /// While it is being written the nonce of the put.
     pub(crate) checksum: u32,
     /// Whose.
     pub(crate) tenant: TenantNo,
@@ -203,6 +204,7 @@ pub(crate) struct New<'a> {
     pub(crate) key: FullKey<'a>,
     pub(crate) len: u64,
     pub(crate) generation: u64,
+    pub(crate) nonce: u32,
     pub(crate) replicas: Placements,
     pub(crate) place: Place,
     pub(crate) retention: Retention,
@@ -317,7 +319,7 @@ impl Objects {
             len: new.len,
             time: now,
             replicas: new.replicas,
-            checksum: 0,
+            checksum: new.nonce,
             tenant: new.key.tenant,
             state: State::Processing,
             marks: mark(kept, Entry::KEPT)

@@ -6,7 +6,7 @@ use te_core::Instant;
 
 use crate::master::Rights;
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutOptions, PutWindow, Welcome,
+    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutWindow, Welcome,
     encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
@@ -95,25 +95,9 @@ impl Master {
                 let head = PutWindow { window_ms };
                 let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
                 let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
-                batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, options, new| {
+                batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, ask, new| {
                     let place = Place::new(at, len, returning);
-                    master.put_start_in(now, new.of(tenant), new.len, options, place)
-                })
-            }
-            Kind::PutStartKept => {
-                let window_ms = self.config().put_start_discard_timeout_ms;
-                let head = PutWindow { window_ms };
-                let (_, items) = message::PutStartKept::decode_request(body).map_err(WireError::code)?;
-                let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
-                batch::<message::PutStartKept>(self, tenant, body, id, out, &head, |master, at, ask, new| {
-                    let options = PutOptions { retention: ask.1, ..ask.0 };
-                    master.put_start_in(
-                        now,
-                        new.of(tenant),
-                        new.len,
-                        &options,
-                        Place::new(at, len, returning),
-                    )
+                    master.put_start_in(now, new.of(tenant), new.len, &ask.item(at), place)
                 })
             }
             Kind::PutEnd => {

@@ -198,7 +198,7 @@ fn a_secret_is_not_printed() {
 
 fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<u64, ErrorCode> {
     let new = NewObject { key: Key(key), len: GRAIN };
-    let started = one!(master, session, PutStart, PutOptions::DEFAULT, new)??;
+    let started = one!(master, session, PutStart, PutAsk::default(), new)??;
     let commit = Commit { key: Key(key), generation: started.generation, checksum: 1 };
     one!(master, session, PutEnd, (), commit)??;
     Ok(started.generation)
@@ -240,7 +240,7 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
-    let generation = one!(master, &mut a, PutStart, PutOptions::DEFAULT, new).unwrap().unwrap().generation;
+    let generation = one!(master, &mut a, PutStart, PutAsk::default(), new).unwrap().unwrap().generation;
     let noisy = Revocation { key: Key(b"k"), generation, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
     assert_eq!(one!(master, &mut a, PutRevoke, (), noisy), Ok(Ok(())));
