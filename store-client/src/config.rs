@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use te_engine::Fabrics;
 
 use crate::error::ConnectError;
-use crate::rpc::{Address, RpcConfig};
+use crate::rpc::{Address, Identity, RpcConfig};
 
 /// What a [`Client`](crate::Client) can be told.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct ClientConfig {
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
+    /// Which tenant this is, and what proves it. Default the default tenant.
+    pub identity: Identity,
     /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
     pub engine: te_engine::Config,
     /// How long moving the bytes of one operation may take, milliseconds. The lease or the put's window may end it
@@ -38,6 +40,8 @@ pub struct NodeConfig {
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
+    /// What proves that it may contribute memory. Default nobody's, with no secret.
+    pub identity: Identity,
     /// Memory to contribute, bytes.
     pub capacity_bytes: u64,
     /// Touches every page before it is mounted, so that no put pays for it. Takes about a second for each few GiB.
@@ -58,6 +62,7 @@ impl ClientConfig {
         Self {
             master,
             rpc: RpcConfig::default(),
+            identity: Identity::default(),
             engine,
             transfer_ms_max: 10_000,
             bounce_bytes: 8 << 20,
@@ -98,6 +103,7 @@ impl NodeConfig {
             name: name.to_owned(),
             master,
             rpc: RpcConfig::default(),
+            identity: Identity { tenant: String::new(), ..Identity::default() },
             capacity_bytes,
             populate: true,
             engine: te_engine::Config { listen, ..te_engine::Config::default() },

@@ -5,7 +5,7 @@
 //!
 //! | Kind | head asked, items asked | head answered, items answered | again |
 //! |---|---|---|---|
-//! | [`Hello`] | version · – | [`Welcome`] · – | changes nothing |
+//! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
 //! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
@@ -40,7 +40,8 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key, Short};
-use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
+use crate::tenant::DEFAULT_TENANT;
+use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
 use crate::{ErrorCode, EvictionPolicy, Stats};
 
 /// Most replicas that an object can have.
@@ -234,7 +235,7 @@ macro_rules! operations {
 
 operations! {
     /// First on every connection: versions and limits.
-    Hello = 1, (u16, ()) -> (Welcome, ());
+    Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
     Mount = 2, (MountSegment<'a>, ()) -> (Mounted, ());
     /// A node takes it back.
@@ -263,6 +264,28 @@ operations! {
     ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
     /// Why objects cannot be evicted now; none if they can.
     WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
+}
+
+/// A client or a node introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting<'a> {
+    /// The protocol's version there.
+    pub version: u16,
+    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, as a node's.
+    pub tenant: &'a str,
+    /// The tenant's secret, if it has one; 256 bytes at most.
+    #[serde(borrow)]
+    pub secret: Key<'a>,
+    /// The admin's secret, of those who may say it; 256 bytes at most.
+    #[serde(borrow)]
+    pub admin: Key<'a>,
+}
+
+/// A client of the default tenant, of this release.
+impl Default for Greeting<'_> {
+    fn default() -> Self {
+        Self { version: VERSION, tenant: DEFAULT_TENANT, secret: Key(&[]), admin: Key(&[]) }
+    }
 }
 
 /// The master introduces itself.
@@ -337,6 +360,8 @@ pub struct Mounted {
 pub struct UnmountSegment {
     /// Whose.
     pub node: u64,
+    /// Which life of the node's exports it was mounted for.
+    pub incarnation: u64,
     /// Which.
     pub segment: SegmentNo,
 }

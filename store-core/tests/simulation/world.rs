@@ -8,7 +8,7 @@ use store_core::message::{
     PutWindow, Remove, Retention,
 };
 use store_core::{
-    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Stats,
+    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Session, Stats,
 };
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
@@ -357,7 +357,7 @@ impl Core {
     fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        self.master.handle(self.clock.shows(self.now), &request, &mut out);
+        self.master.handle(self.clock.shows(self.now), &mut Session::default(), &request, &mut out);
         let (response, len) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
         let found = self.observe(from, &request, &response);
