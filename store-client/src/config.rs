@@ -2,15 +2,18 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use te_engine::Fabrics;
 
 use crate::error::ConnectError;
 use crate::rpc::{Address, Identity, RpcConfig};
 
 /// What a [`Client`](crate::Client) can be told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ClientConfig {
-    /// Where the master is.
+    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    #[serde(skip)]
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
@@ -32,11 +35,13 @@ pub struct ClientConfig {
 }
 
 /// What a [`Node`](crate::Node) can be told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
     /// Its name, unique in the cluster. Its memory appears under it.
     pub name: String,
-    /// Where the master is.
+    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    #[serde(skip)]
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
@@ -51,6 +56,19 @@ pub struct NodeConfig {
     pub engine: te_engine::Config,
     /// How often the node says that it lives, milliseconds; 0: a third of what the master tolerates. Default 0.
     pub heartbeat_ms: u32,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self::new(Address::default())
+    }
+}
+
+/// Without a name; one gibibyte.
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self::new("", Address::default(), 1 << 30)
+    }
 }
 
 impl ClientConfig {
