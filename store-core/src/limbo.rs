@@ -23,6 +23,7 @@ pub(crate) enum Reason {
 #[derive(Debug)]
 struct Held {
     replicas: Placements,
+    /// As allocated.
     len: u64,
     until: Instant,
     reason: Reason,
