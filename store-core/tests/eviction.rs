@@ -419,7 +419,7 @@ fn retention_and_the_explanation_travel_and_the_old_operation_is_as_it_was() {
     let items = || [store_core::message::NewObject { key: Key(b"k"), len: GRAIN }].into_iter();
     let mut plain = Vec::new();
     PutStart::encode_request(&mut plain, 1, &PutOptions::DEFAULT, items()).unwrap();
-    assert_eq!(plain[24..], [1, 0, 1, 1, b'k', 64], "the body of the first release");
+    assert_eq!(plain[24..], [1, 0, 0, 0, 0, 1, 1, b'k', 64], "the body of the first release");
 
     let retention = Retention { pin: Pin::Hard, ttl_ms: Some(9_000), group: Some(3) };
     let mut request = Vec::new();

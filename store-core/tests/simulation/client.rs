@@ -6,7 +6,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, T
 use store_core::message::{
     Exists, Get, Object, Operation, Pin, PutOptions, PutStart, PutStartKept, Removal, Remove, Retention,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
+use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{
     Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
@@ -151,7 +151,8 @@ impl Client {
             }
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
-            self.put.start(items, PutOptions { replicas, retention, ..PutOptions::DEFAULT });
+            let placement = random_placement(rng);
+            self.put.start(items, PutOptions { replicas, placement, retention });
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();
@@ -422,7 +423,9 @@ impl Client {
                 Some(Ok(fetched)) => fetched,
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
-                    core.report.failed_reads += u64::from(error != ErrorCode::ObjectNotFound);
+                    // Another client may be writing it: that is a miss, too.
+                    let missed = matches!(error, ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady);
+                    core.report.failed_reads += u64::from(!missed);
                     core.report.lost += u64::from(asked.floor > 0 && error == ErrorCode::ObjectNotFound);
                     continue;
                 }
@@ -470,6 +473,18 @@ impl Client {
         self.next += 1;
         self.next
     }
+}
+
+/// Wishes of all kinds, of segments and nodes that are there and others.
+fn random_placement(rng: &mut Rng) -> Placement {
+    let mut placement = Placement { distinct_nodes: rng.below(4) == 0, ..Placement::ANY };
+    match rng.below(8) {
+        0 => placement.near = Some(rng.below(4)),
+        1 => placement = Placement::on(rng.below(8) as u32),
+        2 => placement.excluded.push(rng.below(8) as u32).unwrap(),
+        _ => {}
+    }
+    placement
 }
 
 /// Mostly none; else a pin, a time to live, a group, or several of them.
