@@ -1,20 +1,13 @@
 //! A connection to the master: blocking calls and pipelines, with timeouts and reconnection.
 //!
 //! ```text
-//!   call::<Get>(…)                          one question, its answer, retried where that is safe
+//!   call::<Get>(…)                          one question, its answer, retried
 //!   queue::<Exists>(…)… flush() recv()…     many questions under way; answers carry the request's id
 //! ```
 //!
 //! # What is retried
-//! A call whose answer was lost is sent again, once reconnected, when doing it twice does no harm:
-//!
-//! | Operation | Again? | Why |
-//! |---|---|---|
-//! | Hello, Get, Exists, List, Segments, ReadStats, Beat | yes | they change nothing, or the same thing to the same |
-//! | Mount, Unmount | yes | the same incarnation mounts the same; what is gone stays gone |
-//! | PutEnd | yes | it carries the generation: committed twice with one checksum is committed |
-//! | PutRevoke, Remove | yes | the second finds nothing, which is what was wanted |
-//! | PutStart | no | its own first try would be in the way |
+//! A call whose answer was lost is sent again, once reconnected: doing any of them twice does no harm. Why not is said with
+//! the messages, in [`store_core::message`].
 
 mod address;
 mod stream;
@@ -25,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use store_core::message::{Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{ErrorCode, Frame, Items, Kind, WireError};
+use store_core::{ErrorCode, Frame, Items, WireError};
 
 pub use address::Address;
 
@@ -129,7 +122,7 @@ impl RpcConnection {
         self.connects_total
     }
 
-    /// Asks and waits for the answer; reconnects, and asks again where that is safe (see the module).
+    /// Asks and waits for the answer; reconnects, and asks again (see the module).
     ///
     /// Answers to what was [`queue`](Self::queue)d before and not received are dropped.
     ///
@@ -140,7 +133,6 @@ impl RpcConnection {
         ask: &O::Ask<'_>,
         items: impl ExactSizeIterator<Item = O::AskItem<'a>> + Clone,
     ) -> Result<(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>), RpcError> {
-        let repeatable = !matches!(O::KIND, Kind::PutStart | Kind::PutStartKept);
         let mut tries_left = 3;
         let len = loop {
             tries_left -= 1;
@@ -155,7 +147,7 @@ impl RpcConnection {
                 // A connection that idled may be found dead only now; a request that never left is sent again, too.
                 Err(error) if error.is_lost() => {
                     self.disconnect();
-                    if !repeatable || tries_left == 0 || fresh && tries_left < 2 {
+                    if tries_left == 0 || fresh && tries_left < 2 {
                         return Err(error);
                     }
                 }

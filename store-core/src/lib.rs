@@ -52,7 +52,7 @@
 //!
 //! ```
 //! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
-//! use store_core::message::{MountSegment, PutOptions};
+//! use store_core::message::{MountSegment, PutAsk};
 //! use store_core::{Frame, Master, MasterConfig};
 //! use te_core::Instant;
 //!
@@ -63,7 +63,7 @@
 //! master.mount(now, &segment)?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
-//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutOptions::default());
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk::default());
 //! let (mut request, mut response) = (Vec::new(), Vec::new());
 //! let mut request_id = 0;
 //! while !put.is_done() {

@@ -27,7 +27,8 @@ use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
     Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NodeStatus, Object, Pin, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, UnmountSegment,
+    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
+    UnmountSegment,
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, Removed, State};
@@ -97,7 +98,7 @@ impl Master {
         })
     }
 
-    /// Allocates space for a new object, alone in its batch.
+    /// Allocates space for a new object, alone in its batch, and once.
     ///
     /// # Errors
     /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
@@ -108,10 +109,11 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Allocation, ErrorCode> {
-        self.put_start_in(now, key, len, options, Place::ALONE)
+        self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
     }
 
-    /// Allocates space for one object of a batch; `place` is what eviction makes of that.
+    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated with the same nonce while
+    /// the put is unfinished, it gives the same space.
     ///
     /// # Errors
     /// As [`Self::put_start`]. `NoAvailableHandle` also when too much is pinned for good already.
@@ -120,10 +122,11 @@ impl Master {
         now: Instant,
         key: &[u8],
         len: u64,
-        options: &PutOptions,
+        ask: &PutAsk,
         place: Place,
     ) -> Result<Allocation, ErrorCode> {
         self.check_key(key)?;
+        let options = &ask.options;
         let retention = options.retention;
         if len == 0
             || options.replicas == 0
@@ -132,6 +135,10 @@ impl Master {
         {
             return Err(ErrorCode::InvalidParams);
         }
+        let found = self.objects.find(key);
+        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask.nonce)) {
+            return Ok(again);
+        }
         if !self.objects.has_room(&retention) {
             return Err(ErrorCode::KeysUltraLimit);
         }
@@ -139,7 +146,7 @@ impl Master {
             self.stats.puts_no_room_total += 1;
             return Err(ErrorCode::NoAvailableHandle);
         }
-        if let Some(index) = self.objects.find(key) {
+        if let Some(index) = found {
             self.displace(now, index)?;
         }
         if self.objects.len() >= self.config.objects_max && !self.evict_one(now) {
@@ -153,7 +160,8 @@ impl Master {
         }
         self.generation += 1;
         let replicas = Placements::new(&placed);
-        self.objects.insert(now, New { key, len, generation: self.generation, replicas, place, retention });
+        let (generation, nonce) = (self.generation, ask.nonce);
+        self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         self.stats.put_starts_total += 1;
         Ok(Allocation { generation: self.generation, replicas: replicas_of(&placed) })
     }
@@ -514,6 +522,14 @@ impl Master {
 
     fn find_generation(&self, key: &[u8], generation: u64) -> Option<u32> {
         self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
+    }
+
+    /// What an unfinished put was given, if it is this one whose answer was lost.
+    fn repeated(&self, index: u32, len: u64, nonce: u32) -> Option<Allocation> {
+        let entry = self.objects.entry(index);
+        let same = nonce != 0 && !entry.is_complete() && entry.checksum == nonce && entry.len == len;
+        let replicas = || replicas_of(entry.replicas.as_slice());
+        same.then(|| Allocation { generation: entry.generation, replicas: replicas() })
     }
 
     /// Makes way for a new put of a key that is taken, if its writer has had its time.

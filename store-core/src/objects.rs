@@ -66,6 +66,7 @@ pub(crate) struct Entry {
     /// While it is being written when that began, then when its last lease ends.
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
+    /// While it is being written the nonce of the put.
     pub(crate) checksum: u32,
     pub(crate) state: State,
     /// Some of [`Self::RENEWED`] and what follows.
@@ -196,6 +197,7 @@ pub(crate) struct New<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) len: u64,
     pub(crate) generation: u64,
+    pub(crate) nonce: u32,
     pub(crate) replicas: Placements,
     pub(crate) place: Place,
     pub(crate) retention: Retention,
@@ -310,7 +312,7 @@ impl Objects {
             len: new.len,
             time: now,
             replicas: new.replicas,
-            checksum: 0,
+            checksum: new.nonce,
             state: State::Processing,
             marks: mark(kept, Entry::KEPT)
                 | mark(new.place.last, Entry::LAST)

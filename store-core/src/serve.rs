@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutOptions, PutWindow, Welcome,
+    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutWindow, Welcome,
     encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
@@ -69,19 +69,9 @@ impl Master {
                 let head = PutWindow { window_ms };
                 let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
                 let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
-                batch::<message::PutStart>(self, body, id, out, &head, |master, at, options, new| {
+                batch::<message::PutStart>(self, body, id, out, &head, |master, at, ask, new| {
                     let place = Place::new(at, len, returning);
-                    master.put_start_in(now, new.key.0, new.len, options, place)
-                })
-            }
-            Kind::PutStartKept => {
-                let window_ms = self.config().put_start_discard_timeout_ms;
-                let head = PutWindow { window_ms };
-                let (_, items) = message::PutStartKept::decode_request(body).map_err(WireError::code)?;
-                let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
-                batch::<message::PutStartKept>(self, body, id, out, &head, |master, at, ask, new| {
-                    let options = PutOptions { retention: ask.1, ..ask.0 };
-                    master.put_start_in(now, new.key.0, new.len, &options, Place::new(at, len, returning))
+                    master.put_start_in(now, new.key.0, new.len, &ask.item(at), place)
                 })
             }
             Kind::PutEnd => batch::<message::PutEnd>(self, body, id, out, &(), |master, at, (), item| {

@@ -6,6 +6,8 @@ mod ask;
 mod get;
 mod put;
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
@@ -38,6 +40,9 @@ pub struct Client {
     mover: Mover,
     segments: Segments,
     started: Instant,
+    /// Drawn at random when the client connects.
+    nonce_keys: RandomState,
+    nonces: u64,
     counters: Counters,
 }
 
@@ -91,6 +96,8 @@ impl Client {
             mover: Mover::new(bounce),
             segments: Segments::default(),
             started: Instant::now(),
+            nonce_keys: RandomState::new(),
+            nonces: 0,
             counters: Counters::default(),
             config,
         };
@@ -163,7 +170,7 @@ impl Client {
         self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
-    /// A connection that the master closed meanwhile is noticed here rather than by a put's start, which is not repeated.
+    /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
         self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
@@ -223,6 +230,12 @@ impl Client {
             }
         }
         refused
+    }
+
+    /// A random number that names a put, not 0.
+    fn nonce(&mut self) -> u32 {
+        self.nonces = self.nonces.wrapping_add(1);
+        (self.nonce_keys.hash_one(self.nonces) as u32).max(1)
     }
 
     fn now(&self) -> te_core::Instant {

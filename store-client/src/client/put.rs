@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
-use store_core::message::PutOptions;
+use store_core::message::{PutAsk, PutOptions};
 
 use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
@@ -132,7 +132,8 @@ impl Client {
     ) {
         let items = keys.len();
         let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
-        self.put.start(wanted, *options);
+        let ask = PutAsk { nonce: self.nonce(), options: *options };
+        self.put.start(wanted, ask);
         self.run_put(items, buffers, results);
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use store_core::blocks::trailer_len;
 use store_core::message::{
     Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
-    PutStartKept, PutWindow, Remove, Retention,
+    PutWindow, Remove, Retention,
 };
 use store_core::{
     ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Stats,
@@ -262,13 +262,10 @@ impl Core {
     fn observe(&mut self, from: Party, request: &Frame<'_>, response: &Frame<'_>) -> Result<(), Violation> {
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
-                let (_, asked) = PutStart::decode_request(request.body).unwrap();
+                let (ask, asked) = PutStart::decode_request(request.body).unwrap();
+                let retained = ask.options.retention != Retention::DEFAULT;
+                self.report.retained += asked.len() as u64 * u64::from(retained);
                 self.observe_put(asked, PutStart::decode_response(response))
-            }
-            Some(Kind::PutStartKept) => {
-                let ((_, retention), asked) = PutStartKept::decode_request(request.body).unwrap();
-                self.report.retained += asked.len() as u64 * u64::from(retention != Retention::DEFAULT);
-                self.observe_put(asked, PutStartKept::decode_response(response))
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(request.body).unwrap();
