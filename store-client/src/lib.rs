@@ -62,7 +62,7 @@ pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use memory::BufferRange;
 pub use node::{Node, NodeStatusReport};
-pub use rpc::{Address, RpcConfig, RpcConnection};
+pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store_core::message::{Pin, PutOptions, Retention};
 pub use store_core::{ErrorCode, SegmentNo, Stats};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

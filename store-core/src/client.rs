@@ -102,8 +102,7 @@ impl TransferEnd {
 /// How often a call may be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Tries of a call that may safely be repeated (get, put end, put revoke). A put's start is tried once: repeated, it
-    /// would find its own first try in the way. Default 3.
+    /// Tries of a call. Default 3.
     pub rpc_tries_max: u8,
 }
 

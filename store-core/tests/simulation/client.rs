@@ -4,8 +4,7 @@ use std::collections::HashMap;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Exists, Get, Object, Operation, Pin, PutEnd, PutOptions, PutStart, PutStartKept, Removal, Remove,
-    Retention,
+    Exists, Get, Object, Operation, Pin, PutAsk, PutEnd, PutOptions, PutStart, Removal, Remove, Retention,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
@@ -186,7 +185,8 @@ impl Client {
             }
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
-            self.put.start(items, PutOptions { replicas, retention, ..PutOptions::DEFAULT });
+            let options = PutOptions { replicas, retention, ..PutOptions::DEFAULT };
+            self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options });
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();
@@ -292,12 +292,7 @@ impl Client {
                 self.get.handle_response(&frame);
             }
             Running::Put => {
-                let answer = if frame.header.kind == Kind::PutStartKept as u8 {
-                    PutStartKept::decode_response(&frame)
-                } else {
-                    PutStart::decode_response(&frame)
-                };
-                if let (true, Ok((_, allocations))) = (current, answer) {
+                if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
                     for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use store_core::message::{
     Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
-    PutStartKept, PutWindow, Remove, Retention,
+    PutWindow, Remove, Retention,
 };
 use store_core::{
-    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Stats,
+    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Session, Stats,
 };
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
@@ -357,7 +357,7 @@ impl Core {
     fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        self.master.handle(self.clock.shows(self.now), &request, &mut out);
+        self.master.handle(self.clock.shows(self.now), &mut Session::default(), &request, &mut out);
         let (response, len) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
         let found = self.observe(from, &request, &response);
@@ -370,13 +370,10 @@ impl Core {
     fn observe(&mut self, from: Party, request: &Frame<'_>, response: &Frame<'_>) -> Result<(), Violation> {
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
-                let (_, asked) = PutStart::decode_request(request.body).unwrap();
+                let (ask, asked) = PutStart::decode_request(request.body).unwrap();
+                let retained = ask.options.retention != Retention::DEFAULT;
+                self.report.retained += asked.len() as u64 * u64::from(retained);
                 self.observe_put(asked, PutStart::decode_response(response))
-            }
-            Some(Kind::PutStartKept) => {
-                let ((_, retention), asked) = PutStartKept::decode_request(request.body).unwrap();
-                self.report.retained += asked.len() as u64 * u64::from(retention != Retention::DEFAULT);
-                self.observe_put(asked, PutStartKept::decode_response(response))
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(request.body).unwrap();
