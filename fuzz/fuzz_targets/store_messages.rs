@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, Exists, ExplainEviction, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart, ReadStats,
-    Remove, Segments, Unmount, WhyKept,
+    Beat, Exists, ExplainEviction, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart, ReadStats, Remove,
+    Segments, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
