@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
 use common::{assert_serves, config, connect, start_with};
-use store_core::message::{Exists, MountSegment, Mount, NewObject, Operation, PutAsk, PutStart, ReadStats};
+use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutAsk, PutStart, ReadStats};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
 use store_core::{Key, Kind, Stats};
 use store_master::Config;
@@ -61,12 +61,8 @@ fn stats(addr: SocketAddr) -> Stats {
 
 #[test]
 fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
-    let store = store_core::MasterConfig {
-        objects_max: 10_000,
-        segments_max: 16,
-        nodes_max: 16,
-        ..config().store
-    };
+    let store =
+        store_core::MasterConfig { objects_max: 10_000, segments_max: 16, nodes_max: 16, ..config().store };
     let master = start_with(Config { buffered_mib_max: 32, stall_ms_max: 2_000, store, ..config() });
     let addr = master.rpc_addr();
     assert_serves(addr);
@@ -146,7 +142,11 @@ fn every_kind_of_request_that_promises_more_than_it_brings_is_refused_before_it_
                 stream.write_all(&frame).unwrap();
                 let answer = common::read_answer(&mut stream).unwrap();
                 assert_eq!(answer.header.request_id, id);
-                assert!(answer.bytes.len() < 64 << 10, "{kind:?} was answered with {} bytes", answer.bytes.len());
+                assert!(
+                    answer.bytes.len() < 64 << 10,
+                    "{kind:?} was answered with {} bytes",
+                    answer.bytes.len()
+                );
             }
         }
     }
