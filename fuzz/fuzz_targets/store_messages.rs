@@ -3,8 +3,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, Exists, ExplainEviction, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart, ReadStats,
-    Remove, Segments, Unmount, WhyKept,
+    Beat, CancelTasks, CreateTasks, DrainStatus, EndTasks, Exists, ExplainEviction, FetchTasks, FindReplicas,
+    Get, Hello, List, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart, QueryTasks, ReadStats,
+    ReadTaskReport, Remove, ReportReplicas, RetryTasks, Segments, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -58,6 +59,18 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::ReadStats) => both::<ReadStats>(body),
         Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
+        Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
+        Some(Kind::FindReplicas) => both::<FindReplicas>(body),
+        Some(Kind::CreateTasks) => both::<CreateTasks>(body),
+        Some(Kind::QueryTasks) => both::<QueryTasks>(body),
+        Some(Kind::ListTasks) => both::<ListTasks>(body),
+        Some(Kind::CancelTasks) => both::<CancelTasks>(body),
+        Some(Kind::RetryTasks) => both::<RetryTasks>(body),
+        Some(Kind::FetchTasks) => both::<FetchTasks>(body),
+        Some(Kind::EndTasks) => both::<EndTasks>(body),
+        Some(Kind::OrderSegments) => both::<OrderSegments>(body),
+        Some(Kind::DrainStatus) => both::<DrainStatus>(body),
+        Some(Kind::ReadTaskReport) => both::<ReadTaskReport>(body),
         _ => {}
     }
 });

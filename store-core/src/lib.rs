@@ -114,6 +114,7 @@ mod codec;
 mod config;
 mod error;
 mod eviction;
+mod heat;
 mod limbo;
 mod master;
 pub mod message;
@@ -124,15 +125,18 @@ mod segments;
 mod serve;
 mod slab;
 mod stats;
+mod tasks;
 pub mod wire;
 
 pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
+pub use heat::{ReplicationConfig, ReplicationMode};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use stats::Stats;
+pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

@@ -40,6 +40,8 @@ pub(crate) struct Segment {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) export: Export,
+    /// Whether new replicas may go there. See [`Segments::set_accepts_new`].
+    pub(crate) accepts_new: bool,
     pub(crate) allocator: OffsetAllocator,
 }
 
@@ -59,6 +61,9 @@ impl Segment {
     }
 
     fn allocate(&mut self, len: u64, tag: u32) -> Option<Placed> {
+        if !self.accepts_new {
+            return None;
+        }
         let (block, offset) = self.allocator.allocate(len, tag)?;
         Some(Placed { addr: self.base + offset, segment: self.no, block: block.index() })
     }
@@ -102,6 +107,20 @@ impl Segments {
         self.capacity_bytes -= segment.allocator.capacity_bytes();
         self.used_bytes -= segment.allocator.used_bytes();
         Some(segment)
+    }
+
+    /// Whether new replicas may go to a segment; those that are there stay. Gives whether it is mounted.
+    pub(crate) fn set_accepts_new(&mut self, no: SegmentNo, accepts: bool) -> bool {
+        let Some(at) = self.position(no) else { return false };
+        self.list[at].accepts_new = accepts;
+        true
+    }
+
+    /// Gives a replica's bytes, held back so far, to an object.
+    pub(crate) fn own(&mut self, placed: &Placed, tag: u32) {
+        if let Some(at) = self.position(placed.segment) {
+            self.list[at].allocator.set_tag(Block::new(placed.block), tag);
+        }
     }
 
     pub(crate) fn get(&self, no: SegmentNo) -> Option<&Segment> {

@@ -1,5 +1,7 @@
 //! Frames in, frames out: the master's operations behind the wire.
 
+mod tasks;
+
 use alloc::vec::Vec;
 
 use te_core::Instant;
@@ -139,6 +141,18 @@ impl Master {
             Kind::WhyKept => batch::<message::WhyKept>(self, body, id, out, &(), |master, _, (), key| {
                 master.kept(now, key.0)
             }),
+            Kind::ReportReplicas
+            | Kind::FindReplicas
+            | Kind::CreateTasks
+            | Kind::QueryTasks
+            | Kind::ListTasks
+            | Kind::CancelTasks
+            | Kind::RetryTasks
+            | Kind::FetchTasks
+            | Kind::EndTasks
+            | Kind::OrderSegments
+            | Kind::DrainStatus
+            | Kind::ReadTaskReport => return self.serve_tasks(now, kind, frame, out),
         };
         done.map_err(WireError::code)
     }
@@ -205,4 +219,4 @@ macro_rules! keyed {
     )*};
 }
 
-keyed!(NewObject, Commit, Revocation, Removal);
+keyed!(NewObject, Commit, Revocation, Removal, NewTask, BadReplica);
