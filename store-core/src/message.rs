@@ -5,7 +5,7 @@
 //!
 //! | Kind | head asked, items asked | head answered, items answered | again |
 //! |---|---|---|---|
-//! | [`Hello`] | version · – | [`Welcome`] · – | changes nothing |
+//! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
 //! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
@@ -54,7 +54,8 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key, Short};
-use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
+use crate::tenant::DEFAULT_TENANT;
+use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
 use crate::{ErrorCode, EvictionPolicy, Stats};
 
 pub use tasks::*;
@@ -250,7 +251,7 @@ macro_rules! operations {
 
 operations! {
     /// First on every connection: versions and limits.
-    Hello = 1, (u16, ()) -> (Welcome, ());
+    Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
     Mount = 2, (MountSegment<'a>, ()) -> (Mounted, ());
     /// A node takes it back.
@@ -303,6 +304,28 @@ operations! {
     DrainStatus = 50, ((), SegmentNo) -> ((), Result<DrainInfo, ErrorCode>);
     /// Counters and gauges of tasks, drains, heat and reports.
     ReadTaskReport = 51, ((), ()) -> (TaskReport, ());
+}
+
+/// A client or a node introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting<'a> {
+    /// The protocol's version there.
+    pub version: u16,
+    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, as a node's.
+    pub tenant: &'a str,
+    /// The tenant's secret, if it has one; 256 bytes at most.
+    #[serde(borrow)]
+    pub secret: Key<'a>,
+    /// The admin's secret, of those who may say it; 256 bytes at most.
+    #[serde(borrow)]
+    pub admin: Key<'a>,
+}
+
+/// A client of the default tenant, of this release.
+impl Default for Greeting<'_> {
+    fn default() -> Self {
+        Self { version: VERSION, tenant: DEFAULT_TENANT, secret: Key(&[]), admin: Key(&[]) }
+    }
 }
 
 /// The master introduces itself.
@@ -377,6 +400,8 @@ pub struct Mounted {
 pub struct UnmountSegment {
     /// Whose.
     pub node: u64,
+    /// Which life of the node's exports it was mounted for.
+    pub incarnation: u64,
     /// Which.
     pub segment: SegmentNo,
 }
@@ -488,7 +513,7 @@ pub struct NewObject<'a> {
     /// Its key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Bytes; not 0.
+    /// Bytes of data; not 0. The space has room for the trailer, too: [`stored_len`](crate::blocks::stored_len).
     pub len: u64,
 }
 
@@ -530,7 +555,7 @@ pub struct Commit<'a> {
     pub key: Key<'a>,
     /// As given at its start.
     pub generation: u64,
-    /// CRC-32C of all bytes.
+    /// CRC-32C of all data.
     pub checksum: u32,
 }
 
@@ -557,9 +582,9 @@ pub struct Lease {
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// Bytes.
+    /// Bytes of data. The trailer follows them: [`crate::blocks`].
     pub len: u64,
-    /// CRC-32C of all bytes; what was read counts only if it agrees.
+    /// CRC-32C of all data; what was read counts only if it agrees.
     pub checksum: u32,
     /// Which put it is from.
     pub generation: u64,

@@ -9,7 +9,7 @@ use te_core::Instant;
 
 use crate::message::{SegmentNo, TaskCause, TaskId, TaskInfo, TaskState};
 use crate::segments::Placed;
-use crate::{ErrorCode, Key};
+use crate::{ErrorCode, Key, TenantNo};
 
 /// Limits of tasks, drains and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,7 @@ impl Default for TaskConfig {
 /// One replica to be.
 #[derive(Debug)]
 pub(crate) struct Task {
+    pub(crate) tenant: TenantNo,
     pub(crate) key: Box<[u8]>,
     /// The object's entry, as long as that has this generation.
     pub(crate) index: u32,

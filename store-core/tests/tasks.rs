@@ -550,7 +550,7 @@ fn draining_moves_everything_while_readers_read() {
     for key in 0..40 {
         assert_ne!(store.read(ms, &format!("k{key}")), Ok(vec![1]));
     }
-    store.master.unmount(at(ms), &UnmountSegment { node: 1, segment: 1 }).unwrap();
+    store.master.unmount(at(ms), &UnmountSegment { node: 1, incarnation: 1, segment: 1 }).unwrap();
     assert_eq!((store.master.stats().objects_lost_total, store.master.stats().objects), (0, 40));
     assert!(store.master.drains().next().is_none());
 }
@@ -705,7 +705,7 @@ fn a_replica_goes_when_enough_different_readers_found_it_bad() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     let generation = store.put(0, "k", KIB, &TWO);
     let bad = |segment| BadReplica { key: Key(b"k"), generation, segment };
-    let mut report = |ms, who, segment| store.master.report_replica(at(ms), who, &bad(segment));
+    let mut report = |ms, who, segment| store.master.report_replica(at(ms), who, 0, &bad(segment));
     for ms in 0..10 {
         assert_eq!(report(ms, 7, 1), Ok(Verdict::Noted), "one reader counts once");
     }
@@ -714,12 +714,12 @@ fn a_replica_goes_when_enough_different_readers_found_it_bad() {
     assert_eq!(report(12, 9, 1), Err(ErrorCode::ReplicaNotFound));
     assert_eq!(store.read(13, "k"), Ok(vec![2]));
     // The last one goes in the same way: nobody could read it, and its key would be taken.
-    let last = store.master.report_replica(at(14), 7, &bad(2));
+    let last = store.master.report_replica(at(14), 7, 0, &bad(2));
     assert_eq!(last, Ok(Verdict::Gone));
     assert_eq!(store.read(15, "k"), Err(ErrorCode::ObjectNotFound));
     assert_eq!(store.master.stats().deferred_bytes, KIB, "a reader may be at it still");
     store.put(16, "k", KIB, &ONE);
-    let stale = store.master.report_replica(at(17), 1, &bad(1));
+    let stale = store.master.report_replica(at(17), 1, 0, &bad(1));
     assert_eq!(stale, Err(ErrorCode::ObjectNotFound), "a word about the former object");
 }
 
@@ -896,7 +896,7 @@ fn random_history(seed: u64) -> (u64, u64) {
 #[test]
 fn whatever_happens_readers_find_what_was_put_and_no_byte_is_lost() {
     let (mut reads, mut copies) = (0, 0);
-    for seed in 1..=60 {
+    for seed in 1..=24 {
         let found = random_history(seed);
         reads += found.0;
         copies += found.1;

@@ -1,10 +1,11 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` is what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` and `tasks.rs` are what needs none.
 
 mod ask;
 mod get;
 mod put;
+mod tasks;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -24,6 +25,7 @@ use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub use tasks::{TaskEntry, TaskPage};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
@@ -43,6 +45,8 @@ pub struct Client {
     /// Drawn at random when the client connects.
     nonce_keys: RandomState,
     nonces: u64,
+    /// Who reports bad replicas: drawn at random when the client connects.
+    reporter: u64,
     counters: Counters,
 }
 
@@ -82,7 +86,7 @@ impl Client {
     /// See [`ConnectError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let rpc = RpcConnection::connect(config.master.clone(), config.rpc)?;
+        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
         let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
@@ -98,6 +102,7 @@ impl Client {
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
+            reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
             config,
         };
@@ -164,10 +169,10 @@ impl Client {
     }
 
     /// Whether it is not the first of its item.
-    fn start_transfer(&mut self, transfer: store_core::client::Transfer) -> bool {
+    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.fabric, shun);
-        self.mover.start(transfer, handle) && transfer.op == Op::Read
+        self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
     /// A connection that the master closed meanwhile is noticed here rather than by the first call.
@@ -217,16 +222,19 @@ impl Client {
         }
     }
 
-    fn refuse_ranges<T>(&mut self, items: &[(&[u8], BufferRange)]) -> Option<Vec<Result<T, ErrorCode>>> {
+    /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
+    fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
         self.mover.settle(&mut self.fabric);
-        let refused = if items.iter().any(|(_, range)| !self.memory.contains(*range)) {
-            ErrorCode::InvalidParams
-        } else if items.iter().any(|(_, range)| self.mover.is_quarantined(*range)) {
-            ErrorCode::UnavailableInCurrentStatus
-        } else {
-            return None;
-        };
-        Some(items.iter().map(|_| Err(refused)).collect())
+        let mut refused = None;
+        for range in ranges {
+            if !self.memory.contains(range) {
+                return Some(ErrorCode::InvalidParams);
+            }
+            if self.mover.is_quarantined(range) {
+                refused = Some(ErrorCode::UnavailableInCurrentStatus);
+            }
+        }
+        refused
     }
 
     /// A random number that names a put, not 0.
@@ -239,6 +247,9 @@ impl Client {
         te_core::Instant::ZERO + self.started.elapsed()
     }
 }
+
+/// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.
+pub const PARTS_MAX: usize = 1024;
 
 /// Most keys, and most bytes of keys, in one request: well inside a frame.
 const KEYS_PER_CALL_MAX: usize = 1024;
@@ -257,6 +268,11 @@ fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<
         items = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
+}
+
+/// Every item of a batch that was refused as a whole.
+fn all<T>(items: usize, refused: ErrorCode) -> Vec<Result<T, ErrorCode>> {
+    (0..items).map(|_| Err(refused)).collect()
 }
 
 fn one<T>(results: Vec<Result<T, ErrorCode>>) -> Result<T, ErrorCode> {

@@ -13,7 +13,7 @@ use super::Master;
 use crate::codec::Short;
 use crate::limbo::Reason;
 use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
 /// Most readers that are told apart for one replica.
 pub(crate) const REPORTERS_MAX: usize = 8;
@@ -69,9 +69,11 @@ impl Master {
         &mut self,
         now: Instant,
         reporter: u64,
+        tenant: TenantNo,
         bad: &BadReplica<'_>,
     ) -> Result<Verdict, ErrorCode> {
-        let index = self.find_generation(bad.key.0, bad.generation).ok_or(ErrorCode::ObjectNotFound)?;
+        let key = FullKey { tenant, key: bad.key.0 };
+        let index = self.find_generation(key, bad.generation).ok_or(ErrorCode::ObjectNotFound)?;
         let entry = self.objects.entry(index);
         let replicas = entry.replicas.as_slice();
         if !entry.is_complete() || !replicas.iter().any(|placed| placed.segment == bad.segment) {
@@ -97,8 +99,8 @@ impl Master {
     ///
     /// # Errors
     /// `ObjectNotFound`.
-    pub fn find_replicas(&self, key: &[u8]) -> Result<ReplicaInfos, ErrorCode> {
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+    pub fn find_replicas<'k>(&self, key: impl Into<FullKey<'k>>) -> Result<ReplicaInfos, ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
         let entry = self.objects.entry(index);
         let mut infos = ReplicaInfos::new();
         let state = if entry.is_complete() { ReplicaState::Complete } else { ReplicaState::Processing };

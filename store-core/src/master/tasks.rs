@@ -17,16 +17,17 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use super::{Master, millis, replicas_of};
+use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::limbo::Reason;
 use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
-use crate::objects::Placements;
+use crate::objects::{Placements, Removed};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
 use crate::wire::KEYS_PER_BATCH_MAX;
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
 /// Tasks that one call gives up for having taken too long.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
@@ -51,14 +52,14 @@ impl Master {
     /// `ObjectNotFound`, `ReplicaIsNotReady`, `ReplicaNotFound` (no such source), `ReplicaAlreadyExists` (at the target),
     /// `ObjectHasReplicationTask`, `SegmentNotFound`, `NoAvailableHandle` (nothing is evicted for it), `KeysUltraLimit` (it
     /// has as many replicas as it may), `TaskPendingLimitExceeded`.
-    pub fn create_task(
+    pub fn create_task<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         source: Option<SegmentNo>,
         target: Option<SegmentNo>,
     ) -> Result<TaskId, ErrorCode> {
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
         self.add_task(now, Wish { index, source, target, cause: TaskCause::Asked })
     }
 
@@ -70,18 +71,34 @@ impl Master {
         self.tasks.get(id).map(|task| task.info(id, now)).ok_or(ErrorCode::TaskNotFound)
     }
 
+    pub(crate) fn is_task_of(&self, id: TaskId, tenant: Option<TenantNo>) -> bool {
+        self.tasks.get(id).is_some_and(|task| tenant.is_none_or(|tenant| tenant == task.tenant))
+    }
+
     /// Calls `each` for a page of tasks, oldest first; gives the cursor of the next page, 0 at the end. `each` returns false to
     /// stop early.
     pub fn list_tasks<'a>(
         &'a self,
         now: Instant,
         query: &TaskQuery,
+        each: impl FnMut(TaskInfo<'a>) -> bool,
+    ) -> u64 {
+        self.list_tasks_of(now, None, query, each)
+    }
+
+    /// The same for one tenant's.
+    pub(crate) fn list_tasks_of<'a>(
+        &'a self,
+        now: Instant,
+        tenant: Option<TenantNo>,
+        query: &TaskQuery,
         mut each: impl FnMut(TaskInfo<'a>) -> bool,
     ) -> u64 {
         let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
         let mut listed = 0;
         for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
-            let wanted = query.state.is_none_or(|state| state == task.state);
+            let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
+            let wanted = theirs && query.state.is_none_or(|state| state == task.state);
             if seen == LIST_SCAN_MAX || wanted && (listed == limit || !each(task.info(id, now))) {
                 return id;
             }
@@ -179,8 +196,8 @@ impl Master {
             Some(task) if task.state == TaskState::Done => return Ok(()),
             _ => {
                 // Given up meanwhile: its space comes back now.
-                if quiet {
-                    self.limbo.release_zombie(&mut self.segments, end.attempt);
+                if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
+                    self.limbo.release_zombie(&mut self.segments, tenant, end.attempt);
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
@@ -231,6 +248,7 @@ impl Master {
         let (placed, node) = self.find_place(now, wish)?;
         let entry = self.objects.entry(wish.index);
         let task = Task {
+            tenant: entry.tenant,
             key: entry.key.as_slice().into(),
             index: wish.index,
             generation: entry.generation,
@@ -281,19 +299,29 @@ impl Master {
     /// Takes a replica of an object away, now or when nobody can be reading it any more.
     pub(super) fn drop_replica(&mut self, now: Instant, index: u32, segment: SegmentNo) {
         let entry = self.objects.entry(index);
-        let (len, leased, until) = (entry.len, entry.is_leased(now), entry.time);
+        let (tenant, len, leased, until) = (entry.tenant, entry.len, entry.is_leased(now), entry.time);
         let Some(placed) = self.objects.take_replica(index, segment) else { return };
         if leased {
             self.generation += 1;
-            self.hold_apart(self.generation, placed, len, until, Reason::Leased);
+            self.hold_apart(tenant, self.generation, placed, len, until, Reason::Leased);
         } else {
             self.segments.free(&placed);
         }
     }
 
     /// Space that was one replica's, under a name of its own.
-    fn hold_apart(&mut self, name: u64, placed: Placed, len: u64, until: Instant, reason: Reason) {
-        self.limbo.hold(&mut self.segments, name, Placements::new(&[placed]), len, until, reason);
+    fn hold_apart(
+        &mut self,
+        tenant: TenantNo,
+        name: u64,
+        placed: Placed,
+        len: u64,
+        until: Instant,
+        reason: Reason,
+    ) {
+        let replicas = Placements::new(&[placed]);
+        let removed = Removed { tenant, len, generation: name, complete: true, replicas };
+        self.limbo.hold(&mut self.segments, removed, until, reason);
     }
 
     /// Whether the entry still holds this object, readable.
@@ -308,7 +336,8 @@ impl Master {
             return Err(ErrorCode::ObjectNotFound);
         }
         let entry = self.objects.entry(wish.index);
-        let (len, mut others, mut most) = (entry.len, Short::<Placed, { 2 * REPLICAS_MAX }>::new(), 0);
+        let (len, mut others, mut most) =
+            (stored_len(entry.len), Short::<Placed, { 2 * REPLICAS_MAX }>::new(), 0);
         for placed in entry.replicas.as_slice() {
             let _ = others.push(*placed);
         }
@@ -395,7 +424,8 @@ impl Master {
 
     /// A try is over without a replica: its space comes back, at once if it is quiet.
     fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
-        let Some((attempt, len)) = self.tasks.get(id).map(|task| (task.attempt, task.len)) else { return };
+        let Some(task) = self.tasks.get(id) else { return };
+        let (tenant, attempt, len) = (task.tenant, task.attempt, task.len);
         let placed = self.tasks.failed(id, error);
         if placed == Placed::NOWHERE {
             return;
@@ -404,7 +434,7 @@ impl Master {
             self.segments.free(&placed);
         } else {
             let until = now + millis(self.config.put_start_release_timeout_ms);
-            self.hold_apart(attempt, placed, len, until, Reason::Zombie);
+            self.hold_apart(tenant, attempt, placed, len, until, Reason::Zombie);
         }
     }
 

@@ -149,7 +149,7 @@ pub struct TaskOrder<'a> {
     pub key: Key<'a>,
     /// Which put it is from.
     pub generation: u64,
-    /// Bytes.
+    /// Bytes, without the trailer that follows them: see [`crate::blocks`].
     pub len: u64,
     /// CRC-32C of all bytes.
     pub checksum: u32,
