@@ -3,9 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, CancelTasks, CreateTasks, DrainStatus, EndTasks, Exists, ExplainEviction, FetchTasks, FindReplicas,
-    Get, Hello, List, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart, QueryTasks, ReadStats,
-    ReadTaskReport, Remove, ReportReplicas, RetryTasks, Segments, Unmount, WhyKept,
+    Beat, CancelTasks, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks,
+    FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart,
+    QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, ReportReplicas, RetryTasks, Segments, Unmount,
+    WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -58,6 +59,9 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::Segments) => both::<Segments>(body),
         Some(Kind::ReadStats) => both::<ReadStats>(body),
         Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
+        Some(Kind::ReadConfig) => both::<ReadConfig>(body),
+        Some(Kind::EvictNow) => both::<EvictNow>(body),
+        Some(Kind::ListNodes) => both::<ListNodes>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
         Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
         Some(Kind::FindReplicas) => both::<FindReplicas>(body),

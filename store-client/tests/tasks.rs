@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::{MIB, client, client_over, eventually, master, master_with, pattern};
 use store_client::{
-    Client, ErrorCode, Fabrics, Node, NodeConfig, PutOptions, ReplicaState, SegmentNo, SegmentState, TaskId,
-    TaskState,
+    Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
+    SegmentState, TaskId, TaskState,
 };
 use store_core::{MasterConfig, ReplicationConfig, ReplicationMode};
 
@@ -24,7 +24,7 @@ fn node(name: &str, master: SocketAddr, fabrics: Fabrics) -> Node {
 }
 
 fn on(segment: SegmentNo) -> PutOptions {
-    PutOptions { preferred: Some(segment), ..PutOptions::DEFAULT }
+    PutOptions { placement: Placement::on(segment), ..PutOptions::DEFAULT }
 }
 
 fn done(client: &mut Client, id: TaskId) {

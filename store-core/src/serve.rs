@@ -73,6 +73,13 @@ impl Master {
                     Err(ErrorCode::PermissionDenied)
                 }
             }
+            Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
+                if rights.admin {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
             Kind::QueryTasks | Kind::ListTasks | Kind::CancelTasks | Kind::RetryTasks if rights.admin => {
                 Ok(tasks::EVERYBODY)
             }
@@ -183,6 +190,18 @@ impl Master {
                     fits
                 });
                 message::ExplainEviction::encode_response(out, id, &self.eviction(), next.into_iter())
+            }
+            Kind::ReadConfig => {
+                message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
+            }
+            Kind::EvictNow => {
+                let (leave, _) = message::EvictNow::decode_request(body).map_err(WireError::code)?;
+                let evicted = self.evict_now(now, leave);
+                message::EvictNow::encode_response(out, id, &evicted, core::iter::empty())
+            }
+            Kind::ListNodes => {
+                let nodes: Vec<_> = self.nodes(now).take(KEYS_PER_BATCH_MAX).collect();
+                message::ListNodes::encode_response(out, id, &(), nodes.into_iter())
             }
             Kind::WhyKept => {
                 batch::<message::WhyKept>(self, tenant, body, id, out, &(), |master, _, (), key| {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, EvictionPolicy, Key, Master, MasterConfig, ReplicationConfig, ReplicationMode, SegmentNo,
-    TaskConfig,
+    ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Placement, ReplicationConfig, ReplicationMode,
+    SegmentNo, TaskConfig,
 };
 use te_core::Instant;
 
@@ -30,6 +30,7 @@ fn config() -> MasterConfig {
         eviction_high_watermark: 1.0,
         eviction_ratio: 0.0,
         eviction: EvictionPolicy::Lru,
+        slow_start_ms: 0,
         tasks: TaskConfig {
             processing_timeout_ms: 5_000,
             pending_timeout_ms: 20_000,
@@ -95,7 +96,7 @@ impl Store {
     }
 
     fn put_on(&mut self, ms: u64, key: &str, len: u64, segment: SegmentNo) -> u64 {
-        self.put(ms, key, len, &PutOptions { preferred: Some(segment), ..ONE })
+        self.put(ms, key, len, &PutOptions { placement: Placement::on(segment), ..ONE })
     }
 
     fn write(&mut self, segment: SegmentNo, addr: u64, bytes: &[u8]) {
@@ -316,7 +317,7 @@ fn space_of_a_try_that_was_given_up_waits_for_its_nodes_word() {
         let task = store.task(5_100, id);
         assert_eq!(task.state, TaskState::Failed, "there is no other place on that segment");
         assert_eq!(store.master.stats().quarantined_bytes, 4 * KIB);
-        let options = PutOptions { preferred: Some(2), ..ONE };
+        let options = PutOptions { placement: Placement::on(2), ..ONE };
         let put = store.master.put_start(at(5_101), b"l", 4 * KIB, &options).unwrap();
         assert_ne!(put.replicas[0].segment, 2, "the node may still write there");
         let end = store.copy(&order);
@@ -426,7 +427,7 @@ fn a_node_that_restarts_loses_its_tasks_to_others_or_gets_them_again() {
 #[test]
 fn a_task_that_lost_its_source_fails() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB, 64 * KIB]);
-    let two = PutOptions { preferred: Some(1), ..TWO };
+    let two = PutOptions { placement: Placement::on(1), ..TWO };
     store.put(0, "k", KIB, &two);
     let other = store.read(0, "k").unwrap()[1];
     let third = 5 - other;
@@ -599,7 +600,7 @@ fn maintenance_takes_nothing_new_and_serves_and_active_ends_everything() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     store.put_on(0, "k", KIB, 1);
     assert_eq!(store.order(0, 1, SegmentState::Maintenance).state, SegmentState::Maintenance);
-    let options = PutOptions { preferred: Some(1), ..TWO };
+    let options = PutOptions { placement: Placement::on(1), ..TWO };
     let put = store.master.put_start(at(1), b"l", KIB, &options).unwrap();
     assert_eq!((put.replicas.len(), put.replicas[0].segment), (1, 2));
     assert_eq!(store.master.create_task(at(1), b"k", None, Some(1)), Err(ErrorCode::ReplicaAlreadyExists));
@@ -614,7 +615,8 @@ fn maintenance_takes_nothing_new_and_serves_and_active_ends_everything() {
     assert_eq!(store.order(5, 1, SegmentState::Active).state, SegmentState::Active);
     let report = store.master.task_report();
     assert_eq!((report.pending, report.canceled_total, report.draining), (0, 1, 0));
-    let put = store.master.put_start(at(6), b"m", KIB, &PutOptions { preferred: Some(1), ..ONE }).unwrap();
+    let put =
+        store.master.put_start(at(6), b"m", KIB, &PutOptions { placement: Placement::on(1), ..ONE }).unwrap();
     assert_eq!(put.replicas[0].segment, 1);
     let gone = SegmentOrder { segment: 9, state: SegmentState::Active };
     assert_eq!(store.master.order_segment(at(7), &gone), Err(ErrorCode::SegmentNotFound));

@@ -12,6 +12,7 @@ use te_core::Instant;
 
 use super::Master;
 use super::tasks::Wish;
+use crate::allocator::Allocator;
 use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskId, TaskState};
 use crate::segments::HELD;
 use crate::{ErrorCode, SegmentNo};

@@ -24,10 +24,11 @@ use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed};
+use crate::placement::Ask;
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
 use crate::wire::KEYS_PER_BATCH_MAX;
-use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
+use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
 
 /// Tasks that one call gives up for having taken too long.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
@@ -365,11 +366,23 @@ impl Master {
         if most - usize::from(wish.source.is_some()) >= usize::from(self.config.replicas_max) {
             return Err(ErrorCode::KeysUltraLimit);
         }
-        let placed = match wish.target {
-            Some(target) if self.segments.get(target).is_none() => return Err(ErrorCode::SegmentNotFound),
-            Some(target) => self.segments.place_on(target, len, HELD),
-            None => self.segments.place(len, HELD, None, &others),
-        };
+        let (placement, near) = (&Placement::ANY, Short::of(0));
+        let mut ask = Ask { now, len, tag: HELD, placement, near, at_any_price: false };
+        let mut placed = None;
+        if wish.target.is_none() {
+            placed = self.segments.place(&ask, &others);
+        }
+        // Whoever names a segment means it; and a new node takes its time, unless there is no other.
+        ask.at_any_price = true;
+        if placed.is_none() {
+            placed = match wish.target {
+                Some(target) if self.segments.get(target).is_none() => {
+                    return Err(ErrorCode::SegmentNotFound);
+                }
+                Some(target) => self.segments.place_on(target, &ask),
+                None => self.segments.place(&ask, &others),
+            };
+        }
         let placed = placed.ok_or(ErrorCode::NoAvailableHandle)?;
         let node = self.segments.get(placed.segment).map_or(0, |segment| segment.node);
         Ok((placed, node))
