@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use store_core::EvictionPolicy;
+use store_core::{AllocationStrategy, AllocatorKind, EvictionPolicy};
 use store_master::{Config, MasterServer};
 
+use crate::commands::bench::allocator::{allocator_parser, strategy_parser};
 use crate::commands::cluster::MasterReady;
 use crate::commands::eviction_parser;
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -43,6 +44,15 @@ pub(crate) struct Args {
     /// How the object to evict is chosen; `snowskin replay --simulate` says which suits your requests.
     #[arg(long, env = "SNOWSKIN_EVICTION", default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
     eviction: EvictionPolicy,
+    /// How a segment's bytes are given out; `snowskin bench allocator` compares them.
+    #[arg(long, env = "SNOWSKIN_ALLOCATOR", default_value_t, value_name = "NAME", value_parser = allocator_parser())]
+    allocator: AllocatorKind,
+    /// How segments are chosen for new objects.
+    #[arg(long, env = "SNOWSKIN_ALLOCATION_STRATEGY", default_value_t, value_name = "NAME", value_parser = strategy_parser())]
+    allocation_strategy: AllocationStrategy,
+    /// How long a node that has just joined gets fewer new objects than its share, milliseconds.
+    #[arg(long, env = "SNOWSKIN_SLOW_START_MS", default_value_t = 60_000, value_name = "MS")]
+    slow_start_ms: u32,
     /// How long a soft pin holds after the last read, milliseconds.
     #[arg(long, env = "SNOWSKIN_SOFT_PIN_TTL_MS", default_value_t = 1_800_000, value_name = "MS")]
     soft_pin_ttl_ms: u32,
@@ -87,6 +97,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     config.store.lease_ttl_ms = args.lease_ms;
     config.store.node_ttl_ms = args.node_ttl_ms;
     config.store.eviction = args.eviction;
+    config.store.allocator = args.allocator;
+    config.store.allocation_strategy = args.allocation_strategy;
+    config.store.slow_start_ms = args.slow_start_ms;
     config.store.soft_pin_ttl_ms = args.soft_pin_ttl_ms;
     config.store.eviction_high_watermark = args.evict_above;
     config.store.eviction_ratio = config.store.eviction_ratio.min(args.evict_above);
