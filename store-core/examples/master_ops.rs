@@ -11,7 +11,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
     Commit, Exists, Get, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart,
 };
-use store_core::{Frame, Key, Master, MasterConfig};
+use store_core::{Frame, Key, Master, MasterConfig, Session};
 use te_core::Instant;
 
 const OBJECTS: usize = 1_000_000;
@@ -106,13 +106,14 @@ struct Buffers {
     request: Vec<u8>,
     response: Vec<u8>,
     generations: Vec<u64>,
+    session: Session,
 }
 
 impl Buffers {
     fn ask(&mut self, master: &mut Master, now: Instant) -> Result<(), Box<dyn Error>> {
         self.response.clear();
         let (frame, _) = Frame::parse(&self.request)?.ok_or("incomplete")?;
-        master.handle(now, &frame, &mut self.response);
+        master.handle(now, &mut self.session, &frame, &mut self.response);
         black_box(&self.response);
         self.request.clear();
         Ok(())

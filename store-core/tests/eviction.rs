@@ -9,7 +9,7 @@ use store_core::message::{
     EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutAsk, PutOptions, PutStart,
     Retention, WhyKept,
 };
-use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place};
+use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session};
 
 const LEASE_MS: u64 = 1_000;
 const SOFT_MS: u64 = 60_000;
@@ -413,7 +413,7 @@ fn retention_and_the_explanation_travel() {
     let mut master = master(4);
     let call = |master: &mut Master, request: &[u8]| {
         let mut out = Vec::new();
-        master.handle(at(5), &Frame::parse(request).unwrap().unwrap().0, &mut out);
+        master.handle(at(5), &mut Session::default(), &Frame::parse(request).unwrap().unwrap().0, &mut out);
         out
     };
     let items = || [store_core::message::NewObject { key: Key(b"k"), len: GRAIN }].into_iter();

@@ -3,7 +3,7 @@
 
 use store_core::client::{Action, ClientConfig, PutItem, PutOp, TransferEnd};
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, wire};
+use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Session};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -54,7 +54,7 @@ fn request<O: Operation>(ask: &O::Ask<'_>, item: Option<O::AskItem<'_>>) -> Vec<
 
 fn handle(master: &mut Master, ms: u64, request: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    master.handle(at(ms), &Frame::parse(request).unwrap().unwrap().0, &mut out);
+    master.handle(at(ms), &mut Session::default(), &Frame::parse(request).unwrap().unwrap().0, &mut out);
     out
 }
 
@@ -111,7 +111,7 @@ fn a_key_that_a_batch_has_twice_is_taken_the_second_time() {
     PutStart::encode_request(&mut batch, 7, &nonce(9), items.into_iter()).unwrap();
     let mut answers = [at(0), at(1)].map(|now| {
         let mut out = Vec::new();
-        master.handle(now, &Frame::parse(&batch).unwrap().unwrap().0, &mut out);
+        master.handle(now, &mut Session::default(), &Frame::parse(&batch).unwrap().unwrap().0, &mut out);
         out
     });
     let [first, again] = &mut answers;
@@ -181,10 +181,11 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let revocation = Revocation { key: Key(b"given up"), generation: given_up.generation, quiet: true };
     let new = NewObject { key: Key(b"new"), len: LEN };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
-    let unmount = UnmountSegment { node: 2, segment: 2 };
+    let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2 };
+    let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
     let gone = Again::Refused(ErrorCode::ObjectNotFound);
     vec![
-        (Kind::Hello, request::<Hello>(&wire::VERSION, None), Again::Same),
+        (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
         (Kind::Mount, request::<Mount>(&segment(3), None), Again::Same),
         (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, None), Again::Same),
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
@@ -200,6 +201,9 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
         (Kind::Segments, request::<Segments>(&(), Some(1)), Again::Same),
         (Kind::ReadStats, request::<ReadStats>(&(), None), Again::Same),
         (Kind::ExplainEviction, request::<ExplainEviction>(&5, None), Again::Same),
+        (Kind::ReadConfig, request::<ReadConfig>(&(), None), Again::Same),
+        (Kind::EvictNow, request::<EvictNow>(&leave, None), Again::Same),
+        (Kind::ListNodes, request::<ListNodes>(&(), None), Again::Same),
         (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
         (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),
         (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),

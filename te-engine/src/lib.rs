@@ -103,7 +103,7 @@ pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource};
+pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource, UnknownFabric};
 pub use descriptor::{Descriptor, RegionDescriptor};
 #[cfg(feature = "testkit")]
 pub use engine::Rail;

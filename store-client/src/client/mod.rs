@@ -83,7 +83,7 @@ impl Client {
     /// See [`ConnectError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let rpc = RpcConnection::connect(config.master.clone(), config.rpc)?;
+        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
         let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
