@@ -185,6 +185,10 @@ impl Master {
     /// Evicts what the policy wants to go first and nobody may be reading, with its group.
     fn evict(&mut self, now: Instant) -> Option<Victim> {
         self.objects.settle(now);
+        if let Some(placed) = self.shed_extra(now) {
+            let replicas = Placements::new(&[placed.0]);
+            return Some(Victim { replicas, bytes: placed.1, objects: 0 });
+        }
         let Some(index) = self.objects.victim(now, self.config.evictions_per_call_max) else {
             self.stats.evictions_starved_total += u64::from(!self.starved);
             self.starved = true;
