@@ -144,14 +144,21 @@ fn bench_transfer_prints_one_checked_row_a_combination() {
 fn bench_store_and_bench_master_print_their_rows() {
     for plain in [false, true] {
         let mut args = vec!["bench", "store", "--value", "4KiB", "--batch", "4", "--memory", "16MiB"];
-        args.extend(["--op", "put,batch-put,get,batch-get", "--duration", "0.05", "--verify", "--json"]);
+        args.extend([
+            "--op",
+            "put,batch-put,get,batch-get,get-range,put-parts",
+            "--duration",
+            "0.05",
+            "--verify",
+            "--json",
+        ]);
         args.extend(plain.then_some("--plain"));
         let output = run(&args);
         assert_exit(&output, 0);
         let rows = json(&output);
         let rows = rows.as_array().unwrap();
         let ops: Vec<_> = rows.iter().map(|row| row["op"].as_str().unwrap()).collect();
-        assert_eq!(ops, ["put", "batch-put", "get", "batch-get"]);
+        assert_eq!(ops, ["put", "batch-put", "get", "batch-get", "get-range", "put-parts"]);
         for row in rows {
             assert!(row["misses"] == 0 && row["plain"] == plain, "{row}");
             assert!(row["verified"] == true && row["ops_s"].as_f64().unwrap() > 0.0, "{row}");
