@@ -12,6 +12,8 @@
 mod address;
 mod stream;
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, WireError};
+use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, Trace, WireError};
 
 pub use address::Address;
 
@@ -53,7 +55,8 @@ impl Default for RpcConfig {
 }
 
 /// Who connects, to a master that has tenants. The default is the default tenant, without a secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Identity {
     /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, which is enough for a node.
     pub tenant: String,
@@ -124,7 +127,7 @@ impl RpcConnection {
             input: Input::default(),
             out: Vec::new(),
             written: 0,
-            id: 0,
+            id: Trace::random(RandomState::new().build_hasher().finish()).base(),
             connects_total: 0,
             backoff: BACKOFF_MIN,
         };
@@ -149,6 +152,18 @@ impl RpcConnection {
     #[must_use]
     pub fn connects_total(&self) -> u64 {
         self.connects_total
+    }
+
+    /// Begins an operation: requests carry its number from here on, and the master's logs show it.
+    pub fn begin_trace(&mut self) -> Trace {
+        self.id = self.trace().next().base();
+        self.trace()
+    }
+
+    /// The number of the operation that requests belong to now.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        Trace::of(self.id)
     }
 
     /// Asks and waits for the answer; reconnects, and asks again (see the module).
@@ -206,7 +221,7 @@ impl RpcConnection {
 
     /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves.
     pub fn queue_raw(&mut self) -> (u64, &mut Vec<u8>) {
-        self.id += 1;
+        self.id = self.id.wrapping_add(1).max(1);
         (self.id, &mut self.out)
     }
 
@@ -234,7 +249,7 @@ impl RpcConnection {
                         Err(error) => return Err(lost(error)),
                     }
                     if Instant::now() >= deadline {
-                        return Err(RpcError::TimedOut { call_ms_max: self.config.call_ms_max });
+                        return Err(self.timed_out());
                     }
                 }
                 Err(error) => return Err(lost(error)),
@@ -373,6 +388,10 @@ impl RpcConnection {
         }
     }
 
+    fn timed_out(&self) -> RpcError {
+        RpcError::TimedOut { call_ms_max: self.config.call_ms_max, trace: self.trace() }
+    }
+
     fn call_deadline(&self) -> Instant {
         Instant::now() + Duration::from_millis(self.config.call_ms_max.into())
     }
@@ -407,7 +426,7 @@ impl RpcConnection {
             if !self.fill_once()? {
                 let now = Instant::now();
                 if now >= deadline {
-                    return Err(RpcError::TimedOut { call_ms_max: self.config.call_ms_max });
+                    return Err(self.timed_out());
                 }
                 if now < spin_end {
                     // Should the master wait for this very core, let it have it.

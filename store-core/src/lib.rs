@@ -128,6 +128,8 @@ mod session;
 mod slab;
 mod stats;
 mod tenant;
+mod times;
+mod trace;
 pub mod wire;
 
 pub use codec::{Items, Key, Short};
@@ -143,4 +145,6 @@ pub use te_core::Instant;
 pub use tenant::{
     DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
 };
+pub use times::Times;
+pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

@@ -64,7 +64,9 @@ impl MasterArg {
 
     /// A connection for questions that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
-        RpcConnection::connect(self.address().clone(), self.flags.settings().client.rpc).map_err(no_master)
+        let client = &self.flags.settings().client;
+        RpcConnection::connect_as(self.address().clone(), client.rpc, client.identity.clone())
+            .map_err(no_master)
     }
 }
 
