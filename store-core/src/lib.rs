@@ -37,7 +37,7 @@
 //! | Keys in a request | 4,096 | [`wire::KEYS_PER_BATCH_MAX`] |
 //! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
 //! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
-//! | Object | 1 byte to one segment | |
+//! | Object | 1 byte to one segment, its trailer included | [`blocks`] |
 //! | Segment | 64 bytes to 64 TiB | [`offset::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
 //! | Members of a group | 4,096 | [`message::Retention::group`] |
@@ -86,7 +86,7 @@
 //! assert!(put.result(0).expect("done").is_ok());
 //!
 //! let mut get = GetOp::new(ClientConfig::default());
-//! get.start([GetItem { key: b"greeting", capacity: 64 }], &[]);
+//! get.start([GetItem { key: b"greeting", capacity: 64, len_min: 1 }], &[]);
 //! let mut buffer = Vec::new();
 //! while !get.is_done() {
 //!     request_id += 1;
@@ -111,6 +111,7 @@
 
 extern crate alloc;
 
+pub mod blocks;
 pub mod client;
 mod codec;
 mod config;

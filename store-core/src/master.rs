@@ -22,6 +22,7 @@ use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
@@ -158,7 +159,8 @@ impl Master {
             return Err(ErrorCode::KeysUltraLimit);
         }
         self.evict_to_watermark(now, EVICTIONS_PER_PUT);
-        let placed = self.place(now, len, options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        let placed =
+            self.place(now, stored_len(len), options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }

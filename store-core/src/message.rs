@@ -471,7 +471,7 @@ pub struct NewObject<'a> {
     /// Its key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Bytes; not 0.
+    /// Bytes of data; not 0. The space has room for the trailer, too: [`stored_len`](crate::blocks::stored_len).
     pub len: u64,
 }
 
@@ -513,7 +513,7 @@ pub struct Commit<'a> {
     pub key: Key<'a>,
     /// As given at its start.
     pub generation: u64,
-    /// CRC-32C of all bytes.
+    /// CRC-32C of all data.
     pub checksum: u32,
 }
 
@@ -540,9 +540,9 @@ pub struct Lease {
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// Bytes.
+    /// Bytes of data. The trailer follows them: [`crate::blocks`].
     pub len: u64,
-    /// CRC-32C of all bytes; what was read counts only if it agrees.
+    /// CRC-32C of all data; what was read counts only if it agrees.
     pub checksum: u32,
     /// Which put it is from.
     pub generation: u64,

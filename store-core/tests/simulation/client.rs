@@ -171,8 +171,11 @@ impl Client {
         if dice < 45 {
             self.running = Running::Get;
             self.record(core, |_| Ask::Get);
-            let items =
-                self.asked.iter().map(|asked| GetItem { key: &asked.key, capacity: OBJECT_BYTES_MAX });
+            let items = self.asked.iter().map(|asked| GetItem {
+                key: &asked.key,
+                capacity: OBJECT_BYTES_MAX,
+                len_min: 1,
+            });
             self.get.start(items, &[]);
         } else if dice < 85 {
             self.running = Running::Put;
@@ -453,7 +456,11 @@ impl Client {
     fn transfer_ended(&mut self, core: &mut Core, number: u64) {
         let Some(moving) = self.transfers.remove(&number) else { return };
         let Transfer { id, item, len, op, .. } = moving.transfer;
-        let mut end = TransferEnd { outcome: moving.outcome, fence_needed: moving.fence_needed, checksum: 0 };
+        let mut end = TransferEnd {
+            outcome: moving.outcome,
+            fence_needed: moving.fence_needed,
+            ..TransferEnd::read(0)
+        };
         if op == Op::Write {
             let loose = end.fence_needed || end.outcome == Outcome::Unknown;
             core.report.unknown_writes += u64::from(loose);

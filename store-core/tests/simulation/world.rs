@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use store_core::blocks::trailer_len;
 use store_core::message::{
     Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
     PutWindow, Remove, Retention,
@@ -784,7 +785,8 @@ impl World {
         }
         for (segment, used, len) in segments {
             let options = PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
-            let whole = master.put_start(later, format!("whole {segment}").as_bytes(), len, &options);
+            let data = len - trailer_len(len);
+            let whole = master.put_start(later, format!("whole {segment}").as_bytes(), data, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {
                 return Err(Violation::Leak(format!(
                     "segment {segment} has {used} bytes used, whole: {whole:?}"
