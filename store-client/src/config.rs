@@ -36,6 +36,8 @@ pub struct ClientConfig {
     pub unreachable_ms: u32,
     /// Tries of a call that may be repeated. Default 3.
     pub rpc_tries_max: u8,
+    /// Gets and puts that take longer are logged, with their number, milliseconds; 0: none. Default 1,000.
+    pub slow_operation_ms: u32,
 }
 
 /// What a [`Node`](crate::Node) can be told.
@@ -91,6 +93,7 @@ impl ClientConfig {
             value_bytes_max: 1 << 30,
             unreachable_ms: 500,
             rpc_tries_max: 3,
+            slow_operation_ms: 1_000,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{
     Beat, Export, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment,
@@ -25,6 +25,9 @@ use crate::rpc::RpcConnection;
 /// node unmounts it.
 pub struct Node {
     endpoint: String,
+    capacity_bytes: u64,
+    engine: TransferEngine,
+    started: Instant,
     shared: Arc<Shared>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -35,6 +38,8 @@ pub struct Node {
 pub struct NodeStatusReport {
     /// The number under which its memory is mounted now; none: it is not.
     pub segment: Option<SegmentNo>,
+    /// Whether the master has answered lately: within the time after which it gives a silent node up.
+    pub heard: bool,
     /// Times it was mounted.
     pub mounts: u64,
     /// Heartbeats that were answered.
@@ -50,6 +55,8 @@ struct Shared {
     mounts: AtomicU64,
     heartbeats: AtomicU64,
     failures: AtomicU64,
+    /// When the master answered last, and how long that counts.
+    heard: Mutex<Option<(Instant, Duration)>>,
     region: Mutex<Option<SharedRegion>>,
 }
 
@@ -76,6 +83,8 @@ impl Node {
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
         let shared = Arc::new(Shared::default());
+        let capacity_bytes = config.capacity_bytes;
+        let handle = engine.clone();
         let mut keeper = Keeper {
             ttl: Duration::from_millis(rpc.welcome().node_ttl_ms.into()),
             config,
@@ -92,7 +101,16 @@ impl Node {
             .name("snowskin-node".into())
             .spawn(move || keeper.run(&stopped))
             .map_err(ConnectError::System)?;
-        Ok(Self { endpoint, shared, stop: Some(stop), thread: Some(thread) })
+        let started = Instant::now();
+        Ok(Self {
+            endpoint,
+            capacity_bytes,
+            engine: handle,
+            started,
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Where clients' engines find its memory.
@@ -107,10 +125,19 @@ impl Node {
         let segment = self.shared.segment.load(Ordering::Relaxed);
         NodeStatusReport {
             segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
+            heard: self.shared.has_heard(),
             mounts: self.shared.mounts.load(Ordering::Relaxed),
             heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),
             failures: self.shared.failures.load(Ordering::Relaxed),
         }
+    }
+
+    /// What it has seen, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with `snowskin_node_` and
+    /// `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let engine = self.engine.stats();
+        crate::metrics::of_node(&self.status(), self.capacity_bytes, self.started.elapsed(), &engine)
     }
 
     /// The memory that is mounted now: for tests that corrupt it, and for the curious.
@@ -136,6 +163,17 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.join();
+    }
+}
+
+impl Shared {
+    fn hears(&self, ttl: Duration) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), ttl));
+    }
+
+    fn has_heard(&self) -> bool {
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.is_some_and(|(at, ttl)| at.elapsed() < ttl)
     }
 }
 
@@ -166,9 +204,12 @@ impl Keeper {
             return self.mount();
         }
         let beat = Heartbeat { node: self.node, incarnation: self.incarnation };
+        let trace = self.rpc.begin_trace();
+        log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
         let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
         match status {
             Ok(NodeStatus::Ok) => {
+                self.shared.hears(self.ttl);
                 self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
@@ -215,6 +256,7 @@ impl Keeper {
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
                 self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
                 self.shared.mounts.fetch_add(1, Ordering::Relaxed);
+                self.shared.hears(self.ttl);
                 log::info!("node {}: {} bytes mounted as segment {}", self.config.name, len, mounted.segment);
                 Ok(())
             }

@@ -15,6 +15,7 @@
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
 //! or the release timeout is over) and nobody holds a lease to read it.
 
+mod admin;
 mod evict;
 mod tenants;
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use store_client::Client;
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let started = Instant::now();
     let value = {
         let _bar = Bar::spinner("fetching", global.quiet);
-        client.get(args.key.as_bytes()).map_err(|error| refused(&args.key, &error))?
+        client.get(args.key.as_bytes()).map_err(|error| refused_in(&client, &args.key, &error))?
     };
     let Some(value) = value else { return fail(miss(args, &client)) };
     let seconds = rounded(started.elapsed().as_secs_f64());

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{Address, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
@@ -87,6 +87,11 @@ pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
         ConnectError::Rpc(error) => no_master(error),
         error => error.into(),
     }
+}
+
+/// The same, and the number under which the master's log has the operation.
+pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyhow::Error {
+    refused(key, error).context(format!("operation {}", client.trace()))
 }
 
 /// An operation on `key` that the store refused.

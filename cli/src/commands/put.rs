@@ -10,7 +10,7 @@ use store_client::{Client, ErrorCode, PutOptions};
 use store_core::message::{Pin, Retention};
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
+        client.remove(args.key.as_bytes(), true).map_err(|error| refused_in(&client, &args.key, &error))?;
     }
     let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
     match client.put(args.key.as_bytes(), &value, &options) {
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
                 failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),
             );
         }
-        Err(error) => return Err(refused(&args.key, &error)),
+        Err(error) => return Err(refused_in(&client, &args.key, &error)),
     }
     let seconds = rounded(started.elapsed().as_secs_f64());
     drop(bar);

@@ -33,7 +33,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 17] = [
+const FLAGS: [(&str, &str); 18] = [
     ("cluster.master", "master"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
@@ -45,6 +45,7 @@ const FLAGS: [(&str, &str); 17] = [
     ("master.store.eviction", "eviction"),
     ("master.store.soft_pin_ttl_ms", "soft-pin-ttl-ms"),
     ("master.store.node_ttl_ms", "node-ttl-ms"),
+    ("node.http_listen", "http"),
     ("node.capacity_bytes", "memory"),
     ("node.name", "name"),
     ("node.engine.listen", "listen"),

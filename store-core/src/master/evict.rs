@@ -155,6 +155,11 @@ impl Master {
         self.evict(now).is_some()
     }
 
+    /// Objects and bytes of what was evicted, with its group.
+    pub(super) fn evict_next(&mut self, now: Instant) -> Option<(u64, u64)> {
+        self.evict(now).map(|victim| (victim.objects, victim.bytes))
+    }
+
     /// Evicts what the policy wants to go first and nobody may be reading, with its group.
     fn evict(&mut self, now: Instant) -> Option<Victim> {
         self.objects.settle(now);
