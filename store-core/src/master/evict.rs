@@ -99,7 +99,7 @@ impl Master {
         let mut budget = share.max(len.saturating_mul(4));
         for _ in 0..self.config.evictions_per_call_max {
             let victim = self.evict(now)?;
-            self.report.evicted_for_room_total += u64::from(victim.objects);
+            self.report.evicted_for_room_total += victim.objects;
             let tag = self.objects.next_index();
             let mut place = victim
                 .replicas
