@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{self, Items, Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, EvictionPolicy, MasterConfig, Stats};
+use crate::{ErrorCode, EvictionPolicy, MasterConfig, Placement, Stats};
 
 /// Most replicas that an object can have.
 pub const REPLICAS_MAX: usize = 8;
@@ -398,15 +398,15 @@ pub enum NodeStatus {
 pub struct PutOptions {
     /// Replicas wanted; at least one is had, each on a segment of its own.
     pub replicas: u8,
-    /// Try this segment first.
-    pub preferred: Option<SegmentNo>,
+    /// Where they may go, and where they should.
+    pub placement: Placement,
     /// How long to keep them.
     pub retention: Retention,
 }
 
 impl PutOptions {
     /// One replica, anywhere, kept as long as there is room and somebody reads it.
-    pub const DEFAULT: Self = Self { replicas: 1, preferred: None, retention: Retention::DEFAULT };
+    pub const DEFAULT: Self = Self { replicas: 1, placement: Placement::ANY, retention: Retention::DEFAULT };
 }
 
 impl Default for PutOptions {
@@ -625,6 +625,8 @@ pub struct SegmentInfo<'a> {
     pub export: Export,
     /// Bytes that are allocated or held back.
     pub used: u64,
+    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    pub free_bytes_largest: u64,
 }
 
 /// What keeps an object from eviction.

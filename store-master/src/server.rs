@@ -138,6 +138,8 @@ impl MasterServer {
         let now = Instant::now();
         let mut service = Service {
             backlog_bytes_max: self.config.backlog_bytes_max as usize,
+            buffered_bytes_max: (self.config.buffered_mib_max as usize) << 20,
+            buffered_bytes: 0,
             started: now,
             answering: Answering {
                 master: self.master,
@@ -235,6 +237,9 @@ impl Drop for MasterHandle {
 struct Service {
     config: Config,
     backlog_bytes_max: usize,
+    buffered_bytes_max: usize,
+    /// What all connections hold.
+    buffered_bytes: usize,
     started: Instant,
     answering: Answering,
     poll: Poll,
@@ -294,9 +299,13 @@ impl Service {
             self.wait(&mut events, timeout)?;
             now = Instant::now();
             self.dispatch(&events, now);
+            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
+            // time seems to be over have long said that they live.
+            let busy = !self.ready.is_empty();
+            let ended = self.pump_ready(now);
             self.timeouts(now);
-            if !self.ready.is_empty() {
-                now = self.pump_ready(now);
+            if busy {
+                now = ended;
                 spin_until = now + spin;
             }
         }
@@ -339,9 +348,15 @@ impl Service {
 
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         match self.poll.poll(events, timeout) {
+            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                events.clear();
-                Ok(())
+                match self.poll.poll(events, Some(Duration::ZERO)) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        events.clear();
+                        Ok(())
+                    }
+                    result => result.map_err(ServeError::Poll),
+                }
             }
             result => result.map_err(ServeError::Poll),
         }
@@ -371,7 +386,7 @@ impl Service {
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                        connection.ready(event.is_readable() || ended, event.is_writable() || ended);
+                        connection.ready(event.is_readable(), event.is_writable(), ended);
                         self.enqueue(index);
                     }
                 }
@@ -396,7 +411,12 @@ impl Service {
             let Some(index) = self.ready.pop_front() else { break };
             let Some(Some(connection)) = self.connections.get_mut(index) else { continue };
             connection.queued = false;
-            match connection.pump(now, self.backlog_bytes_max, &mut self.answering) {
+            let before = connection.buffered_bytes();
+            let may_buffer = self.buffered_bytes < self.buffered_bytes_max;
+            let pumped = connection.pump(now, self.backlog_bytes_max, may_buffer, &mut self.answering);
+            self.buffered_bytes += connection.buffered_bytes();
+            self.buffered_bytes -= before;
+            match pumped {
                 Pumped::Idle => {}
                 Pumped::More => self.enqueue(index),
                 Pumped::Closed => self.close(index),
@@ -410,7 +430,8 @@ impl Service {
 
     fn close(&mut self, index: usize) {
         // Closing the descriptor takes it out of the poll.
-        if self.connections[index].take().is_some() {
+        if let Some(connection) = self.connections[index].take() {
+            self.buffered_bytes -= connection.buffered_bytes();
             self.free.push(index);
             self.open -= 1;
         }
@@ -511,7 +532,39 @@ impl Service {
                 debug!(index, ?still, "connection closed for silence");
                 self.close(index);
             } else if still >= SWEEP && still < SWEEP * 3 {
+                self.buffered_bytes -= connection.buffered_bytes();
                 connection.shrink();
+                self.buffered_bytes += connection.buffered_bytes();
+            }
+        }
+        self.make_room();
+    }
+
+    /// When connections together hold too much, those go that have brought no whole frame for the longest time; the others
+    /// go on.
+    fn make_room(&mut self) {
+        if self.buffered_bytes >= self.buffered_bytes_max {
+            let mut stuck: Vec<(Instant, usize)> = Vec::new();
+            for (index, connection) in self.connections.iter().enumerate() {
+                stuck.extend(
+                    connection
+                        .as_ref()
+                        .filter(|each| each.is_stuck())
+                        .map(|each| (each.frame_since(), index)),
+                );
+            }
+            stuck.sort_unstable();
+            for (_, index) in stuck {
+                if self.buffered_bytes < self.buffered_bytes_max / 2 {
+                    break;
+                }
+                debug!(index, "connection closed: all connections together hold too much");
+                self.close(index);
+            }
+        }
+        for index in 0..self.connections.len() {
+            if self.connections[index].as_ref().is_some_and(Connection::is_starved) {
+                self.enqueue(index);
             }
         }
     }
