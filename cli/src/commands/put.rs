@@ -11,7 +11,7 @@ use store_core::message::{Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
+        client.remove(args.key.as_bytes(), true).map_err(|error| refused_in(&client, &args.key, &error))?;
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
                 failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),
             );
         }
-        Err(error) => return Err(refused(&args.key, &error)),
+        Err(error) => return Err(refused_in(&client, &args.key, &error)),
     }
     let seconds = rounded(started.elapsed().as_secs_f64());
     drop(bar);

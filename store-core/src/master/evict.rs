@@ -116,6 +116,7 @@ impl Master {
                 spoilt = false;
             }
             let Some(victim) = self.evict(now) else { break };
+            self.report.evicted_for_room_total += victim.objects;
             let ask = ask(self.objects.next_index());
             let mut place =
                 victim.replicas.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, &ask));

@@ -462,6 +462,7 @@ impl Engine {
                 errors: health.errors,
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
+                slice_ns: health.slice_nanos,
                 paused: health.paused_until.is_some_and(|until| now < until),
                 slow: health.state == te_core::RailState::Slow,
                 pauses: health.pauses,
