@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, Exists, ExplainEviction, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart, ReadStats,
-    Remove, Segments, Unmount, WhyKept,
+    Beat, ClearReplicas, Exists, ExplainEviction, Find, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart,
+    QueryHosts, ReadStats, Remove, RemoveMany, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -58,6 +58,13 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::ReadStats) => both::<ReadStats>(body),
         Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
+        Some(Kind::TenantList) => both::<TenantList>(body),
+        Some(Kind::TenantSet) => both::<TenantSet>(body),
+        Some(Kind::TenantRemove) => both::<TenantRemove>(body),
+        Some(Kind::Find) => both::<Find>(body),
+        Some(Kind::RemoveMany) => both::<RemoveMany>(body),
+        Some(Kind::QueryHosts) => both::<QueryHosts>(body),
+        Some(Kind::ClearReplicas) => both::<ClearReplicas>(body),
         _ => {}
     }
 });

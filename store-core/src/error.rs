@@ -73,6 +73,8 @@ error_codes! {
     ReplicaIsNotReady = -703, "REPLICA_IS_NOT_READY", "the object is being written: try again when its writer has finished";
     /// No such object, or no longer.
     ObjectNotFound = -704, "OBJECT_NOT_FOUND", "not cached: compute it, and put it";
+    /// The object has no copy there.
+    ReplicaNotFound = -710, "REPLICA_NOT_FOUND", "the object has no copy on this segment: look the key up for those that it has";
     /// The key is taken: committed, or being written by somebody whose time is not up.
     ObjectAlreadyExists = -705, "OBJECT_ALREADY_EXISTS", "the key is stored or being stored: get it, or remove it first";
     /// A reader may still be copying.

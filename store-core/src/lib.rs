@@ -122,6 +122,7 @@ pub mod message;
 mod nodes;
 mod objects;
 pub mod offset;
+mod pattern;
 mod segments;
 mod serve;
 mod session;
