@@ -16,6 +16,7 @@ use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, WireError};
@@ -32,7 +33,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(2);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// The times that a connection takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RpcConfig {
     /// How long an answer may take, milliseconds. Default 5,000.
     pub call_ms_max: u32,

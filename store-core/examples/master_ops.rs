@@ -73,7 +73,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut get = GetOp::new(ClientConfig::default());
     let mut buffers = Buffers::default();
     for turn in 0..KEYS / 4 {
-        get.start([GetItem { key: keys[turn * 7_919_333 % OBJECTS].as_bytes(), capacity: 4096 }], &[]);
+        get.start(
+            [GetItem { key: keys[turn * 7_919_333 % OBJECTS].as_bytes(), capacity: 4096, len_min: 1 }],
+            &[],
+        );
         while let Some(action) = get.poll(Instant::ZERO, turn as u64, &mut buffers.request) {
             match action {
                 Action::Call => {

@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use te_core::Instant;
 
 use crate::TenantNo;
+use crate::blocks::stored_len;
 use crate::objects::{Placements, Removed, charge};
 use crate::segments::Segments;
 
@@ -27,6 +28,7 @@ struct Held {
     /// Whose. Nobody else's word releases it.
     tenant: TenantNo,
     replicas: Placements,
+    /// As allocated.
     len: u64,
     until: Instant,
     reason: Reason,
@@ -56,6 +58,7 @@ impl Limbo {
     /// Holds the replicas of a put back until `until`.
     pub(crate) fn hold(&mut self, segments: &mut Segments, removed: Removed, until: Instant, reason: Reason) {
         let Removed { tenant, generation, replicas, len, .. } = removed;
+        let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
         if self.charged.len() <= usize::from(tenant) {

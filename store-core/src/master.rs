@@ -15,6 +15,7 @@
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
 //! or the release timeout is over) and nobody holds a lease to read it.
 
+mod admin;
 mod evict;
 mod queries;
 mod tenants;
@@ -23,6 +24,8 @@ use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::allocator::{Allocator, GRAIN_BYTES};
+use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
@@ -33,8 +36,8 @@ use crate::message::{
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, State, charge};
-use crate::offset::{GRAIN_BYTES, OffsetAllocator};
 use crate::pattern::Pattern;
+use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
@@ -87,7 +90,11 @@ impl Master {
         config.validate()?;
         let mut this = Self {
             tenants: Tenants::new(&config),
-            segments: Segments::after(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
+            segments: Segments::after(
+                config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
+                config.allocation_strategy,
+                millis(config.slow_start_ms),
+            ),
             objects: Objects::new(
                 config.hash_seed,
                 config.eviction,
@@ -166,8 +173,9 @@ impl Master {
         }
         self.keep_quota(now, key.tenant, len)?;
         self.evict_to_watermark(now, EVICTIONS_PER_PUT);
-        let placed =
-            self.place(now, key.tenant, len, options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        let placed = self
+            .place(now, key.tenant, stored_len(len), options)
+            .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }
@@ -410,7 +418,9 @@ impl Master {
             base: segment.base,
             len: segment.len,
             export: segment.export,
-            allocator: OffsetAllocator::new(segment.len),
+            joined: now,
+            accepts_new: true,
+            allocator: self.config.allocator.build(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;
         self.nodes.mounted(now, segment.node, segment.incarnation, no);
@@ -605,20 +615,35 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
+        let placement = &options.placement;
+        let mut near = Short::of(0);
+        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
+            // The first will do: a node has one segment as a rule.
+            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
+        }
         let tag = self.objects.next_index();
+        let mut ask = Ask { now, len, tag, placement, near, at_any_price: false };
         let mut placed = Short::new();
-        let first = match self.segments.place(len, tag, options.preferred, &[]) {
+        let first = match self.segments.place(&ask, &[]) {
             Some(first) => first,
-            None => self.place_by_eviction(now, tenant, len).ok_or(ErrorCode::NoAvailableHandle)?,
+            None => {
+                self.place_by_eviction(now, tenant, len, placement).ok_or(ErrorCode::NoAvailableHandle)?
+            }
         };
         let _ = placed.push(first);
         // Eviction may have vacated a slot of the slab, which the object will then have.
-        let tag = self.objects.next_index();
+        ask.tag = self.objects.next_index();
         // Further replicas are a wish: nothing is evicted for them.
         while placed.len() < usize::from(options.replicas)
             && self.has_quota(tenant, charge(len, placed.len() + 1))
         {
-            let Some(next) = self.segments.place(len, tag, None, &placed) else { break };
+            ask.at_any_price = false;
+            let mut next = self.segments.place(&ask, &placed);
+            if next.is_none() {
+                ask.at_any_price = true;
+                next = self.segments.place(&ask, &placed);
+            }
+            let Some(next) = next else { break };
             let _ = placed.push(next);
         }
         Ok(placed)

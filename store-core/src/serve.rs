@@ -62,6 +62,13 @@ impl Master {
             Kind::TenantSet | Kind::TenantRemove => Ok(0),
             Kind::TenantList if rights.admin => Ok(0),
             Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(rights.tenant.unwrap_or(0)),
+            Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
+                if rights.admin {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
             _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
         }
     }
@@ -216,6 +223,18 @@ impl Master {
                 &(),
                 |master, _, segment, key| master.clear_replica(now, key.of(tenant), *segment),
             ),
+            Kind::ReadConfig => {
+                message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
+            }
+            Kind::EvictNow => {
+                let (leave, _) = message::EvictNow::decode_request(body).map_err(WireError::code)?;
+                let evicted = self.evict_now(now, leave);
+                message::EvictNow::encode_response(out, id, &evicted, core::iter::empty())
+            }
+            Kind::ListNodes => {
+                let nodes: Vec<_> = self.nodes(now).take(KEYS_PER_BATCH_MAX).collect();
+                message::ListNodes::encode_response(out, id, &(), nodes.into_iter())
+            }
             Kind::WhyKept => {
                 batch::<message::WhyKept>(self, tenant, body, id, out, &(), |master, _, (), key| {
                     master.kept(now, key.of(tenant))

@@ -24,6 +24,7 @@ use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub(crate) use get::{Part, part};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
@@ -142,6 +143,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
+    pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
+        self.memory.is_at(region.id(), region.span())
+    }
+
     /// This client's own counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -164,10 +170,10 @@ impl Client {
     }
 
     /// Whether it is not the first of its item.
-    fn start_transfer(&mut self, transfer: store_core::client::Transfer) -> bool {
+    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.fabric, shun);
-        self.mover.start(transfer, handle) && transfer.op == Op::Read
+        self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
     /// A connection that the master closed meanwhile is noticed here rather than by the first call.
@@ -217,16 +223,19 @@ impl Client {
         }
     }
 
-    fn refuse_ranges<T>(&mut self, items: &[(&[u8], BufferRange)]) -> Option<Vec<Result<T, ErrorCode>>> {
+    /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
+    pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
         self.mover.settle(&mut self.fabric);
-        let refused = if items.iter().any(|(_, range)| !self.memory.contains(*range)) {
-            ErrorCode::InvalidParams
-        } else if items.iter().any(|(_, range)| self.mover.is_quarantined(*range)) {
-            ErrorCode::UnavailableInCurrentStatus
-        } else {
-            return None;
-        };
-        Some(items.iter().map(|_| Err(refused)).collect())
+        let mut refused = None;
+        for range in ranges {
+            if !self.memory.contains(range) {
+                return Some(ErrorCode::InvalidParams);
+            }
+            if self.mover.is_quarantined(range) {
+                refused = Some(ErrorCode::UnavailableInCurrentStatus);
+            }
+        }
+        refused
     }
 
     /// A random number that names a put, not 0.
@@ -239,6 +248,9 @@ impl Client {
         te_core::Instant::ZERO + self.started.elapsed()
     }
 }
+
+/// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.
+pub const PARTS_MAX: usize = 1024;
 
 /// Most keys, and most bytes of keys, in one request: well inside a frame.
 const KEYS_PER_CALL_MAX: usize = 1024;
@@ -257,6 +269,11 @@ fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<
         items = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
+}
+
+/// Every item of a batch that was refused as a whole.
+fn all<T>(items: usize, refused: ErrorCode) -> Vec<Result<T, ErrorCode>> {
+    (0..items).map(|_| Err(refused)).collect()
 }
 
 fn one<T>(results: Vec<Result<T, ErrorCode>>) -> Result<T, ErrorCode> {

@@ -17,7 +17,7 @@ use crate::{ErrorCode, SegmentNo};
 pub struct PutItem<'a> {
     /// Its key.
     pub key: &'a [u8],
-    /// Bytes; not 0.
+    /// Bytes of data; not 0.
     pub len: u64,
     /// CRC-32C of them. May also be told later, with [`PutOp::set_checksum`].
     pub checksum: u32,

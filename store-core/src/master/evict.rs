@@ -8,10 +8,13 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::Master;
+use crate::blocks::stored_len;
+use crate::codec::Short;
 use crate::message::{EvictionReport, Kept, NextVictim, Pin};
 use crate::objects::{Placements, charge};
+use crate::placement::Ask;
 use crate::segments::Placed;
-use crate::{ErrorCode, FullKey, Key, TenantNo};
+use crate::{ErrorCode, FullKey, Key, Placement, TenantNo};
 
 /// How long the watermark waits after it found nothing to evict, before it looks again.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
@@ -114,7 +117,7 @@ impl Master {
     /// # Errors
     /// `TenantQuotaExceeded`: nothing more of it can go, or the object is larger than all it may have.
     pub(super) fn keep_quota(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<(), ErrorCode> {
-        let bytes = charge(len, 1);
+        let bytes = charge(stored_len(len), 1);
         if self.has_quota(tenant, bytes) {
             return Ok(());
         }
@@ -139,31 +142,54 @@ impl Master {
         self.objects.usage(tenant).has_room(bytes, self.limbo.charged(tenant))
     }
 
-    /// Evicts until an object of `len` bytes fits where the last victim was.
-    pub(super) fn place_by_eviction(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Option<Placed> {
+    /// Evicts until an object of `len` bytes fits where the last victim was; if nothing can go, takes whatever place is left.
+    pub(super) fn place_by_eviction(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        len: u64,
+        placement: &Placement,
+    ) -> Option<Placed> {
         if !self.segments.could_hold(len) {
             return None;
         }
-        // An object that does not fit because the free space is scattered must not cost the whole cache.
+        // An object that does not fit because the free space is scattered must not cost the whole cache; one that does fit,
+        // but where it should not go or not yet, must not cost what would not help.
         let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
-        let mut budget = share.max(len.saturating_mul(4));
+        let spoilt = self.segments.has_room_elsewhere(len);
+        let least = len.saturating_mul(4);
+        let mut budget = if spoilt { least } else { share.max(least) };
+        let ask = |tag| Ask { now, len, tag, placement, near: Short::of(0), at_any_price: true };
         for _ in 0..self.config.evictions_per_call_max {
-            let victim = self.evict(now, Some(tenant))?;
-            let tag = self.objects.next_index();
-            let mut place = victim
-                .replicas
-                .as_slice()
-                .iter()
-                .find_map(|was| self.segments.place_on(was.segment, len, tag));
+            if spoilt && !self.victim_would_serve(now, tenant, &ask(0)) {
+                break;
+            }
+            let Some(victim) = self.evict(now, Some(tenant)) else { break };
+            let ask = ask(self.objects.next_index());
+            let mut place =
+                victim.replicas.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, &ask));
             if victim.objects > 1 {
-                place = place.or_else(|| self.segments.place(len, tag, None, &[]));
+                place = place.or_else(|| self.segments.place(&ask, &[]));
             }
             if place.is_some() {
                 return place;
             }
-            budget = budget.checked_sub(victim.bytes)?;
+            let Some(left) = budget.checked_sub(victim.bytes) else { break };
+            budget = left;
         }
-        None
+        self.segments.place(&ask(self.objects.next_index()), &[])
+    }
+
+    /// Whether the next victim lies where the replica could go, and nobody asked to spare it.
+    fn victim_would_serve(&mut self, now: Instant, tenant: TenantNo, ask: &Ask<'_>) -> bool {
+        self.objects.settle(now);
+        let gives = self.objects.furthest_over(now).unwrap_or(tenant);
+        let victim = self.objects.victim(now, gives, self.config.evictions_per_call_max);
+        let victim = victim.filter(|index| self.objects.hold_of(*index).0 == Pin::None);
+        let replicas = victim.map(|index| self.objects.entry(index).replicas.as_slice());
+        replicas.is_some_and(|replicas| {
+            replicas.iter().any(|placed| self.segments.would_serve(placed.segment, ask))
+        })
     }
 
     fn high_mark(&self) -> f64 {
@@ -202,6 +228,11 @@ impl Master {
 
     pub(super) fn evict_one(&mut self, now: Instant, tenant: TenantNo) -> bool {
         self.evict(now, Some(tenant)).is_some()
+    }
+
+    /// Objects and bytes of what was evicted, with its group.
+    pub(super) fn evict_next(&mut self, now: Instant) -> Option<(u64, u64)> {
+        self.evict(now, None).map(|victim| (victim.objects, victim.bytes))
     }
 
     /// Evicts from the tenant that is furthest above what is guaranteed to it; if none is, from the one whose put it is for.

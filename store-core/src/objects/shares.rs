@@ -7,8 +7,9 @@
 use te_core::Instant;
 
 use super::{Entry, Objects};
+use crate::allocator::GRAIN_BYTES;
+use crate::blocks::stored_len;
 use crate::eviction::{Eviction as _, EvictionPolicy, List, Policy};
-use crate::offset::GRAIN_BYTES;
 use crate::{TenantConfig, TenantNo};
 
 /// Which of a tenant's objects may go.
@@ -68,14 +69,14 @@ impl Usage {
     }
 }
 
-/// What an object costs its tenant: its bytes in whole grains, for each copy.
+/// What an object costs its tenant: what it takes up, in whole grains, for each copy.
 pub(crate) fn charge(len: u64, replicas: usize) -> u64 {
     len.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(len).saturating_mul(replicas as u64)
 }
 
 impl Entry {
     pub(super) fn charge(&self) -> u64 {
-        charge(self.len, self.replicas.as_slice().len())
+        charge(stored_len(self.len), self.replicas.as_slice().len())
     }
 }
 
