@@ -26,6 +26,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Evict(Evict),
+    Tenants(super::tenants::Args),
 }
 
 /// Say what eviction did, what goes next, and what is kept and why
@@ -71,7 +72,10 @@ struct Answer {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let What::Evict(args) = &args.what;
+    let args = match &args.what {
+        What::Evict(args) => args,
+        What::Tenants(args) => return super::tenants::run(args),
+    };
     let mut rpc = args.master.connect()?;
     let (report, next) = {
         let (report, next) =

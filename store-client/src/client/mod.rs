@@ -1,10 +1,11 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` is what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` and `queries.rs` are what needs none.
 
 mod ask;
 mod get;
 mod put;
+mod queries;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -25,6 +26,7 @@ use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
 pub(crate) use get::{Part, part};
+pub use queries::BulkRemoval;
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
