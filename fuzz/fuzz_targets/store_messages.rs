@@ -3,8 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, ClearReplicas, EvictNow, Exists, ExplainEviction, Find, Get, Hello, List, ListNodes, Mount, PutEnd, PutRevoke, PutStart,
-    QueryHosts, ReadConfig, ReadStats, Remove, RemoveMany, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
+    Beat, CancelTasks, ClearReplicas, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks, Find, FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart, QueryHosts, QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, RemoveMany, ReportReplicas, RetryTasks, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -68,6 +67,18 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::RemoveMany) => both::<RemoveMany>(body),
         Some(Kind::QueryHosts) => both::<QueryHosts>(body),
         Some(Kind::ClearReplicas) => both::<ClearReplicas>(body),
+        Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
+        Some(Kind::FindReplicas) => both::<FindReplicas>(body),
+        Some(Kind::CreateTasks) => both::<CreateTasks>(body),
+        Some(Kind::QueryTasks) => both::<QueryTasks>(body),
+        Some(Kind::ListTasks) => both::<ListTasks>(body),
+        Some(Kind::CancelTasks) => both::<CancelTasks>(body),
+        Some(Kind::RetryTasks) => both::<RetryTasks>(body),
+        Some(Kind::FetchTasks) => both::<FetchTasks>(body),
+        Some(Kind::EndTasks) => both::<EndTasks>(body),
+        Some(Kind::OrderSegments) => both::<OrderSegments>(body),
+        Some(Kind::DrainStatus) => both::<DrainStatus>(body),
+        Some(Kind::ReadTaskReport) => both::<ReadTaskReport>(body),
         _ => {}
     }
 });

@@ -1,5 +1,7 @@
 //! Frames in, frames out: the master's operations behind the wire.
 
+mod tasks;
+
 use alloc::vec::Vec;
 
 use te_core::Instant;
@@ -62,12 +64,26 @@ impl Master {
             Kind::TenantSet | Kind::TenantRemove => Ok(0),
             Kind::TenantList if rights.admin => Ok(0),
             Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(rights.tenant.unwrap_or(0)),
+            Kind::FetchTasks
+            | Kind::EndTasks
+            | Kind::OrderSegments
+            | Kind::DrainStatus
+            | Kind::ReadTaskReport => {
+                if rights.node {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
             Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
                 if rights.admin {
                     Ok(0)
                 } else {
                     Err(ErrorCode::PermissionDenied)
                 }
+            }
+            Kind::QueryTasks | Kind::ListTasks | Kind::CancelTasks | Kind::RetryTasks if rights.admin => {
+                Ok(tasks::EVERYBODY)
             }
             _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
         }
@@ -240,6 +256,18 @@ impl Master {
                     master.kept(now, key.of(tenant))
                 })
             }
+            Kind::ReportReplicas
+            | Kind::FindReplicas
+            | Kind::CreateTasks
+            | Kind::QueryTasks
+            | Kind::ListTasks
+            | Kind::CancelTasks
+            | Kind::RetryTasks
+            | Kind::FetchTasks
+            | Kind::EndTasks
+            | Kind::OrderSegments
+            | Kind::DrainStatus
+            | Kind::ReadTaskReport => return self.serve_tasks(now, kind, tenant, frame, out),
         };
         done.map_err(WireError::code)
     }
@@ -338,4 +366,4 @@ macro_rules! keyed {
     )*};
 }
 
-keyed!(NewObject, Commit, Revocation, Removal);
+keyed!(NewObject, Commit, Revocation, Removal, NewTask, BadReplica);

@@ -223,6 +223,7 @@ impl Client {
             }
         }
         self.counters.checksum_mismatches += u64::from(self.get.mismatches());
+        self.report_bad_replicas();
         self.end_operation();
     }
 

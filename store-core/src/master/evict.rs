@@ -238,6 +238,10 @@ impl Master {
     /// Evicts from the tenant that is furthest above what is guaranteed to it; if none is, from the one whose put it is for.
     fn evict(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
         self.objects.settle(now);
+        if let Some(placed) = self.shed_extra(now) {
+            let replicas = Placements::new(&[placed.0]);
+            return Some(Victim { replicas, bytes: placed.1, objects: 0 });
+        }
         let victim =
             if self.objects.is_single() { self.evict_from(now, 0) } else { self.evict_fairly(now, tenant) };
         if victim.is_none() {

@@ -54,8 +54,12 @@ impl Usage {
 
     /// Whether it may have another object of so many bytes, besides `held` bytes that are its, but no object's.
     pub(crate) fn has_room(&self, bytes: u64, held: u64) -> bool {
-        self.objects < self.quota_objects
-            && self.bytes.saturating_add(held).saturating_add(bytes) <= self.quota_bytes
+        self.objects < self.quota_objects && self.has_bytes(bytes, held)
+    }
+
+    /// Whether its objects may take so many bytes more.
+    pub(crate) fn has_bytes(&self, bytes: u64, held: u64) -> bool {
+        self.bytes.saturating_add(held).saturating_add(bytes) <= self.quota_bytes
     }
 
     /// Whether it gives when room is needed for all.
