@@ -60,7 +60,9 @@ mod segments;
 mod sys;
 
 pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
-pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage};
+pub use client::{
+    BulkRemoval, Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage,
+};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use memory::{BufferRange, Fragment};

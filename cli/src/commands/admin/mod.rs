@@ -3,6 +3,7 @@
 mod evict;
 mod list;
 mod tasks;
+mod tenants;
 
 use crate::Outcome;
 use crate::exit::EXIT_CODES;
@@ -25,6 +26,7 @@ enum What {
     Tasks(tasks::Tasks),
     Copy(tasks::Copy),
     Move(tasks::Move),
+    Tenants(tenants::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -37,5 +39,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         What::Tasks(args) => tasks::list(args),
         What::Copy(args) => tasks::copy(args),
         What::Move(args) => tasks::move_(args),
+        What::Tenants(args) => tenants::run(args),
     }
 }
