@@ -15,7 +15,14 @@ use super::Settings;
 const SOURCES: [(&str, &str); 5] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
-    ("store_core", include_str!("../../../store-core/src/config.rs")),
+    (
+        "store_core",
+        concat!(
+            include_str!("../../../store-core/src/config.rs"),
+            include_str!("../../../store-core/src/heat.rs"),
+            include_str!("../../../store-core/src/tasks.rs")
+        ),
+    ),
     (
         "store_client",
         concat!(
