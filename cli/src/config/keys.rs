@@ -19,6 +19,8 @@ const SOURCES: [(&str, &str); 5] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
+            include_str!("../../../store-core/src/heat.rs"),
+            include_str!("../../../store-core/src/tasks.rs"),
             include_str!("../../../store-core/src/tenant.rs")
         ),
     ),
