@@ -1,5 +1,7 @@
 //! [`Node`]: contributes memory.
 
+mod tasks;
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +11,16 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{
-    Beat, Export, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment,
+    Beat, DrainInfo, DrainStatus, Export, Heartbeat, Mount, MountSegment, NodeStatus, OrderSegments,
+    SegmentOrder, SegmentState, Unmount, UnmountSegment,
 };
-use store_core::{ErrorCode, SegmentNo};
+use store_core::{ErrorCode, Items, SegmentNo};
 use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
+use tasks::{Mounted, Worker};
 
 /// Memory of this process in the store.
 ///
@@ -24,6 +28,7 @@ use crate::rpc::RpcConnection;
 /// When the master has given it up, or was restarted, the memory is exported afresh and mounted anew, empty. Dropping the
 /// node unmounts it.
 pub struct Node {
+    config: NodeConfig,
     endpoint: String,
     capacity_bytes: u64,
     engine: TransferEngine,
@@ -46,6 +51,10 @@ pub struct NodeStatusReport {
     pub heartbeats: u64,
     /// Times that the master could not be asked.
     pub failures: u64,
+    /// Replicas made here, on the master's word, from those of other nodes.
+    pub copies: u64,
+    /// Of these, tries that failed.
+    pub copy_failures: u64,
 }
 
 #[derive(Default)]
@@ -55,6 +64,8 @@ struct Shared {
     mounts: AtomicU64,
     heartbeats: AtomicU64,
     failures: AtomicU64,
+    copies: AtomicU64,
+    copy_failures: AtomicU64,
     /// When the master answered last, and how long that counts.
     heard: Mutex<Option<(Instant, Duration)>>,
     region: Mutex<Option<SharedRegion>>,
@@ -70,6 +81,7 @@ struct Keeper {
     mounted: Option<SegmentNo>,
     ttl: Duration,
     shared: Arc<Shared>,
+    worker: Worker,
 }
 
 impl Node {
@@ -83,6 +95,8 @@ impl Node {
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
         let shared = Arc::new(Shared::default());
+        let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
+        let asker = config.clone();
         let capacity_bytes = config.capacity_bytes;
         let handle = engine.clone();
         let mut keeper = Keeper {
@@ -90,10 +104,11 @@ impl Node {
             config,
             engine,
             rpc,
-            node: RandomState::new().build_hasher().finish(),
+            node: random(),
             incarnation: 0,
             mounted: None,
             shared: Arc::clone(&shared),
+            worker,
         };
         keeper.mount()?;
         let (stop, stopped) = channel();
@@ -103,6 +118,7 @@ impl Node {
             .map_err(ConnectError::System)?;
         let started = Instant::now();
         Ok(Self {
+            config: asker,
             endpoint,
             capacity_bytes,
             engine: handle,
@@ -129,6 +145,8 @@ impl Node {
             mounts: self.shared.mounts.load(Ordering::Relaxed),
             heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),
             failures: self.shared.failures.load(Ordering::Relaxed),
+            copies: self.shared.copies.load(Ordering::Relaxed),
+            copy_failures: self.shared.copy_failures.load(Ordering::Relaxed),
         }
     }
 
@@ -151,6 +169,30 @@ impl Node {
         self.join();
     }
 
+    /// Has everything moved to other nodes, waits for that at most `timeout`, then ends as [`stop`](Self::stop) does. Gives how
+    /// far it came: what is left in [`DrainInfo::blocks`] was unmounted with the memory.
+    ///
+    /// # Errors
+    /// The master could not be asked; the node has ended all the same.
+    pub fn stop_drained(mut self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
+        let drained = self.drain(Instant::now() + timeout);
+        self.join();
+        drained
+    }
+
+    fn drain(&self, deadline: Instant) -> Result<DrainInfo, ConnectError> {
+        let Some(segment) = self.status().segment else { return Ok(DrainInfo::default()) };
+        let config = &self.config;
+        let mut rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
+        let order = SegmentOrder { segment, state: SegmentState::Draining };
+        let mut info = first(rpc.call::<OrderSegments>(&(), std::iter::once(order)))?;
+        while info.state == SegmentState::Draining && Instant::now() < deadline {
+            thread::sleep(DRAIN_PAUSE);
+            info = first(rpc.call::<DrainStatus>(&(), std::iter::once(segment)))?;
+        }
+        Ok(info)
+    }
+
     fn join(&mut self) {
         // Hanging up is the sign.
         drop(self.stop.take());
@@ -158,6 +200,23 @@ impl Node {
             let _ = thread.join();
         }
     }
+}
+
+/// Between two questions how far the draining is.
+const DRAIN_PAUSE: Duration = Duration::from_millis(50);
+
+/// The answer for the only item.
+fn first<T>(answer: Result<((), Items<'_, Result<T, ErrorCode>>), RpcError>) -> Result<T, RpcError>
+where
+    Result<T, ErrorCode>: serde::de::DeserializeOwned,
+{
+    let (_, mut items) = answer?;
+    items.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(RpcError::Refused)
+}
+
+/// A random number.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 impl Drop for Node {
@@ -185,6 +244,7 @@ impl Keeper {
                 log::warn!("node {}: {error}", self.config.name);
             }
         }
+        self.worker.stop();
         self.unmount();
     }
 
@@ -208,9 +268,12 @@ impl Keeper {
         log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
         let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
         match status {
-            Ok(NodeStatus::Ok) => {
+            Ok(status @ (NodeStatus::Ok | NodeStatus::Work)) => {
                 self.shared.hears(self.ttl);
                 self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
+                if status == NodeStatus::Work {
+                    self.wake_worker();
+                }
                 Ok(())
             }
             Ok(NodeStatus::NeedRemount)
@@ -264,6 +327,13 @@ impl Keeper {
                 self.rpc.disconnect();
                 Err(error.into())
             }
+        }
+    }
+
+    fn wake_worker(&self) {
+        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let (Some(segment), Some(region)) = (self.mounted, region) {
+            self.worker.wake(Mounted { node: self.node, incarnation: self.incarnation, segment, region });
         }
     }
 

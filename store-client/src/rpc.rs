@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, Trace, WireError};
+use te_engine::Spin;
 
 pub use address::Address;
 
@@ -86,6 +87,7 @@ pub struct RpcConnection {
     id: u64,
     connects_total: u64,
     backoff: Duration,
+    spin: Spin,
 }
 
 /// What has arrived and is not yet consumed.
@@ -130,6 +132,7 @@ impl RpcConnection {
             id: Trace::random(RandomState::new().build_hasher().finish()).base(),
             connects_total: 0,
             backoff: BACKOFF_MIN,
+            spin: Spin::new(Duration::from_micros(config.spin_us.into())),
         };
         this.dial()?;
         Ok(this)
@@ -421,19 +424,19 @@ impl RpcConnection {
         if let Some(len) = self.input.frame_len()? {
             return Ok(len);
         }
-        let spin_end = Instant::now() + Duration::from_micros(self.config.spin_us.into());
+        self.spin.reset();
         loop {
             if !self.fill_once()? {
-                let now = Instant::now();
-                if now >= deadline {
-                    return Err(self.timed_out());
-                }
-                if now < spin_end {
-                    // Should the master wait for this very core, let it have it.
-                    thread::yield_now();
+                // Should the master wait for this very core, it has it meanwhile.
+                if self.spin.again() {
                     continue;
                 }
-                self.fill_blocking(deadline - now)?;
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(self.timed_out());
+                }
+                self.stream.as_ref().ok_or(RpcError::Disconnected)?.wait(left);
+                continue;
             }
             if let Some(len) = self.input.frame_len()? {
                 return Ok(len);
@@ -452,20 +455,6 @@ impl RpcConnection {
                 Ok(true)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(lost(error)),
-        }
-    }
-
-    fn fill_blocking(&mut self, timeout: Duration) -> Result<(), RpcError> {
-        let stream = self.stream.as_mut().ok_or(RpcError::Disconnected)?;
-        let room = self.input.room(READ_BYTES);
-        match stream.read_blocking(room, timeout) {
-            Ok(0) => Err(lost(ErrorKind::UnexpectedEof.into())),
-            Ok(len) => {
-                self.input.end += len;
-                Ok(())
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(()),
             Err(error) => Err(lost(error)),
         }
     }

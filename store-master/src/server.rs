@@ -28,6 +28,9 @@ use crate::metrics::{RequestCounters, Snapshot};
 const TCP: Token = Token(usize::MAX);
 const UNIX: Token = Token(usize::MAX - 1);
 const WAKE: Token = Token(usize::MAX - 2);
+/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+const CROWDED: Duration = Duration::from_micros(500);
+const CROWDED_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_PER_POLL_MAX: usize = 1024;
 /// How often connections are checked for stalling. Only while there are any.
@@ -285,11 +288,12 @@ impl Service {
         let mut events = Events::with_capacity(EVENTS_PER_POLL_MAX);
         let spin = Duration::from_micros(self.config.spin_us.into());
         let mut now = Instant::now();
-        let mut spin_until = now;
+        let (mut spin_until, mut crowded_until) = (now, now);
         while !self.stop.load(Ordering::Acquire) {
+            let spins = self.ready.is_empty() && now < spin_until;
             let timeout = if !self.ready.is_empty() {
                 Some(Duration::ZERO)
-            } else if now < spin_until {
+            } else if spins {
                 // Should the next asker wait for this very core, let it have it.
                 thread::yield_now();
                 Some(Duration::ZERO)
@@ -297,7 +301,11 @@ impl Service {
                 self.park_timeout(now)
             };
             self.wait(&mut events, timeout)?;
-            now = Instant::now();
+            let before = std::mem::replace(&mut now, Instant::now());
+            if spins && now - before >= CROWDED {
+                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
+            }
             self.dispatch(&events, now);
             // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
             // time seems to be over have long said that they live.
@@ -306,7 +314,7 @@ impl Service {
             self.timeouts(now);
             if busy {
                 now = ended;
-                spin_until = now + spin;
+                spin_until = if now < crowded_until { now } else { now + spin };
             }
         }
         self.drain(&mut events)

@@ -33,7 +33,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 18] = [
+const FLAGS: [(&str, &str); 21] = [
     ("cluster.master", "master"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
@@ -43,6 +43,9 @@ const FLAGS: [(&str, &str); 18] = [
     ("master.store.lease_ttl_ms", "lease-ms"),
     ("master.store.eviction_high_watermark", "evict-above"),
     ("master.store.eviction", "eviction"),
+    ("master.store.allocator", "allocator"),
+    ("master.store.allocation_strategy", "allocation-strategy"),
+    ("master.store.slow_start_ms", "slow-start-ms"),
     ("master.store.soft_pin_ttl_ms", "soft-pin-ttl-ms"),
     ("master.store.node_ttl_ms", "node-ttl-ms"),
     ("node.http_listen", "http"),

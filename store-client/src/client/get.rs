@@ -224,6 +224,7 @@ impl Client {
             }
         }
         self.counters.checksum_mismatches += u64::from(self.get.mismatches());
+        self.report_bad_replicas();
         self.end_operation(Op::Read, items, deadline);
     }
 

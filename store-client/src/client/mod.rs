@@ -1,10 +1,11 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` is what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` and `tasks.rs` are what needs none.
 
 mod ask;
 mod get;
 mod put;
+mod tasks;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -26,6 +27,7 @@ use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
 pub(crate) use get::{Part, part};
+pub use tasks::{TaskEntry, TaskPage};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
@@ -45,6 +47,8 @@ pub struct Client {
     /// Drawn at random when the client connects.
     nonce_keys: RandomState,
     nonces: u64,
+    /// Who reports bad replicas: drawn at random when the client connects.
+    reporter: u64,
     counters: Counters,
     times: OperationTimes,
 }
@@ -101,6 +105,7 @@ impl Client {
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
+            reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
             times: OperationTimes::default(),
             config,
