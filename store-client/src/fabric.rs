@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use store_core::message::Export;
 use te_engine::{
-    Access, BatchHandle, Config, Engine, MemSpan, Metadata, PeerToPeer, RegionId, RegisterError,
-    RequestStatus, SegmentError, SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError,
-    TransferRequest,
+    Access, BatchHandle, Config, Engine, MemSpan, PeerToPeer, RegionId, RegisterError, RequestStatus,
+    SegmentError, SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError, TransferRequest,
 };
 
 /// One engine with one owner.

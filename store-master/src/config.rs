@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::metadata::MetadataLimits;
 
 /// Everything a master can be told. The default serves loopback only.
 ///
@@ -23,6 +24,11 @@ pub struct Config {
     pub rpc_unix: Option<PathBuf>,
     /// Where `/health`, `/ready` and `/metrics` are served; none: not at all. Default `127.0.0.1:9003`.
     pub http_listen: Option<SocketAddr>,
+    /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
+    /// `http_listen` may write there. Default true.
+    pub metadata_server: bool,
+    /// What may be kept there.
+    pub metadata: MetadataLimits,
     /// RPC connections at a time; one more is told so and closed. Default 4096.
     pub connections_max: u32,
     /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
@@ -73,6 +79,8 @@ impl Default for Config {
             rpc_listen: SocketAddr::new(loopback, 50051),
             rpc_unix: None,
             http_listen: Some(SocketAddr::new(loopback, 9003)),
+            metadata_server: true,
+            metadata: MetadataLimits::default(),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
             stall_ms_max: 10_000,

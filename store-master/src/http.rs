@@ -1,4 +1,4 @@
-//! What people and their tools ask: `/health`, `/ready`, `/metrics`.
+//! What people and their tools ask: `/health`, `/ready`, `/metrics`; and, with other routes, whatever they serve.
 //!
 //! On a thread and a runtime of its own. The master is not locked and not read from here: a request asks the serving thread
 //! for a [`Snapshot`] and waits for it, so that `/health` fails when that thread hangs.
@@ -57,7 +57,8 @@ impl Http {
         self.addr
     }
 
-    pub(crate) fn start(&mut self) -> io::Result<()> {
+    /// Serves, and `others` beside its own routes.
+    pub(crate) fn start(&mut self, others: Router) -> io::Result<()> {
         let Some(listener) = self.listener.take() else { return Ok(()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
@@ -71,7 +72,8 @@ impl Http {
                 .route("/health", get(health))
                 .route("/ready", get(ready))
                 .route("/metrics", get(metrics))
-                .with_state(asker);
+                .with_state(asker)
+                .merge(others);
             tokio::select! {
                 result = async { axum::serve(listener, router).await } => {
                     if let Err(error) = result {

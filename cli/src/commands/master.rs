@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// Where /health, /ready and /metrics are served, or `none`.
     #[arg(long, env = "SNOWSKIN_HTTP", default_value = "127.0.0.1:9003", value_name = "ADDR:PORT")]
     http: HttpListen,
+    /// Serve /metadata there as well, where engines register and look up names of segments (--metadata elsewhere).
+    #[arg(long, env = "SNOWSKIN_METADATA_SERVER", default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    metadata_server: bool,
     /// How long a reader is protected from eviction, milliseconds.
     #[arg(long, env = "SNOWSKIN_LEASE_MS", default_value_t = 5000, value_name = "MS")]
     lease_ms: u32,
@@ -81,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         rpc_listen: args.listen,
         rpc_unix: args.unix.clone(),
         http_listen: args.http.0,
+        metadata_server: args.metadata_server,
         spin_us: args.spin_us,
         ..Config::default()
     };

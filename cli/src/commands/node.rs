@@ -8,6 +8,7 @@ use store_client::{Node, NodeConfig};
 use crate::args::Global;
 use crate::commands::cluster::NodeReady;
 use crate::commands::master::announce;
+use crate::commands::metadata::MetadataArg;
 use crate::commands::{FabricChoice, MasterArg, available_memory};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -41,6 +42,11 @@ pub(crate) struct Args {
     /// The host under which clients find it, when --listen is a wildcard such as 0.0.0.0.
     #[arg(long, env = "SNOWSKIN_ADVERTISE", value_name = "HOST")]
     advertise: Option<String>,
+    #[command(flatten)]
+    metadata: MetadataArg,
+    /// Name under which its memory is registered there, for engines that use it without the store.
+    #[arg(long, env = "SNOWSKIN_SEGMENT", value_name = "NAME")]
+    segment: Option<String>,
     /// How its memory may be reached.
     #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,
@@ -69,6 +75,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let mut config = NodeConfig::new(&name, args.master.address()?, bytes).fabrics(args.fabric.fabrics());
     config.engine.listen = args.listen;
     config.engine.advertise_host = args.advertise.clone();
+    config.engine.metadata = args.metadata.config_of(args.segment.as_deref())?;
     let node = {
         let _bar = Bar::spinner(format!("mounting {}", args.memory), global.quiet);
         Node::start(config).map_err(crate::commands::no_start)?
