@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
-use crate::metadata::MetadataLimits;
 
 /// Everything a master can be told. The default serves loopback only.
 ///
@@ -24,11 +23,6 @@ pub struct Config {
     pub rpc_unix: Option<PathBuf>,
     /// Where `/health`, `/ready` and `/metrics` are served; none: not at all. Default `127.0.0.1:9003`.
     pub http_listen: Option<SocketAddr>,
-    /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
-    /// `http_listen` may write there. Default true.
-    pub metadata_server: bool,
-    /// What may be kept there.
-    pub metadata: MetadataLimits,
     /// RPC connections at a time; one more is told so and closed. Default 4096.
     pub connections_max: u32,
     /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
@@ -45,8 +39,27 @@ pub struct Config {
     pub spin_us: u32,
     /// How long a graceful stop may take to hand out its last answers, milliseconds. Default 1 s.
     pub stop_ms_max: u32,
+    /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
+    /// `http_listen` may write there. Default true.
+    pub metadata_server: bool,
+    /// What may be kept there.
+    pub metadata: MetadataLimits,
     /// The state machine's own: leases, limits, eviction.
     pub store: store_core::MasterConfig,
+}
+
+/// What the metadata server may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetadataLimits {
+    /// Keys at a time. Default 65,536.
+    pub keys_max: u32,
+    /// Longest key, bytes. Default 512.
+    pub key_bytes_max: u32,
+    /// Longest value, bytes. Default 1 MiB.
+    pub value_bytes_max: u32,
+    /// Keys, values and 128 bytes for each, together, bytes. Default 64 MiB.
+    pub bytes_max: u64,
 }
 
 impl Config {
@@ -89,6 +102,12 @@ impl Default for Config {
             stop_ms_max: 1000,
             store: store_core::MasterConfig::default(),
         }
+    }
+}
+
+impl Default for MetadataLimits {
+    fn default() -> Self {
+        Self { keys_max: 65_536, key_bytes_max: 512, value_bytes_max: 1 << 20, bytes_max: 64 << 20 }
     }
 }
 

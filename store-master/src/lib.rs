@@ -35,6 +35,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admin;
 mod config;
 mod connection;
 mod epoch;
@@ -44,7 +45,6 @@ mod metadata;
 mod metrics;
 mod server;
 
-pub use config::Config;
+pub use config::{Config, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};
-pub use metadata::MetadataLimits;
 pub use server::{MasterHandle, MasterServer, Stopper};

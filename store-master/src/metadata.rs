@@ -26,8 +26,10 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::sync::Semaphore;
+
+use crate::config::MetadataLimits;
 
 /// How long the rest of a value may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,26 +40,6 @@ const TTL_MS_MAX: u64 = 86_400_000;
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
 /// Values that one request may let expire.
 const EXPIRED_MAX: usize = 256;
-
-/// What the metadata server may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MetadataLimits {
-    /// Keys at a time. Default 65,536.
-    pub keys_max: u32,
-    /// Longest key, bytes. Default 512.
-    pub key_bytes_max: u32,
-    /// Longest value, bytes. Default 1 MiB.
-    pub value_bytes_max: u32,
-    /// Keys, values and 128 bytes for each, together, bytes. Default 64 MiB.
-    pub bytes_max: u64,
-}
-
-impl Default for MetadataLimits {
-    fn default() -> Self {
-        Self { keys_max: 65_536, key_bytes_max: 512, value_bytes_max: 1 << 20, bytes_max: 64 << 20 }
-    }
-}
 
 /// The routes, with a table of their own behind them.
 pub(crate) fn router(limits: MetadataLimits) -> Router {

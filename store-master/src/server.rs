@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
-use store_core::{ErrorCode, Frame, Master, WireError};
+use store_core::{ErrorCode, Frame, Master, Peer, Session, WireError};
 use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::connection::{Connection, Handler, Pumped, Stream, answer_status};
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::http::{Http, SnapshotRequest};
+use crate::http::{Http, Question};
 use crate::metadata;
 use crate::metrics::{RequestCounters, Snapshot};
 
@@ -46,7 +46,7 @@ pub struct MasterServer {
     unix: Option<(UnixListener, PathBuf)>,
     rpc_addr: SocketAddr,
     http: Option<Http>,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     stopper: Stopper,
 }
 
@@ -90,11 +90,12 @@ impl MasterServer {
             stop: Arc::new(AtomicBool::new(false)),
             waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
         };
-        let (http, snapshots) = match config.http_listen {
+        let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, snapshots) = Http::bind(addr, Arc::clone(&stopper.waker))
-                    .map_err(listen_error("http_listen", &addr))?;
-                (Some(http), Some(snapshots))
+                let (http, questions) =
+                    Http::bind(addr, Arc::clone(&stopper.waker), config.store.admin_secret.clone())
+                        .map_err(listen_error("http_listen", &addr))?;
+                (Some(http), Some(questions))
             }
             None => (None, None),
         };
@@ -103,7 +104,7 @@ impl MasterServer {
             field: error.setting,
             need: "is out of its limits: see store_core::MasterConfig",
         })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, snapshots, stopper })
+        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, stopper })
     }
 
     /// Where nodes and clients connect.
@@ -155,7 +156,7 @@ impl MasterServer {
             open: 0,
             refused_total: 0,
             accepted_total: 0,
-            snapshots: self.snapshots,
+            questions: self.questions,
             accept_pending: false,
             sweep_at: now + SWEEP,
             stop: self.stopper.stop,
@@ -246,7 +247,7 @@ struct Service {
     open: usize,
     refused_total: u64,
     accepted_total: u64,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     /// A listener has, or may have, connections that were not accepted for want of descriptors.
     accept_pending: bool,
     sweep_at: Instant,
@@ -353,7 +354,7 @@ impl Service {
         for event in events {
             match event.token() {
                 TCP | UNIX => self.accept(now),
-                WAKE => self.answer_snapshots(now),
+                WAKE => self.answer_questions(now),
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
@@ -400,9 +401,10 @@ impl Service {
     fn accept(&mut self, now: Instant) {
         loop {
             let accepted = match &self.tcp {
-                Some(tcp) => tcp.accept().map(|(stream, _)| {
+                Some(tcp) => tcp.accept().map(|(stream, from)| {
                     let _ = stream.set_nodelay(true);
-                    Stream::Tcp(stream)
+                    let peer = if from.ip().is_loopback() { Peer::Local } else { Peer::Remote };
+                    (Stream::Tcp(stream), peer)
                 }),
                 None => return,
             };
@@ -412,7 +414,7 @@ impl Service {
         }
         loop {
             let accepted = match &self.unix {
-                Some((unix, _)) => unix.accept().map(|(stream, _)| Stream::Unix(stream)),
+                Some((unix, _)) => unix.accept().map(|(stream, _)| (Stream::Unix(stream), Peer::Local)),
                 None => return,
             };
             if !self.admit(accepted, now) {
@@ -422,9 +424,9 @@ impl Service {
     }
 
     /// Whether to go on accepting.
-    fn admit(&mut self, accepted: io::Result<Stream>, now: Instant) -> bool {
-        let mut stream = match accepted {
-            Ok(stream) => stream,
+    fn admit(&mut self, accepted: io::Result<(Stream, Peer)>, now: Instant) -> bool {
+        let (mut stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // The peer was gone before it was accepted; others may wait behind it.
             Err(error)
@@ -450,7 +452,7 @@ impl Service {
             self.connections.push(None);
             self.connections.len() - 1
         });
-        let mut connection = Connection::new(stream, now);
+        let mut connection = Connection::new(stream, peer, now);
         match connection.register(self.poll.registry(), Token(index)) {
             Ok(()) => {
                 self.connections[index] = Some(connection);
@@ -496,29 +498,42 @@ impl Service {
         }
     }
 
-    fn answer_snapshots(&mut self, now: Instant) {
-        while let Some(Ok(request)) = self.snapshots.as_ref().map(Receiver::try_recv) {
-            let snapshot = Snapshot {
-                uptime: now.saturating_duration_since(self.started),
-                epoch: self.answering.master.config().epoch,
-                stats: self.answering.master.stats(),
-                eviction: self.answering.master.eviction(),
-                requests: self.answering.requests.clone(),
-                segments: crate::metrics::segments(&self.answering.master),
-                connections: self.open as u64,
-                accepted_total: self.accepted_total,
-                refused_total: self.refused_total,
-            };
+    fn answer_questions(&mut self, now: Instant) {
+        while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
             // The asker may have given up.
-            let _ = request.send(Box::new(snapshot));
+            match question {
+                Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot(now)))),
+                Question::Call(request, answer) => {
+                    let mut out = Vec::new();
+                    self.answering.now = self.core_instant(now);
+                    if let Ok(Some((frame, _))) = Frame::parse(&request) {
+                        self.answering.frame(&mut Session::owner(), frame, &mut out);
+                    }
+                    drop(answer.send(out));
+                }
+            }
+        }
+    }
+
+    fn snapshot(&self, now: Instant) -> Snapshot {
+        Snapshot {
+            uptime: now.saturating_duration_since(self.started),
+            epoch: self.answering.master.config().epoch,
+            stats: self.answering.master.stats(),
+            eviction: self.answering.master.eviction(),
+            requests: self.answering.requests.clone(),
+            segments: crate::metrics::segments(&self.answering.master),
+            connections: self.open as u64,
+            accepted_total: self.accepted_total,
+            refused_total: self.refused_total,
         }
     }
 }
 
 impl Handler for Answering {
-    fn frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) {
+    fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
-        self.master.handle(self.now, &frame, out);
+        self.master.handle(self.now, session, &frame, out);
         self.requests.count(frame.header.kind, out.get(start..).unwrap_or_default());
     }
 

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ClientConfig};
+use store_client::Client;
 
 use crate::args::Global;
-use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::commands::{available_memory, refused};
+use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
 use crate::progress::Bar;
@@ -33,10 +34,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    master: MasterArg,
-    /// How bytes travel.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    flags: FlagsOfClient,
     /// Print one JSON object about it; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
@@ -51,8 +49,10 @@ struct Fetched<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
-    let mut config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
-    config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
+    let mut config = args.flags.settings().client.clone();
+    if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
+        config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
+    }
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     let started = Instant::now();
     let value = {
@@ -83,7 +83,7 @@ fn miss(args: &Args, client: &Client) -> Failure {
     if counters.transfer_misses > 0 {
         return Failure::failed(format!(
             "{key}: none of its nodes could be read over fabric {}",
-            args.fabric.name()
+            args.flags.settings().client.engine.fabrics
         ))
         .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
     }
