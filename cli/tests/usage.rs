@@ -76,6 +76,8 @@ fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
         (&["bench", "store", "--value", "1GiB"], "--value"),
         (&["bench", "master", "--duration", "0"], "--duration"),
         (&["bench", "allocator", "--allocator", "buddy"], "slab"),
+        (&["bench", "target", "--segment", "a"], "--metadata"),
+        (&["bench", "target", "--metadata", "ftp://h:1"], "etcd://"),
         (&["get", "a", "--json"], "--output"),
         (&["repaly"], "replay"),
         (&[], "Usage"),

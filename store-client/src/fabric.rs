@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use store_core::message::Export;
 use te_engine::{
-    Access, BatchHandle, Config, Engine, MemSpan, Metadata, PeerToPeer, RegionId, RegisterError,
-    RequestStatus, SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
+    Access, BatchHandle, Config, Engine, MemSpan, PeerToPeer, RegionId, RegisterError, RequestStatus,
+    SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
     TransferRequest,
 };
 

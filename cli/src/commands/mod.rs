@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod get;
 pub(crate) mod ls;
 pub(crate) mod master;
+mod metadata;
 pub(crate) mod node;
 pub(crate) mod put;
 pub(crate) mod replay;
