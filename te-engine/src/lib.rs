@@ -87,6 +87,7 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
+pub mod host;
 mod local;
 mod metadata;
 mod payload;

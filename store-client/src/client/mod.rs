@@ -4,6 +4,7 @@
 
 mod ask;
 mod get;
+mod object;
 mod put;
 
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub use object::ObjectInfo;
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
