@@ -3,7 +3,9 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{admin, bench, doctor, get, ls, master, node, put, replay, rm, stat, topology};
+use crate::commands::{
+    admin, bench, doctor, gateway, get, ls, master, node, put, replay, rm, stat, topology,
+};
 use crate::exit::EXIT_CODES;
 
 const STYLES: Styles = Styles::styled()
@@ -73,6 +75,7 @@ impl Global {
 pub(crate) enum Command {
     Master(master::Args),
     Node(node::Args),
+    Gateway(gateway::Args),
     Put(put::Args),
     Get(get::Args),
     Rm(rm::Args),

@@ -9,6 +9,7 @@ use serde::Serialize;
 use store_client::{Client, ClientConfig};
 
 use crate::args::Global;
+use crate::commands::local::{self, LocalArg};
 use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -34,6 +35,8 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
     #[command(flatten)]
     master: MasterArg,
+    #[command(flatten)]
+    local: LocalArg,
     /// How bytes travel.
     #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,

@@ -1,12 +1,16 @@
 //! `snowskin node`: one process that lends memory to the store.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use store_client::{Node, NodeConfig};
+use anyhow::Context as _;
+use store_client::local::{LocalServerConfig, make_default_path};
+use store_client::{ClientConfig, LocalServer, Node, NodeConfig};
 
 use crate::args::Global;
 use crate::commands::cluster::NodeReady;
+use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
 use crate::commands::{FabricChoice, MasterArg, available_memory};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -17,7 +21,9 @@ use crate::{Outcome, fail, sys};
 const AFTER_HELP: &str = "Examples:
   snowskin node --memory 8GiB
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
-  snowskin node --listen 0.0.0.0:7400 --advertise node-7.example";
+  snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
+  snowskin node --local auto        and then: snowskin get greeting --local auto
+  snowskin node --gateway 127.0.0.1:9004";
 
 /// Run a node: it lends its memory to the store
 ///
@@ -44,6 +50,13 @@ pub(crate) struct Args {
     /// How its memory may be reached.
     #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,
+    /// Serve light clients on this machine at this Unix socket, for this user alone; `auto`: where they look by
+    /// themselves.
+    #[arg(long, env = "SNOWSKIN_NODE_LOCAL", value_name = "PATH|auto")]
+    local: Option<PathBuf>,
+    /// Serve the store over HTTP, without authentication; `snowskin gateway --help` says what.
+    #[arg(long, env = "SNOWSKIN_NODE_GATEWAY", value_name = "ADDR:PORT")]
+    gateway: Option<SocketAddr>,
     /// Say where it listens as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -73,10 +86,20 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         let _bar = Bar::spinner(format!("mounting {}", args.memory), global.quiet);
         Node::start(config).map_err(crate::commands::no_start)?
     };
-    let endpoint = node.endpoint().to_owned();
-    let ready = NodeReady { ready: "node".to_owned(), name, endpoint, memory_bytes: bytes };
+    let (local, gateway) = ways_in(args)?;
+    let ready = NodeReady {
+        ready: "node".to_owned(),
+        name,
+        endpoint: node.endpoint().to_owned(),
+        memory_bytes: bytes,
+        local: local.as_ref().map(|local| local.path().to_owned()),
+        gateway: gateway.as_ref().map(|gateway| gateway.addr().to_string()),
+    };
     announce(args.json, &ready, || {
-        format!("node {} ready at {}: lends {}\n", ready.name, ready.endpoint, args.memory)
+        let local = ready.local.as_ref().map(|path| format!(", local clients at {}", path.display()));
+        let gateway = ready.gateway.as_ref().map(|addr| format!(", HTTP without authentication at {addr}"));
+        let (local, gateway) = (local.unwrap_or_default(), gateway.unwrap_or_default());
+        format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, args.memory)
     });
     let mut mounted = true;
     while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
@@ -90,8 +113,33 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         mounted = now;
     }
     tracing::info!("stopping");
+    // Whoever comes in by this node may still want to read from it.
+    drop(gateway);
+    drop(local);
     node.stop();
     Ok(Exit::Ok)
+}
+
+/// The local socket and the gateway, as far as they are wanted.
+fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
+    let master = args.master.address()?;
+    let mut store = ClientConfig::new(master.clone()).fabrics(args.fabric.fabrics());
+    // Other nodes must be able to reach what they are asked to move bytes to, as they reach this one.
+    store.engine.listen = SocketAddr::new(args.listen.ip(), 0);
+    store.engine.advertise_host = args.advertise.clone();
+    let local = match &args.local {
+        None => None,
+        Some(path) => {
+            let path = if path.as_os_str() == "auto" {
+                make_default_path(&master).context("--local auto: no place for the socket")?
+            } else {
+                path.clone()
+            };
+            Some(LocalServer::start(LocalServerConfig::new(path, store.clone())).context("--local")?)
+        }
+    };
+    let gateway = args.gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
+    Ok((local, gateway))
 }
 
 fn default_name() -> String {

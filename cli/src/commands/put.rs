@@ -10,6 +10,7 @@ use store_client::{Client, ClientConfig, ErrorCode, PutOptions};
 use store_core::message::{Pin, Retention};
 
 use crate::args::Global;
+use crate::commands::local::{self, LocalArg};
 use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -55,6 +56,8 @@ pub(crate) struct Args {
     replace: bool,
     #[command(flatten)]
     master: MasterArg,
+    #[command(flatten)]
+    local: LocalArg,
     /// How bytes travel.
     #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,
@@ -113,7 +116,7 @@ fn retention(args: &Args) -> Retention {
 }
 
 /// FNV-1a, 64 bits (Fowler, Noll and Vo): any program can compute it for the same name.
-fn group_number(name: &str) -> u64 {
+pub(crate) fn group_number(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
