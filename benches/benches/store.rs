@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use std::hint::black_box;
 use store_core::message::{Exists, Get, MountSegment, PutOptions};
 use store_core::offset::OffsetAllocator;
-use store_core::{Frame, Key, Master, MasterConfig, Operation};
+use store_core::{Frame, Key, Master, MasterConfig, Operation, Session};
 use te_core::Instant;
 
 const KIB: u64 = 1 << 10;
@@ -102,6 +102,7 @@ fn master(criterion: &mut Criterion) {
         });
     });
 
+    let mut session = Session::default();
     for batch in [1usize, 32, 128] {
         group.throughput(Throughput::Elements(batch as u64));
         let (mut request, mut answer) = (Vec::new(), Vec::new());
@@ -122,7 +123,7 @@ fn master(criterion: &mut Criterion) {
                 bencher.iter(|| {
                     let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
                     answer.clear();
-                    master.handle(now, &frame, &mut answer);
+                    master.handle(now, &mut session, &frame, &mut answer);
                     black_box(&answer);
                 });
             });

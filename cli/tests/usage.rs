@@ -16,6 +16,9 @@ fn help_of_every_command_teaches() {
         &["rm"],
         &["ls"],
         &["stat"],
+        &["config", "show"],
+        &["config", "check"],
+        &["config", "reference"],
         &["admin", "evict"],
         &["replay"],
         &["bench", "transfer"],
@@ -36,6 +39,28 @@ fn help_of_every_command_teaches() {
         let top = stdout(&run(&[&command[..command.len() - 1], &["--help"]].concat()));
         assert!(top.contains(name), "{name} is not listed");
     }
+}
+
+#[test]
+fn a_settings_file_that_cannot_be_is_refused_with_its_lines_before_anything_starts() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[master]\nspin = 1\n\n[master.store]\nlease_ttl_ms = 0\n").unwrap();
+    let name = file.path().to_str().unwrap();
+    for args in [&["config", "check", name][..], &["--config", name, "master"], &["master", "--config", name]]
+    {
+        let output = run(args);
+        assert_exit(&output, 2);
+        let text = stderr(&output);
+        assert!(text.contains(&format!("{name}:2: master.spin: no such setting")), "{text}");
+    }
+    std::fs::write(file.path(), "[master.store]\nlease_ttl_ms = 0\n").unwrap();
+    let text = stderr(&run(&["master", "--config", name]));
+    assert!(text.contains(&format!("{name}:2: master.store.lease_ttl_ms: 0 is out of its limits")), "{text}");
+    std::fs::write(file.path(), "[master.store]\nlease_ttl_ms = 7\n").unwrap();
+    assert_exit(&run(&["config", "check", name]), 0);
+    let shown = json(&run(&["--config", name, "config", "show", "--changed", "--json"]));
+    assert_eq!(shown[0]["key"], "master.store.lease_ttl_ms");
+    assert_eq!(shown[0]["origin"], format!("{name}:2"));
 }
 
 #[test]

@@ -43,6 +43,11 @@ pub enum RpcError {
     },
     /// The request cannot be sent, or the answer cannot be read.
     Wire(WireError),
+    /// The master does not know the tenant, or not with this secret.
+    Tenant {
+        /// Its name.
+        tenant: String,
+    },
     /// The master refused.
     Refused(ErrorCode),
 }
@@ -86,6 +91,7 @@ impl RpcError {
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::Refused(code) => *code,
+            Self::Tenant { .. } => ErrorCode::TenantNotRegistered,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Version { .. } => ErrorCode::InvalidVersion,
             Self::Wire(error) => error.code(),
@@ -136,6 +142,11 @@ impl fmt::Display for RpcError {
                 )
             }
             Self::Wire(error) => error.fmt(f),
+            Self::Tenant { tenant } => write!(
+                f,
+                "the master does not let tenant `{}` in: check its name and secret, or add it to the master's tenants",
+                tenant.escape_debug()
+            ),
             Self::Refused(code) => code.fmt(f),
         }
     }

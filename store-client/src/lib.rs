@@ -58,13 +58,13 @@ mod rpc;
 mod segments;
 mod sys;
 
-pub use client::{Client, Counters, ListEntry, ListPage, ObjectInfo, SegmentEntry};
+pub use client::{Client, Counters, ListEntry, ListPage, ObjectInfo, PARTS_MAX, SegmentEntry};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use local::{LocalBuffer, LocalClient, LocalServer};
-pub use memory::BufferRange;
+pub use memory::{BufferRange, Fragment};
 pub use node::{Node, NodeStatusReport};
-pub use rpc::{Address, RpcConfig, RpcConnection};
+pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store_core::message::{Pin, PutOptions, Retention};
 pub use store_core::{ErrorCode, SegmentNo, Stats};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

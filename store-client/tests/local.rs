@@ -413,9 +413,9 @@ fn limits_and_identities_are_refused_by_name() {
     let store = Store::with(|config| {
         config.clients_max = 2;
         config.arenas_bytes_max = 3 * MIB;
-        config.tenant = "red".into();
+        config.client.identity.tenant = "default".into();
     });
-    let red = |arena_bytes| LocalConfig { arena_bytes, tenant: "red".into(), ..store.config() };
+    let red = |arena_bytes| LocalConfig { arena_bytes, ..store.config() };
     let refused = |config| match LocalClient::connect(config) {
         Err(LocalError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),

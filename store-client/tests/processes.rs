@@ -12,7 +12,7 @@ use common::{
 use store_client::{
     Client, ClientConfig, ErrorCode, Fabrics, PutOptions, RpcConfig, RpcConnection, StoreError,
 };
-use store_core::message::{NewObject, PutStart};
+use store_core::message::{NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig};
 use store_master::{Config, MasterServer};
 
@@ -45,7 +45,7 @@ fn be_half_put(role: &[String]) {
     assert!(client.put(b"whole", &pattern(1, 10_000), &ONE).unwrap());
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
-    let (_, mut allocations) = rpc.call::<PutStart>(&ONE, std::iter::once(object)).unwrap();
+    let (_, mut allocations) = rpc.call::<PutStart>(&PutAsk::once(ONE), std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     say("started");
     wait_for_parent();

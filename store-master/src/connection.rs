@@ -11,6 +11,7 @@ use std::time::Instant;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
+use store_core::{Peer, Session};
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -24,7 +25,7 @@ const DISCARD_BYTES_MAX: usize = 16 << 20;
 /// What answers requests.
 pub(crate) trait Handler {
     /// Answers one frame by appending to `out`; a frame may need no answer.
-    fn frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>);
+    fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>);
     /// A stream is broken; the connection closes after an answer that says so.
     fn broken(&mut self, error: WireError);
 }
@@ -51,6 +52,7 @@ pub(crate) enum Pumped {
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Stream,
+    session: Session,
     input: FrameBuffer,
     out: Vec<u8>,
     /// Bytes of `out` that are written.
@@ -76,9 +78,10 @@ enum State {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, now: Instant) -> Self {
+    pub(crate) fn new(stream: Stream, peer: Peer, now: Instant) -> Self {
         Self {
             stream,
+            session: Session::new(peer),
             input: FrameBuffer::new(),
             out: Vec::new(),
             out_written: 0,
@@ -179,7 +182,7 @@ impl Connection {
     fn handle_frames(&mut self, backlog_bytes_max: usize, handler: &mut impl Handler) -> bool {
         while self.out.len() - self.out_written < backlog_bytes_max {
             match self.input.next_frame() {
-                Ok(Some(frame)) => handler.frame(frame, &mut self.out),
+                Ok(Some(frame)) => handler.frame(&mut self.session, frame, &mut self.out),
                 Ok(None) => return true,
                 Err(error) => {
                     handler.broken(error);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
-use store_core::{ErrorCode, Frame, Master, WireError};
+use store_core::{ErrorCode, Frame, Master, Peer, Session, WireError};
 use tracing::{debug, info, warn};
 
 use crate::Config;
@@ -398,9 +398,10 @@ impl Service {
     fn accept(&mut self, now: Instant) {
         loop {
             let accepted = match &self.tcp {
-                Some(tcp) => tcp.accept().map(|(stream, _)| {
+                Some(tcp) => tcp.accept().map(|(stream, from)| {
                     let _ = stream.set_nodelay(true);
-                    Stream::Tcp(stream)
+                    let peer = if from.ip().is_loopback() { Peer::Local } else { Peer::Remote };
+                    (Stream::Tcp(stream), peer)
                 }),
                 None => return,
             };
@@ -410,7 +411,7 @@ impl Service {
         }
         loop {
             let accepted = match &self.unix {
-                Some((unix, _)) => unix.accept().map(|(stream, _)| Stream::Unix(stream)),
+                Some((unix, _)) => unix.accept().map(|(stream, _)| (Stream::Unix(stream), Peer::Local)),
                 None => return,
             };
             if !self.admit(accepted, now) {
@@ -420,9 +421,9 @@ impl Service {
     }
 
     /// Whether to go on accepting.
-    fn admit(&mut self, accepted: io::Result<Stream>, now: Instant) -> bool {
-        let mut stream = match accepted {
-            Ok(stream) => stream,
+    fn admit(&mut self, accepted: io::Result<(Stream, Peer)>, now: Instant) -> bool {
+        let (mut stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // The peer was gone before it was accepted; others may wait behind it.
             Err(error)
@@ -448,7 +449,7 @@ impl Service {
             self.connections.push(None);
             self.connections.len() - 1
         });
-        let mut connection = Connection::new(stream, now);
+        let mut connection = Connection::new(stream, peer, now);
         match connection.register(self.poll.registry(), Token(index)) {
             Ok(()) => {
                 self.connections[index] = Some(connection);
@@ -514,9 +515,9 @@ impl Service {
 }
 
 impl Handler for Answering {
-    fn frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) {
+    fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
-        self.master.handle(self.now, &frame, out);
+        self.master.handle(self.now, session, &frame, out);
         self.requests.count(frame.header.kind, out.get(start..).unwrap_or_default());
     }
 

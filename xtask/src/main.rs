@@ -3,6 +3,7 @@
 //! ```text
 //! cargo xtask ci            every check, one table at the end
 //! cargo xtask tidy          the house rules that no compiler checks
+//! cargo xtask reference     writes docs/reference/ from what the program says
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
@@ -21,6 +22,7 @@ mod fuzz;
 mod host;
 mod hw_test;
 mod lab;
+mod reference;
 mod stats;
 mod tidy;
 
@@ -41,6 +43,8 @@ enum Task {
     Ci(ci::Args),
     /// Check the house rules that neither rustfmt nor clippy know.
     Tidy,
+    /// Write the pages of docs/reference/ that are generated from the program.
+    Reference,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
     /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
     let run = match Cli::parse().task {
         Task::Ci(args) => ci::run(&args),
         Task::Tidy => tidy::run(),
+        Task::Reference => reference::run(),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
         Task::Lab(args) => lab::run(&args),

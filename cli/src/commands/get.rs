@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ClientConfig};
+use store_client::local::LocalError;
+use store_client::{Client, LocalClient};
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
-use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::commands::{available_memory, refused};
+use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
 use crate::progress::Bar;
@@ -34,12 +36,9 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    master: MasterArg,
+    flags: FlagsOfClient,
     #[command(flatten)]
     local: LocalArg,
-    /// How bytes travel.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
     /// Print one JSON object about it; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
@@ -54,8 +53,15 @@ struct Fetched<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
-    let mut config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
-    config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
+    let master = &args.flags.settings().cluster.master;
+    if let Some(client) = args.local.connect(master, local::ARENA_BYTES)? {
+        let started = Instant::now();
+        return deliver(args, &get_local(args, client)?, started);
+    }
+    let mut config = args.flags.settings().client.clone();
+    if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
+        config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
+    }
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     let started = Instant::now();
     let value = {
@@ -63,12 +69,35 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         client.get(args.key.as_bytes()).map_err(|error| refused(&args.key, &error))?
     };
     let Some(value) = value else { return fail(miss(args, &client)) };
+    deliver(args, &value, started)
+}
+
+/// By way of the node on this machine.
+fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
+    let key = args.key.as_bytes();
+    let value = match client.get(key) {
+        // It has to fit the arena.
+        Err(LocalError::ArenaFull { wanted, .. }) => {
+            drop(client);
+            let master = &args.flags.settings().cluster.master;
+            args.local.connect(master, wanted)?.map_or(Ok(None), |mut client| client.get(key))
+        }
+        value => value,
+    };
+    match value {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) => fail(not_found(args)),
+        Err(error) => Err(local::failure(&args.key, &error).into()),
+    }
+}
+
+fn deliver(args: &Args, value: &[u8], started: Instant) -> Outcome {
     let seconds = rounded(started.elapsed().as_secs_f64());
     let Some(file) = &args.output else {
-        output::print_bytes(&value)?;
+        output::print_bytes(value)?;
         return Ok(Exit::Ok);
     };
-    write_whole(file, &value)?;
+    write_whole(file, value)?;
     if args.json {
         output::print_json(&Fetched { key: &args.key, bytes: value.len() as u64, seconds, file })?;
     }
@@ -86,7 +115,7 @@ fn miss(args: &Args, client: &Client) -> Failure {
     if counters.transfer_misses > 0 {
         return Failure::failed(format!(
             "{key}: none of its nodes could be read over fabric {}",
-            args.fabric.name()
+            args.flags.settings().client.engine.fabrics
         ))
         .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
     }
@@ -94,6 +123,11 @@ fn miss(args: &Args, client: &Client) -> Failure {
         return Failure::failed(format!("{key}: reading took longer than the lease"))
             .hint("raise the master's --lease-ms");
     }
+    not_found(args)
+}
+
+fn not_found(args: &Args) -> Failure {
+    let key = printable(&args.key);
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use store_client::LocalClient;
 use store_client::local::{LocalConfig, LocalError, default_path};
+use store_client::{Address, LocalClient};
 use store_core::ErrorCode;
 
-use crate::commands::MasterArg;
 use crate::exit::{Exit, Failure};
+
+/// Enough for most values; pages that are not used cost nothing.
+pub(crate) const ARENA_BYTES: u64 = 256 << 20;
 
 /// Whether to ask the node on this machine, and where.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,9 +25,9 @@ impl LocalArg {
     ///
     /// # Errors
     /// Nobody there, or one that refuses.
-    pub(crate) fn connect(&self, master: &MasterArg, arena_bytes: u64) -> anyhow::Result<Option<LocalClient>> {
+    pub(crate) fn connect(&self, master: &Address, arena_bytes: u64) -> anyhow::Result<Option<LocalClient>> {
         let Some(path) = &self.local else { return Ok(None) };
-        let path = if path.as_os_str() == "auto" { default_path(&master.address()?) } else { path.clone() };
+        let path = if path.as_os_str() == "auto" { default_path(master) } else { path.clone() };
         let config = LocalConfig { arena_bytes, ..LocalConfig::new(path) };
         LocalClient::connect(config).map(Some).map_err(|error| failure("", &error).into())
     }

@@ -1,18 +1,17 @@
 //! `snowskin node`: one process that lends memory to the store.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use store_client::local::{LocalServerConfig, make_default_path};
-use store_client::{ClientConfig, LocalServer, Node, NodeConfig};
+use store_client::{LocalServer, Node};
 
 use crate::args::Global;
+use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
-use crate::commands::{FabricChoice, MasterArg, available_memory};
+use crate::config::FlagsOfNode;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
 use crate::size::ByteSize;
@@ -23,7 +22,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --local auto        and then: snowskin get greeting --local auto
-  snowskin node --gateway 127.0.0.1:9004";
+  snowskin node --gateway 127.0.0.1:9004
+  snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
 /// Run a node: it lends its memory to the store
 ///
@@ -33,30 +33,8 @@ const AFTER_HELP: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Memory to lend.
-    #[arg(long, env = "SNOWSKIN_MEMORY", default_value = "1GiB", value_name = "SIZE")]
-    memory: ByteSize,
-    /// Its name, unique in the cluster [default: host name and process id].
-    #[arg(long, env = "SNOWSKIN_NODE_NAME")]
-    name: Option<String>,
     #[command(flatten)]
-    master: MasterArg,
-    /// Where clients reach its memory; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_NODE_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR:PORT")]
-    listen: SocketAddr,
-    /// The host under which clients find it, when --listen is a wildcard such as 0.0.0.0.
-    #[arg(long, env = "SNOWSKIN_ADVERTISE", value_name = "HOST")]
-    advertise: Option<String>,
-    /// How its memory may be reached.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
-    /// Serve light clients on this machine at this Unix socket, for this user alone; `auto`: where they look by
-    /// themselves.
-    #[arg(long, env = "SNOWSKIN_NODE_LOCAL", value_name = "PATH|auto")]
-    local: Option<PathBuf>,
-    /// Serve the store over HTTP, without authentication; `snowskin gateway --help` says what.
-    #[arg(long, env = "SNOWSKIN_NODE_GATEWAY", value_name = "ADDR:PORT")]
-    gateway: Option<SocketAddr>,
+    flags: FlagsOfNode,
     /// Say where it listens as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -65,25 +43,23 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
-    let bytes = args.memory.bytes();
+    let config = args.flags.settings().node.node.clone();
+    let (name, bytes) = (config.name.clone(), config.capacity_bytes);
+    let memory = ByteSize(bytes);
     if let Some(available) = available_memory()
         && bytes > available
     {
         return fail(
             Failure::failed(format!(
                 "--memory {}: this machine has {} available",
-                args.memory,
+                memory,
                 ByteSize(available).approximate()
             ))
             .hint("lend less, or end something else first"),
         );
     }
-    let name = args.name.clone().unwrap_or_else(default_name);
-    let mut config = NodeConfig::new(&name, args.master.address()?, bytes).fabrics(args.fabric.fabrics());
-    config.engine.listen = args.listen;
-    config.engine.advertise_host = args.advertise.clone();
     let node = {
-        let _bar = Bar::spinner(format!("mounting {}", args.memory), global.quiet);
+        let _bar = Bar::spinner(format!("mounting {}", memory), global.quiet);
         Node::start(config).map_err(crate::commands::no_start)?
     };
     let (local, gateway) = ways_in(args)?;
@@ -99,7 +75,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         let local = ready.local.as_ref().map(|path| format!(", local clients at {}", path.display()));
         let gateway = ready.gateway.as_ref().map(|addr| format!(", HTTP without authentication at {addr}"));
         let (local, gateway) = (local.unwrap_or_default(), gateway.unwrap_or_default());
-        format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, args.memory)
+        format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, memory)
     });
     let mut mounted = true;
     while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
@@ -122,28 +98,25 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 
 /// The local socket and the gateway, as far as they are wanted.
 fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
-    let master = args.master.address()?;
-    let mut store = ClientConfig::new(master.clone()).fabrics(args.fabric.fabrics());
+    let settings = args.flags.settings();
+    let node = &settings.node.node;
+    let mut store = settings.client.clone();
     // Other nodes must be able to reach what they are asked to move bytes to, as they reach this one.
-    store.engine.listen = SocketAddr::new(args.listen.ip(), 0);
-    store.engine.advertise_host = args.advertise.clone();
-    let local = match &args.local {
+    store.engine.listen.set_ip(node.engine.listen.ip());
+    store.engine.advertise_host.clone_from(&node.engine.advertise_host);
+    store.engine.fabrics = node.engine.fabrics;
+    let local = match &settings.node.local {
         None => None,
         Some(path) => {
             let path = if path.as_os_str() == "auto" {
-                make_default_path(&master).context("--local auto: no place for the socket")?
+                make_default_path(&store.master).context("--local auto: no place for the socket")?
             } else {
                 path.clone()
             };
             Some(LocalServer::start(LocalServerConfig::new(path, store.clone())).context("--local")?)
         }
     };
-    let gateway = args.gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
+    let gateway = settings.node.gateway;
+    let gateway = gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
     Ok((local, gateway))
-}
-
-fn default_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    format!("{}-{}", if host.is_empty() { "node" } else { host }, std::process::id())
 }

@@ -2,16 +2,18 @@
 
 use std::io::Read as _;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ClientConfig, ErrorCode, PutOptions};
+use store_client::local::LocalError;
+use store_client::{Client, ErrorCode, LocalClient, PutOptions};
 use store_core::message::{Pin, Retention};
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
-use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::commands::{available_memory, refused};
+use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
 use crate::progress::Bar;
@@ -55,12 +57,9 @@ pub(crate) struct Args {
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
-    master: MasterArg,
+    flags: FlagsOfClient,
     #[command(flatten)]
     local: LocalArg,
-    /// How bytes travel.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -76,20 +75,21 @@ struct Stored<'a> {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let value = read_value(args)?;
     let bytes = value.len() as u64;
-    let config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
+    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
+    let master = &args.flags.settings().cluster.master;
+    if let Some(client) = args.local.connect(master, bytes)? {
+        return put_local(args, client, &value, &options);
+    }
+    let config = args.flags.settings().client.clone();
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
         client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
     }
-    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
     match client.put(args.key.as_bytes(), &value, &options) {
         Ok(true) => {}
-        Ok(false) => {
-            let message = format!("{}: there is an object under this key already", printable(&args.key));
-            return fail(Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it"));
-        }
+        Ok(false) => return fail(taken(args)),
         Err(error) if error.code() == ErrorCode::NoAvailableHandle => {
             let failure = Failure::failed(format!("{}: {error}", printable(&args.key)));
             return fail(
@@ -98,9 +98,32 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         }
         Err(error) => return Err(refused(&args.key, &error)),
     }
-    let seconds = rounded(started.elapsed().as_secs_f64());
+    let elapsed = started.elapsed();
     drop(bar);
+    report(args, bytes, elapsed)
+}
+
+/// By way of the node on this machine.
+fn put_local(args: &Args, mut client: LocalClient, value: &[u8], options: &PutOptions) -> Outcome {
+    let failed = |error: LocalError| local::failure(&args.key, &error);
+    let started = Instant::now();
+    if args.replace {
+        client.remove(args.key.as_bytes(), true).map_err(failed)?;
+    }
+    match client.put(args.key.as_bytes(), value, options).map_err(failed)? {
+        true => report(args, value.len() as u64, started.elapsed()),
+        false => fail(taken(args)),
+    }
+}
+
+fn taken(args: &Args) -> Failure {
+    let message = format!("{}: there is an object under this key already", printable(&args.key));
+    Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it")
+}
+
+fn report(args: &Args, bytes: u64, elapsed: Duration) -> Outcome {
     if args.json {
+        let seconds = rounded(elapsed.as_secs_f64());
         output::print_json(&Stored { key: &args.key, bytes, seconds })?;
     }
     Ok(Exit::Ok)

@@ -7,6 +7,8 @@ mod get;
 mod object;
 mod put;
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
@@ -40,6 +42,9 @@ pub struct Client {
     mover: Mover,
     segments: Segments,
     started: Instant,
+    /// Drawn at random when the client connects.
+    nonce_keys: RandomState,
+    nonces: u64,
     counters: Counters,
 }
 
@@ -79,7 +84,7 @@ impl Client {
     /// See [`ConnectError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let rpc = RpcConnection::connect(config.master.clone(), config.rpc)?;
+        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
         let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
@@ -93,6 +98,8 @@ impl Client {
             mover: Mover::new(bounce),
             segments: Segments::default(),
             started: Instant::now(),
+            nonce_keys: RandomState::new(),
+            nonces: 0,
             counters: Counters::default(),
             config,
         };
@@ -159,13 +166,13 @@ impl Client {
     }
 
     /// Whether it is not the first of its item.
-    fn start_transfer(&mut self, transfer: store_core::client::Transfer) -> bool {
+    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.fabric, shun);
-        self.mover.start(transfer, handle) && transfer.op == Op::Read
+        self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
-    /// A connection that the master closed meanwhile is noticed here rather than by a put's start, which is not repeated.
+    /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
         self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
@@ -212,22 +219,34 @@ impl Client {
         }
     }
 
-    fn refuse_ranges<T>(&mut self, items: &[(&[u8], BufferRange)]) -> Option<Vec<Result<T, ErrorCode>>> {
+    /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
+    fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
         self.mover.settle(&mut self.fabric);
-        let refused = if items.iter().any(|(_, range)| !self.memory.contains(*range)) {
-            ErrorCode::InvalidParams
-        } else if items.iter().any(|(_, range)| self.mover.is_quarantined(*range)) {
-            ErrorCode::UnavailableInCurrentStatus
-        } else {
-            return None;
-        };
-        Some(items.iter().map(|_| Err(refused)).collect())
+        let mut refused = None;
+        for range in ranges {
+            if !self.memory.contains(range) {
+                return Some(ErrorCode::InvalidParams);
+            }
+            if self.mover.is_quarantined(range) {
+                refused = Some(ErrorCode::UnavailableInCurrentStatus);
+            }
+        }
+        refused
+    }
+
+    /// A random number that names a put, not 0.
+    fn nonce(&mut self) -> u32 {
+        self.nonces = self.nonces.wrapping_add(1);
+        (self.nonce_keys.hash_one(self.nonces) as u32).max(1)
     }
 
     fn now(&self) -> te_core::Instant {
         te_core::Instant::ZERO + self.started.elapsed()
     }
 }
+
+/// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.
+pub const PARTS_MAX: usize = 1024;
 
 /// Most keys, and most bytes of keys, in one request: well inside a frame.
 const KEYS_PER_CALL_MAX: usize = 1024;
@@ -246,6 +265,11 @@ fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<
         items = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
+}
+
+/// Every item of a batch that was refused as a whole.
+fn all<T>(items: usize, refused: ErrorCode) -> Vec<Result<T, ErrorCode>> {
+    (0..items).map(|_| Err(refused)).collect()
 }
 
 fn one<T>(results: Vec<Result<T, ErrorCode>>) -> Result<T, ErrorCode> {

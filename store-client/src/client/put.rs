@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
-use store_core::message::PutOptions;
+use store_core::message::{PutAsk, PutOptions};
 
-use super::{Client, chunks, one};
+use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
 use crate::memory::BufferRange;
 use crate::mover::Buffers;
@@ -28,10 +28,7 @@ impl Client {
     ) -> Vec<Result<(), ErrorCode>> {
         let mut results = Vec::with_capacity(items.len());
         for items in chunks(items, |item| item.0.len()) {
-            let wanted =
-                items.iter().map(|&(key, value)| PutItem { key, len: value.len() as u64, checksum: 0 });
-            self.put.start(wanted, *options);
-            self.run_put(items.len(), Buffers::Sources(items), &mut results);
+            self.put_buffers(items.iter().map(|item| item.0), Buffers::Bytes(items), options, &mut results);
         }
         results
     }
@@ -56,23 +53,95 @@ impl Client {
         items: &[(&[u8], BufferRange)],
         options: &PutOptions,
     ) -> Vec<Result<(), ErrorCode>> {
-        if let Some(results) = self.refuse_ranges(items) {
-            return results;
+        if let Some(refused) = self.refuse(items.iter().map(|item| item.1)) {
+            return all(items.len(), refused);
         }
         let mut results = Vec::with_capacity(items.len());
         for items in chunks(items, |item| item.0.len()) {
-            let wanted = items.iter().map(|&(key, range)| PutItem { key, len: range.len, checksum: 0 });
-            self.put.start(wanted, *options);
-            self.run_put(items.len(), Buffers::Ranges(items), &mut results);
+            self.put_buffers(items.iter().map(|item| item.0), Buffers::Range(items), options, &mut results);
         }
         results
+    }
+
+    /// Stores one object that is the parts end to end: tensors that lie apart, say. Empty parts are passed over. Gives `false`
+    /// when the key is taken.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); `InvalidParams` for more than [`PARTS_MAX`] parts, or not a byte in all of them.
+    pub fn put_parts(
+        &mut self,
+        key: &[u8],
+        parts: &[&[u8]],
+        options: &PutOptions,
+    ) -> Result<bool, StoreError> {
+        stored(self.batch_put_parts(&[(key, parts)], options))
+    }
+
+    /// Stores many objects, each from parts. Too many parts of one are an error of all.
+    pub fn batch_put_parts(
+        &mut self,
+        items: &[(&[u8], &[&[u8]])],
+        options: &PutOptions,
+    ) -> Vec<Result<(), ErrorCode>> {
+        if items.iter().any(|item| item.1.len() > PARTS_MAX) {
+            return all(items.len(), ErrorCode::InvalidParams);
+        }
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            self.put_buffers(items.iter().map(|item| item.0), Buffers::Slices(items), options, &mut results);
+        }
+        results
+    }
+
+    /// Stores one object that is the ranges of registered memory end to end; they may be of different regions. Empty ones are
+    /// passed over. Gives `false` when the key is taken.
+    ///
+    /// # Errors
+    /// As [`put_from`](Self::put_from); `InvalidParams` for more than [`PARTS_MAX`] ranges, or not a byte in all of them.
+    pub fn put_from_buffers(
+        &mut self,
+        key: &[u8],
+        ranges: &[BufferRange],
+        options: &PutOptions,
+    ) -> Result<bool, StoreError> {
+        stored(self.batch_put_from_buffers(&[(key, ranges)], options))
+    }
+
+    /// Stores many objects, each from several ranges of registered memory. Ranges that are refused are an error of all.
+    pub fn batch_put_from_buffers(
+        &mut self,
+        items: &[(&[u8], &[BufferRange])],
+        options: &PutOptions,
+    ) -> Vec<Result<(), ErrorCode>> {
+        if let Some(refused) = self.refuse_buffers(items) {
+            return all(items.len(), refused);
+        }
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            self.put_buffers(items.iter().map(|item| item.0), Buffers::Ranges(items), options, &mut results);
+        }
+        results
+    }
+
+    fn put_buffers<'k>(
+        &mut self,
+        keys: impl ExactSizeIterator<Item = &'k [u8]>,
+        buffers: Buffers<'_>,
+        options: &PutOptions,
+        results: &mut Vec<Result<(), ErrorCode>>,
+    ) {
+        let items = keys.len();
+        let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
+        let ask = PutAsk { nonce: self.nonce(), options: *options };
+        self.put.start(wanted, ask);
+        self.run_put(items, buffers, results);
     }
 
     fn run_put(&mut self, items: usize, mut buffers: Buffers<'_>, results: &mut Vec<Result<(), ErrorCode>>) {
         self.mover.begin(items);
         let deadline = self.begin_operation();
         loop {
-            self.put_actions();
+            self.put_actions(&buffers);
             if self.put.is_done() {
                 break;
             }
@@ -105,7 +174,7 @@ impl Client {
         }
     }
 
-    fn put_actions(&mut self) {
+    fn put_actions(&mut self, buffers: &Buffers<'_>) {
         loop {
             let now = self.now();
             let (id, out) = self.rpc.queue_raw();
@@ -121,7 +190,7 @@ impl Client {
                     }
                 },
                 Some(Action::Transfer(transfer)) => {
-                    self.start_transfer(transfer);
+                    self.start_transfer(transfer, buffers);
                 }
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
                 Some(Action::Fence { segment }) => {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use store_core::message::PutOptions;
-use store_core::{ErrorCode, FrameBuffer, Key, WireError};
+use store_core::{DEFAULT_TENANT, ErrorCode, FrameBuffer, Key, WireError};
 use te_engine::host::{self, BorrowedMemory};
 
 use super::arena::{Arena, LocalBuffer, LocalRange};
@@ -24,7 +24,7 @@ use super::protocol::{
 pub struct LocalConfig {
     /// Where the node listens.
     pub path: PathBuf,
-    /// On whose behalf; the node acts for one tenant. Default empty.
+    /// On whose behalf; the node acts for one tenant. Default the default tenant.
     pub tenant: String,
     /// Memory to share with the node, bytes; the node may give less. Pages count when they are first used. Default 64 MiB.
     pub arena_bytes: u64,
@@ -44,7 +44,7 @@ impl LocalConfig {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
-            tenant: String::new(),
+            tenant: DEFAULT_TENANT.to_owned(),
             arena_bytes: 64 << 20,
             call_ms_max: 30_000,
             connect_ms_max: 2_000,
@@ -351,7 +351,7 @@ impl LocalClient {
         options: &PutOptions,
     ) -> Result<Vec<Result<(), ErrorCode>>, LocalError> {
         let named = self.name(items)?;
-        let request = Request::Put { options: *options, retention: options.retention, items: named };
+        let request = Request::Put { options: *options, items: named };
         match self.ask(&request)? {
             Answer::Done(answers) if answers.len() == items.len() => Ok(answers),
             other => Err(self.nonsense(other)),

@@ -17,7 +17,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use store_core::message::{PutOptions, Retention};
+use store_core::message::PutOptions;
 use store_core::wire::{HEADER_BYTES, KEY_BYTES_MAX};
 use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
 
@@ -44,7 +44,6 @@ pub(super) enum Request<'a> {
     },
     Put {
         options: PutOptions,
-        retention: Retention,
         #[serde(borrow)]
         items: Vec<Item<'a>>,
     },
@@ -272,6 +271,8 @@ pub(crate) fn round_trip(bytes: &[u8]) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use store_core::message::Retention;
+
     use super::*;
 
     fn sent(request: &Request<'_>) -> Vec<u8> {
@@ -285,9 +286,10 @@ mod tests {
         let span = Span { offset: 1 << 40, len: 4096 };
         let items = vec![Item { key: Key(b"a"), span }, Item { key: Key(&[0xff; 1024]), span }];
         let retention = Retention { ttl_ms: Some(5), ..Retention::DEFAULT };
+        let options = PutOptions { retention, ..PutOptions::DEFAULT };
         let requests = [
             Request::Hello { version: VERSION, tenant: "default", arena_bytes: 1 << 26 },
-            Request::Put { options: PutOptions::DEFAULT, retention, items: items.clone() },
+            Request::Put { options, items: items.clone() },
             Request::Get { items },
             Request::Exists { keys: vec![Key(b"a"), Key(b"b")] },
             Request::Remove { force: true, keys: vec![Key(b"a")] },

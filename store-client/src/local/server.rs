@@ -31,9 +31,7 @@ pub struct LocalServerConfig {
     pub mode: u32,
     /// Users beside our own and root that are let in, should `mode` let them come. Default none.
     pub allowed_uids: Vec<u32>,
-    /// The tenant for whom it acts. Default empty.
-    pub tenant: String,
-    /// How workers use the store. They connect when the first client comes.
+    /// How workers use the store, and for which tenant. They connect when the first client comes.
     pub client: ClientConfig,
     /// Workers: a thread and an engine each. 1 to 64; default 2.
     pub workers: u16,
@@ -57,7 +55,6 @@ impl LocalServerConfig {
             path: path.into(),
             mode: 0o600,
             allowed_uids: Vec::new(),
-            tenant: String::new(),
             client,
             workers: 2,
             clients_max: 64,

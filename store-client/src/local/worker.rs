@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use mio::net::UnixStream;
 use mio::{Events, Interest, Poll, Token};
-use store_core::message::PutOptions;
 use store_core::{ErrorCode, FrameBuffer, WireError};
 use te_engine::{SharedRegion, host};
 
@@ -327,7 +326,7 @@ impl Worker {
         if version != VERSION {
             return Err(Refusal::Version { theirs: version });
         }
-        if tenant != self.config.tenant {
+        if tenant != self.config.client.identity.tenant {
             return Err(Refusal::Tenant);
         }
         if self.client.is_none() {
@@ -494,11 +493,10 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
     match request {
         // Refused by whoever calls.
         Request::Hello { .. } => Answer::Failed(ErrorCode::InvalidParams),
-        Request::Put { options, retention, items } => {
-            let options = PutOptions { retention: *retention, ..*options };
+        Request::Put { options, items } => {
             let items: Vec<(&[u8], BufferRange)> =
                 items.iter().map(|item| item.key.0).zip(ranges(items)).collect();
-            Answer::Done(client.batch_put_from(&items, &options))
+            Answer::Done(client.batch_put_from(&items, options))
         }
         Request::Get { items } => {
             let items: Vec<(&[u8], BufferRange)> =

@@ -25,7 +25,8 @@ use store_client::ClientConfig;
 use tokio::sync::Semaphore;
 
 use crate::commands::master::{announce, wait_for_signal};
-use crate::commands::{FabricChoice, MasterArg, no_start};
+use crate::commands::no_start;
+use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
@@ -55,10 +56,7 @@ pub(crate) struct Args {
     #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9004", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     #[command(flatten)]
-    master: MasterArg,
-    /// How bytes travel.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    flags: FlagsOfClient,
     #[command(flatten)]
     limits: LimitArgs,
     /// Say where it listens as one line of JSON.
@@ -186,8 +184,7 @@ impl Drop for Gateway {
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
-    let store = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
-    let gateway = Gateway::start_with(args.listen, &store, args.limits)?;
+    let gateway = Gateway::start_with(args.listen, &args.flags.settings().client, args.limits)?;
     let ready = Ready { ready: "gateway", http: gateway.addr().to_string() };
     announce(args.json, &ready, || {
         format!("gateway ready at http://{}/v1/objects: no authentication\n", ready.http)
