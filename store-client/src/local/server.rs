@@ -312,10 +312,10 @@ impl Acceptor {
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
         self.shared.clients_total.fetch_add(1, Ordering::Relaxed);
         desk.load.fetch_add(1, Ordering::Relaxed);
-        // A worker that is gone has stopped, and so are we about to.
-        if desk.clients.send(stream).is_ok()
-            && let Err(error) = desk.waker.wake()
-        {
+        if desk.clients.send(stream).is_err() {
+            // A worker that is gone has stopped, or could not go on.
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        } else if let Err(error) = desk.waker.wake() {
             log::warn!("waking a worker of the local server: {error}");
         }
     }

@@ -45,6 +45,8 @@ struct Connection {
     queued: bool,
     /// Waits for room rather than for requests.
     deaf: bool,
+    /// It was turned away: what is to be said is said, and that was it.
+    refused: bool,
     /// The last read took all that there was room for: the kernel may not speak of the rest again.
     unread: bool,
     /// The peer has closed its side: read on until nothing is left, however little comes.
@@ -159,6 +161,7 @@ impl Worker {
                         since: Instant::now(),
                         queued: false,
                         deaf: false,
+                        refused: false,
                         unread: false,
                         closing: false,
                     });
@@ -248,6 +251,11 @@ impl Worker {
             Some(answered) => {
                 answered?;
                 *served = true;
+                if connection.refused {
+                    // If there is no room for a word, there is none to be had.
+                    connection.flush();
+                    return Ok(Next::Close);
+                }
                 self.shared.requests_total.fetch_add(1, Ordering::Relaxed);
                 if !connection.flush() {
                     return self.deafen(index, connection, true);
@@ -315,9 +323,8 @@ impl Worker {
             Err(refusal) => {
                 self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
                 log::warn!("a local client was turned away: {refusal}");
-                encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)?;
-                connection.flush();
-                Err(Broken)
+                connection.refused = true;
+                encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `snowskin bench`: measurements that anybody can repeat.
 
+mod local;
 mod master;
 mod store;
 mod target;
@@ -35,6 +36,7 @@ enum What {
     Transfer(transfer::Args),
     Store(store::Args),
     Master(master::Args),
+    Local(local::Args),
     Target(target::Args),
 }
 
@@ -43,6 +45,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Transfer(args) => transfer::run(args, global),
         What::Store(args) => store::run(args, global),
         What::Master(args) => master::run(args, global),
+        What::Local(args) => local::run(args, global),
         What::Target(args) => target::run(args),
     }
 }

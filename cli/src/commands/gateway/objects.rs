@@ -151,12 +151,27 @@ impl From<StoreError> for Problem {
 type Answer = Result<Response, Problem>;
 
 async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
-    app.counters.in_flight.fetch_add(1, Ordering::Relaxed);
+    let _flying = Flying::new(&app.counters.in_flight);
     let response = next.run(request).await;
-    app.counters.in_flight.fetch_sub(1, Ordering::Relaxed);
     let class = usize::from(response.status().as_u16() / 100).clamp(1, 5);
     app.counters.answers[class - 1].fetch_add(1, Ordering::Relaxed);
     response
+}
+
+/// A request that is not answered yet. Whoever leaves before that counts no longer, either.
+struct Flying<'a>(&'a AtomicU64);
+
+impl<'a> Flying<'a> {
+    fn new(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Flying<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 async fn put_object(State(app): State<App>, uri: Uri, headers: HeaderMap, body: Body) -> Answer {
@@ -209,19 +224,20 @@ async fn get_object(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
             Wanted::Part(first, last) => (first, last, StatusCode::PARTIAL_CONTENT),
             Wanted::Nothing => return Ok(unsatisfiable(&info)),
         };
-        if info.len > app.limits.body_bytes_max {
+        let len = last - first + 1;
+        if len > app.limits.body_bytes_max {
             return Err(too_large(app.limits.body_bytes_max));
         }
-        let room = reserve(&app, info.len)?;
+        let room = reserve(&app, len)?;
         let wanted = key.clone();
-        let read = app.pool.call(move |client| client.get(&wanted).map(|value| (value, room))).await??;
-        let (Some(value), room) = read else { return Err(miss()) };
-        // Another object may have taken its place; then what was said of the first does not hold.
-        if value.len() as u64 != info.len || te_engine::crc32c_of(0, &value) != info.checksum {
-            continue;
-        }
-        let part = Bytes::from(value).slice(first as usize..=last as usize);
-        app.counters.read_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
+        let read = move |client: &mut Client| (read(client, &wanted, &info, first..=last), room);
+        let (part, room) = app.pool.call(read).await?;
+        let part = match part? {
+            Read::Bytes(bytes) => Bytes::from(bytes),
+            Read::Miss => return Err(miss()),
+            Read::Another => continue,
+        };
+        app.counters.read_bytes.fetch_add(len, Ordering::Relaxed);
         let mut response = Response::new(Body::new(Kept { bytes: part, _room: room }));
         *response.status_mut() = status;
         if status == StatusCode::PARTIAL_CONTENT {
@@ -235,6 +251,37 @@ async fn get_object(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
         StatusCode::SERVICE_UNAVAILABLE,
         "the object is being replaced again and again: try again",
     ))
+}
+
+/// What came of reading an object that was looked up before.
+enum Read {
+    Bytes(Vec<u8>),
+    Miss,
+    /// Another object has taken its place; then what was said of the first does not hold.
+    Another,
+}
+
+fn read(
+    client: &mut Client,
+    key: &[u8],
+    info: &ObjectInfo,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<Read, StoreError> {
+    let all = *range.start() == 0 && *range.end() == info.len - 1;
+    if all {
+        let Some(value) = client.get(key)? else { return Ok(Read::Miss) };
+        let same = value.len() as u64 == info.len && te_engine::crc32c_of(0, &value) == info.checksum;
+        return Ok(if same { Read::Bytes(value) } else { Read::Another });
+    }
+    let part = match client.get_range(key, range) {
+        // Shorter than it was: it is another.
+        Err(error) if error.code() == ErrorCode::InvalidParams => return Ok(Read::Another),
+        part => part?,
+    };
+    let Some(part) = part else { return Ok(Read::Miss) };
+    // A generation is never given twice: if it is the same now as it was before, the part is of that object.
+    let now = client.look_up(key)?;
+    Ok(if now.is_some_and(|now| now == *info) { Read::Bytes(part) } else { Read::Another })
 }
 
 async fn head_object(State(app): State<App>, uri: Uri) -> Answer {
