@@ -1,5 +1,7 @@
 //! The HTTP gateway, spoken to over bare sockets: what it serves, what it refuses, and what it does not wait for.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::io::{Read as _, Write as _};
@@ -351,7 +353,14 @@ fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
 #[test]
 fn an_answer_that_nobody_takes_gives_its_memory_back() {
     let gateway = Gateway::start(&[
-        "--body-bytes-max", "10MiB", "--buffered-bytes", "10MiB", "--stall-ms-max", "300", "--connections-max", "2",
+        "--body-bytes-max",
+        "10MiB",
+        "--buffered-bytes",
+        "10MiB",
+        "--stall-ms-max",
+        "300",
+        "--connections-max",
+        "2",
     ]);
     let value = pattern(10 << 20);
     assert_eq!(gateway.put("/v1/objects/k", &value).status, 201);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use store_core::offset::{Block, OffsetAllocator};
+use store_core::allocator::{Allocator as _, Block, OffsetAllocator};
 use te_engine::MemSpan;
 use te_engine::host::BorrowedMemory;
 

@@ -332,9 +332,9 @@ mod tests {
 
     #[test]
     fn a_frame_of_the_masters_rpc_is_not_taken_for_ours() {
-        use store_core::message::{Hello, Operation as _};
+        use store_core::message::{Operation as _, ReadStats};
         let mut out = Vec::new();
-        Hello::encode_request(&mut out, 1, &store_core::wire::VERSION, std::iter::empty()).unwrap();
+        ReadStats::encode_request(&mut out, 1, &(), std::iter::empty()).unwrap();
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         assert!(matches!(Request::decode(&frame), Err(WireError::Kind(_))));
     }

@@ -81,7 +81,9 @@ impl Way {
     fn put(&mut self, key: &[u8], len: u64) -> anyhow::Result<()> {
         let options = PutOptions::default();
         let stored = match self {
-            Self::Embedded(client, buffer) => client.put_from(key, BufferRange::part(buffer, 0, len), &options)?,
+            Self::Embedded(client, buffer) => {
+                client.put_from(key, BufferRange::part(buffer, 0, len), &options)?
+            }
             Self::Local(client, buffer) => {
                 client.put_from(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
             }
