@@ -17,6 +17,8 @@ use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const MIB: u64 = 1 << 20;
+/// A hello as it lies on the wire: variant, version, tenant, and 4,096 bytes of arena.
+const HELLO: &[u8] = b"\x00\x01\x07default\x80\x20";
 
 struct Store {
     server: LocalServer,
@@ -332,7 +334,7 @@ fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
     };
     let mut too_long = local(&vec![0; 2 << 20]);
     too_long.truncate(1 << 21);
-    let hello = local(&[0, 1, 0, 0x80, 0x80, 4]);
+    let hello = local(HELLO);
     let twice = [hello.clone(), hello.clone()].concat();
     let cases: [(&str, Vec<u8>); 8] = [
         ("not of this protocol", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
@@ -384,8 +386,7 @@ fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
         let len = stream.read(&mut bytes).unwrap();
         Frame::parse(&bytes[..len]).unwrap().unwrap().0.body.to_vec()
     };
-    // Hello for an arena of 4,096 bytes: variant, version, tenant, bytes.
-    assert_eq!(send(&mut stream, &[0, 1, 0, 0x80, 0x20]), [0, 0x80, 0x20]);
+    assert_eq!(send(&mut stream, HELLO), [0, 0x80, 0x20]);
     // A get of `k` into offset, len: beyond the end, over the edge, around the end of all numbers.
     let into: [&[u8]; 3] =
         [&[0x80, 0x20, 1], &[0xff, 0x1f, 2], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2]];
@@ -452,7 +453,7 @@ fn a_client_that_does_not_say_hello_or_reads_nothing_is_in_nobodys_way() {
         frame.body().extend_from_slice(body);
         frame.finish().unwrap();
     };
-    ask(&mut out, &[0, 1, 0, 0x80, 0x20]);
+    ask(&mut out, HELLO);
     deaf.write_all(&out).unwrap();
     out.clear();
     for _ in 0..1000 {
