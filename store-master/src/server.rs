@@ -138,6 +138,8 @@ impl MasterServer {
         let now = Instant::now();
         let mut service = Service {
             backlog_bytes_max: self.config.backlog_bytes_max as usize,
+            buffered_bytes_max: (self.config.buffered_mib_max as usize) << 20,
+            buffered_bytes: 0,
             config: self.config,
             started: now,
             answering: Answering {
@@ -233,6 +235,9 @@ impl Drop for MasterHandle {
 struct Service {
     config: Config,
     backlog_bytes_max: usize,
+    buffered_bytes_max: usize,
+    /// What all connections hold.
+    buffered_bytes: usize,
     started: Instant,
     answering: Answering,
     poll: Poll,
@@ -278,9 +283,12 @@ impl Service {
             self.wait(&mut events, timeout)?;
             now = Instant::now();
             self.dispatch(&events, now);
+            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
+            // time seems to be over have long said that they live.
+            let busy = !self.ready.is_empty();
+            self.pump_ready(now);
             self.timeouts(now);
-            if !self.ready.is_empty() {
-                self.pump_ready(now);
+            if busy {
                 now = Instant::now();
                 spin_until = now + spin;
             }
@@ -324,9 +332,15 @@ impl Service {
 
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         match self.poll.poll(events, timeout) {
+            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                events.clear();
-                Ok(())
+                match self.poll.poll(events, Some(Duration::ZERO)) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        events.clear();
+                        Ok(())
+                    }
+                    result => result.map_err(ServeError::Poll),
+                }
             }
             result => result.map_err(ServeError::Poll),
         }
@@ -356,7 +370,7 @@ impl Service {
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                        connection.ready(event.is_readable() || ended, event.is_writable() || ended);
+                        connection.ready(event.is_readable(), event.is_writable(), ended);
                         self.enqueue(index);
                     }
                 }
@@ -380,7 +394,12 @@ impl Service {
             let Some(index) = self.ready.pop_front() else { return };
             let Some(Some(connection)) = self.connections.get_mut(index) else { continue };
             connection.queued = false;
-            match connection.pump(now, self.backlog_bytes_max, &mut self.answering) {
+            let before = connection.buffered_bytes();
+            let may_buffer = self.buffered_bytes < self.buffered_bytes_max;
+            let pumped = connection.pump(now, self.backlog_bytes_max, may_buffer, &mut self.answering);
+            self.buffered_bytes += connection.buffered_bytes();
+            self.buffered_bytes -= before;
+            match pumped {
                 Pumped::Idle => {}
                 Pumped::More => self.enqueue(index),
                 Pumped::Closed => self.close(index),
@@ -390,7 +409,8 @@ impl Service {
 
     fn close(&mut self, index: usize) {
         // Closing the descriptor takes it out of the poll.
-        if self.connections[index].take().is_some() {
+        if let Some(connection) = self.connections[index].take() {
+            self.buffered_bytes -= connection.buffered_bytes();
             self.free.push(index);
             self.open -= 1;
         }
@@ -491,7 +511,39 @@ impl Service {
                 debug!(index, ?still, "connection closed for silence");
                 self.close(index);
             } else if still >= SWEEP && still < SWEEP * 3 {
+                self.buffered_bytes -= connection.buffered_bytes();
                 connection.shrink();
+                self.buffered_bytes += connection.buffered_bytes();
+            }
+        }
+        self.make_room();
+    }
+
+    /// When connections together hold too much, those go that have brought no whole frame for the longest time; the others
+    /// go on.
+    fn make_room(&mut self) {
+        if self.buffered_bytes >= self.buffered_bytes_max {
+            let mut stuck: Vec<(Instant, usize)> = Vec::new();
+            for (index, connection) in self.connections.iter().enumerate() {
+                stuck.extend(
+                    connection
+                        .as_ref()
+                        .filter(|each| each.is_stuck())
+                        .map(|each| (each.frame_since(), index)),
+                );
+            }
+            stuck.sort_unstable();
+            for (_, index) in stuck {
+                if self.buffered_bytes < self.buffered_bytes_max / 2 {
+                    break;
+                }
+                debug!(index, "connection closed: all connections together hold too much");
+                self.close(index);
+            }
+        }
+        for index in 0..self.connections.len() {
+            if self.connections[index].as_ref().is_some_and(Connection::is_starved) {
+                self.enqueue(index);
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::checker::{Answer, Ask, Id};
 use crate::clock::Clock;
 use crate::memory::{Memory, checksum, content};
 use crate::shadow::{Put, Violation};
-use crate::world::{Core, LATE_MAX, Lies};
+use crate::world::{Core, LATE_MAX, Lies, full_key, tenant_of};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
 pub(crate) const OBJECT_BYTES_MAX: u64 = 3_000;
@@ -301,7 +301,8 @@ impl Client {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);
                         core.note_start(asked.number, allocation.generation);
-                        let put = Put { key: asked.key.clone(), number: asked.number, len: asked.len };
+                        let key = full_key(tenant_of(self.index), &asked.key);
+                        let put = Put { key, number: asked.number, len: asked.len };
                         core.shadow.puts.insert(allocation.generation, put);
                     }
                 }
@@ -371,7 +372,12 @@ impl Client {
         let many = !matches!(ask(&self.asked[0]), Ask::Remove { .. } | Ask::Exists);
         for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
             let ask = ask(asked);
-            asked.recorded = Some(core.history.called(self.index, &asked.key, ask, core.now.as_nanos()));
+            asked.recorded = Some(core.history.called(
+                self.index,
+                &full_key(tenant_of(self.index), &asked.key),
+                ask,
+                core.now.as_nanos(),
+            ));
         }
     }
 
@@ -517,8 +523,8 @@ impl Client {
                 Some(Ok(fetched)) => fetched,
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
-                    core.report.failed_reads += u64::from(error != ErrorCode::ObjectNotFound);
                     let nothing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady].contains(&error);
+                    core.report.failed_reads += u64::from(!nothing);
                     self.answer(core, item, if nothing { Answer::NotFound } else { Answer::Failed });
                     continue;
                 }
@@ -533,7 +539,8 @@ impl Client {
                 )));
             };
             let bytes = self.memory.read(item as u64 * OBJECT_BYTES_MAX, fetched.len);
-            if put.key != asked.key || bytes != content(put.number, put.len) {
+            if put.key != full_key(tenant_of(self.index), &asked.key) || bytes != content(put.number, put.len)
+            {
                 return Err(Violation::WrongBytes(format!(
                     "{key}: not the bytes of {:#x} at {:?}",
                     fetched.generation, core.now
