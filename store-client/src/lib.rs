@@ -15,6 +15,7 @@
 //! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
 //! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
 //! [`AsyncClient`] is a client on a thread of its own, for tasks. [`RpcConnection`] is the bare connection, for tools and for load.
+//! [`LocalClient`] has neither engine nor fabric: it asks the node on its machine, which runs a [`LocalServer`] (module [`local`]).
 //!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
