@@ -38,6 +38,9 @@ pub(crate) struct NodeReady {
     pub(crate) endpoint: String,
     /// What it lends, bytes.
     pub(crate) memory_bytes: u64,
+    /// Where people look, if anywhere.
+    #[serde(default)]
+    pub(crate) http: Option<String>,
     /// Where light clients of this machine connect, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<PathBuf>,

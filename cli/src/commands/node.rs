@@ -1,5 +1,6 @@
 //! `snowskin node`: one process that lends memory to the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,6 +14,7 @@ use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
 use crate::config::FlagsOfNode;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::http::NodeHttp;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
@@ -22,7 +24,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
   snowskin node --local auto        and then: snowskin get greeting --local auto
-  snowskin node --gateway 127.0.0.1:9004
+  snowskin node --gateway 127.0.0.1:9005
+  snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
 /// Run a node: it lends its memory to the store
@@ -58,16 +61,27 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
             .hint("lend less, or end something else first"),
         );
     }
+    let http = match args.flags.settings().node.http_listen {
+        Some(addr) => Some(NodeHttp::start(addr).map_err(|error| {
+            Failure::failed(format!("--http {addr}: {error}"))
+                .hint("choose another address, or stop what listens there")
+        })?),
+        None => None,
+    };
     let node = {
         let _bar = Bar::spinner(format!("mounting {}", memory), global.quiet);
-        Node::start(config).map_err(crate::commands::no_start)?
+        Arc::new(Node::start(config).map_err(crate::commands::no_start)?)
     };
+    if let Some(http) = &http {
+        http.running(Arc::clone(&node));
+    }
     let (local, gateway) = ways_in(args)?;
     let ready = NodeReady {
         ready: "node".to_owned(),
         name,
         endpoint: node.endpoint().to_owned(),
         memory_bytes: bytes,
+        http: http.as_ref().map(|http| http.addr().to_string()),
         local: local.as_ref().map(|local| local.path().to_owned()),
         gateway: gateway.as_ref().map(|gateway| gateway.addr().to_string()),
     };
@@ -89,10 +103,14 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         mounted = now;
     }
     tracing::info!("stopping");
+    if let Some(http) = &http {
+        http.stopping();
+    }
     // Whoever comes in by this node may still want to read from it.
     drop(gateway);
     drop(local);
-    node.stop();
+    // Unmounts. Should a question still hold it, that ends it.
+    drop(node);
     Ok(Exit::Ok)
 }
 

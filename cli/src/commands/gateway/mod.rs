@@ -40,10 +40,10 @@ behind something that asks who is there.
 
 Examples:
   snowskin gateway
-  curl -T block.kv localhost:9004/v1/objects/chat/7/0?ttl_ms=600000
-  curl -r 0-1023 localhost:9004/v1/objects/chat/7/0
-  curl localhost:9004/v1/objects?prefix=chat/
-  curl localhost:9004/openapi.json";
+  curl -T block.kv localhost:9005/v1/objects/chat/7/0?ttl_ms=600000
+  curl -r 0-1023 localhost:9005/v1/objects/chat/7/0
+  curl localhost:9005/v1/objects?prefix=chat/
+  curl localhost:9005/openapi.json";
 
 /// Run an HTTP gateway: objects over PUT, GET, HEAD and DELETE
 ///
@@ -53,7 +53,7 @@ Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Where to listen; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9004", value_name = "ADDR:PORT")]
+    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     #[command(flatten)]
     flags: FlagsOfClient,
