@@ -63,7 +63,8 @@ mod sys;
 
 pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{
-    Client, Counters, ListEntry, ListPage, ObjectInfo, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage,
+    BulkRemoval, Client, Counters, ListEntry, ListPage, ObjectInfo, PARTS_MAX, SegmentEntry, TaskEntry,
+    TaskPage,
 };
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};

@@ -19,6 +19,8 @@ const SOURCES: [(&str, &str); 5] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
+            include_str!("../../../store-core/src/heat.rs"),
+            include_str!("../../../store-core/src/tasks.rs"),
             include_str!("../../../store-core/src/tenant.rs")
         ),
     ),
@@ -33,8 +35,11 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 23] = [
+const FLAGS: [(&str, &str); 26] = [
     ("cluster.master", "master"),
+    ("cluster.tenant", "tenant"),
+    ("cluster.tenant_secret", "tenant-secret"),
+    ("cluster.admin_secret", "admin-secret"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
     ("master.rpc_listen", "listen"),
@@ -60,7 +65,13 @@ const FLAGS: [(&str, &str); 23] = [
 ];
 
 /// Variables that are older, or shorter, than the rule's.
-const VARIABLES: [(&str, &str); 2] = [("cluster.master", "SNOWSKIN_MASTER"), ("log.filter", "SNOWSKIN_LOG")];
+const VARIABLES: [(&str, &str); 5] = [
+    ("cluster.master", "SNOWSKIN_MASTER"),
+    ("cluster.tenant", "SNOWSKIN_TENANT"),
+    ("cluster.tenant_secret", "SNOWSKIN_TENANT_SECRET"),
+    ("cluster.admin_secret", "SNOWSKIN_ADMIN_SECRET"),
+    ("log.filter", "SNOWSKIN_LOG"),
+];
 
 /// One setting.
 #[derive(Clone, Debug)]

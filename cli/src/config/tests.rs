@@ -99,7 +99,7 @@ fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
 fn secrets_are_masked_where_settings_are_shown() {
     let text = "[master.store]\nhash_seed = 77\nadmin_secret = \"sesame\"\nmulti_tenants = true\n\
                 [[master.store.tenants]]\nname = \"a\"\nsecret = \"sesame\"\nquota_bytes = 64\n\
-                [client.identity]\nadmin = \"sesame\"\n";
+                [cluster]\nadmin_secret = \"sesame\"\ntenant_secret = \"sesame\"\n";
     let loaded = read(text, &[], &[]).unwrap();
     let tenant = &loaded.settings.master.store.tenants[0];
     assert!(tenant.secret.matches(b"sesame") && tenant.quota_bytes == Some(64));
