@@ -65,6 +65,10 @@ impl Fabric {
         self.engine.alloc_shared(len, Access::LOCAL)
     }
 
+    pub(crate) fn alloc_lent(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
+        self.engine.alloc_lent(len, Access::LOCAL)
+    }
+
     /// # Safety
     /// As [`Engine::register`].
     #[allow(unsafe_code, reason = "passes the caller's promise on")]

@@ -88,6 +88,7 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
+pub mod host;
 mod local;
 pub mod metadata;
 mod payload;

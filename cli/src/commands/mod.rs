@@ -5,7 +5,9 @@ pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod doctor;
+pub(crate) mod gateway;
 pub(crate) mod get;
+pub(crate) mod local;
 pub(crate) mod ls;
 pub(crate) mod master;
 mod metadata;
@@ -36,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     match &cli.command {
         Command::Master(args) => master::run(args),
         Command::Node(args) => node::run(args, global),
+        Command::Gateway(args) => gateway::run(args),
         Command::Put(args) => put::run(args, global),
         Command::Get(args) => get::run(args, global),
         Command::Rm(args) => rm::run(args),

@@ -35,7 +35,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 26] = [
+const FLAGS: [(&str, &str); 28] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -61,6 +61,8 @@ const FLAGS: [(&str, &str); 26] = [
     ("node.engine.fabrics", "fabric"),
     ("node.engine.metadata.source", "metadata"),
     ("node.engine.metadata.name", "segment"),
+    ("node.local", "local"),
+    ("node.gateway", "gateway"),
     ("client.engine.fabrics", "fabric"),
 ];
 

@@ -105,6 +105,11 @@ impl Default for ClusterSettings {
 pub(crate) struct NodeSettings {
     /// Where `/health`, `/ready` and `/metrics` are served, ADDR:PORT; `none`: not at all.
     pub(crate) http_listen: Option<SocketAddr>,
+    /// The path of a Unix socket for light clients on this machine, for this user alone, or `auto` for where they look by
+    /// themselves; `none`: they are not served.
+    pub(crate) local: Option<PathBuf>,
+    /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
+    pub(crate) gateway: Option<SocketAddr>,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }

@@ -5,6 +5,7 @@
 
 mod ask;
 mod get;
+mod object;
 mod put;
 mod queries;
 mod tasks;
@@ -29,6 +30,7 @@ use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
 pub(crate) use get::{Part, part};
+pub use object::ObjectInfo;
 pub use queries::BulkRemoval;
 pub use tasks::{TaskEntry, TaskPage};
 

@@ -181,7 +181,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
             .collect::<Result<_, _>>()
             .map_err(|code| anyhow::Error::from(store_client::StoreError::from(code)))?
     };
-    while args.wait && drains.iter().any(|drain| goes_on(drain)) {
+    while args.wait && drains.iter().any(goes_on) {
         if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
             return Ok(exit);
         }

@@ -278,13 +278,13 @@ impl Report<'_> {
                     let published = published::strategy(strategy, paired, skewed, segments, replicas);
                     let row = Row::of(Workload::Cluster, allocator, segments, replicas).measured(measured);
                     let object_bytes = (!paired).then_some(published::KV_BYTES);
-                    let strategy = Some(strategy.name());
-                    self.rows.push(Row { strategy, object_bytes, skewed, published, ..row });
+                    let strategy = strategy.name();
+                    self.rows.push(Row { strategy: Some(strategy), object_bytes, skewed, published, ..row });
                     let cells = [
                         if paired { "paired" } else { "kv" }.to_owned(),
                         format!("{segments}{}", if skewed { " skewed" } else { "" }),
                         replicas.to_string(),
-                        strategy.unwrap_or_default().to_owned(),
+                        strategy.to_owned(),
                         allocator.to_string(),
                         share(measured.utilisation_min),
                         share(measured.utilisation),
