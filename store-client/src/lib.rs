@@ -63,6 +63,7 @@ pub use error::{ConnectError, RpcError, StoreError};
 pub use memory::{BufferRange, Fragment};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
+pub use store_core::Placement;
 pub use store_core::message::{Pin, PutOptions, Retention};
 pub use store_core::{ErrorCode, SegmentNo, Stats};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

@@ -10,7 +10,7 @@ use common::{
     pattern, role, say, wait_for_parent,
 };
 use store_client::{
-    Client, ClientConfig, ErrorCode, Fabrics, PutOptions, RpcConfig, RpcConnection, StoreError,
+    Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, StoreError,
 };
 use store_core::message::{NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig};
@@ -113,10 +113,10 @@ fn objects_of_a_dead_node_vanish_and_others_stay() {
         assert!(client.put(format!("doomed-{i}").as_bytes(), b"value", &ONE).unwrap());
     }
     let safe = node_over("b", master.rpc_addr(), Fabrics::TCP);
-    let preferred = safe.status().segment;
+    let placement = Placement::on(safe.status().segment.unwrap());
     for i in 0..5 {
         assert!(
-            client.put(format!("safe-{i}").as_bytes(), b"value", &PutOptions { preferred, ..ONE }).unwrap()
+            client.put(format!("safe-{i}").as_bytes(), b"value", &PutOptions { placement, ..ONE }).unwrap()
         );
     }
     doomed.kill();

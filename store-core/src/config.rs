@@ -5,11 +5,11 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocator::GRAIN_BYTES;
 use crate::message::REPLICAS_MAX;
-use crate::offset::GRAIN_BYTES;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
-use crate::{EvictionPolicy, Secret, TenantConfig};
+use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantConfig};
 
 /// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,12 @@ pub struct MasterConfig {
     pub put_start_release_timeout_ms: u32,
     /// A node that is silent for longer is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
+    /// How a segment's bytes are given out. Default [`AllocatorKind::Offset`].
+    pub allocator: AllocatorKind,
+    /// How segments are drawn for new replicas. Default [`AllocationStrategy::FreeRatioFirst`].
+    pub allocation_strategy: AllocationStrategy,
+    /// How long a segment that was just mounted gets fewer new replicas than its share, ms; 0: not at all. Default 60,000.
+    pub slow_start_ms: u32,
     /// How the object to evict is chosen. Default [`EvictionPolicy::Trial`].
     pub eviction: EvictionPolicy,
     /// How long a soft pin holds after the object was last read or written, ms. Default 1,800,000.
@@ -81,6 +87,9 @@ impl Default for MasterConfig {
             put_start_discard_timeout_ms: 30_000,
             put_start_release_timeout_ms: 600_000,
             node_ttl_ms: 10_000,
+            allocator: AllocatorKind::default(),
+            allocation_strategy: AllocationStrategy::default(),
+            slow_start_ms: 60_000,
             eviction: EvictionPolicy::default(),
             soft_pin_ttl_ms: 1_800_000,
             hard_pin_share_max: 0.5,
@@ -134,6 +143,7 @@ impl MasterConfig {
         whole("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
         whole("put_start_release_timeout_ms", self.put_start_release_timeout_ms, 1, DAY_MS)?;
         whole("node_ttl_ms", self.node_ttl_ms, 1, DAY_MS)?;
+        whole("slow_start_ms", self.slow_start_ms, 0, DAY_MS)?;
         whole("soft_pin_ttl_ms", self.soft_pin_ttl_ms, 1, 30 * DAY_MS)?;
         share("hard_pin_share_max", self.hard_pin_share_max, 0.0, 1.0)?;
         share("eviction_high_watermark", self.eviction_high_watermark, 0.01, 1.0)?;

@@ -15,6 +15,7 @@
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
 //! or the release timeout is over) and nobody holds a lease to read it.
 
+mod admin;
 mod evict;
 mod tenants;
 
@@ -22,6 +23,7 @@ use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::allocator::{Allocator, GRAIN_BYTES};
 use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
@@ -33,7 +35,7 @@ use crate::message::{
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, State};
-use crate::offset::{GRAIN_BYTES, OffsetAllocator};
+use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
@@ -84,7 +86,11 @@ impl Master {
         config.validate()?;
         Ok(Self {
             tenants: Tenants::new(&config),
-            segments: Segments::after(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
+            segments: Segments::after(
+                config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
+                config.allocation_strategy,
+                millis(config.slow_start_ms),
+            ),
             objects: Objects::new(
                 config.hash_seed,
                 config.eviction,
@@ -417,7 +423,9 @@ impl Master {
             base: segment.base,
             len: segment.len,
             export: segment.export,
-            allocator: OffsetAllocator::new(segment.len),
+            joined: now,
+            accepts_new: true,
+            allocator: self.config.allocator.build(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;
         self.nodes.mounted(now, segment.node, segment.incarnation, no);
@@ -611,18 +619,31 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
+        let placement = &options.placement;
+        let mut near = Short::of(0);
+        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
+            // The first will do: a node has one segment as a rule.
+            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
+        }
         let tag = self.objects.next_index();
+        let mut ask = Ask { now, len, tag, placement, near, at_any_price: false };
         let mut placed = Short::new();
-        let first = match self.segments.place(len, tag, options.preferred, &[]) {
+        let first = match self.segments.place(&ask, &[]) {
             Some(first) => first,
-            None => self.place_by_eviction(now, len).ok_or(ErrorCode::NoAvailableHandle)?,
+            None => self.place_by_eviction(now, len, placement).ok_or(ErrorCode::NoAvailableHandle)?,
         };
         let _ = placed.push(first);
         // Eviction may have vacated a slot of the slab, which the object will then have.
-        let tag = self.objects.next_index();
+        ask.tag = self.objects.next_index();
         // Further replicas are a wish: nothing is evicted for them.
         while placed.len() < usize::from(options.replicas) {
-            let Some(next) = self.segments.place(len, tag, None, &placed) else { break };
+            ask.at_any_price = false;
+            let mut next = self.segments.place(&ask, &placed);
+            if next.is_none() {
+                ask.at_any_price = true;
+                next = self.segments.place(&ask, &placed);
+            }
+            let Some(next) = next else { break };
             let _ = placed.push(next);
         }
         Ok(placed)

@@ -19,6 +19,9 @@
 //! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error | changes nothing |
 //! | [`ReadStats`] | – · – | [`Stats`] · – | changes nothing |
 //! | [`ExplainEviction`] | how many at most · – | [`EvictionReport`] · [`NextVictim`]s | changes nothing |
+//! | [`ReadConfig`] | – · – | [`MasterConfig`] · – | changes nothing |
+//! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | nothing to evict: what is asked for is what to leave |
+//! | [`ListNodes`] | – · – | – · [`NodeInfo`] | changes nothing |
 //! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error | changes nothing |
 //!
 //! Every operation may be sent again when its answer was lost: the last column says what the second one does.
@@ -42,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{self, Items, Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, EvictionPolicy, Stats};
+use crate::{ErrorCode, EvictionPolicy, MasterConfig, Placement, Stats};
 
 /// Most replicas that an object can have.
 pub const REPLICAS_MAX: usize = 8;
@@ -262,6 +265,12 @@ operations! {
     ReadStats = 13, ((), ()) -> (Stats, ());
     /// What eviction did, what keeps objects from it, and what goes next.
     ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
+    /// The settings that the master runs with, secrets left out. For admins.
+    ReadConfig = 80, ((), ()) -> (MasterConfig, ());
+    /// Evict now. For admins.
+    EvictNow = 81, (Evict, ()) -> (Evicted, ());
+    /// Who the nodes are. For admins.
+    ListNodes = 82, ((), ()) -> ((), NodeInfo);
     /// Why objects cannot be evicted now; none if they can.
     WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
 }
@@ -389,15 +398,15 @@ pub enum NodeStatus {
 pub struct PutOptions {
     /// Replicas wanted; at least one is had, each on a segment of its own.
     pub replicas: u8,
-    /// Try this segment first.
-    pub preferred: Option<SegmentNo>,
+    /// Where they may go, and where they should.
+    pub placement: Placement,
     /// How long to keep them.
     pub retention: Retention,
 }
 
 impl PutOptions {
     /// One replica, anywhere, kept as long as there is room and somebody reads it.
-    pub const DEFAULT: Self = Self { replicas: 1, preferred: None, retention: Retention::DEFAULT };
+    pub const DEFAULT: Self = Self { replicas: 1, placement: Placement::ANY, retention: Retention::DEFAULT };
 }
 
 impl Default for PutOptions {
@@ -616,6 +625,8 @@ pub struct SegmentInfo<'a> {
     pub export: Export,
     /// Bytes that are allocated or held back.
     pub used: u64,
+    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    pub free_bytes_largest: u64,
 }
 
 /// What keeps an object from eviction.
@@ -698,4 +709,42 @@ pub struct NextVictim<'a> {
     pub company: u32,
     /// Readers hold a lease: it will be set aside until that is over.
     pub leased: bool,
+}
+
+/// How much to leave: objects go until neither bound is passed. What to leave rather than what to take, so that asking twice
+/// is asking once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evict {
+    /// Objects, those being written not counted.
+    pub objects_max: u64,
+    /// Bytes of all segments that are allocated or held back.
+    pub used_bytes_max: u64,
+}
+
+/// What was evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes of them, each counted once.
+    pub bytes: u64,
+    /// A bound is still passed and there may be more to evict: ask again.
+    pub more: bool,
+}
+
+/// A node that has memory in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Which.
+    pub node: u64,
+    /// Which life of its exports.
+    pub incarnation: u64,
+    /// Segments that it has mounted.
+    pub segments: u32,
+    /// Bytes of them.
+    pub capacity: u64,
+    /// Bytes of them that are allocated or held back.
+    pub used: u64,
+    /// How long it has not been heard of, ms.
+    pub silent_ms: u64,
 }

@@ -60,6 +60,13 @@ impl Master {
             Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
             Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments => Ok(0),
             Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(0),
+            Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
+                if rights.admin {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
             _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
         }
     }
@@ -167,6 +174,18 @@ impl Master {
                     fits
                 });
                 message::ExplainEviction::encode_response(out, id, &self.eviction(), next.into_iter())
+            }
+            Kind::ReadConfig => {
+                message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
+            }
+            Kind::EvictNow => {
+                let (leave, _) = message::EvictNow::decode_request(body).map_err(WireError::code)?;
+                let evicted = self.evict_now(now, leave);
+                message::EvictNow::encode_response(out, id, &evicted, core::iter::empty())
+            }
+            Kind::ListNodes => {
+                let nodes: Vec<_> = self.nodes(now).take(KEYS_PER_BATCH_MAX).collect();
+                message::ListNodes::encode_response(out, id, &(), nodes.into_iter())
             }
             Kind::WhyKept => {
                 batch::<message::WhyKept>(self, tenant, body, id, out, &(), |master, _, (), key| {

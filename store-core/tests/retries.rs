@@ -182,6 +182,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let new = NewObject { key: Key(b"new"), len: LEN };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
     let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2 };
+    let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
     let gone = Again::Refused(ErrorCode::ObjectNotFound);
     vec![
         (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
@@ -200,6 +201,9 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
         (Kind::Segments, request::<Segments>(&(), Some(1)), Again::Same),
         (Kind::ReadStats, request::<ReadStats>(&(), None), Again::Same),
         (Kind::ExplainEviction, request::<ExplainEviction>(&5, None), Again::Same),
+        (Kind::ReadConfig, request::<ReadConfig>(&(), None), Again::Same),
+        (Kind::EvictNow, request::<EvictNow>(&leave, None), Again::Same),
+        (Kind::ListNodes, request::<ListNodes>(&(), None), Again::Same),
         (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
         (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),
         (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),

@@ -22,7 +22,7 @@ use crate::Config;
 use crate::connection::{Connection, Handler, Pumped, Stream, answer_status};
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::http::{Http, SnapshotRequest};
+use crate::http::{Http, Question};
 use crate::metrics::{RequestCounters, Snapshot};
 
 const TCP: Token = Token(usize::MAX);
@@ -45,7 +45,7 @@ pub struct MasterServer {
     unix: Option<(UnixListener, PathBuf)>,
     rpc_addr: SocketAddr,
     http: Option<Http>,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     stopper: Stopper,
 }
 
@@ -89,11 +89,12 @@ impl MasterServer {
             stop: Arc::new(AtomicBool::new(false)),
             waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
         };
-        let (http, snapshots) = match config.http_listen {
+        let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, snapshots) = Http::bind(addr, Arc::clone(&stopper.waker))
-                    .map_err(listen_error("http_listen", &addr))?;
-                (Some(http), Some(snapshots))
+                let (http, questions) =
+                    Http::bind(addr, Arc::clone(&stopper.waker), config.store.admin_secret.clone())
+                        .map_err(listen_error("http_listen", &addr))?;
+                (Some(http), Some(questions))
             }
             None => (None, None),
         };
@@ -102,7 +103,7 @@ impl MasterServer {
             field: error.setting,
             need: "is out of its limits: see store_core::MasterConfig",
         })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, snapshots, stopper })
+        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, stopper })
     }
 
     /// Where nodes and clients connect.
@@ -155,7 +156,7 @@ impl MasterServer {
             open: 0,
             refused_total: 0,
             accepted_total: 0,
-            snapshots: self.snapshots,
+            questions: self.questions,
             accept_pending: false,
             sweep_at: now + SWEEP,
             stop: self.stopper.stop,
@@ -249,7 +250,7 @@ struct Service {
     open: usize,
     refused_total: u64,
     accepted_total: u64,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     /// A listener has, or may have, connections that were not accepted for want of descriptors.
     accept_pending: bool,
     sweep_at: Instant,
@@ -365,7 +366,7 @@ impl Service {
         for event in events {
             match event.token() {
                 TCP | UNIX => self.accept(now),
-                WAKE => self.answer_snapshots(now),
+                WAKE => self.answer_questions(now),
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
@@ -547,21 +548,34 @@ impl Service {
         }
     }
 
-    fn answer_snapshots(&mut self, now: Instant) {
-        while let Some(Ok(request)) = self.snapshots.as_ref().map(Receiver::try_recv) {
-            let snapshot = Snapshot {
-                uptime: now.saturating_duration_since(self.started),
-                epoch: self.answering.master.config().epoch,
-                stats: self.answering.master.stats(),
-                eviction: self.answering.master.eviction(),
-                requests: self.answering.requests.clone(),
-                segments: crate::metrics::segments(&self.answering.master),
-                connections: self.open as u64,
-                accepted_total: self.accepted_total,
-                refused_total: self.refused_total,
-            };
+    fn answer_questions(&mut self, now: Instant) {
+        while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
             // The asker may have given up.
-            let _ = request.send(Box::new(snapshot));
+            match question {
+                Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot(now)))),
+                Question::Call(request, answer) => {
+                    let mut out = Vec::new();
+                    self.answering.now = self.core_instant(now);
+                    if let Ok(Some((frame, _))) = Frame::parse(&request) {
+                        self.answering.frame(&mut Session::owner(), frame, &mut out);
+                    }
+                    drop(answer.send(out));
+                }
+            }
+        }
+    }
+
+    fn snapshot(&self, now: Instant) -> Snapshot {
+        Snapshot {
+            uptime: now.saturating_duration_since(self.started),
+            epoch: self.answering.master.config().epoch,
+            stats: self.answering.master.stats(),
+            eviction: self.answering.master.eviction(),
+            requests: self.answering.requests.clone(),
+            segments: crate::metrics::segments(&self.answering.master),
+            connections: self.open as u64,
+            accepted_total: self.accepted_total,
+            refused_total: self.refused_total,
         }
     }
 }

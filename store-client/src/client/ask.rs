@@ -35,7 +35,7 @@ pub struct ListEntry {
 /// One segment of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentEntry {
-    /// Its number, for `PutOptions::preferred`.
+    /// Its number, for [`Placement`](store_core::Placement).
     pub segment: store_core::SegmentNo,
     /// The node that contributes it.
     pub node: u64,
@@ -49,6 +49,8 @@ pub struct SegmentEntry {
     pub len: u64,
     /// Bytes that are allocated or held back.
     pub used: u64,
+    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    pub free_bytes_largest: u64,
 }
 
 impl Client {
@@ -139,6 +141,7 @@ impl Client {
             endpoint: info.endpoint.to_owned(),
             len: info.len,
             used: info.used,
+            free_bytes_largest: info.free_bytes_largest,
         });
         let entries = entries.collect();
         self.note_connection();

@@ -6,7 +6,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, T
 use store_core::message::{
     Exists, Get, Object, Operation, Pin, PutAsk, PutEnd, PutOptions, PutStart, Removal, Remove, Retention,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
+use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{
     Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
@@ -188,7 +188,8 @@ impl Client {
             }
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
-            let options = PutOptions { replicas, retention, ..PutOptions::DEFAULT };
+            let placement = random_placement(rng);
+            let options = PutOptions { replicas, placement, retention };
             self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options });
         } else {
             let request_id = self.next_id();
@@ -581,6 +582,18 @@ impl Client {
         self.next += 1;
         self.next
     }
+}
+
+/// Wishes of all kinds, of segments and nodes that are there and others.
+fn random_placement(rng: &mut Rng) -> Placement {
+    let mut placement = Placement { distinct_nodes: rng.below(4) == 0, ..Placement::ANY };
+    match rng.below(8) {
+        0 => placement.near = Some(rng.below(4)),
+        1 => placement = Placement::on(rng.below(8) as u32),
+        2 => placement.excluded.push(rng.below(8) as u32).unwrap(),
+        _ => {}
+    }
+    placement
 }
 
 /// Mostly none; else a pin, a time to live, a group, or several of them.

@@ -10,8 +10,8 @@ use store_core::message::{
 };
 use store_core::wire::VERSION;
 use store_core::{
-    ErrorCode, EvictionPolicy, Frame, FullKey, Items, Key, Kind, Master, MasterConfig, SegmentNo, Session,
-    Stats, TenantConfig,
+    AllocationStrategy, AllocatorKind, ErrorCode, EvictionPolicy, Frame, FullKey, Items, Key, Kind, Master,
+    MasterConfig, Placement, SegmentNo, Session, Stats, TenantConfig,
 };
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
@@ -503,6 +503,8 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, mut scenario: Scenario) -> Self {
         scenario.master.eviction = EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()];
+        scenario.master.allocator = AllocatorKind::ALL[seed as usize / 4 % 2];
+        scenario.master.allocation_strategy = AllocationStrategy::ALL[seed as usize / 8 % 2];
         let mut rng = Rng::new(seed);
         let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
         let mut core = Core {
@@ -838,7 +840,8 @@ impl World {
             return Err(Violation::Leak(format!("{} segments of {NODES} came back", segments.len())));
         }
         for (segment, used, len) in segments {
-            let options = PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
+            let options =
+                PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
             let data = len - trailer_len(len);
             let whole = master.put_start(later, format!("whole {segment}").as_bytes(), data, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {

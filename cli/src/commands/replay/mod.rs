@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use store_core::EvictionPolicy;
 use store_core::blocks::stored_len;
-use store_core::offset::GRAIN_BYTES;
+use store_core::allocator::GRAIN_BYTES;
 
 use crate::args::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
