@@ -62,6 +62,8 @@ pub enum StoreError {
     Rpc(RpcError),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
+    /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
+    Stopped,
 }
 
 /// Why a client or a node did not start.
@@ -116,6 +118,7 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Memory(_) => ErrorCode::InvalidParams,
+            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -169,6 +172,7 @@ impl fmt::Display for StoreError {
             Self::Refused(code) => code.fmt(f),
             Self::Rpc(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
         }
     }
 }
@@ -179,6 +183,7 @@ impl StdError for StoreError {
             Self::Refused(code) => Some(code),
             Self::Rpc(error) => Some(error),
             Self::Memory(error) => Some(error),
+            Self::Stopped => None,
         }
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
 //! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
-//! [`RpcConnection`] is the bare connection, for tools and for load.
+//! [`AsyncClient`] is a client on a thread of its own, for tasks. [`RpcConnection`] is the bare connection, for tools and for load.
 //!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
@@ -43,6 +43,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod async_client;
 mod bounce;
 mod checksum;
 mod client;
@@ -57,6 +58,7 @@ mod rpc;
 mod segments;
 mod sys;
 
+pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};

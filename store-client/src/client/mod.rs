@@ -24,6 +24,7 @@ use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub(crate) use get::{Part, part};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
@@ -142,6 +143,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
+    pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
+        self.memory.is_at(region.id(), region.span())
+    }
+
     /// This client's own counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -218,7 +224,7 @@ impl Client {
     }
 
     /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
-    fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
+    pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
         self.mover.settle(&mut self.fabric);
         let mut refused = None;
         for range in ranges {
