@@ -18,8 +18,8 @@ struct World {
     master: Master,
     session: Session,
     now: Instant,
-    /// Of every start that was answered.
-    generations: Vec<u64>,
+    /// Every start that was answered.
+    started: Vec<([u8; 2], u64)>,
 }
 
 impl World {
@@ -48,10 +48,12 @@ impl World {
 
     fn step(&mut self, op: u8, a: u8, b: u8, c: u8) {
         let key = [b'k', a % 8];
-        let generation = match self.generations.len() {
-            0 => u64::from(b),
-            len => self.generations[usize::from(b) % len],
+        let (started, generation) = match self.started.len() {
+            0 => (key, u64::from(b)),
+            len => self.started[usize::from(b) % len],
         };
+        // Now and then somebody means another's key.
+        let ended = if c & 2 == 0 { started } else { key };
         match op % 14 {
             0 => {
                 let name = format!("n{}", c % 4);
@@ -87,22 +89,22 @@ impl World {
                 };
                 let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
                 let ask = PutAsk { nonce: u32::from(op / 14), options };
-                let items =
-                    (0..1 + u64::from(op / 128)).map(|n| [b'k', (a % 8) + n as u8]).collect::<Vec<_>>();
-                let mut generations = Vec::new();
+                let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
                 let items: Vec<NewObject<'_>> =
-                    items.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
+                    keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
+                let mut generations = Vec::new();
                 self.ask::<PutStart>(&ask, items.into_iter(), |answer| {
-                    generations.extend(answer.ok().map(|allocation| allocation.generation));
+                    generations.push(answer.ok().map(|allocation| allocation.generation));
                 });
-                self.generations.append(&mut generations);
+                let started = keys.iter().zip(generations);
+                self.started.extend(started.filter_map(|(key, generation)| Some((*key, generation?))));
             }
             5 => {
-                let commit = Commit { key: Key(&key), generation, checksum: u32::from(c & 1) };
+                let commit = Commit { key: Key(&ended), generation, checksum: u32::from(c & 1) };
                 self.ask::<PutEnd>(&(), std::iter::once(commit), drop);
             }
             6 => {
-                let revocation = Revocation { key: Key(&key), generation, quiet: c & 1 == 0 };
+                let revocation = Revocation { key: Key(&ended), generation, quiet: c & 1 == 0 };
                 self.ask::<PutRevoke>(&(), std::iter::once(revocation), drop);
             }
             7 => {
@@ -185,8 +187,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..MasterConfig::default()
     };
     let master = Master::new(config).expect("within the limits");
-    let mut world =
-        World { master, session: Session::default(), now: Instant::ZERO, generations: Vec::new() };
+    let mut world = World { master, session: Session::default(), now: Instant::ZERO, started: Vec::new() };
     world.step(11, 0, 0, 0);
     for step in bytes.chunks_exact(4).take(2_000) {
         world.step(step[0], step[1], step[2], step[3]);
