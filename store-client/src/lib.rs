@@ -51,6 +51,7 @@ mod config;
 mod error;
 mod fabric;
 mod memory;
+mod metrics;
 mod mover;
 mod node;
 mod quarantine;
@@ -59,13 +60,16 @@ mod segments;
 mod sys;
 
 pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
-pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry};
+pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use memory::{BufferRange, Fragment};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store_core::Placement;
-pub use store_core::message::{Pin, PutOptions, Retention};
-pub use store_core::{ErrorCode, SegmentNo, Stats};
+pub use store_core::message::{
+    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,
+    TaskReport, TaskState,
+};
+pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

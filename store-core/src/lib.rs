@@ -118,6 +118,7 @@ mod codec;
 mod config;
 mod error;
 mod eviction;
+mod heat;
 mod limbo;
 mod master;
 pub mod message;
@@ -130,7 +131,10 @@ mod serve;
 mod session;
 mod slab;
 mod stats;
+mod tasks;
 mod tenant;
+mod times;
+mod trace;
 pub mod wire;
 
 pub use allocator::AllocatorKind;
@@ -138,14 +142,18 @@ pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
+pub use heat::{ReplicationConfig, ReplicationMode};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
 pub use session::{Peer, Session};
 pub use stats::Stats;
+pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use tenant::{
     DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
 };
+pub use times::Times;
+pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

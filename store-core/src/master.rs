@@ -16,9 +16,14 @@
 //! or the release timeout is over) and nobody holds a lease to read it.
 
 mod admin;
+mod drain;
 mod evict;
+mod hot;
+mod reports;
+mod tasks;
 mod tenants;
 
+use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 use te_core::Instant;
@@ -30,17 +35,23 @@ use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
     Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
+    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, TaskReport,
     UnmountSegment,
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, State};
 use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
+use crate::tasks::Tasks;
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
+
+use drain::Drain;
+use hot::Hot;
+pub(crate) use reports::REPORTERS_MAX;
+use reports::Suspects;
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
@@ -75,6 +86,12 @@ pub struct Master {
     evict_again_at: Instant,
     /// Further counters of eviction; gauges are filled in by [`Self::eviction`].
     report: EvictionReport,
+    tasks: Tasks,
+    drains: BTreeMap<SegmentNo, Drain>,
+    hot: Hot,
+    suspects: Suspects,
+    /// Counters of tasks; gauges are filled in by [`Self::task_report`].
+    task_report: TaskReport,
 }
 
 impl Master {
@@ -105,6 +122,11 @@ impl Master {
             starved: false,
             evict_again_at: Instant::ZERO,
             report: EvictionReport::default(),
+            tasks: Tasks::after(u64::from(config.epoch) << 32, config.tasks.finished_max),
+            drains: BTreeMap::new(),
+            hot: Hot::new(&config.replication),
+            suspects: Suspects::default(),
+            task_report: TaskReport::default(),
             config,
         })
     }
@@ -289,6 +311,9 @@ impl Master {
         };
         self.objects.lease(now, index, now + self.lease(), follows);
         self.stats.get_hits_total += 1;
+        if self.hot.is_on() {
+            self.heated(now, index);
+        }
         Ok(object)
     }
 
@@ -452,7 +477,7 @@ impl Master {
         match self.nodes.get_mut(beat.node).filter(|node| node.incarnation == beat.incarnation) {
             Some(node) => {
                 node.seen = node.seen.max(now);
-                NodeStatus::Ok
+                if self.tasks.has_work(beat.node) { NodeStatus::Work } else { NodeStatus::Ok }
             }
             None => NodeStatus::NeedRemount,
         }
@@ -479,6 +504,8 @@ impl Master {
         }
         self.limbo.settle(&mut self.segments, now);
         self.objects.settle(now);
+        self.tasks_timeout(now);
+        self.drains_timeout(now);
         self.evict_to_watermark(now, self.config.evictions_per_call_max);
     }
 
@@ -495,7 +522,8 @@ impl Master {
             .flatten()
             .map(|at| at.max(self.evict_again_at));
         let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
-        due.into_iter().flatten().min()
+        let more = [self.tasks.due(), self.drains_due()];
+        due.into_iter().chain(more).flatten().min()
     }
 
     /// The settings.
@@ -548,6 +576,8 @@ impl Master {
             + self.objects.memory_bytes()
             + self.segments.memory_bytes()
             + self.limbo.memory_bytes()
+            + self.tasks.memory_bytes()
+            + self.hot.memory_bytes()
     }
 
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
@@ -672,6 +702,8 @@ impl Master {
         let until = now + millis(self.config.put_start_release_timeout_ms);
         self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
         self.stats.unmounts_total += 1;
+        self.drains.remove(&no);
+        self.tasks_lost_segment(now, no);
     }
 
     fn mounted(&self, segment: SegmentNo) -> Mounted {

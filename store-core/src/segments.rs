@@ -145,12 +145,18 @@ impl Segments {
     }
 
     /// Whether new replicas may go to a segment; those that are there stay. Gives whether it is mounted.
-    #[allow(dead_code, reason = "for segments that are drained or in maintenance")]
     pub(crate) fn set_accepts_new(&mut self, no: SegmentNo, accepts: bool) -> bool {
         let Some(at) = self.position(no) else { return false };
         self.list[at].accepts_new = accepts;
         self.rooms.set(at, self.list[at].bound());
         true
+    }
+
+    /// Gives a replica's bytes, held back so far, to an object.
+    pub(crate) fn own(&mut self, placed: &Placed, tag: u32) {
+        if let Some(at) = self.position(placed.segment) {
+            self.list[at].allocator.set_tag(Block::new(placed.block), tag);
+        }
     }
 
     pub(crate) fn get(&self, no: SegmentNo) -> Option<&Segment> {
