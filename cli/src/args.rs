@@ -82,7 +82,11 @@ impl Cli {
                     .hint("write a level such as `debug`, or `info,store_master=debug`")
             })?,
         };
-        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A log that cannot be written is lost. To say so on stderr would end the process, for that is what is full.
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .log_internal_errors(false);
         match log.format {
             LogFormat::Text => {
                 let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
