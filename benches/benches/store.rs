@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use std::hint::black_box;
 use store_core::allocator::Allocator;
 use store_core::message::{Exists, Get, MountSegment, PutOptions};
-use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation};
+use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
 use te_core::Instant;
 
 const KIB: u64 = 1 << 10;
@@ -115,6 +115,7 @@ fn master(criterion: &mut Criterion) {
         });
     });
 
+    let mut session = Session::default();
     for batch in [1usize, 32, 128] {
         group.throughput(Throughput::Elements(batch as u64));
         let (mut request, mut answer) = (Vec::new(), Vec::new());
@@ -135,7 +136,7 @@ fn master(criterion: &mut Criterion) {
                 bencher.iter(|| {
                     let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
                     answer.clear();
-                    master.handle(now, &frame, &mut answer);
+                    master.handle(now, &mut session, &frame, &mut answer);
                     black_box(&answer);
                 });
             });

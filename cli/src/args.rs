@@ -1,10 +1,13 @@
 //! The command tree, and the options that every command has.
 
+use std::path::PathBuf;
+
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{admin, bench, doctor, get, ls, master, node, put, replay, rm, stat, topology};
-use crate::exit::EXIT_CODES;
+use crate::commands::{admin, bench, config, doctor, get, ls, master, node, put, replay, rm, stat, topology};
+use crate::config::{FlagsOfLog, LogFormat};
+use crate::exit::{EXIT_CODES, Failure};
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Cyan.on_default().bold())
@@ -32,6 +35,18 @@ pub(crate) struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub(crate) global: Global,
+    /// A settings file: TOML, see `snowskin config reference`. Variables SNOWSKIN_* and flags win over it.
+    #[arg(
+        long,
+        global = true,
+        env = "SNOWSKIN_CONFIG",
+        hide_env_values = true,
+        value_name = "FILE",
+        display_order = 899
+    )]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) log: FlagsOfLog,
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -40,7 +55,7 @@ pub(crate) struct Cli {
 /// Options of every command.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Global {
-    /// Say more on stderr: -v what happens, -vv why, -vvv everything. RUST_LOG overrides it.
+    /// Say more on stderr: -v what happens, -vv why, -vvv everything. --log says which.
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = 900)]
     pub(crate) verbose: u8,
     /// No progress bars. They only ever show on a terminal.
@@ -48,20 +63,39 @@ pub(crate) struct Global {
     pub(crate) quiet: bool,
 }
 
-impl Global {
+impl Cli {
     /// Sends logs to stderr, as much of them as was asked for.
-    pub(crate) fn start_logging(self) {
+    ///
+    /// # Errors
+    /// A filter that is none.
+    pub(crate) fn start_logging(&self) -> Result<(), Failure> {
         use tracing_subscriber::EnvFilter;
-        let level = ["warn", "info", "debug", "trace"][usize::from(self.verbose.min(3))];
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-        let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(terminal)
-            .init();
+        let log = &self.log.settings().log;
+        let level = ["warn", "info", "debug", "trace"][usize::from(self.global.verbose.min(3))];
+        let filter = match log.filter.as_str() {
+            "" => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)),
+            filter => EnvFilter::try_new(filter).map_err(|error| {
+                let origin = self.log.loaded.origin("log.filter");
+                Failure::usage(format!("{origin}: log.filter: {error}"))
+                    .hint("write a level such as `debug`, or `info,store_master=debug`")
+            })?,
+        };
+        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        match log.format {
+            LogFormat::Text => {
+                let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+                subscriber.with_ansi(terminal).init();
+            }
+            LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).init(),
+        }
+        for name in &self.log.loaded.strange_variables {
+            tracing::warn!("{name} looks like a setting and is none: `snowskin config reference` lists them");
+        }
+        Ok(())
     }
+}
 
+impl Global {
     /// The same for a child.
     pub(crate) fn to_args(self) -> Vec<String> {
         (0..self.verbose).map(|_| "--verbose".to_owned()).collect()
@@ -78,6 +112,7 @@ pub(crate) enum Command {
     Rm(rm::Args),
     Ls(ls::Args),
     Stat(stat::Args),
+    Config(config::Args),
     Admin(admin::Args),
     Replay(replay::Args),
     Bench(bench::Args),

@@ -8,6 +8,7 @@
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
 //!                      └─ doctor                      facts ──▶ checks ──▶ verdicts
 //!
+//!   config: defaults ◀ file ◀ environment ◀ flags, one struct
 //!   what they share:  trace · workload (requests)   content (bytes that tell whose they are)   histogram
 //!                     size · output · progress · exit (codes)   sys (the only unsafe)
 //! ```
@@ -36,6 +37,7 @@
 
 mod args;
 mod commands;
+mod config;
 pub mod content;
 mod exit;
 pub mod histogram;
@@ -58,8 +60,7 @@ use crate::exit::{Exit, Failure};
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    cli.global.start_logging();
-    let exit = match commands::run(cli) {
+    let exit = match cli.start_logging().map_err(Into::into).and_then(|()| commands::run(cli)) {
         Ok(exit) => exit,
         Err(error) => exit::report(&error),
     };

@@ -33,6 +33,16 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
     assert_exit(&got, 0);
     assert_eq!(std::fs::read(&copy).unwrap(), bytes);
     assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
+    let part = |more: &[&str]| store.run(&[&["get", "kv/a"], more].concat());
+    assert_eq!(part(&["--offset", "64KiB", "--length", "70000"]).stdout, bytes[65_536..135_536]);
+    assert_eq!(part(&["--length", "1"]).stdout, bytes[..1]);
+    assert_eq!(part(&["--offset", "299999"]).stdout, bytes[299_999..]);
+    for beyond in [["--offset", "300000"].as_slice(), &["--offset", "299999", "--length", "2"]] {
+        let refused = part(beyond);
+        assert_exit(&refused, 1);
+        assert!(stderr(&refused).contains("stat"), "{}", stderr(&refused));
+    }
+    assert_exit(&part(&["--length", "0"]), 2);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file is left");
 
     let object = json(&store.run(&["stat", "kv/a", "--json"]));
@@ -79,7 +89,7 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
 #[test]
 fn objects_go_where_they_are_wished_and_the_segments_show_it() {
     let mut args = vec!["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
-    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--slow-start-ms", "0"]);
+    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--store-slow-start-ms", "0"]);
     let master = Daemon::start(&args);
     let address = master.text("rpc");
     let node =

@@ -5,11 +5,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
-use store_core::{Frame, Header, Master, MasterConfig};
+use store_core::{Frame, Header, Master, MasterConfig, Session};
 use te_core::Instant;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut master = Master::new(MasterConfig::default()).expect("the defaults are valid");
+    let mut session = Session::default();
     let mut now = Instant::ZERO;
     let mut rest = bytes;
     let mut request_id = 0;
@@ -23,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
         request_id += 1;
         let header = Header { kind: *kind, response: false, request_id, status: 0 };
         let mut out = Vec::new();
-        master.handle(now, &Frame { header, body }, &mut out);
+        master.handle(now, &mut session, &Frame { header, body }, &mut out);
         let (answer, answer_len) = Frame::parse(&out).expect("a frame").expect("a whole frame");
         assert_eq!(answer_len, out.len(), "one answer");
         assert!(answer.header.response);

@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, Exists, ExplainEviction, Get, Hello, List, Mount, PutEnd, PutRevoke, PutStart, PutStartKept,
-    ReadStats, Remove, Segments, Unmount, WhyKept,
+    Beat, EvictNow, Exists, ExplainEviction, Get, Hello, List, ListNodes, Mount, PutEnd, PutRevoke,
+    PutStart, ReadConfig, ReadStats, Remove, Segments, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -56,8 +56,10 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::List) => both::<List>(body),
         Some(Kind::Segments) => both::<Segments>(body),
         Some(Kind::ReadStats) => both::<ReadStats>(body),
-        Some(Kind::PutStartKept) => both::<PutStartKept>(body),
         Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
+        Some(Kind::ReadConfig) => both::<ReadConfig>(body),
+        Some(Kind::EvictNow) => both::<EvictNow>(body),
+        Some(Kind::ListNodes) => both::<ListNodes>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
         _ => {}
     }

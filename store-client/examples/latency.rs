@@ -13,8 +13,8 @@ use store_client::{
     Address, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig, RpcConnection,
 };
 use store_core::message::{
-    Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutEnd,
-    PutOptions, PutStart,
+    Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutAsk,
+    PutEnd, PutOptions, PutStart,
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
@@ -111,7 +111,7 @@ fn measure_master() -> Result<()> {
             keys.chunks(batch),
             |rpc, keys| {
                 let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
-                rpc.queue::<PutStart>(&PutOptions::default(), objects)
+                rpc.queue::<PutStart>(&PutAsk::default(), objects)
             },
             |results| {
                 started_keys.extend(

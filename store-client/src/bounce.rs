@@ -35,6 +35,11 @@ impl Bounce {
         &self.region
     }
 
+    /// The longest piece that there can be.
+    pub(crate) fn piece_bytes_max(&self) -> u64 {
+        self.half_bytes
+    }
+
     /// Room for up to `wanted` bytes, at most `piece_bytes_max` at a time; `None` while everything is in use.
     pub(crate) fn take(&mut self, wanted: u64, piece_bytes_max: u64) -> Option<Piece> {
         let len = wanted.min(piece_bytes_max).min(self.half_bytes);

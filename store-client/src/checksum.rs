@@ -24,6 +24,11 @@ impl Checksum {
         self.0 = te_engine::crc32c_joined(self.0, crc32c, len);
     }
 
+    /// Of bytes that were summed elsewhere.
+    pub(crate) const fn of(crc32c: u32) -> Self {
+        Self(crc32c)
+    }
+
     /// Of all bytes so far.
     pub(crate) const fn finish(self) -> u32 {
         self.0

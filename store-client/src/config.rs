@@ -2,24 +2,34 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+use store_core::blocks::BLOCK_BYTES;
 use te_engine::Fabrics;
 
 use crate::error::ConnectError;
-use crate::rpc::{Address, RpcConfig};
+use crate::rpc::{Address, Identity, RpcConfig};
+
+/// Two halves, each with room for one block, the least that a read of a part reads.
+const BOUNCE_BYTES_MIN: usize = 2 * BLOCK_BYTES as usize;
 
 /// What a [`Client`](crate::Client) can be told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ClientConfig {
-    /// Where the master is.
+    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    #[serde(skip)]
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
+    /// Which tenant this is, and what proves it. Default the default tenant.
+    #[serde(skip)]
+    pub identity: Identity,
     /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
     pub engine: te_engine::Config,
     /// How long moving the bytes of one operation may take, milliseconds. The lease or the put's window may end it
     /// earlier. Default 10,000.
     pub transfer_ms_max: u32,
-    /// Memory through which `put` and `get` of plain bytes pass, bytes; a larger value passes in pieces. Default 8 MiB.
+    /// Memory through which `put` and `get` of plain bytes pass, bytes; a larger value passes in pieces. At least 128 KiB. Default 8 MiB.
     pub bounce_bytes: usize,
     /// Longest value that `get` makes room for, bytes. Default 1 GiB.
     pub value_bytes_max: u64,
@@ -30,14 +40,19 @@ pub struct ClientConfig {
 }
 
 /// What a [`Node`](crate::Node) can be told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
     /// Its name, unique in the cluster. Its memory appears under it.
     pub name: String,
-    /// Where the master is.
+    /// Where the master is. No part of a settings file's section: one file has many sections and one master.
+    #[serde(skip)]
     pub master: Address,
     /// Times of the connection to it.
     pub rpc: RpcConfig,
+    /// What proves that it may contribute memory. Default nobody's, with no secret.
+    #[serde(skip)]
+    pub identity: Identity,
     /// Memory to contribute, bytes.
     pub capacity_bytes: u64,
     /// Touches every page before it is mounted, so that no put pays for it. Takes about a second for each few GiB.
@@ -49,6 +64,19 @@ pub struct NodeConfig {
     pub heartbeat_ms: u32,
 }
 
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self::new(Address::default())
+    }
+}
+
+/// Without a name; one gibibyte.
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self::new("", Address::default(), 1 << 30)
+    }
+}
+
 impl ClientConfig {
     /// The defaults, for the master there.
     #[must_use]
@@ -58,6 +86,7 @@ impl ClientConfig {
         Self {
             master,
             rpc: RpcConfig::default(),
+            identity: Identity::default(),
             engine,
             transfer_ms_max: 10_000,
             bounce_bytes: 8 << 20,
@@ -79,8 +108,8 @@ impl ClientConfig {
     /// # Errors
     /// Names the field and what it may be.
     pub fn validate(&self) -> Result<(), ConnectError> {
-        if self.bounce_bytes < 64 << 10 {
-            return Err(ConnectError::Config { field: "bounce_bytes", need: "must be at least 65536" });
+        if self.bounce_bytes < BOUNCE_BYTES_MIN {
+            return Err(ConnectError::Config { field: "bounce_bytes", need: "must be at least 131072" });
         }
         if self.transfer_ms_max == 0 {
             return Err(ConnectError::Config { field: "transfer_ms_max", need: "must be at least 1" });
@@ -98,6 +127,7 @@ impl NodeConfig {
             name: name.to_owned(),
             master,
             rpc: RpcConfig::default(),
+            identity: Identity { tenant: String::new(), ..Identity::default() },
             capacity_bytes,
             populate: true,
             engine: te_engine::Config { listen, ..te_engine::Config::default() },

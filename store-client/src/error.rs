@@ -43,6 +43,11 @@ pub enum RpcError {
     },
     /// The request cannot be sent, or the answer cannot be read.
     Wire(WireError),
+    /// The master does not know the tenant, or not with this secret.
+    Tenant {
+        /// Its name.
+        tenant: String,
+    },
     /// The master refused.
     Refused(ErrorCode),
 }
@@ -57,6 +62,8 @@ pub enum StoreError {
     Rpc(RpcError),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
+    /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
+    Stopped,
 }
 
 /// Why a client or a node did not start.
@@ -86,6 +93,7 @@ impl RpcError {
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::Refused(code) => *code,
+            Self::Tenant { .. } => ErrorCode::TenantNotRegistered,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Version { .. } => ErrorCode::InvalidVersion,
             Self::Wire(error) => error.code(),
@@ -110,6 +118,7 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Memory(_) => ErrorCode::InvalidParams,
+            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -136,6 +145,11 @@ impl fmt::Display for RpcError {
                 )
             }
             Self::Wire(error) => error.fmt(f),
+            Self::Tenant { tenant } => write!(
+                f,
+                "the master does not let tenant `{}` in: check its name and secret, or add it to the master's tenants",
+                tenant.escape_debug()
+            ),
             Self::Refused(code) => code.fmt(f),
         }
     }
@@ -158,6 +172,7 @@ impl fmt::Display for StoreError {
             Self::Refused(code) => code.fmt(f),
             Self::Rpc(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
         }
     }
 }
@@ -168,6 +183,7 @@ impl StdError for StoreError {
             Self::Refused(code) => Some(code),
             Self::Rpc(error) => Some(error),
             Self::Memory(error) => Some(error),
+            Self::Stopped => None,
         }
     }
 }

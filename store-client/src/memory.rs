@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use te_engine::{MemSpan, RegionId, SharedRegion};
 
 use crate::checksum::Checksum;
+use crate::sys;
 
 /// A part of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,15 @@ impl BufferRange {
     pub fn part(region: &SharedRegion, offset: u64, len: u64) -> Self {
         Self { region: region.id(), offset, len }
     }
+}
+
+/// A part of an object, and where it is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// Where in the object it begins, bytes.
+    pub offset: u64,
+    /// Where it goes; as long as the part.
+    pub into: BufferRange,
 }
 
 impl BufferRange {
@@ -64,6 +74,11 @@ impl Memory {
         self.regions.remove(&region)
     }
 
+    /// Whether the region is known and lies there.
+    pub(crate) fn is_at(&self, region: RegionId, span: MemSpan) -> bool {
+        self.regions.get(&region).is_some_and(|held| held.span() == span)
+    }
+
     /// Whether the range is of a known region and inside it.
     pub(crate) fn contains(&self, range: BufferRange) -> bool {
         self.regions.get(&range.region).is_some_and(|held| held.span().contains(range.offset, range.len))
@@ -73,6 +88,13 @@ impl Memory {
     pub(crate) fn checksum(&self, range: BufferRange, checksum: &mut Checksum) {
         if let Some(held) = self.regions.get(&range.region) {
             checksum.update_span(held.span(), range.offset, range.len);
+        }
+    }
+
+    /// Copies bytes of another registered region to a range. A range that is not there stays as it is.
+    pub(crate) fn copy_in(&self, from: MemSpan, offset: u64, into: BufferRange) {
+        if let Some(held) = self.regions.get(&into.region) {
+            sys::copy_span(from, offset, held.span(), into.offset, into.len);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Node {
     /// See [`ConnectError`].
     pub fn start(config: NodeConfig) -> Result<Self, ConnectError> {
         config.validate()?;
-        let rpc = RpcConnection::connect(config.master.clone(), config.rpc)?;
+        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
         let shared = Arc::new(Shared::default());
@@ -242,7 +242,7 @@ impl Keeper {
 
     fn unmount(&mut self) {
         if let Some(segment) = self.mounted {
-            let unmount = UnmountSegment { node: self.node, segment };
+            let unmount = UnmountSegment { node: self.node, incarnation: self.incarnation, segment };
             if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
                 log::debug!("node {}: {error}", self.config.name);
             }

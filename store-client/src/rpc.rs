@@ -1,20 +1,13 @@
 //! A connection to the master: blocking calls and pipelines, with timeouts and reconnection.
 //!
 //! ```text
-//!   call::<Get>(…)                          one question, its answer, retried where that is safe
+//!   call::<Get>(…)                          one question, its answer, retried
 //!   queue::<Exists>(…)… flush() recv()…     many questions under way; answers carry the request's id
 //! ```
 //!
 //! # What is retried
-//! A call whose answer was lost is sent again, once reconnected, when doing it twice does no harm:
-//!
-//! | Operation | Again? | Why |
-//! |---|---|---|
-//! | Hello, Get, Exists, List, Segments, ReadStats, Beat | yes | they change nothing, or the same thing to the same |
-//! | Mount, Unmount | yes | the same incarnation mounts the same; what is gone stays gone |
-//! | PutEnd | yes | it carries the generation: committed twice with one checksum is committed |
-//! | PutRevoke, Remove | yes | the second finds nothing, which is what was wanted |
-//! | PutStart | no | its own first try would be in the way |
+//! A call whose answer was lost is sent again, once reconnected: doing any of them twice does no harm. Why not is said with
+//! the messages, in [`store_core::message`].
 
 mod address;
 mod stream;
@@ -23,9 +16,10 @@ use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store_core::message::{Hello, Operation, Welcome};
+use serde::{Deserialize, Serialize};
+use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{ErrorCode, Frame, Items, Kind, WireError};
+use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, WireError};
 
 pub use address::Address;
 
@@ -39,7 +33,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(2);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// The times that a connection takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RpcConfig {
     /// How long an answer may take, milliseconds. Default 5,000.
     pub call_ms_max: u32,
@@ -57,11 +52,29 @@ impl Default for RpcConfig {
     }
 }
 
+/// Who connects, to a master that has tenants. The default is the default tenant, without a secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, which is enough for a node.
+    pub tenant: String,
+    /// The tenant's secret, if it has one.
+    pub secret: Secret,
+    /// The admin's secret: nodes need it when the master has one and tenants, and so does whoever administers.
+    pub admin: Secret,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self { tenant: DEFAULT_TENANT.to_owned(), secret: Secret::default(), admin: Secret::default() }
+    }
+}
+
 /// A connection to a master. See the module.
 #[derive(Debug)]
 pub struct RpcConnection {
     address: Address,
     config: RpcConfig,
+    identity: Identity,
     stream: Option<Stream>,
     welcome: Welcome,
     input: Input,
@@ -81,14 +94,23 @@ struct Input {
 }
 
 impl RpcConnection {
-    /// Connects and greets.
+    /// Connects and greets as the default tenant.
     ///
     /// # Errors
     /// Nobody there, or not a master of this release.
     pub fn connect(address: Address, config: RpcConfig) -> Result<Self, RpcError> {
+        Self::connect_as(address, config, Identity::default())
+    }
+
+    /// Connects and greets.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), and `Tenant` when the master will not have this tenant.
+    pub fn connect_as(address: Address, config: RpcConfig, identity: Identity) -> Result<Self, RpcError> {
         let mut this = Self {
             address,
             config,
+            identity,
             stream: None,
             welcome: Welcome {
                 version: 0,
@@ -129,7 +151,7 @@ impl RpcConnection {
         self.connects_total
     }
 
-    /// Asks and waits for the answer; reconnects, and asks again where that is safe (see the module).
+    /// Asks and waits for the answer; reconnects, and asks again (see the module).
     ///
     /// Answers to what was [`queue`](Self::queue)d before and not received are dropped.
     ///
@@ -140,7 +162,6 @@ impl RpcConnection {
         ask: &O::Ask<'_>,
         items: impl ExactSizeIterator<Item = O::AskItem<'a>> + Clone,
     ) -> Result<(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>), RpcError> {
-        let repeatable = !matches!(O::KIND, Kind::PutStart | Kind::PutStartKept);
         let mut tries_left = 3;
         let len = loop {
             tries_left -= 1;
@@ -155,7 +176,7 @@ impl RpcConnection {
                 // A connection that idled may be found dead only now; a request that never left is sent again, too.
                 Err(error) if error.is_lost() => {
                     self.disconnect();
-                    if !repeatable || tries_left == 0 || fresh && tries_left < 2 {
+                    if tries_left == 0 || fresh && tries_left < 2 {
                         return Err(error);
                     }
                 }
@@ -272,7 +293,9 @@ impl RpcConnection {
                     return Ok(true);
                 }
                 // Waiting changes nothing about these.
-                Err(error @ (RpcError::Version { .. } | RpcError::Address { .. })) => return Err(error),
+                Err(
+                    error @ (RpcError::Version { .. } | RpcError::Address { .. } | RpcError::Tenant { .. }),
+                ) => return Err(error),
                 Err(error) => {
                     if Instant::now() + self.backoff >= deadline {
                         return Err(error);
@@ -328,11 +351,21 @@ impl RpcConnection {
     }
 
     fn greet(&mut self, deadline: Instant) -> Result<Welcome, RpcError> {
-        let id = self.queue::<Hello>(&VERSION, std::iter::empty())?;
+        let (id, out) = {
+            self.id += 1;
+            (self.id, &mut self.out)
+        };
+        let greeting = Greeting {
+            tenant: &self.identity.tenant,
+            secret: Key(self.identity.secret.bytes()),
+            admin: Key(self.identity.admin.bytes()),
+            ..Greeting::default()
+        };
+        Hello::encode_request(out, id, &greeting, std::iter::empty()).map_err(RpcError::Wire)?;
         self.flush()?;
         let len = self.wait_for(id, deadline)?;
         let frame = self.input.take(len).ok_or(RpcError::Wire(WireError::Body))?;
-        let welcome = Hello::decode_response(&frame).map_err(RpcError::Refused)?.0;
+        let welcome = Hello::decode_response(&frame).map_err(|code| refused(code, &self.identity.tenant))?.0;
         if welcome.version == VERSION {
             Ok(welcome)
         } else {
@@ -457,6 +490,14 @@ impl Input {
         self.start = (start + len).min(self.end);
         let bytes = self.bytes.get(start..self.start)?;
         Frame::parse(bytes).ok().flatten().map(|(frame, _)| frame)
+    }
+}
+
+/// The master says no to the greeting.
+fn refused(code: ErrorCode, tenant: &str) -> RpcError {
+    match code {
+        ErrorCode::TenantNotRegistered => RpcError::Tenant { tenant: tenant.to_owned() },
+        code => RpcError::Refused(code),
     }
 }
 

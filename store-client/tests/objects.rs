@@ -167,7 +167,7 @@ fn values_longer_than_the_bounce_buffer_pass_in_pieces() {
     for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
         let node = node_over(name, master.rpc_addr(), fabrics);
         let mut config = store_client::ClientConfig::new(master.rpc_addr().into()).fabrics(fabrics);
-        config.bounce_bytes = 64 << 10;
+        config.bounce_bytes = 128 << 10;
         let mut client = Client::connect(config).unwrap();
         let values: Vec<Vec<u8>> = (0..4).map(|seed| pattern(seed, 1_234_567 * seed as usize + 1)).collect();
         let items: Vec<(&[u8], &[u8])> = [b"k0", b"k1", b"k2", b"k3"]

@@ -12,7 +12,7 @@ use common::{
 use store_client::{
     Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, StoreError,
 };
-use store_core::message::{NewObject, PutStart};
+use store_core::message::{NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig};
 use store_master::{Config, MasterServer};
 
@@ -45,7 +45,7 @@ fn be_half_put(role: &[String]) {
     assert!(client.put(b"whole", &pattern(1, 10_000), &ONE).unwrap());
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
-    let (_, mut allocations) = rpc.call::<PutStart>(&ONE, std::iter::once(object)).unwrap();
+    let (_, mut allocations) = rpc.call::<PutStart>(&PutAsk::once(ONE), std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     say("started");
     wait_for_parent();
@@ -174,10 +174,10 @@ fn a_node_that_was_given_up_mounts_anew() {
     let process = start_node("a", &master.rpc_addr(), "all");
     let mut client = client(master.rpc_addr());
     assert!(client.put(b"k", b"value", &ONE).unwrap());
-    signal(&process, "STOP");
+    process.signal("STOP");
     eventually("the silent node is given up", || client.stats().unwrap().nodes == 0);
     assert_eq!(client.get(b"k").unwrap(), None);
-    signal(&process, "CONT");
+    process.signal("CONT");
     eventually("it mounts anew", || client.stats().unwrap().segments == 1);
     assert_eq!(client.get(b"k").unwrap(), None);
     eventually("it takes objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
@@ -221,10 +221,4 @@ fn without_a_master_errors_say_so() {
         Client::connect(config).err().map(|error| error.to_string().contains("no master at")),
         Some(true)
     );
-}
-
-fn signal(process: &Process, name: &str) {
-    let status =
-        std::process::Command::new("kill").args([format!("-{name}"), process.pid().to_string()]).status();
-    assert!(status.unwrap().success());
 }

@@ -9,9 +9,9 @@ use std::time::Instant as Clock;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, Operation, PutEnd, PutOptions, PutStart,
+    Commit, Exists, Get, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart,
 };
-use store_core::{Frame, Key, Master, MasterConfig};
+use store_core::{Frame, Key, Master, MasterConfig, Session};
 use te_core::Instant;
 
 const OBJECTS: usize = 1_000_000;
@@ -73,7 +73,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut get = GetOp::new(ClientConfig::default());
     let mut buffers = Buffers::default();
     for turn in 0..KEYS / 4 {
-        get.start([GetItem { key: keys[turn * 7_919_333 % OBJECTS].as_bytes(), capacity: 4096 }], &[]);
+        get.start(
+            [GetItem { key: keys[turn * 7_919_333 % OBJECTS].as_bytes(), capacity: 4096, len_min: 1 }],
+            &[],
+        );
         while let Some(action) = get.poll(Instant::ZERO, turn as u64, &mut buffers.request) {
             match action {
                 Action::Call => {
@@ -103,13 +106,14 @@ struct Buffers {
     request: Vec<u8>,
     response: Vec<u8>,
     generations: Vec<u64>,
+    session: Session,
 }
 
 impl Buffers {
     fn ask(&mut self, master: &mut Master, now: Instant) -> Result<(), Box<dyn Error>> {
         self.response.clear();
         let (frame, _) = Frame::parse(&self.request)?.ok_or("incomplete")?;
-        master.handle(now, &frame, &mut self.response);
+        master.handle(now, &mut self.session, &frame, &mut self.response);
         black_box(&self.response);
         self.request.clear();
         Ok(())
@@ -118,7 +122,7 @@ impl Buffers {
 
 fn put(master: &mut Master, keys: &[String], buffers: &mut Buffers) -> Result<(), Box<dyn Error>> {
     let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 4096 });
-    PutStart::encode_request(&mut buffers.request, 1, &PutOptions::default(), new)?;
+    PutStart::encode_request(&mut buffers.request, 1, &PutAsk::default(), new)?;
     buffers.ask(master, Instant::ZERO)?;
     let (frame, _) = Frame::parse(&buffers.response)?.ok_or("incomplete")?;
     buffers.generations.clear();

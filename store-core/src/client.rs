@@ -58,7 +58,9 @@ pub struct Transfer {
     pub segment: SegmentNo,
     /// The replica's address in the segment's export.
     pub addr: u64,
-    /// Bytes, from the buffer's beginning.
+    /// Bytes of the object's data, which lie there from `addr` on, followed by the trailer ([`crate::blocks`]).
+    ///
+    /// A write writes both. A read of all reads the data; one of a part the trailer and the blocks that it needs.
     pub len: u64,
 }
 
@@ -69,41 +71,43 @@ pub struct TransferEnd {
     pub outcome: Outcome,
     /// Some slice said that a copy of the bytes may still land.
     pub fence_needed: bool,
-    /// A read that was applied: CRC-32C of the bytes that arrived. Else ignored.
+    /// A read that was applied: CRC-32C of the object by what arrived. Of all bytes as they were summed; of a part the
+    /// checksums in the trailer, joined ([`crate::blocks`]). Else ignored.
     pub checksum: u32,
+    /// A part was read, and a block of it is not what the trailer says.
+    pub damaged: bool,
 }
 
 impl TransferEnd {
     /// A write that is in place.
     #[must_use]
     pub const fn written() -> Self {
-        Self { outcome: Outcome::Applied, fence_needed: false, checksum: 0 }
+        Self::read(0)
     }
 
     /// A read that is in place, and what arrived.
     #[must_use]
     pub const fn read(checksum: u32) -> Self {
-        Self { outcome: Outcome::Applied, fence_needed: false, checksum }
+        Self { outcome: Outcome::Applied, fence_needed: false, checksum, damaged: false }
     }
 
     /// It failed and no byte will change.
     #[must_use]
     pub const fn not_applied() -> Self {
-        Self { outcome: Outcome::NotApplied, fence_needed: false, checksum: 0 }
+        Self { outcome: Outcome::NotApplied, ..Self::read(0) }
     }
 
     /// A write of which bytes may still land.
     #[must_use]
     pub const fn unknown() -> Self {
-        Self { outcome: Outcome::Unknown, fence_needed: true, checksum: 0 }
+        Self { outcome: Outcome::Unknown, fence_needed: true, ..Self::read(0) }
     }
 }
 
 /// How often a call may be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Tries of a call that may safely be repeated (get, put end, put revoke). A put's start is tried once: repeated, it
-    /// would find its own first try in the way. Default 3.
+    /// Tries of a call. Default 3.
     pub rpc_tries_max: u8,
 }
 

@@ -1,13 +1,15 @@
 //! The master's settings and their limits.
 
+use alloc::vec::Vec;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
 use crate::message::REPLICAS_MAX;
+use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
-use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy};
+use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantConfig};
 
 /// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +61,20 @@ pub struct MasterConfig {
     /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
     /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
     pub epoch: u32,
+    /// Whether there are other tenants than the default one. Off, everybody is the default tenant, and whoever names another is
+    /// refused. On, nothing but `Hello` is answered to a connection that has not named a tenant; the default one exists if
+    /// [`Self::tenants`] names it. Default off.
+    pub multi_tenants: bool,
+    /// The tenants that there are from the beginning. Without [`Self::multi_tenants`] only the default one may be among them.
+    /// Default none.
+    pub tenants: Vec<TenantConfig>,
+    /// A tenant that is not known is created, like this one but for its name. Default none: it is refused.
+    pub tenant_default: Option<TenantConfig>,
+    /// Most tenants. Eviction looks at each of them for a victim. Default 1,024.
+    pub tenants_max: u32,
+    /// Who says this is an admin, and may be any tenant. If there are tenants, nodes have to say it as well, because they hold
+    /// everybody's bytes. Without one, and without tenants, connections from this host are admins. Default none.
+    pub admin_secret: Secret,
     /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
     pub hash_seed: u64,
 }
@@ -87,6 +103,11 @@ impl Default for MasterConfig {
             segment_bytes_max: 64 << 40,
             nodes_max: 4_096,
             epoch: 0,
+            multi_tenants: false,
+            tenants: Vec::new(),
+            tenant_default: None,
+            tenants_max: 1_024,
+            admin_secret: Secret::default(),
             hash_seed: 0,
         }
     }
@@ -133,6 +154,7 @@ impl MasterConfig {
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
         whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
         whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
+        self.validate_tenants()?;
         if !(GRAIN_BYTES..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes_max) {
             let (min, max) = (GRAIN_BYTES as f64, SEGMENT_BYTES_MAX as f64);
             return Err(ConfigError { setting: "segment_bytes_max", reason: Reason::Range { min, max } });
@@ -142,6 +164,34 @@ impl MasterConfig {
                 setting: "put_start_release_timeout_ms",
                 reason: Reason::ReleaseBeforeDiscard,
             });
+        }
+        Ok(())
+    }
+
+    fn validate_tenants(&self) -> Result<(), ConfigError> {
+        const TENANTS_MAX: u32 = 4_096;
+        if !(1..=TENANTS_MAX).contains(&self.tenants_max) {
+            let reason = Reason::Range { min: 1.0, max: f64::from(TENANTS_MAX) };
+            return Err(ConfigError { setting: "tenants_max", reason });
+        }
+        // One more: the default tenant has a number in any case.
+        if self.tenants.len() >= self.tenants_max as usize {
+            return Err(ConfigError { setting: "tenants", reason: Reason::TooManyTenants });
+        }
+        let names = self.tenants.iter().map(|tenant| &*tenant.name);
+        let all = self.tenants.iter().chain(&self.tenant_default);
+        if all.clone().any(|tenant| !tenant.is_valid()) || self.admin_secret.len() > SECRET_BYTES_MAX {
+            return Err(ConfigError { setting: "tenants", reason: Reason::Tenant });
+        }
+        let twice =
+            names.clone().enumerate().any(|(at, name)| names.clone().take(at).any(|other| other == name));
+        if twice {
+            return Err(ConfigError { setting: "tenants", reason: Reason::TenantTwice });
+        }
+        if !self.multi_tenants
+            && (self.tenant_default.is_some() || names.clone().any(|name| name != DEFAULT_TENANT))
+        {
+            return Err(ConfigError { setting: "tenants", reason: Reason::OneTenant });
         }
         Ok(())
     }
@@ -159,12 +209,24 @@ pub struct ConfigError {
 enum Reason {
     Range { min: f64, max: f64 },
     ReleaseBeforeDiscard,
+    TooManyTenants,
+    Tenant,
+    TenantTwice,
+    OneTenant,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
             Reason::Range { min, max } => write!(f, "{}: choose a value from {min} to {max}", self.setting),
+            Reason::TooManyTenants => write!(f, "{}: more than tenants_max: raise it", self.setting),
+            Reason::Tenant => write!(
+                f,
+                "{}: names have 1 to 64 bytes, secrets 256 at most, and a guarantee is within the quota",
+                self.setting
+            ),
+            Reason::TenantTwice => write!(f, "{}: a name is there twice", self.setting),
+            Reason::OneTenant => write!(f, "{}: only \"default\", or set multi_tenants", self.setting),
             Reason::ReleaseBeforeDiscard => {
                 write!(f, "{}: must be longer than put_start_discard_timeout_ms", self.setting)
             }

@@ -93,6 +93,14 @@ error_codes! {
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.
     KeysUltraLimit = -1203, "KEYS_ULTRA_LIMIT", "a limit on keys is reached: smaller batches, or raise objects_max";
+    /// The tenant's objects would be more, or take more bytes, than it may have, and no more of them can be evicted.
+    TenantQuotaExceeded = -1700, "TENANT_QUOTA_EXCEEDED", "the tenant's quota is used up: remove or unpin objects, wait for leases to end, or raise the quota";
+    /// No such tenant, or its secret is another.
+    TenantNotRegistered = -1701, "TENANT_NOT_REGISTERED", "the master knows no such tenant, or not with this secret: check the tenant's name and secret, or add it to the master's tenants";
+    /// It has objects.
+    TenantNotEmpty = -1702, "TENANT_NOT_EMPTY", "the tenant still has objects, or space that is held back: remove all of them first, then try again";
+    /// Only admins may. Not one of Mooncake's numbers.
+    PermissionDenied = -1790, "PERMISSION_DENIED", "only an admin or a node may do that: say the master's admin secret";
 }
 
 impl ErrorCode {

@@ -37,13 +37,14 @@
 //! | Keys in a request | 4,096 | [`wire::KEYS_PER_BATCH_MAX`] |
 //! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
 //! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
-//! | Object | 1 byte to one segment | |
+//! | Object | 1 byte to one segment, its trailer included | [`blocks`] |
 //! | Segment | 64 bytes to 64 TiB | [`allocator::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
 //! | Members of a group | 4,096 | [`message::Retention::group`] |
 //! | Bytes pinned for good | half of all | [`MasterConfig::hard_pin_share_max`] |
 //! | Objects | 100 million, 2^31 at most | [`MasterConfig::objects_max`] |
 //! | Master memory per object | about 160 bytes with keys up to 38 bytes and one replica | `tests/memory.rs` |
+//! | Tenants | 1,024, 4,096 at most | [`MasterConfig::tenants_max`] |
 //! | Name, endpoint of a segment | 256 bytes | [`message::NAME_BYTES_MAX`] |
 //!
 //! # Example
@@ -52,25 +53,26 @@
 //!
 //! ```
 //! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
-//! use store_core::message::{MountSegment, PutOptions};
-//! use store_core::{Frame, Master, MasterConfig};
+//! use store_core::message::{MountSegment, PutAsk};
+//! use store_core::{Frame, Master, MasterConfig, Session};
 //! use te_core::Instant;
 //!
 //! let now = Instant::from_millis(1);
 //! let mut master = Master::new(MasterConfig::default())?;
+//! let mut session = Session::default();
 //! let mut memory = vec![0u8; 4096];
 //! let segment = MountSegment { node: 1, incarnation: 1, name: "n1", endpoint: "n1:9000", base: 0, len: 4096, export: Default::default(), epoch: 0 };
 //! master.mount(now, &segment)?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
-//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutOptions::default());
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk::default());
 //! let (mut request, mut response) = (Vec::new(), Vec::new());
 //! let mut request_id = 0;
 //! while !put.is_done() {
 //!     request_id += 1;
 //!     match put.poll(now, request_id, &mut request) {
 //!         Some(Action::Call) => {
-//!             master.handle(now, &Frame::parse(&request)?.expect("whole").0, &mut response);
+//!             master.handle(now, &mut session, &Frame::parse(&request)?.expect("whole").0, &mut response);
 //!             put.handle_response(now, &Frame::parse(&response)?.expect("whole").0);
 //!             (request.clear(), response.clear());
 //!         }
@@ -84,13 +86,13 @@
 //! assert!(put.result(0).expect("done").is_ok());
 //!
 //! let mut get = GetOp::new(ClientConfig::default());
-//! get.start([GetItem { key: b"greeting", capacity: 64 }], &[]);
+//! get.start([GetItem { key: b"greeting", capacity: 64, len_min: 1 }], &[]);
 //! let mut buffer = Vec::new();
 //! while !get.is_done() {
 //!     request_id += 1;
 //!     match get.poll(now, request_id, &mut request) {
 //!         Some(Action::Call) => {
-//!             master.handle(now, &Frame::parse(&request)?.expect("whole").0, &mut response);
+//!             master.handle(now, &mut session, &Frame::parse(&request)?.expect("whole").0, &mut response);
 //!             get.handle_response(&Frame::parse(&response)?.expect("whole").0);
 //!         }
 //!         Some(Action::Transfer(read)) => {
@@ -110,6 +112,7 @@
 extern crate alloc;
 
 pub mod allocator;
+pub mod blocks;
 pub mod client;
 mod codec;
 mod config;
@@ -124,8 +127,10 @@ pub mod placement;
 mod room;
 mod segments;
 mod serve;
+mod session;
 mod slab;
 mod stats;
+mod tenant;
 pub mod wire;
 
 pub use allocator::AllocatorKind;
@@ -136,7 +141,11 @@ pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
+pub use session::{Peer, Session};
 pub use stats::Stats;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
+pub use tenant::{
+    DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
+};
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

@@ -11,7 +11,9 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use te_core::Instant;
 
-use crate::objects::Placements;
+use crate::TenantNo;
+use crate::blocks::stored_len;
+use crate::objects::{Placements, Removed};
 use crate::segments::Segments;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,10 @@ pub(crate) enum Reason {
 
 #[derive(Debug)]
 struct Held {
+    /// Whose. Nobody else's word releases it.
+    tenant: TenantNo,
     replicas: Placements,
+    /// As allocated.
     len: u64,
     until: Instant,
     reason: Reason,
@@ -43,24 +48,24 @@ impl Limbo {
     }
 
     /// Holds the replicas of a put back until `until`.
-    pub(crate) fn hold(
-        &mut self,
-        segments: &mut Segments,
-        generation: u64,
-        replicas: Placements,
-        len: u64,
-        until: Instant,
-        reason: Reason,
-    ) {
+    pub(crate) fn hold(&mut self, segments: &mut Segments, removed: Removed, until: Instant, reason: Reason) {
+        let Removed { tenant, generation, replicas, len, .. } = removed;
+        let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
-        self.held.insert(generation, Held { replicas, len, until, reason });
+        self.held.insert(generation, Held { tenant, replicas, len, until, reason });
         self.queue.push(Reverse((until, generation)));
     }
 
     /// The writer of this put is quiet: its bytes come back now. Gives whether they were here.
-    pub(crate) fn release_zombie(&mut self, segments: &mut Segments, generation: u64) -> bool {
-        let here = self.held.get(&generation).is_some_and(|held| held.reason == Reason::Zombie);
+    pub(crate) fn release_zombie(
+        &mut self,
+        segments: &mut Segments,
+        tenant: TenantNo,
+        generation: u64,
+    ) -> bool {
+        let ours = |held: &Held| held.reason == Reason::Zombie && held.tenant == tenant;
+        let here = self.held.get(&generation).is_some_and(ours);
         if here {
             self.release(segments, generation);
         }
@@ -68,8 +73,9 @@ impl Limbo {
     }
 
     /// The writer of this put lives and may still write. Gives whether its bytes are here.
-    pub(crate) fn put_off_zombie(&mut self, generation: u64, until: Instant) -> bool {
-        let Some(held) = self.held.get_mut(&generation).filter(|held| held.reason == Reason::Zombie) else {
+    pub(crate) fn put_off_zombie(&mut self, tenant: TenantNo, generation: u64, until: Instant) -> bool {
+        let ours = |held: &&mut Held| held.reason == Reason::Zombie && held.tenant == tenant;
+        let Some(held) = self.held.get_mut(&generation).filter(ours) else {
             return false;
         };
         // Its entry in the queue stays: `settle` puts it off when it gets there. A writer that says so again and again

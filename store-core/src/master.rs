@@ -15,26 +15,32 @@
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
 //! or the release timeout is over) and nobody holds a lease to read it.
 
+mod admin;
 mod evict;
+mod tenants;
 
 use core::time::Duration;
 
 use te_core::Instant;
 
 use crate::allocator::{Allocator, GRAIN_BYTES};
+use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
     Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NodeStatus, Object, Pin, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, UnmountSegment,
+    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
+    UnmountSegment,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements, Removed, State};
+use crate::objects::{Entry, New, Objects, Placements, State};
 use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
 use crate::wire::KEYS_PER_BATCH_MAX;
-use crate::{ConfigError, ErrorCode, Key, MasterConfig, SegmentNo, Stats};
+use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
+pub(crate) use tenants::Rights;
+use tenants::Tenants;
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
@@ -54,6 +60,7 @@ const LIST_SCAN_MAX: u32 = 16_384;
 #[derive(Debug)]
 pub struct Master {
     config: MasterConfig,
+    tenants: Tenants,
     pub(crate) segments: Segments,
     objects: Objects,
     limbo: Limbo,
@@ -78,6 +85,7 @@ impl Master {
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
+            tenants: Tenants::new(&config),
             segments: Segments::after(
                 config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
                 config.allocation_strategy,
@@ -101,33 +109,36 @@ impl Master {
         })
     }
 
-    /// Allocates space for a new object, alone in its batch.
+    /// Allocates space for a new object, alone in its batch, and once.
     ///
     /// # Errors
     /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
-    pub fn put_start(
+    pub fn put_start<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         len: u64,
         options: &PutOptions,
     ) -> Result<Allocation, ErrorCode> {
-        self.put_start_in(now, key, len, options, Place::ALONE)
+        self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
     }
 
-    /// Allocates space for one object of a batch; `place` is what eviction makes of that.
+    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated with the same nonce while
+    /// the put is unfinished, it gives the same space.
     ///
     /// # Errors
     /// As [`Self::put_start`]. `NoAvailableHandle` also when too much is pinned for good already.
-    pub fn put_start_in(
+    pub fn put_start_in<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         len: u64,
-        options: &PutOptions,
+        ask: &PutAsk,
         place: Place,
     ) -> Result<Allocation, ErrorCode> {
-        self.check_key(key)?;
+        let key = key.into();
+        self.check_key(key.key)?;
+        let options = &ask.options;
         let retention = options.retention;
         if len == 0
             || options.replicas == 0
@@ -136,27 +147,33 @@ impl Master {
         {
             return Err(ErrorCode::InvalidParams);
         }
-        if !self.objects.has_room(&retention) {
+        let found = self.objects.find(key);
+        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask.nonce)) {
+            return Ok(again);
+        }
+        if !self.objects.has_room(key.tenant, &retention) {
             return Err(ErrorCode::KeysUltraLimit);
         }
         if retention.pin == Pin::Hard && !self.may_pin(len) {
             self.stats.puts_no_room_total += 1;
             return Err(ErrorCode::NoAvailableHandle);
         }
-        if let Some(index) = self.objects.find(key) {
+        if let Some(index) = found {
             self.displace(now, index)?;
         }
         if self.objects.len() >= self.config.objects_max && !self.evict_one(now) {
             return Err(ErrorCode::KeysUltraLimit);
         }
         self.evict_to_watermark(now, EVICTIONS_PER_PUT);
-        let placed = self.place(now, len, options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        let placed =
+            self.place(now, stored_len(len), options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }
         self.generation += 1;
         let replicas = Placements::new(&placed);
-        self.objects.insert(now, New { key, len, generation: self.generation, replicas, place, retention });
+        let (generation, nonce) = (self.generation, ask.nonce);
+        self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         self.stats.put_starts_total += 1;
         Ok(Allocation { generation: self.generation, replicas: replicas_of(&placed) })
     }
@@ -167,10 +184,10 @@ impl Master {
     /// # Errors
     /// `ObjectNotFound` when this put is not there any more (displaced, removed, or its segments are gone), `InvalidWrite`
     /// when it is committed with another checksum.
-    pub fn put_end(
+    pub fn put_end<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         generation: u64,
         checksum: u32,
     ) -> Result<(), ErrorCode> {
@@ -181,16 +198,17 @@ impl Master {
     ///
     /// # Errors
     /// As [`Self::put_end`].
-    pub fn put_end_in(
+    pub fn put_end_in<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         generation: u64,
         checksum: u32,
         follows: bool,
     ) -> Result<(), ErrorCode> {
+        let key = key.into();
         let Some(index) = self.find_generation(key, generation) else {
-            self.limbo.release_zombie(&mut self.segments, generation);
+            self.limbo.release_zombie(&mut self.segments, key.tenant, generation);
             return Err(ErrorCode::ObjectNotFound);
         };
         let entry = self.objects.entry(index);
@@ -207,13 +225,14 @@ impl Master {
     ///
     /// # Errors
     /// `ObjectNotFound` when this put is not there, `InvalidWrite` when it is committed.
-    pub fn put_revoke(
+    pub fn put_revoke<'k>(
         &mut self,
         now: Instant,
-        key: &[u8],
+        key: impl Into<FullKey<'k>>,
         generation: u64,
         quiet: bool,
     ) -> Result<(), ErrorCode> {
+        let key = key.into();
         let release = now + millis(self.config.put_start_release_timeout_ms);
         if let Some(index) = self.find_generation(key, generation) {
             if self.objects.entry(index).is_complete() {
@@ -228,9 +247,9 @@ impl Master {
             return Ok(());
         }
         let here = if quiet {
-            self.limbo.release_zombie(&mut self.segments, generation)
+            self.limbo.release_zombie(&mut self.segments, key.tenant, generation)
         } else {
-            self.limbo.put_off_zombie(generation, release)
+            self.limbo.put_off_zombie(key.tenant, generation, release)
         };
         if here { Ok(()) } else { Err(ErrorCode::ObjectNotFound) }
     }
@@ -239,7 +258,7 @@ impl Master {
     ///
     /// # Errors
     /// `ObjectNotFound`, `ReplicaIsNotReady` while it is written.
-    pub fn get(&mut self, now: Instant, key: &[u8]) -> Result<Object, ErrorCode> {
+    pub fn get<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> Result<Object, ErrorCode> {
         self.get_in(now, key, false)
     }
 
@@ -247,9 +266,14 @@ impl Master {
     ///
     /// # Errors
     /// As [`Self::get`].
-    pub fn get_in(&mut self, now: Instant, key: &[u8], follows: bool) -> Result<Object, ErrorCode> {
+    pub fn get_in<'k>(
+        &mut self,
+        now: Instant,
+        key: impl Into<FullKey<'k>>,
+        follows: bool,
+    ) -> Result<Object, ErrorCode> {
         self.stats.gets_total += 1;
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
         if self.objects.is_expired(now, index) {
             return Err(ErrorCode::ObjectNotFound);
         }
@@ -270,8 +294,9 @@ impl Master {
 
     /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
     /// exist until [`Self::handle_timeout`] has run.
-    pub fn exists(&mut self, key: &[u8]) -> bool {
-        let found = self.objects.find(key).is_some_and(|index| self.objects.entry(index).is_complete());
+    pub fn exists<'k>(&mut self, key: impl Into<FullKey<'k>>) -> bool {
+        let found =
+            self.objects.find(key.into()).is_some_and(|index| self.objects.entry(index).is_complete());
         self.stats.exists_total += 1;
         self.stats.exists_hits_total += u64::from(found);
         found
@@ -281,8 +306,13 @@ impl Master {
     ///
     /// # Errors
     /// `ObjectNotFound`; without `force` `ObjectHasLease`, `ReplicaIsNotReady`.
-    pub fn remove(&mut self, now: Instant, key: &[u8], force: bool) -> Result<(), ErrorCode> {
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+    pub fn remove<'k>(
+        &mut self,
+        now: Instant,
+        key: impl Into<FullKey<'k>>,
+        force: bool,
+    ) -> Result<(), ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
         let entry = self.objects.entry(index);
         if !force && !entry.is_complete() {
             return Err(ErrorCode::ReplicaIsNotReady);
@@ -300,11 +330,22 @@ impl Master {
         Ok(())
     }
 
-    /// Calls `each` for a page of keys; gives the cursor of the next page, 0 at the end. `each` returns false to stop early.
+    /// Calls `each` for a page of the default tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to stop early.
     /// Objects that come or go between pages may be seen or not; those that stay are seen once.
     pub fn list<'a>(
         &'a self,
         now: Instant,
+        query: &ListQuery<'_>,
+        each: impl FnMut(Listed<'a>) -> bool,
+    ) -> u64 {
+        self.list_of(now, 0, query, each)
+    }
+
+    /// The same for any tenant's keys.
+    pub fn list_of<'a>(
+        &'a self,
+        now: Instant,
+        tenant: TenantNo,
         query: &ListQuery<'_>,
         mut each: impl FnMut(Listed<'a>) -> bool,
     ) -> u64 {
@@ -316,7 +357,10 @@ impl Master {
         let mut listed = 0;
         for index in start..end {
             let entry = self.objects.entry(index);
-            if entry.state == State::Vacant || !entry.key.as_slice().starts_with(query.prefix.0) {
+            if entry.state == State::Vacant
+                || entry.tenant != tenant
+                || !entry.key.as_slice().starts_with(query.prefix.0)
+            {
                 continue;
             }
             if listed == limit || !each(listing(entry, now)) {
@@ -392,10 +436,10 @@ impl Master {
     /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
     ///
     /// # Errors
-    /// `SegmentNotFound`, `IllegalClient` when it is another node's.
+    /// `SegmentNotFound`, `IllegalClient` when it is another node's, or another incarnation's.
     pub fn unmount(&mut self, now: Instant, unmount: &UnmountSegment) -> Result<(), ErrorCode> {
         let segment = self.segments.get(unmount.segment).ok_or(ErrorCode::SegmentNotFound)?;
-        if segment.node != unmount.node {
+        if (segment.node, segment.incarnation) != (unmount.node, unmount.incarnation) {
             return Err(ErrorCode::IllegalClient);
         }
         self.drop_segment(now, unmount.segment);
@@ -506,7 +550,7 @@ impl Master {
             + self.limbo.memory_bytes()
     }
 
-    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = Key<'a>>) {
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
         self.objects.warm(keys);
     }
 
@@ -517,8 +561,16 @@ impl Master {
         Ok(())
     }
 
-    fn find_generation(&self, key: &[u8], generation: u64) -> Option<u32> {
+    fn find_generation(&self, key: FullKey<'_>, generation: u64) -> Option<u32> {
         self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
+    }
+
+    /// What an unfinished put was given, if it is this one whose answer was lost.
+    fn repeated(&self, index: u32, len: u64, nonce: u32) -> Option<Allocation> {
+        let entry = self.objects.entry(index);
+        let same = nonce != 0 && !entry.is_complete() && entry.checksum == nonce && entry.len == len;
+        let replicas = || replicas_of(entry.replicas.as_slice());
+        same.then(|| Allocation { generation: entry.generation, replicas: replicas() })
     }
 
     /// Makes way for a new put of a key that is taken, if its writer has had its time.
@@ -542,12 +594,12 @@ impl Master {
 
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
-        let Removed { generation, len, replicas, .. } = self.objects.remove(index);
+        let removed = self.objects.remove(index);
         match hold {
             Some((until, reason)) => {
-                self.limbo.hold(&mut self.segments, generation, replicas, len, until, reason);
+                self.limbo.hold(&mut self.segments, removed, until, reason);
             }
-            None => replicas.as_slice().iter().for_each(|placed| {
+            None => removed.replicas.as_slice().iter().for_each(|placed| {
                 self.segments.free(placed);
             }),
         }

@@ -3,24 +3,28 @@
 //! Every operation is a batch: a head said once, then one item for each key; one key is a batch of one. Answers have one
 //! item for each item asked, in the same order. Nothing is allocated to decode one.
 //!
-//! | Kind | head asked, items asked | head answered, items answered |
-//! |---|---|---|
-//! | [`Hello`] | version · – | [`Welcome`] · – |
-//! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – |
-//! | [`Unmount`] | [`UnmountSegment`] · – | – · – |
-//! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – |
-//! | [`PutStart`] | [`PutOptions`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error |
-//! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error |
-//! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error |
-//! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error |
-//! | [`Exists`] | – · [`Key`]s | – · `bool` |
-//! | [`Remove`] | – · [`Removal`]s | – · `()` or error |
-//! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] |
-//! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error |
-//! | [`ReadStats`] | – · – | [`Stats`] · – |
-//! | [`PutStartKept`] | [`PutOptions`], [`Retention`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error |
-//! | [`ExplainEviction`] | how many at most · – | [`EvictionReport`] · [`NextVictim`]s |
-//! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error |
+//! | Kind | head asked, items asked | head answered, items answered | again |
+//! |---|---|---|---|
+//! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
+//! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – | the same incarnation mounts the same: the same number |
+//! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
+//! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
+//! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its nonce, while the put is unfinished; then `ObjectAlreadyExists` |
+//! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
+//! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `ObjectNotFound`, by its generation: as wanted |
+//! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
+//! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
+//! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `ObjectNotFound`; what was put in between goes, too, as eviction might have done |
+//! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
+//! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error | changes nothing |
+//! | [`ReadStats`] | – · – | [`Stats`] · – | changes nothing |
+//! | [`ExplainEviction`] | how many at most · – | [`EvictionReport`] · [`NextVictim`]s | changes nothing |
+//! | [`ReadConfig`] | – · – | [`MasterConfig`] · – | changes nothing |
+//! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | nothing to evict: what is asked for is what to leave |
+//! | [`ListNodes`] | – · – | – · [`NodeInfo`] | changes nothing |
+//! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error | changes nothing |
+//!
+//! Every operation may be sent again when its answer was lost: the last column says what the second one does.
 //!
 //! ```
 //! use store_core::{Frame, Key, message::{Get, Operation}};
@@ -39,8 +43,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key, Short};
-use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
-use crate::{ErrorCode, EvictionPolicy, Placement, Stats};
+use crate::tenant::DEFAULT_TENANT;
+use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
+use crate::{ErrorCode, EvictionPolicy, MasterConfig, Placement, Stats};
 
 /// Most replicas that an object can have.
 pub const REPLICAS_MAX: usize = 8;
@@ -233,7 +238,7 @@ macro_rules! operations {
 
 operations! {
     /// First on every connection: versions and limits.
-    Hello = 1, (u16, ()) -> (Welcome, ());
+    Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
     Mount = 2, (MountSegment<'a>, ()) -> (Mounted, ());
     /// A node takes it back.
@@ -241,7 +246,7 @@ operations! {
     /// A node says that it lives.
     Beat = 4, (Heartbeat, ()) -> (NodeStatus, ());
     /// Space for new objects. They are not readable yet.
-    PutStart = 5, (PutOptions, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
+    PutStart = 5, (PutAsk, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
     /// The bytes are in place, all of them: readable from here.
     PutEnd = 6, ((), Commit<'a>) -> ((), Result<(), ErrorCode>);
     /// The writer gives up.
@@ -258,12 +263,38 @@ operations! {
     Segments = 12, ((), SegmentNo) -> ((), Result<SegmentInfo<'a>, ErrorCode>);
     /// Counters and gauges.
     ReadStats = 13, ((), ()) -> (Stats, ());
-    /// [`PutStart`] of objects that are kept in another way than most. A master of an earlier release answers `NotSupported`.
-    PutStartKept = 20, ((PutOptions, Retention), NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
     /// What eviction did, what keeps objects from it, and what goes next.
     ExplainEviction = 21, (u32, ()) -> (EvictionReport, NextVictim<'a>);
+    /// The settings that the master runs with, secrets left out. For admins.
+    ReadConfig = 80, ((), ()) -> (MasterConfig, ());
+    /// Evict now. For admins.
+    EvictNow = 81, (Evict, ()) -> (Evicted, ());
+    /// Who the nodes are. For admins.
+    ListNodes = 82, ((), ()) -> ((), NodeInfo);
     /// Why objects cannot be evicted now; none if they can.
     WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
+}
+
+/// A client or a node introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting<'a> {
+    /// The protocol's version there.
+    pub version: u16,
+    /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, as a node's.
+    pub tenant: &'a str,
+    /// The tenant's secret, if it has one; 256 bytes at most.
+    #[serde(borrow)]
+    pub secret: Key<'a>,
+    /// The admin's secret, of those who may say it; 256 bytes at most.
+    #[serde(borrow)]
+    pub admin: Key<'a>,
+}
+
+/// A client of the default tenant, of this release.
+impl Default for Greeting<'_> {
+    fn default() -> Self {
+        Self { version: VERSION, tenant: DEFAULT_TENANT, secret: Key(&[]), admin: Key(&[]) }
+    }
 }
 
 /// The master introduces itself.
@@ -338,6 +369,8 @@ pub struct Mounted {
 pub struct UnmountSegment {
     /// Whose.
     pub node: u64,
+    /// Which life of the node's exports it was mounted for.
+    pub incarnation: u64,
     /// Which.
     pub segment: SegmentNo,
 }
@@ -367,8 +400,7 @@ pub struct PutOptions {
     pub replicas: u8,
     /// Where they may go, and where they should.
     pub placement: Placement,
-    /// Not in [`PutStart`], which is older: [`PutStartKept`] carries it.
-    #[serde(skip)]
+    /// How long to keep them.
     pub retention: Retention,
 }
 
@@ -380,6 +412,34 @@ impl PutOptions {
 impl Default for PutOptions {
     fn default() -> Self {
         Self::DEFAULT
+    }
+}
+
+/// What is said once of new objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutAsk {
+    /// A random number of this put. A request that comes again, because its answer was lost, carries the same one: the space
+    /// that an unfinished put of the same key, length and nonce was given is given again, instead of being in the way. 0: it
+    /// will not come again.
+    pub nonce: u32,
+    /// Where, how often, for how long.
+    pub options: PutOptions,
+}
+
+impl PutAsk {
+    /// A put whose start is not repeated.
+    #[must_use]
+    pub const fn once(options: PutOptions) -> Self {
+        Self { nonce: 0, options }
+    }
+
+    /// For the item number `at` of a batch: a key that a batch has twice is taken, the second time.
+    #[must_use]
+    pub const fn item(&self, at: usize) -> Self {
+        match self.nonce {
+            0 => *self,
+            nonce => Self { nonce: nonce.wrapping_add(at as u32), options: self.options },
+        }
     }
 }
 
@@ -420,14 +480,14 @@ pub struct NewObject<'a> {
     /// Its key.
     #[serde(borrow)]
     pub key: Key<'a>,
-    /// Bytes; not 0.
+    /// Bytes of data; not 0. The space has room for the trailer, too: [`stored_len`](crate::blocks::stored_len).
     pub len: u64,
 }
 
 /// For how long a writer may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutWindow {
-    /// From the moment the request was *sent*. Later, another writer may take the key over.
+    /// From the moment the request was *first* sent. Later, another writer may take the key over.
     pub window_ms: u32,
 }
 
@@ -462,7 +522,7 @@ pub struct Commit<'a> {
     pub key: Key<'a>,
     /// As given at its start.
     pub generation: u64,
-    /// CRC-32C of all bytes.
+    /// CRC-32C of all data.
     pub checksum: u32,
 }
 
@@ -489,9 +549,9 @@ pub struct Lease {
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// Bytes.
+    /// Bytes of data. The trailer follows them: [`crate::blocks`].
     pub len: u64,
-    /// CRC-32C of all bytes; what was read counts only if it agrees.
+    /// CRC-32C of all data; what was read counts only if it agrees.
     pub checksum: u32,
     /// Which put it is from.
     pub generation: u64,
@@ -649,4 +709,42 @@ pub struct NextVictim<'a> {
     pub company: u32,
     /// Readers hold a lease: it will be set aside until that is over.
     pub leased: bool,
+}
+
+/// How much to leave: objects go until neither bound is passed. What to leave rather than what to take, so that asking twice
+/// is asking once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evict {
+    /// Objects, those being written not counted.
+    pub objects_max: u64,
+    /// Bytes of all segments that are allocated or held back.
+    pub used_bytes_max: u64,
+}
+
+/// What was evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes of them, each counted once.
+    pub bytes: u64,
+    /// A bound is still passed and there may be more to evict: ask again.
+    pub more: bool,
+}
+
+/// A node that has memory in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Which.
+    pub node: u64,
+    /// Which life of its exports.
+    pub incarnation: u64,
+    /// Segments that it has mounted.
+    pub segments: u32,
+    /// Bytes of them.
+    pub capacity: u64,
+    /// Bytes of them that are allocated or held back.
+    pub used: u64,
+    /// How long it has not been heard of, ms.
+    pub silent_ms: u64,
 }

@@ -57,6 +57,13 @@ impl Nodes {
         self.map.get_mut(&node)
     }
 
+    /// All, by number: the map's order is not part of the contract.
+    pub(crate) fn all(&self) -> Vec<(u64, &Node)> {
+        let mut all: Vec<_> = self.map.iter().map(|(no, node)| (*no, node)).collect();
+        all.sort_unstable_by_key(|(no, _)| *no);
+        all
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.map.len()
     }

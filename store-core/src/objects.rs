@@ -24,11 +24,11 @@ use foldhash::quality::FixedState;
 use hashbrown::{HashMap, HashTable};
 use te_core::Instant;
 
-use crate::Key;
 use crate::eviction::{Eviction, EvictionPolicy, List, Nodes, Place};
 use crate::message::Retention;
 use crate::segments::Placed;
 use crate::slab::Chunks;
+use crate::{FullKey, TenantNo};
 use groups::Groups;
 use leases::LeaseCount;
 use retention::Kept;
@@ -66,7 +66,10 @@ pub(crate) struct Entry {
     /// While it is being written when that began, then when its last lease ends.
     pub(crate) time: Instant,
     pub(crate) replicas: Placements,
+    /// While it is being written the nonce of the put.
     pub(crate) checksum: u32,
+    /// Whose.
+    pub(crate) tenant: TenantNo,
     pub(crate) state: State,
     /// Some of [`Self::RENEWED`] and what follows.
     marks: u8,
@@ -83,6 +86,11 @@ impl Entry {
     const LAST: u8 = 4;
     /// Came back soon after its eviction.
     const RETURNING: u8 = 8;
+
+    /// What it is found by.
+    pub(crate) fn full_key(&self) -> FullKey<'_> {
+        FullKey { tenant: self.tenant, key: self.key.as_slice() }
+    }
 
     pub(crate) fn is_complete(&self) -> bool {
         !matches!(self.state, State::Processing | State::Vacant)
@@ -193,9 +201,10 @@ struct Slot {
 /// A new object.
 #[derive(Debug)]
 pub(crate) struct New<'a> {
-    pub(crate) key: &'a [u8],
+    pub(crate) key: FullKey<'a>,
     pub(crate) len: u64,
     pub(crate) generation: u64,
+    pub(crate) nonce: u32,
     pub(crate) replicas: Placements,
     pub(crate) place: Place,
     pub(crate) retention: Retention,
@@ -266,18 +275,18 @@ impl Objects {
         }
     }
 
-    pub(crate) fn find(&self, key: &[u8]) -> Option<u32> {
+    pub(crate) fn find(&self, key: FullKey<'_>) -> Option<u32> {
         let hash = short(self.hash(key));
-        let same = |slot: &Slot| slot.hash == hash && self.entries[slot.index].key.as_slice() == key;
+        let same = |slot: &Slot| slot.hash == hash && self.entries[slot.index].full_key() == key;
         self.table.find(spread(hash), same).map(|slot| slot.index)
     }
 
     /// Touches what looking the keys up will touch. The loads of one key do not wait for those of another, as they would
     /// with the work of an operation between them.
-    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = Key<'a>>) {
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
         let mut sum = 0;
         for key in keys {
-            let hash = short(self.hash(key.0));
+            let hash = short(self.hash(key));
             if let Some(slot) = self.table.find(spread(hash), |slot| slot.hash == hash) {
                 // The two ends of an entry lie in two cache lines.
                 let entry = &self.entries[slot.index];
@@ -300,7 +309,7 @@ impl Objects {
     /// Adds an object that is being written. The key must not be there, and its group must have room.
     pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
         let hash = short(self.hash(new.key));
-        let key = KeyBytes::new(new.key);
+        let key = KeyBytes::new(new.key.key);
         self.heap_bytes += key.heap_bytes() + new.replicas.heap_bytes();
         let mark = |on: bool, mark: u8| if on { mark } else { 0 };
         let kept = new.retention != Retention::default();
@@ -310,7 +319,8 @@ impl Objects {
             len: new.len,
             time: now,
             replicas: new.replicas,
-            checksum: 0,
+            checksum: new.nonce,
+            tenant: new.key.tenant,
             state: State::Processing,
             marks: mark(kept, Entry::KEPT)
                 | mark(new.place.last, Entry::LAST)
@@ -343,7 +353,7 @@ impl Objects {
 
     /// The same for one that is on no list any more.
     fn erase(&mut self, index: u32) -> Removed {
-        let hash = short(self.hash(self.entries[index].key.as_slice()));
+        let hash = short(self.hash(self.entries[index].full_key()));
         if let Ok(slot) = self.table.find_entry(spread(hash), |slot| slot.index == index) {
             slot.remove();
         }
@@ -354,6 +364,7 @@ impl Objects {
         }
         self.heap_bytes -= entry.key.heap_bytes() + entry.replicas.heap_bytes();
         let removed = Removed {
+            tenant: entry.tenant,
             len: entry.len,
             generation: entry.generation,
             complete: entry.is_complete(),
@@ -409,10 +420,11 @@ impl Objects {
             + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()
     }
 
-    fn hash(&self, key: &[u8]) -> u64 {
+    fn hash(&self, key: FullKey<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
-        hasher.write(key);
-        hasher.finish()
+        hasher.write(key.key);
+        // The default tenant's keys are their own hash; an odd number spreads the others.
+        hasher.finish() ^ u64::from(key.tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 

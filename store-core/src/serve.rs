@@ -4,12 +4,13 @@ use alloc::vec::Vec;
 
 use te_core::Instant;
 
+use crate::master::Rights;
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutOptions, PutWindow, Welcome,
+    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutWindow, Welcome,
     encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, Key, Master, Place};
+use crate::{ErrorCode, FullKey, Key, Master, Place, Session, TenantNo};
 
 /// Bytes of keys in one page of a listing; the rest goes to the next page.
 const LIST_BYTES_MAX: usize = 1 << 20;
@@ -18,15 +19,20 @@ const LIST_BYTES_MAX: usize = 1 << 20;
 const WARM_KEYS: usize = 32;
 
 impl Master {
-    /// Carries out one request frame and appends exactly one response frame to `out`.
+    /// Carries out one request frame of a connection and appends exactly one response frame to `out`. `session` is what the
+    /// master keeps of the connection.
     ///
     /// A request that cannot be read, or is of no operation here, is answered with a status and changes nothing.
-    pub fn handle(&mut self, now: Instant, frame: &Frame<'_>, out: &mut Vec<u8>) {
+    pub fn handle(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
         let result = match Kind::from_byte(frame.header.kind) {
             _ if frame.header.response => Err(ErrorCode::InvalidParams),
             None => Err(ErrorCode::NotSupported),
-            Some(kind) => self.serve(now, kind, frame, out),
+            Some(Kind::Hello) => self.hello(session, frame, out),
+            Some(kind) => {
+                let rights = self.rights(session);
+                self.permit(kind, rights).and_then(|tenant| self.serve(now, kind, tenant, frame, out))
+            }
         };
         if let Err(error) = result {
             out.truncate(start);
@@ -34,22 +40,49 @@ impl Master {
         }
     }
 
+    fn hello(
+        &mut self,
+        session: &mut Session,
+        frame: &Frame<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ErrorCode> {
+        let (greeting, _) = message::Hello::decode_request(frame.body).map_err(WireError::code)?;
+        self.greet(session, &greeting)?;
+        let id = frame.header.request_id;
+        message::Hello::encode_response(out, id, &self.welcome(), core::iter::empty())
+            .map_err(WireError::code)
+    }
+
+    /// Whose objects a request is about, if the connection may ask it at all; what is about no object gets any number.
+    fn permit(&self, kind: Kind, rights: Rights) -> Result<TenantNo, ErrorCode> {
+        match kind {
+            _ if !rights.known => Err(ErrorCode::TenantNotRegistered),
+            Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
+            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments => Ok(0),
+            Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(0),
+            Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
+                if rights.admin {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
+            _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
+        }
+    }
+
     fn serve(
         &mut self,
         now: Instant,
         kind: Kind,
+        tenant: TenantNo,
         frame: &Frame<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), ErrorCode> {
         let (id, body) = (frame.header.request_id, frame.body);
         let done = match kind {
-            Kind::Hello => {
-                let (theirs, _) = message::Hello::decode_request(body).map_err(WireError::code)?;
-                if theirs != VERSION {
-                    return Err(ErrorCode::InvalidVersion);
-                }
-                message::Hello::encode_response(out, id, &self.welcome(), core::iter::empty())
-            }
+            // It is answered before.
+            Kind::Hello => return Err(ErrorCode::InternalError),
             Kind::Mount => {
                 let (segment, _) = message::Mount::decode_request(body).map_err(WireError::code)?;
                 let mounted = self.mount(now, &segment)?;
@@ -68,47 +101,43 @@ impl Master {
                 let window_ms = self.config().put_start_discard_timeout_ms;
                 let head = PutWindow { window_ms };
                 let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
-                let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
-                batch::<message::PutStart>(self, body, id, out, &head, |master, at, options, new| {
+                let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
+                batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, ask, new| {
                     let place = Place::new(at, len, returning);
-                    master.put_start_in(now, new.key.0, new.len, options, place)
+                    master.put_start_in(now, new.of(tenant), new.len, &ask.item(at), place)
                 })
             }
-            Kind::PutStartKept => {
-                let window_ms = self.config().put_start_discard_timeout_ms;
-                let head = PutWindow { window_ms };
-                let (_, items) = message::PutStartKept::decode_request(body).map_err(WireError::code)?;
-                let (len, returning) = (items.len(), self.returning(items.map(Keyed::key)));
-                batch::<message::PutStartKept>(self, body, id, out, &head, |master, at, ask, new| {
-                    let options = PutOptions { retention: ask.1, ..ask.0 };
-                    master.put_start_in(now, new.key.0, new.len, &options, Place::new(at, len, returning))
+            Kind::PutEnd => {
+                batch::<message::PutEnd>(self, tenant, body, id, out, &(), |master, at, (), item| {
+                    master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
                 })
             }
-            Kind::PutEnd => batch::<message::PutEnd>(self, body, id, out, &(), |master, at, (), item| {
-                master.put_end_in(now, item.key.0, item.generation, item.checksum, at > 0)
-            }),
             Kind::PutRevoke => {
-                batch::<message::PutRevoke>(self, body, id, out, &(), |master, _, (), item| {
-                    master.put_revoke(now, item.key.0, item.generation, item.quiet)
+                batch::<message::PutRevoke>(self, tenant, body, id, out, &(), |master, _, (), item| {
+                    master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
                 })
             }
             Kind::Get => {
                 let head = Lease { lease_ms: self.config().lease_ttl_ms };
-                batch::<message::Get>(self, body, id, out, &head, |master, at, (), key| {
-                    master.get_in(now, key.0, at > 0)
+                batch::<message::Get>(self, tenant, body, id, out, &head, |master, at, (), key| {
+                    master.get_in(now, key.of(tenant), at > 0)
                 })
             }
             Kind::Exists => {
-                batch::<message::Exists>(self, body, id, out, &(), |master, _, (), key| master.exists(key.0))
+                batch::<message::Exists>(self, tenant, body, id, out, &(), |master, _, (), key| {
+                    master.exists(key.of(tenant))
+                })
             }
-            Kind::Remove => batch::<message::Remove>(self, body, id, out, &(), |master, _, (), item| {
-                master.remove(now, item.key.0, item.force)
-            }),
+            Kind::Remove => {
+                batch::<message::Remove>(self, tenant, body, id, out, &(), |master, _, (), item| {
+                    master.remove(now, item.of(tenant), item.force)
+                })
+            }
             Kind::List => {
                 let (query, _) = message::List::decode_request(body).map_err(WireError::code)?;
                 let mut page: Vec<Listed<'_>> = Vec::new();
                 let mut bytes = 0;
-                let cursor = self.list(now, &query, |listed| {
+                let cursor = self.list_of(now, tenant, &query, |listed| {
                     bytes += listed.key.0.len();
                     let fits = bytes <= LIST_BYTES_MAX;
                     if fits {
@@ -146,9 +175,23 @@ impl Master {
                 });
                 message::ExplainEviction::encode_response(out, id, &self.eviction(), next.into_iter())
             }
-            Kind::WhyKept => batch::<message::WhyKept>(self, body, id, out, &(), |master, _, (), key| {
-                master.kept(now, key.0)
-            }),
+            Kind::ReadConfig => {
+                message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
+            }
+            Kind::EvictNow => {
+                let (leave, _) = message::EvictNow::decode_request(body).map_err(WireError::code)?;
+                let evicted = self.evict_now(now, leave);
+                message::EvictNow::encode_response(out, id, &evicted, core::iter::empty())
+            }
+            Kind::ListNodes => {
+                let nodes: Vec<_> = self.nodes(now).take(KEYS_PER_BATCH_MAX).collect();
+                message::ListNodes::encode_response(out, id, &(), nodes.into_iter())
+            }
+            Kind::WhyKept => {
+                batch::<message::WhyKept>(self, tenant, body, id, out, &(), |master, _, (), key| {
+                    master.kept(now, key.of(tenant))
+                })
+            }
         };
         done.map_err(WireError::code)
     }
@@ -170,6 +213,7 @@ impl Master {
 /// One answer for each item asked, appended as they are found.
 fn batch<O: Operation>(
     master: &mut Master,
+    tenant: TenantNo,
     body: &[u8],
     id: u64,
     out: &mut Vec<u8>,
@@ -184,7 +228,7 @@ where
     let mut at = 0;
     while !items.is_empty() {
         if items.len() > 1 {
-            master.warm(items.take(WARM_KEYS).map(Keyed::key));
+            master.warm(items.take(WARM_KEYS).map(|item| item.of(tenant)));
         }
         for item in items.by_ref().take(WARM_KEYS) {
             answer.item(&each(master, at, &ask, item))?;
@@ -197,6 +241,13 @@ where
 /// An item that is about one key.
 trait Keyed<'a> {
     fn key(self) -> Key<'a>;
+
+    fn of(self, tenant: TenantNo) -> FullKey<'a>
+    where
+        Self: Sized,
+    {
+        FullKey { tenant, key: self.key().0 }
+    }
 }
 
 impl<'a> Keyed<'a> for Key<'a> {

@@ -235,6 +235,12 @@ impl FrameBuffer {
         self.filled(bytes.len());
     }
 
+    /// Memory that it holds, bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Bytes that have arrived and are not yet part of a frame that was lent.
     #[must_use]
     pub const fn pending_bytes(&self) -> usize {

@@ -3,7 +3,7 @@
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Allocation, Commit, Get, Lease, Object, Operation, PutEnd, PutOptions, PutRevoke, PutStart, PutWindow,
+    Allocation, Commit, Get, Lease, Object, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
 };
 use store_core::{ErrorCode, Frame, Kind};
@@ -26,7 +26,7 @@ fn object(segments: &[u32]) -> Object {
 /// A get of the given objects, answered at 1 ms under a lease of 100 ms.
 fn get_answered(objects: &[Result<Object, ErrorCode>]) -> (GetOp, Vec<Transfer>) {
     let mut get = GetOp::new(ClientConfig::default());
-    get.start(objects.iter().map(|_| GetItem { key: b"key", capacity: 8192 }), &[]);
+    get.start(objects.iter().map(|_| GetItem { key: b"key", capacity: 8192, len_min: 1 }), &[]);
     let mut out = Vec::new();
     assert_eq!(get.poll(at(0), 5, &mut out), Some(Action::Call));
     let (frame, _) = Frame::parse(&out).unwrap().unwrap();
@@ -52,7 +52,7 @@ fn transfers(mut poll: impl FnMut() -> Option<Action>) -> Vec<Transfer> {
 /// A put of `items` objects with the given replicas, answered at `now` with a window of 100 ms from 0.
 fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Action>) {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutOptions::default());
+    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutAsk::default());
     let mut out = Vec::new();
     assert_eq!(put.poll(at(0), 5, &mut out), Some(Action::Call));
     let answers =
@@ -112,6 +112,27 @@ fn a_read_counts_when_checksum_and_lease_agree() {
 }
 
 #[test]
+fn a_part_with_a_damaged_block_does_not_count_and_one_beyond_the_end_is_not_read() {
+    let (mut get, reads) = get_answered(&[Ok(object(&[1, 2]))]);
+    get.handle_transfer(at(2), reads[0].id, TransferEnd { damaged: true, ..TransferEnd::read(7) });
+    let second = transfers(|| get.poll(at(2), 6, &mut Vec::new()));
+    get.handle_transfer(at(3), second[0].id, TransferEnd { damaged: true, ..TransferEnd::read(7) });
+    assert_eq!((get.result(0), get.mismatches()), (Some(Err(ErrorCode::ChecksumMismatch)), 2));
+
+    for (len_min, inside) in [(4096, true), (4097, false)] {
+        let mut get = GetOp::new(ClientConfig::default());
+        get.start([GetItem { key: b"key", capacity: u64::MAX, len_min }], &[]);
+        assert_eq!(get.poll(at(0), 5, &mut Vec::new()), Some(Action::Call));
+        let mut answer = Vec::new();
+        Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, [Ok(object(&[1]))].into_iter())
+            .unwrap();
+        get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
+        assert_eq!(transfers(|| get.poll(at(1), 6, &mut Vec::new())).len(), usize::from(inside));
+        assert_eq!(get.result(0), (!inside).then_some(Err(ErrorCode::InvalidParams)));
+    }
+}
+
+#[test]
 fn a_read_that_ends_with_its_lease_does_not_count() {
     let (mut get, reads) = get_answered(&[Ok(object(&[3]))]);
     get.handle_transfer(at(100), reads[0].id, TransferEnd::read(7));
@@ -153,7 +174,7 @@ fn damaged_or_unreachable_replicas_are_passed_over() {
 #[test]
 fn a_near_replica_is_read_first() {
     let mut get = GetOp::new(ClientConfig::default());
-    get.start([GetItem { key: b"key", capacity: 8192 }], &[2]);
+    get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[2]);
     get.poll(at(0), 5, &mut Vec::new());
     let mut answer = Vec::new();
     Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, [Ok(object(&[1, 2]))].into_iter())
@@ -172,7 +193,7 @@ fn an_object_longer_than_the_buffer_is_not_read() {
 #[test]
 fn a_lost_get_is_asked_again_under_a_new_lease_and_answers_to_the_first_are_ignored() {
     let mut get = GetOp::new(ClientConfig { rpc_tries_max: 2 });
-    get.start([GetItem { key: b"key", capacity: 8192 }], &[]);
+    get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[]);
     let mut out = Vec::new();
     assert_eq!(get.poll(at(0), 1, &mut out), Some(Action::Call));
     get.handle_call_failed(1, ErrorCode::RpcTimeout);
@@ -189,7 +210,7 @@ fn a_lost_get_is_asked_again_under_a_new_lease_and_answers_to_the_first_are_igno
 fn an_answer_of_the_wrong_shape_is_an_error() {
     for answers in [0, 2] {
         let mut get = GetOp::new(ClientConfig::default());
-        get.start([GetItem { key: b"key", capacity: 8192 }], &[]);
+        get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[]);
         get.poll(at(0), 5, &mut Vec::new());
         let mut answer = Vec::new();
         let objects = (0..answers).map(|_| Ok(object(&[1])));
@@ -276,7 +297,7 @@ fn when_the_window_ends_writes_are_cancelled_and_revoked_once_they_have_ended() 
 #[test]
 fn a_put_that_is_aborted_before_its_answer_gives_the_space_back() {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutOptions::default());
+    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutAsk::default());
     assert_eq!(put.poll(at(0), 5, &mut Vec::new()), Some(Action::Call));
     put.abort(ErrorCode::RpcTimeout);
     assert!(!put.is_done(), "the answer may name space");

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, Placement, wire};
+use store_core::{
+    ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, Placement, Session, wire,
+};
 use te_core::Instant;
 
 fn master() -> Master {
@@ -26,7 +28,7 @@ fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let (frame, len) = Frame::parse(request).unwrap().unwrap();
     assert_eq!(len, request.len());
-    master.handle(Instant::from_millis(1), &frame, &mut out);
+    master.handle(Instant::from_millis(1), &mut Session::default(), &frame, &mut out);
     let (answer, len) = Frame::parse(&out).unwrap().unwrap();
     assert_eq!((len, answer.header.response), (out.len(), true));
     assert_eq!((answer.header.request_id, answer.header.kind), (frame.header.request_id, frame.header.kind));
@@ -51,9 +53,13 @@ fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Answer<'_>, Vec<O::AnswerIte
 fn every_operation_goes_over_the_wire() {
     let mut master = master();
     let master = &mut master;
-    let welcome = call!(master, Hello, wire::VERSION, []);
+    let welcome = call!(master, Hello, Greeting::default(), []);
     assert_eq!(answer::<Hello>(&welcome).unwrap().0.keys_per_batch_max, 4096);
-    assert_eq!(answer::<Hello>(&call!(master, Hello, 9, [])).unwrap_err(), ErrorCode::InvalidVersion);
+    assert_eq!(
+        answer::<Hello>(&call!(master, Hello, Greeting { version: 9, ..Greeting::default() }, []))
+            .unwrap_err(),
+        ErrorCode::InvalidVersion
+    );
     let second = MountSegment {
         node: 2,
         incarnation: 4,
@@ -78,7 +84,7 @@ fn every_operation_goes_over_the_wire() {
         NewObject { key: Key(b""), len: 1 },
         NewObject { key: Key(b"b"), len: 5 },
     ];
-    let started = call!(master, PutStart, options, new);
+    let started = call!(master, PutStart, PutAsk::once(options), new);
     let (window, started) = answer::<PutStart>(&started).unwrap();
     assert_eq!((window.window_ms, started.len()), (30_000, 3));
     assert_eq!(started[1], Err(ErrorCode::InvalidKey));
@@ -110,7 +116,7 @@ fn every_operation_goes_over_the_wire() {
     let some = call!(master, Segments, (), [2, 3]);
     let some = answer::<Segments>(&some).unwrap().1;
     assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
-    let unmounted = call!(master, Unmount, UnmountSegment { node: 2, segment: 2 }, []);
+    let unmounted = call!(master, Unmount, UnmountSegment { node: 2, incarnation: 4, segment: 2 }, []);
     assert!(answer::<Unmount>(&unmounted).is_ok());
     let stats = call!(master, ReadStats, (), []);
     assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
@@ -196,12 +202,12 @@ proptest! {
         let mut master = master();
         let mut request = Vec::new();
         let new = [NewObject { key: Key(b"some-key"), len: 100 }, NewObject { key: Key(b"another-key"), len: 100 }];
-        PutStart::encode_request(&mut request, 1, &PutOptions::default(), new.into_iter()).unwrap();
+        PutStart::encode_request(&mut request, 1, &PutAsk::default(), new.into_iter()).unwrap();
         let at = at % request.len();
         request[at] ^= 1 << bit;
         if let Ok(Some((frame, _))) = Frame::parse(&request) {
             let mut out = Vec::new();
-            master.handle(Instant::ZERO, &frame, &mut out);
+            master.handle(Instant::ZERO, &mut Session::default(), &frame, &mut out);
             let (answer, _) = Frame::parse(&out).unwrap().unwrap();
             if answer.header.status != 0 {
                 prop_assert_eq!(master.stats().used_bytes, 0);

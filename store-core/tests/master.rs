@@ -362,12 +362,12 @@ fn unmounting_takes_zombies_and_leased_remains_with_it() {
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
     master.remove(at(0), b"l", true).unwrap();
-    assert_eq!(master.unmount(at(1), &UnmountSegment { node: 2, segment: 1 }), Err(ErrorCode::IllegalClient));
-    assert_eq!(master.unmount(at(1), &UnmountSegment { node: 1, segment: 1 }), Ok(()));
-    assert_eq!(
-        master.unmount(at(1), &UnmountSegment { node: 1, segment: 1 }),
-        Err(ErrorCode::SegmentNotFound)
-    );
+    let theirs = UnmountSegment { node: 1, incarnation: 1, segment: 1 };
+    for not in [UnmountSegment { node: 2, ..theirs }, UnmountSegment { incarnation: 2, ..theirs }] {
+        assert_eq!(master.unmount(at(1), &not), Err(ErrorCode::IllegalClient));
+    }
+    assert_eq!(master.unmount(at(1), &theirs), Ok(()));
+    assert_eq!(master.unmount(at(1), &theirs), Err(ErrorCode::SegmentNotFound));
     let stats = master.stats();
     assert_eq!((stats.used_bytes, stats.quarantined_bytes, stats.deferred_bytes), (0, 0, 0));
     master.handle_timeout(at(100_000));

@@ -28,7 +28,11 @@ pub struct Config {
     /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
     /// Default 1 MiB.
     pub backlog_bytes_max: u32,
-    /// How long a connection may owe us something (the rest of a frame, room for its answers) without a byte moving,
+    /// Memory that all connections may hold together, MiB: parts of frames, and answers that nobody has read yet. Above it,
+    /// frames over 16 KiB are not read further, each connection has one answer at a time, and connections that have brought
+    /// no whole frame for the longest time are closed until half of it is free. Default 256.
+    pub buffered_mib_max: u32,
+    /// How long a connection may owe us something (the rest of a frame, room for its answers) while fewer than 64 KiB move,
     /// milliseconds. Then it is closed. Default 10 s.
     pub stall_ms_max: u32,
     /// How long a connection may be silent altogether, milliseconds; 0: for ever. Clients reconnect by themselves.
@@ -53,6 +57,7 @@ impl Config {
             ("connections_max", self.connections_max),
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
+            ("buffered_mib_max", self.buffered_mib_max),
         ];
         for (field, value) in at_least_one {
             if value == 0 {
@@ -75,6 +80,7 @@ impl Default for Config {
             http_listen: Some(SocketAddr::new(loopback, 9003)),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
+            buffered_mib_max: 256,
             stall_ms_max: 10_000,
             idle_ms_max: 3_600_000,
             spin_us: 50,

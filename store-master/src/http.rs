@@ -1,4 +1,4 @@
-//! What people and their tools ask: `/health`, `/ready`, `/metrics`.
+//! What people and their tools ask: `/health`, `/ready`, `/metrics`; `admin.rs` has what administers.
 //!
 //! On a thread and a runtime of its own. The master is not locked and not read from here: a request asks the serving thread
 //! for a [`Snapshot`] and waits for it, so that `/health` fails when that thread hangs.
@@ -18,13 +18,21 @@ use axum::routing::get;
 use mio::Waker;
 use tokio::sync::oneshot;
 
+use store_core::Secret;
+
+use crate::admin;
 use crate::metrics::Snapshot;
 
-/// Where the serving thread puts the snapshot.
-pub(crate) type SnapshotRequest = oneshot::Sender<Box<Snapshot>>;
+/// What the serving thread is asked, and where it puts the answer.
+pub(crate) enum Question {
+    /// How it is.
+    Snapshot(oneshot::Sender<Box<Snapshot>>),
+    /// The answer to an RPC frame of an admin's.
+    Call(Vec<u8>, oneshot::Sender<Vec<u8>>),
+}
 
-const SNAPSHOT_REQUESTS_MAX: usize = 64;
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
+const QUESTIONS_MAX: usize = 64;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The HTTP server. Dropping it stops it.
 #[derive(Debug)]
@@ -35,22 +43,26 @@ pub(crate) struct Http {
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
+/// Asks the serving thread.
 #[derive(Clone, Debug)]
-struct Asker {
-    requests: SyncSender<SnapshotRequest>,
+pub(crate) struct Asker {
+    requests: SyncSender<Question>,
     waker: Arc<Waker>,
+    admin_secret: Arc<Secret>,
 }
 
 impl Http {
-    pub(crate) fn bind(addr: SocketAddr, waker: Arc<Waker>) -> io::Result<(Self, Receiver<SnapshotRequest>)> {
+    pub(crate) fn bind(
+        addr: SocketAddr,
+        waker: Arc<Waker>,
+        admin_secret: Secret,
+    ) -> io::Result<(Self, Receiver<Question>)> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
-        let (requests, receiver) = sync_channel(SNAPSHOT_REQUESTS_MAX);
-        Ok((
-            Self { addr, listener: Some(listener), asker: Asker { requests, waker }, running: None },
-            receiver,
-        ))
+        let (requests, receiver) = sync_channel(QUESTIONS_MAX);
+        let asker = Asker { requests, waker, admin_secret: Arc::new(admin_secret) };
+        Ok((Self { addr, listener: Some(listener), asker, running: None }, receiver))
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
@@ -71,7 +83,9 @@ impl Http {
                 .route("/health", get(health))
                 .route("/ready", get(ready))
                 .route("/metrics", get(metrics))
-                .with_state(asker);
+                .merge(admin::routes())
+                .with_state(asker)
+                .into_make_service_with_connect_info::<SocketAddr>();
             tokio::select! {
                 result = async { axum::serve(listener, router).await } => {
                     if let Err(error) = result {
@@ -99,11 +113,25 @@ impl Drop for Http {
 
 impl Asker {
     /// `None`: the serving thread did not answer in time.
-    async fn snapshot(&self) -> Option<Box<Snapshot>> {
+    pub(crate) async fn snapshot(&self) -> Option<Box<Snapshot>> {
+        self.question(Question::Snapshot).await
+    }
+
+    /// The answer to an RPC frame. `None`: the serving thread did not answer in time.
+    pub(crate) async fn call(&self, request: Vec<u8>) -> Option<Vec<u8>> {
+        self.question(|answer| Question::Call(request, answer)).await
+    }
+
+    /// What proves an admin.
+    pub(crate) fn admin_secret(&self) -> &Secret {
+        &self.admin_secret
+    }
+
+    async fn question<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
         let (send, receive) = oneshot::channel();
-        self.requests.try_send(send).ok()?;
+        self.requests.try_send(question(send)).ok()?;
         self.waker.wake().ok()?;
-        tokio::time::timeout(SNAPSHOT_TIMEOUT, receive).await.ok()?.ok()
+        tokio::time::timeout(ANSWER_TIMEOUT, receive).await.ok()?.ok()
     }
 }
 

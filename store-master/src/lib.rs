@@ -33,6 +33,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admin;
 mod config;
 mod connection;
 mod epoch;

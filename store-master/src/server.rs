@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
-use store_core::{ErrorCode, Frame, Master, WireError};
+use store_core::{ErrorCode, Frame, Master, Peer, Session, WireError};
 use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::connection::{Connection, Handler, Pumped, Stream, answer_status};
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::http::{Http, SnapshotRequest};
+use crate::http::{Http, Question};
 use crate::metrics::{RequestCounters, Snapshot};
 
 const TCP: Token = Token(usize::MAX);
@@ -45,7 +45,7 @@ pub struct MasterServer {
     unix: Option<(UnixListener, PathBuf)>,
     rpc_addr: SocketAddr,
     http: Option<Http>,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     stopper: Stopper,
 }
 
@@ -89,11 +89,12 @@ impl MasterServer {
             stop: Arc::new(AtomicBool::new(false)),
             waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
         };
-        let (http, snapshots) = match config.http_listen {
+        let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, snapshots) = Http::bind(addr, Arc::clone(&stopper.waker))
-                    .map_err(listen_error("http_listen", &addr))?;
-                (Some(http), Some(snapshots))
+                let (http, questions) =
+                    Http::bind(addr, Arc::clone(&stopper.waker), config.store.admin_secret.clone())
+                        .map_err(listen_error("http_listen", &addr))?;
+                (Some(http), Some(questions))
             }
             None => (None, None),
         };
@@ -102,7 +103,7 @@ impl MasterServer {
             field: error.setting,
             need: "is out of its limits: see store_core::MasterConfig",
         })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, snapshots, stopper })
+        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, stopper })
     }
 
     /// Where nodes and clients connect.
@@ -137,6 +138,8 @@ impl MasterServer {
         let now = Instant::now();
         let mut service = Service {
             backlog_bytes_max: self.config.backlog_bytes_max as usize,
+            buffered_bytes_max: (self.config.buffered_mib_max as usize) << 20,
+            buffered_bytes: 0,
             config: self.config,
             started: now,
             answering: Answering {
@@ -153,7 +156,7 @@ impl MasterServer {
             open: 0,
             refused_total: 0,
             accepted_total: 0,
-            snapshots: self.snapshots,
+            questions: self.questions,
             accept_pending: false,
             sweep_at: now + SWEEP,
             stop: self.stopper.stop,
@@ -232,6 +235,9 @@ impl Drop for MasterHandle {
 struct Service {
     config: Config,
     backlog_bytes_max: usize,
+    buffered_bytes_max: usize,
+    /// What all connections hold.
+    buffered_bytes: usize,
     started: Instant,
     answering: Answering,
     poll: Poll,
@@ -244,7 +250,7 @@ struct Service {
     open: usize,
     refused_total: u64,
     accepted_total: u64,
-    snapshots: Option<Receiver<SnapshotRequest>>,
+    questions: Option<Receiver<Question>>,
     /// A listener has, or may have, connections that were not accepted for want of descriptors.
     accept_pending: bool,
     sweep_at: Instant,
@@ -277,9 +283,12 @@ impl Service {
             self.wait(&mut events, timeout)?;
             now = Instant::now();
             self.dispatch(&events, now);
+            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
+            // time seems to be over have long said that they live.
+            let busy = !self.ready.is_empty();
+            self.pump_ready(now);
             self.timeouts(now);
-            if !self.ready.is_empty() {
-                self.pump_ready(now);
+            if busy {
                 now = Instant::now();
                 spin_until = now + spin;
             }
@@ -323,9 +332,15 @@ impl Service {
 
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         match self.poll.poll(events, timeout) {
+            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                events.clear();
-                Ok(())
+                match self.poll.poll(events, Some(Duration::ZERO)) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        events.clear();
+                        Ok(())
+                    }
+                    result => result.map_err(ServeError::Poll),
+                }
             }
             result => result.map_err(ServeError::Poll),
         }
@@ -351,11 +366,11 @@ impl Service {
         for event in events {
             match event.token() {
                 TCP | UNIX => self.accept(now),
-                WAKE => self.answer_snapshots(now),
+                WAKE => self.answer_questions(now),
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                        connection.ready(event.is_readable() || ended, event.is_writable() || ended);
+                        connection.ready(event.is_readable(), event.is_writable(), ended);
                         self.enqueue(index);
                     }
                 }
@@ -379,7 +394,12 @@ impl Service {
             let Some(index) = self.ready.pop_front() else { return };
             let Some(Some(connection)) = self.connections.get_mut(index) else { continue };
             connection.queued = false;
-            match connection.pump(now, self.backlog_bytes_max, &mut self.answering) {
+            let before = connection.buffered_bytes();
+            let may_buffer = self.buffered_bytes < self.buffered_bytes_max;
+            let pumped = connection.pump(now, self.backlog_bytes_max, may_buffer, &mut self.answering);
+            self.buffered_bytes += connection.buffered_bytes();
+            self.buffered_bytes -= before;
+            match pumped {
                 Pumped::Idle => {}
                 Pumped::More => self.enqueue(index),
                 Pumped::Closed => self.close(index),
@@ -389,7 +409,8 @@ impl Service {
 
     fn close(&mut self, index: usize) {
         // Closing the descriptor takes it out of the poll.
-        if self.connections[index].take().is_some() {
+        if let Some(connection) = self.connections[index].take() {
+            self.buffered_bytes -= connection.buffered_bytes();
             self.free.push(index);
             self.open -= 1;
         }
@@ -398,9 +419,10 @@ impl Service {
     fn accept(&mut self, now: Instant) {
         loop {
             let accepted = match &self.tcp {
-                Some(tcp) => tcp.accept().map(|(stream, _)| {
+                Some(tcp) => tcp.accept().map(|(stream, from)| {
                     let _ = stream.set_nodelay(true);
-                    Stream::Tcp(stream)
+                    let peer = if from.ip().is_loopback() { Peer::Local } else { Peer::Remote };
+                    (Stream::Tcp(stream), peer)
                 }),
                 None => return,
             };
@@ -410,7 +432,7 @@ impl Service {
         }
         loop {
             let accepted = match &self.unix {
-                Some((unix, _)) => unix.accept().map(|(stream, _)| Stream::Unix(stream)),
+                Some((unix, _)) => unix.accept().map(|(stream, _)| (Stream::Unix(stream), Peer::Local)),
                 None => return,
             };
             if !self.admit(accepted, now) {
@@ -420,9 +442,9 @@ impl Service {
     }
 
     /// Whether to go on accepting.
-    fn admit(&mut self, accepted: io::Result<Stream>, now: Instant) -> bool {
-        let mut stream = match accepted {
-            Ok(stream) => stream,
+    fn admit(&mut self, accepted: io::Result<(Stream, Peer)>, now: Instant) -> bool {
+        let (mut stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // The peer was gone before it was accepted; others may wait behind it.
             Err(error)
@@ -448,7 +470,7 @@ impl Service {
             self.connections.push(None);
             self.connections.len() - 1
         });
-        let mut connection = Connection::new(stream, now);
+        let mut connection = Connection::new(stream, peer, now);
         match connection.register(self.poll.registry(), Token(index)) {
             Ok(()) => {
                 self.connections[index] = Some(connection);
@@ -489,34 +511,79 @@ impl Service {
                 debug!(index, ?still, "connection closed for silence");
                 self.close(index);
             } else if still >= SWEEP && still < SWEEP * 3 {
+                self.buffered_bytes -= connection.buffered_bytes();
                 connection.shrink();
+                self.buffered_bytes += connection.buffered_bytes();
+            }
+        }
+        self.make_room();
+    }
+
+    /// When connections together hold too much, those go that have brought no whole frame for the longest time; the others
+    /// go on.
+    fn make_room(&mut self) {
+        if self.buffered_bytes >= self.buffered_bytes_max {
+            let mut stuck: Vec<(Instant, usize)> = Vec::new();
+            for (index, connection) in self.connections.iter().enumerate() {
+                stuck.extend(
+                    connection
+                        .as_ref()
+                        .filter(|each| each.is_stuck())
+                        .map(|each| (each.frame_since(), index)),
+                );
+            }
+            stuck.sort_unstable();
+            for (_, index) in stuck {
+                if self.buffered_bytes < self.buffered_bytes_max / 2 {
+                    break;
+                }
+                debug!(index, "connection closed: all connections together hold too much");
+                self.close(index);
+            }
+        }
+        for index in 0..self.connections.len() {
+            if self.connections[index].as_ref().is_some_and(Connection::is_starved) {
+                self.enqueue(index);
             }
         }
     }
 
-    fn answer_snapshots(&mut self, now: Instant) {
-        while let Some(Ok(request)) = self.snapshots.as_ref().map(Receiver::try_recv) {
-            let snapshot = Snapshot {
-                uptime: now.saturating_duration_since(self.started),
-                epoch: self.answering.master.config().epoch,
-                stats: self.answering.master.stats(),
-                eviction: self.answering.master.eviction(),
-                requests: self.answering.requests.clone(),
-                segments: crate::metrics::segments(&self.answering.master),
-                connections: self.open as u64,
-                accepted_total: self.accepted_total,
-                refused_total: self.refused_total,
-            };
+    fn answer_questions(&mut self, now: Instant) {
+        while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
             // The asker may have given up.
-            let _ = request.send(Box::new(snapshot));
+            match question {
+                Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot(now)))),
+                Question::Call(request, answer) => {
+                    let mut out = Vec::new();
+                    self.answering.now = self.core_instant(now);
+                    if let Ok(Some((frame, _))) = Frame::parse(&request) {
+                        self.answering.frame(&mut Session::owner(), frame, &mut out);
+                    }
+                    drop(answer.send(out));
+                }
+            }
+        }
+    }
+
+    fn snapshot(&self, now: Instant) -> Snapshot {
+        Snapshot {
+            uptime: now.saturating_duration_since(self.started),
+            epoch: self.answering.master.config().epoch,
+            stats: self.answering.master.stats(),
+            eviction: self.answering.master.eviction(),
+            requests: self.answering.requests.clone(),
+            segments: crate::metrics::segments(&self.answering.master),
+            connections: self.open as u64,
+            accepted_total: self.accepted_total,
+            refused_total: self.refused_total,
         }
     }
 }
 
 impl Handler for Answering {
-    fn frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) {
+    fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
-        self.master.handle(self.now, &frame, out);
+        self.master.handle(self.now, session, &frame, out);
         self.requests.count(frame.header.kind, out.get(start..).unwrap_or_default());
     }
 

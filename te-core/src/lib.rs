@@ -85,6 +85,7 @@ extern crate alloc;
 extern crate std;
 
 mod batch;
+mod crc32c;
 mod decorator;
 mod error;
 mod id;
@@ -104,6 +105,7 @@ pub mod topology;
 mod transport;
 
 pub use batch::{BatchHandle, BatchTable, CancelReason, Progress, Status};
+pub use crc32c::{crc32c_joined, crc32c_power};
 pub use decorator::{Delay, Fault, FaultConfig, FaultCounters, Throttle, Trace, TraceEntry, TraceEvent};
 pub use error::{Error, ErrorKind};
 pub use id::{RegionId, SegmentId, Token};

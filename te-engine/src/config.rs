@@ -1,7 +1,9 @@
 //! One typed struct configures an engine. TOML, environment and flags are the binaries' business.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::string::String;
 use std::vec::Vec;
 
@@ -68,9 +70,10 @@ pub enum TopologySource {
     Off,
 }
 
-/// Which fabrics an engine uses. One that this build lacks is ignored.
+/// Which fabrics an engine uses. One that this build lacks is ignored. In text `auto` for all, or some of `local`, `shm`, `rdma`
+/// and `tcp` with commas between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(try_from = "String", into = "String")]
 pub struct Fabrics {
     /// Copies within the process.
     pub local: bool,
@@ -269,6 +272,64 @@ impl Default for Fabrics {
     }
 }
 
+impl fmt::Display for Fabrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("auto");
+        }
+        let all = [("local", self.local), ("shm", self.shm), ("rdma", self.rdma), ("tcp", self.tcp)];
+        let on: Vec<&str> = all.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+        f.write_str(if on.is_empty() { "none" } else { "" })?;
+        f.write_str(&on.join(","))
+    }
+}
+
+impl FromStr for Fabrics {
+    type Err = UnknownFabric;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
+        let mut fabrics = Self::NONE;
+        for name in text.split(',').map(str::trim) {
+            match name {
+                "auto" => fabrics = Self::default(),
+                "local" => fabrics.local = true,
+                "shm" => fabrics.shm = true,
+                "rdma" => fabrics.rdma = true,
+                "tcp" => fabrics.tcp = true,
+                "none" => {}
+                _ => return Err(UnknownFabric),
+            }
+        }
+        Ok(fabrics)
+    }
+}
+
+impl TryFrom<String> for Fabrics {
+    type Error = UnknownFabric;
+
+    fn try_from(text: String) -> Result<Self, UnknownFabric> {
+        text.parse()
+    }
+}
+
+impl From<Fabrics> for String {
+    fn from(fabrics: Fabrics) -> Self {
+        fabrics.to_string()
+    }
+}
+
+/// No fabric has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownFabric;
+
+impl fmt::Display for UnknownFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no such fabric: write auto, or some of local,shm,rdma,tcp")
+    }
+}
+
+impl std::error::Error for UnknownFabric {}
+
 impl Default for ControlConfig {
     fn default() -> Self {
         Self {
@@ -362,6 +423,17 @@ mod tests {
                 other => panic!("{field}: {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn fabrics_are_read_as_they_are_written() {
+        let (shm, rdma, tcp) = (Fabrics::SHM, Fabrics::RDMA, Fabrics::TCP);
+        let two = Fabrics { shm: true, ..tcp };
+        for fabrics in [Fabrics::default(), Fabrics::NONE, Fabrics::LOCAL, shm, rdma, tcp, two] {
+            assert_eq!(fabrics.to_string().parse(), Ok(fabrics));
+        }
+        assert_eq!(" shm, tcp".parse(), Ok(two));
+        assert_eq!("pigeon".parse::<Fabrics>(), Err(UnknownFabric));
     }
 
     #[test]

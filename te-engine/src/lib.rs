@@ -102,7 +102,7 @@ pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource};
+pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource, UnknownFabric};
 pub use descriptor::{Descriptor, RegionDescriptor};
 #[cfg(feature = "testkit")]
 pub use engine::Rail;
@@ -118,7 +118,8 @@ pub use request::{
     Stats, TransferRequest,
 };
 pub use shm::ShmTransport;
-pub use sys::{crc32c_at, crc32c_joined, crc32c_of};
+pub use sys::{crc32c_at, crc32c_of};
+pub use te_core::crc32c_joined;
 pub use te_core::{
     Access, BatchHandle, Buffer, Error, ErrorKind, Location, MemSpan, Op, Outcome, RegionId, Registered,
     Status,

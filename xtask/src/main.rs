@@ -3,10 +3,12 @@
 //! ```text
 //! cargo xtask ci            every check, one table at the end
 //! cargo xtask tidy          the house rules that no compiler checks
+//! cargo xtask reference     writes docs/reference/ from what the program says
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
+//! cargo xtask soak          a store under load for minutes, while its processes are killed, stopped and restarted
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
 //! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
 //! ```
@@ -21,6 +23,8 @@ mod fuzz;
 mod host;
 mod hw_test;
 mod lab;
+mod reference;
+mod soak;
 mod stats;
 mod tidy;
 
@@ -41,6 +45,8 @@ enum Task {
     Ci(ci::Args),
     /// Check the house rules that neither rustfmt nor clippy know.
     Tidy,
+    /// Write the pages of docs/reference/ that are generated from the program.
+    Reference,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
     /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
@@ -49,6 +55,8 @@ enum Task {
     Lab(lab::Args),
     /// Run the tests that need hardware: on what this host really has, or in the lab.
     HwTest(hw_test::Args),
+    /// Run a store for minutes, kill, stop and restart its processes, and check every byte, memory and descriptors.
+    Soak(soak::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
     /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
@@ -59,10 +67,12 @@ fn main() -> ExitCode {
     let run = match Cli::parse().task {
         Task::Ci(args) => ci::run(&args),
         Task::Tidy => tidy::run(),
+        Task::Reference => reference::run(),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
         Task::Lab(args) => lab::run(&args),
         Task::HwTest(args) => hw_test::run(&args),
+        Task::Soak(args) => soak::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
         Task::BenchPeers(args) => bench_peers::run(&args),
     };

@@ -1,23 +1,19 @@
 //! `snowskin master`: one process that knows where every object is.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
 use anyhow::Context as _;
-use store_core::{AllocationStrategy, AllocatorKind, EvictionPolicy};
-use store_master::{Config, MasterServer};
+use store_master::MasterServer;
 
-use crate::commands::bench::allocator::{allocator_parser, strategy_parser};
 use crate::commands::cluster::MasterReady;
-use crate::commands::eviction_parser;
-use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::config::FlagsOfMaster;
+use crate::exit::{EXIT_CODES, Exit};
 use crate::{Outcome, output, sys};
 
 const AFTER_HELP: &str = "Examples:
   snowskin master                                        on this machine alone
   snowskin master --listen 10.0.0.5:50051 --http 10.0.0.5:9003
   curl -s localhost:9003/health; curl -s localhost:9003/metrics
-  snowskin master --lease-ms 2000 --evict-above 0.9";
+  snowskin master --lease-ms 2000 --evict-above 0.9
+  snowskin master --config /etc/snowskin.toml            see `snowskin config reference`";
 
 /// Run the master: it knows where every object is
 ///
@@ -26,85 +22,17 @@ const AFTER_HELP: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Where nodes and clients connect; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDR:PORT")]
-    listen: SocketAddr,
-    /// A Unix socket for clients on this host, besides --listen.
-    #[arg(long, env = "SNOWSKIN_UNIX", value_name = "PATH")]
-    unix: Option<PathBuf>,
-    /// Where /health, /ready and /metrics are served, or `none`.
-    #[arg(long, env = "SNOWSKIN_HTTP", default_value = "127.0.0.1:9003", value_name = "ADDR:PORT")]
-    http: HttpListen,
-    /// How long a reader is protected from eviction, milliseconds.
-    #[arg(long, env = "SNOWSKIN_LEASE_MS", default_value_t = 5000, value_name = "MS")]
-    lease_ms: u32,
-    /// Eviction begins when this share of the pool is used.
-    #[arg(long, env = "SNOWSKIN_EVICT_ABOVE", default_value_t = 0.95, value_name = "SHARE")]
-    evict_above: f64,
-    /// How the object to evict is chosen; `snowskin replay --simulate` says which suits your requests.
-    #[arg(long, env = "SNOWSKIN_EVICTION", default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
-    eviction: EvictionPolicy,
-    /// How a segment's bytes are given out; `snowskin bench allocator` compares them.
-    #[arg(long, env = "SNOWSKIN_ALLOCATOR", default_value_t, value_name = "NAME", value_parser = allocator_parser())]
-    allocator: AllocatorKind,
-    /// How segments are chosen for new objects.
-    #[arg(long, env = "SNOWSKIN_ALLOCATION_STRATEGY", default_value_t, value_name = "NAME", value_parser = strategy_parser())]
-    allocation_strategy: AllocationStrategy,
-    /// How long a node that has just joined gets fewer new objects than its share, milliseconds.
-    #[arg(long, env = "SNOWSKIN_SLOW_START_MS", default_value_t = 60_000, value_name = "MS")]
-    slow_start_ms: u32,
-    /// How long a soft pin holds after the last read, milliseconds.
-    #[arg(long, env = "SNOWSKIN_SOFT_PIN_TTL_MS", default_value_t = 1_800_000, value_name = "MS")]
-    soft_pin_ttl_ms: u32,
-    /// A node that is silent for longer is given up, milliseconds.
-    #[arg(long, env = "SNOWSKIN_NODE_TTL_MS", default_value_t = 10_000, value_name = "MS")]
-    node_ttl_ms: u32,
-    /// How long it polls before it sleeps, microseconds; 0 never spins.
-    #[arg(long, env = "SNOWSKIN_SPIN_US", default_value_t = 50, value_name = "µs")]
-    spin_us: u32,
+    #[command(flatten)]
+    flags: FlagsOfMaster,
     /// Say where it listens as one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// An address, or none.
-#[derive(Clone, Copy, Debug)]
-struct HttpListen(Option<SocketAddr>);
-
-impl std::str::FromStr for HttpListen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            text => {
-                text.parse().map(|addr| Self(Some(addr))).map_err(|_| "write ADDR:PORT, or none".to_owned())
-            }
-        }
-    }
-}
-
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
-    let mut config = Config {
-        rpc_listen: args.listen,
-        rpc_unix: args.unix.clone(),
-        http_listen: args.http.0,
-        spin_us: args.spin_us,
-        ..Config::default()
-    };
-    config.store.lease_ttl_ms = args.lease_ms;
-    config.store.node_ttl_ms = args.node_ttl_ms;
-    config.store.eviction = args.eviction;
-    config.store.allocator = args.allocator;
-    config.store.allocation_strategy = args.allocation_strategy;
-    config.store.slow_start_ms = args.slow_start_ms;
-    config.store.soft_pin_ttl_ms = args.soft_pin_ttl_ms;
-    config.store.eviction_high_watermark = args.evict_above;
-    config.store.eviction_ratio = config.store.eviction_ratio.min(args.evict_above);
-    config.store.validate().map_err(|error| Failure::usage(error.to_string()))?;
-    let server = MasterServer::bind(config)?;
+    let server = MasterServer::bind(args.flags.settings().master.clone())?;
     let ready = MasterReady {
         ready: "master".to_owned(),
         rpc: server.rpc_addr().to_string(),

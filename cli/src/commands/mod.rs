@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
+pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod get;
 pub(crate) mod ls;
@@ -25,6 +26,7 @@ use te_engine::Fabrics;
 
 use crate::Outcome;
 use crate::args::{Cli, Command};
+use crate::config::FlagsOfRpc;
 use crate::exit::{Exit, Failure};
 
 /// Runs what was asked for.
@@ -38,6 +40,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Rm(args) => rm::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Config(args) => config::run(args, cli.config.as_deref()),
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
@@ -46,23 +49,22 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     }
 }
 
-/// Which master to talk to.
+/// Which master to ask.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MasterArg {
-    /// The master, as host:port or unix:/path/of/socket.
-    #[arg(long, env = "SNOWSKIN_MASTER", default_value = "127.0.0.1:50051", value_name = "HOST:PORT")]
-    pub(crate) master: String,
+    #[command(flatten)]
+    flags: FlagsOfRpc,
 }
 
 impl MasterArg {
-    /// As the client library wants it.
-    pub(crate) fn address(&self) -> anyhow::Result<Address> {
-        self.master.parse::<Address>().map_err(|error| Failure::usage(format!("--master: {error}")).into())
+    /// Where it is.
+    pub(crate) fn address(&self) -> &Address {
+        &self.flags.settings().cluster.master
     }
 
     /// A connection for questions that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
-        RpcConnection::connect(self.address()?, RpcConfig::default()).map_err(no_master)
+        RpcConnection::connect(self.address().clone(), self.flags.settings().client.rpc).map_err(no_master)
     }
 }
 

@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ClientConfig, ErrorCode, Placement, PutOptions};
+use store_client::{Client, ErrorCode, Placement, PutOptions};
 use store_core::message::{Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
 use crate::args::Global;
-use crate::commands::{FabricChoice, MasterArg, available_memory, refused};
+use crate::commands::{available_memory, refused};
+use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
 use crate::progress::Bar;
@@ -68,10 +69,7 @@ pub(crate) struct Args {
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
-    master: MasterArg,
-    /// How bytes travel.
-    #[arg(long, value_enum, env = "SNOWSKIN_FABRIC", default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    flags: FlagsOfClient,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -87,7 +85,7 @@ struct Stored<'a> {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let value = read_value(args)?;
     let bytes = value.len() as u64;
-    let config = ClientConfig::new(args.master.address()?).fabrics(args.fabric.fabrics());
+    let config = args.flags.settings().client.clone();
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();

@@ -84,16 +84,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     let segments = segments(rpc, &[])?;
+    let master = args.master.address().to_string();
     if args.json {
         let epoch = rpc.welcome().epoch;
-        return output::print_json(&ClusterView {
-            master: &args.master.master,
-            epoch,
-            stats,
-            segment_list: &segments,
-        });
+        return output::print_json(&ClusterView { master: &master, epoch, stats, segment_list: &segments });
     }
-    output::print(&render_cluster(&args.master.master, &stats, &segments))
+    output::print(&render_cluster(&master, &stats, &segments))
 }
 
 fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {

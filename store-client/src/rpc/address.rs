@@ -4,10 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::RpcError;
 
 /// `host:port`, or `unix:/path/of/socket`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Address {
     /// A host, by name or number, and a port.
     Tcp(String),
@@ -31,6 +34,27 @@ impl FromStr for Address {
             }
             _ => Err(RpcError::Address { text: text.into() }),
         }
+    }
+}
+
+/// Where `snowskin master` listens when it is told nothing else.
+impl Default for Address {
+    fn default() -> Self {
+        Self::Tcp("127.0.0.1:50051".into())
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = RpcError;
+
+    fn try_from(text: String) -> Result<Self, RpcError> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
     }
 }
 

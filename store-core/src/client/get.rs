@@ -18,12 +18,14 @@ pub struct GetItem<'a> {
     pub key: &'a [u8],
     /// Length of the caller's buffer; a longer object is `BufferOverflow`.
     pub capacity: u64,
+    /// Where the parts that the caller wants end; a shorter object is `InvalidParams`. For all of it: 1.
+    pub len_min: u64,
 }
 
 /// What was read and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// Bytes of the buffer that hold the object.
+    /// Bytes of the object: of the buffer, if all of it was read.
     pub len: u64,
     /// Which put it is from.
     pub generation: u64,
@@ -33,8 +35,8 @@ pub struct Fetched {
 
 /// A get of many keys.
 ///
-/// An item succeeds when every byte of one replica arrived, their checksum is the committed one, and the lease had not run
-/// out by the reader's own clock. Replicas are tried one after the other; whatever else happens is an error, and the
+/// An item succeeds when every byte of one replica (or of the parts that were wanted) arrived, their checksum is the committed
+/// one, and the lease had not run out by the reader's own clock. Replicas are tried one after the other; whatever else happens is an error, and the
 /// caller treats it as a miss. The buffer of an item may have been written whichever way it ends; once the operation is
 /// done nothing will touch it again.
 #[derive(Debug, Default)]
@@ -58,6 +60,7 @@ pub struct GetOp {
 #[derive(Clone, Copy, Debug)]
 struct State {
     capacity: u64,
+    len_min: u64,
     object: Object,
     first: u8,
     tried: u8,
@@ -95,6 +98,7 @@ impl GetOp {
             self.keys.push(item.key);
             self.items.push(State {
                 capacity: item.capacity,
+                len_min: item.len_min,
                 object,
                 first: 0,
                 tried: 0,
@@ -221,7 +225,7 @@ impl GetOp {
         self.reading -= 1;
         let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
-        let intact = applied && end.checksum == object.checksum;
+        let intact = applied && end.checksum == object.checksum && !end.damaged;
         if applied && !intact {
             self.mismatches += 1;
         }
@@ -280,6 +284,9 @@ impl GetOp {
         let state = &mut self.items[item as usize];
         if object.len > state.capacity {
             return self.finish(item, Err(ErrorCode::BufferOverflow));
+        }
+        if object.len < state.len_min {
+            return self.finish(item, Err(ErrorCode::InvalidParams));
         }
         if object.replicas.is_empty() || object.len == 0 {
             return self.finish(item, Err(ErrorCode::InternalError));

@@ -8,9 +8,7 @@ use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
-use crate::message::{
-    self, Allocation, Commit, NewObject, Operation, PutOptions, REPLICAS_MAX, Retention, Revocation,
-};
+use crate::message::{self, Allocation, Commit, NewObject, Operation, PutAsk, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
 
@@ -19,7 +17,7 @@ use crate::{ErrorCode, SegmentNo};
 pub struct PutItem<'a> {
     /// Its key.
     pub key: &'a [u8],
-    /// Bytes; not 0.
+    /// Bytes of data; not 0.
     pub len: u64,
     /// CRC-32C of them. May also be told later, with [`PutOp::set_checksum`].
     pub checksum: u32,
@@ -36,15 +34,17 @@ pub struct PutItem<'a> {
 #[derive(Debug, Default)]
 pub struct PutOp {
     config: ClientConfig,
-    options: PutOptions,
+    ask: PutAsk,
     keys: KeyList,
     items: Vec<State>,
     fences: Vec<(SegmentNo, Fence)>,
     todo: VecDeque<Todo>,
     phase: Phase,
     start_call: Option<u64>,
+    start_tries: u8,
     end_call: Call,
     revoke_call: Call,
+    /// When the start was first sent.
     asked_at: Instant,
     window_end: Instant,
     queued: u32,
@@ -110,11 +110,11 @@ impl PutOp {
         Self { config, ..Self::default() }
     }
 
-    /// Begins an operation.
+    /// Begins an operation. Its nonce must be a fresh random number; with 0, a start whose answer is lost is not repeated.
     ///
     /// # Panics
     /// When the operation before is not done.
-    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, options: PutOptions) {
+    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, ask: PutAsk) {
         assert!(self.is_done(), "the operation before is not done");
         self.keys.clear();
         self.items.clear();
@@ -133,7 +133,7 @@ impl PutOp {
                 result: None,
             });
         }
-        self.options = options;
+        (self.ask, self.start_tries) = (ask, 0);
         (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
         (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
         if !self.items.is_empty() {
@@ -232,7 +232,12 @@ impl PutOp {
         let id = Some(request_id);
         if self.start_call == id {
             self.start_call = None;
-            self.finish_all(error);
+            let again = self.ask.nonce != 0 && self.start_tries < self.config.rpc_tries_max;
+            if again && self.aborted.is_none() {
+                self.todo.push_back(Todo::Start);
+            } else {
+                self.finish_all(error);
+            }
         } else if self.end_call.id == id {
             self.end_call.id = None;
             if self.end_call.tries < self.config.rpc_tries_max {
@@ -312,27 +317,20 @@ impl PutOp {
             .iter()
             .enumerate()
             .map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
-        let encoded = if self.options.retention == Retention::DEFAULT {
-            message::PutStart::encode_request(out, request_id, &self.options, objects)
-        } else {
-            let ask = (self.options, self.options.retention);
-            message::PutStartKept::encode_request(out, request_id, &ask, objects)
-        };
-        if let Err(error) = encoded {
+        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.ask, objects) {
             self.finish_all(too_much(error));
             return None;
         }
-        (self.start_call, self.asked_at) = (Some(request_id), now);
+        self.start_call = Some(request_id);
+        self.start_tries += 1;
+        if self.start_tries == 1 {
+            self.asked_at = now;
+        }
         Some(Action::Call)
     }
 
     fn started(&mut self, now: Instant, frame: &Frame<'_>) {
-        let answer = if self.options.retention == Retention::DEFAULT {
-            message::PutStart::decode_response(frame)
-        } else {
-            message::PutStartKept::decode_response(frame)
-        };
-        let (window, allocations) = match answer {
+        let (window, allocations) = match message::PutStart::decode_response(frame) {
             Ok(answer) if answer.1.len() == self.items.len() => answer,
             Ok(_) => return self.finish_all(ErrorCode::InternalError),
             Err(error) => return self.finish_all(error),

@@ -13,7 +13,7 @@ use crate::message::{EvictionReport, Kept, NextVictim, Pin};
 use crate::objects::Placements;
 use crate::placement::Ask;
 use crate::segments::Placed;
-use crate::{ErrorCode, Key, Placement};
+use crate::{ErrorCode, FullKey, Key, Placement};
 
 /// How long the watermark waits after it found nothing to evict, before it looks again.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
@@ -21,8 +21,8 @@ const EVICTION_RETRY: Duration = Duration::from_millis(10);
 impl Master {
     /// How many keys of a batch to be put, from its beginning, came back soon after they were evicted: all up to the last
     /// that did, for it could not have been read without those before it. See [`Place::returning`](crate::Place::returning).
-    pub fn returning<'a>(&self, keys: impl Iterator<Item = Key<'a>>) -> usize {
-        self.objects.returning(keys)
+    pub fn returning<'a>(&self, keys: impl Iterator<Item = impl Into<FullKey<'a>>>) -> usize {
+        self.objects.returning(keys.map(Into::into))
     }
 
     /// What eviction did and would do, and what keeps objects from it: counters and gauges, in O(1).
@@ -73,8 +73,8 @@ impl Master {
     ///
     /// # Errors
     /// `ObjectNotFound`.
-    pub fn kept(&self, now: Instant, key: &[u8]) -> Result<Option<Kept>, ErrorCode> {
-        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+    pub fn kept<'k>(&self, now: Instant, key: impl Into<FullKey<'k>>) -> Result<Option<Kept>, ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
         let entry = self.objects.entry(index);
         let kept = match self.objects.hold_of(index) {
             _ if !entry.is_complete() => Some(Kept::Unfinished),
@@ -178,6 +178,11 @@ impl Master {
 
     pub(super) fn evict_one(&mut self, now: Instant) -> bool {
         self.evict(now).is_some()
+    }
+
+    /// Objects and bytes of what was evicted, with its group.
+    pub(super) fn evict_next(&mut self, now: Instant) -> Option<(u64, u64)> {
+        self.evict(now).map(|victim| (victim.objects, victim.bytes))
     }
 
     /// Evicts what the policy wants to go first and nobody may be reading, with its group.

@@ -9,6 +9,15 @@ use foldhash::quality::FixedState;
 use hashbrown::HashMap;
 use te_core::Instant;
 
+use crate::TenantNo;
+
+/// A group's number is its tenant's to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupId {
+    pub(crate) tenant: TenantNo,
+    pub(crate) id: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) members: Vec<u32>,
@@ -36,7 +45,7 @@ impl Group {
 /// All groups with a member.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    map: HashMap<u64, Group, FixedState>,
+    map: HashMap<GroupId, Group, FixedState>,
     members_bytes: usize,
     held: u32,
 }
@@ -46,7 +55,7 @@ impl Groups {
         Self { map: HashMap::with_hasher(FixedState::with_seed(seed)), members_bytes: 0, held: 0 }
     }
 
-    pub(crate) fn get(&self, id: u64) -> Option<&Group> {
+    pub(crate) fn get(&self, id: GroupId) -> Option<&Group> {
         self.map.get(&id)
     }
 
@@ -60,7 +69,7 @@ impl Groups {
     }
 
     /// Changes a group; one that has no members afterwards is gone.
-    pub(crate) fn with<T>(&mut self, id: u64, change: impl FnOnce(&mut Group) -> T) -> T {
+    pub(crate) fn with<T>(&mut self, id: GroupId, change: impl FnOnce(&mut Group) -> T) -> T {
         let group = self.map.entry(id).or_insert_with(|| Group {
             members: Vec::new(),
             lead: None,

@@ -19,9 +19,11 @@ use core::time::Duration;
 
 use te_core::Instant;
 
+use super::groups::GroupId;
 use super::{Entry, Objects, Placements, State};
 use crate::eviction::Place;
 use crate::message::{Pin, Retention};
+use crate::{FullKey, TenantNo};
 
 /// Most members of a group: it is evicted in one go.
 pub(crate) const GROUP_MEMBERS_MAX: usize = 4_096;
@@ -37,7 +39,7 @@ pub(super) struct Kept {
     ttl: Option<Duration>,
     expires: Option<Instant>,
     soft_until: Instant,
-    group: Option<u64>,
+    group: Option<GroupId>,
     /// Which of the group's members.
     at: u32,
 }
@@ -45,6 +47,7 @@ pub(super) struct Kept {
 /// An object that is gone.
 #[derive(Debug)]
 pub(crate) struct Removed {
+    pub(crate) tenant: TenantNo,
     pub(crate) len: u64,
     pub(crate) generation: u64,
     /// It was readable.
@@ -202,18 +205,18 @@ impl Objects {
     }
 
     /// How many keys of a batch, from its beginning, came back soon after their eviction: all up to the last that did.
-    pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = crate::Key<'a>>) -> usize {
+    pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) -> usize {
         // A policy without a memory, or that has not evicted yet.
         if self.policy.memory_bytes() == 0 {
             return 0;
         }
-        let known = |key: crate::Key<'a>| self.policy.remembers(self.hash(key.0));
+        let known = |key: FullKey<'a>| self.policy.remembers(self.hash(key));
         keys.enumerate().filter(|(_, key)| known(*key)).last().map_or(0, |(at, _)| at + 1)
     }
 
     /// Whether a group can take one more.
-    pub(crate) fn has_room(&self, retention: &Retention) -> bool {
-        let group = retention.group.and_then(|id| self.groups.get(id));
+    pub(crate) fn has_room(&self, tenant: TenantNo, retention: &Retention) -> bool {
+        let group = retention.group.and_then(|id| self.groups.get(GroupId { tenant, id }));
         group.is_none_or(|group| group.members.len() < GROUP_MEMBERS_MAX)
     }
 
@@ -300,13 +303,13 @@ impl Objects {
             ttl: retention.ttl_ms.map(|ms| Duration::from_millis(ms.into())),
             expires: None,
             soft_until: Instant::ZERO,
-            group: retention.group,
+            group: retention.group.map(|id| GroupId { tenant: self.entries[index].tenant, id }),
             at: 0,
         };
         if retention.pin == Pin::Hard {
             self.hard_bytes += self.entries[index].len;
         }
-        if let Some(id) = retention.group {
+        if let Some(id) = kept.group {
             self.rest(id);
             self.groups.with(id, |group| {
                 kept.at = group.members.len() as u32;
@@ -405,7 +408,7 @@ impl Objects {
 
     fn evict_one(&mut self, index: u32) -> Removed {
         if self.entries[index].state == State::Candidate {
-            let hash = self.hash(self.entries[index].key.as_slice());
+            let hash = self.hash(self.entries[index].full_key());
             self.policy.evict(&mut self.nodes, index, hash);
             self.entries[index].state = State::Member;
             self.lead_lost(index);
@@ -419,26 +422,26 @@ impl Objects {
             self.entries[index].state = State::Member;
             return;
         }
-        let hash = self.hash(self.entries[index].key.as_slice());
+        let hash = self.hash(self.entries[index].full_key());
         self.entries[index].state = State::Candidate;
         self.policy.insert(&mut self.nodes, index, hash, place);
     }
 
     /// Lets somebody stand for the group if it can go.
-    fn wake(&mut self, id: Option<u64>) {
+    fn wake(&mut self, id: Option<GroupId>) {
         let Some(id) = id else { return };
         let Some(group) = self.groups.get(id).filter(|group| group.is_free() && group.lead.is_none()) else {
             return;
         };
         let Some(&lead) = group.members.first() else { return };
         self.groups.with(id, |group| group.lead = Some(lead));
-        let hash = self.hash(self.entries[lead].key.as_slice());
+        let hash = self.hash(self.entries[lead].full_key());
         self.entries[lead].state = State::Candidate;
         self.policy.insert(&mut self.nodes, lead, hash, Place { returning: true, ..Place::ALONE });
     }
 
     /// Nobody stands for the group any more: it cannot go.
-    fn rest(&mut self, id: u64) {
+    fn rest(&mut self, id: GroupId) {
         if let Some(lead) = self.groups.get(id).and_then(|group| group.lead) {
             self.detach(lead);
             self.entries[lead].state = State::Member;
@@ -488,7 +491,7 @@ impl Objects {
         }
     }
 
-    fn group_of(&self, index: u32) -> Option<u64> {
+    fn group_of(&self, index: u32) -> Option<GroupId> {
         if !self.entries[index].has(Entry::KEPT) {
             return None;
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Exists, Get, Object, Operation, Pin, PutOptions, PutStart, PutStartKept, Removal, Remove, Retention,
+    Exists, Get, Object, Operation, Pin, PutAsk, PutEnd, PutOptions, PutStart, Removal, Remove, Retention,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
@@ -12,9 +12,11 @@ use te_core::{
     Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
 };
 
+use crate::checker::{Answer, Ask, Id};
+use crate::clock::Clock;
 use crate::memory::{Memory, checksum, content};
 use crate::shadow::{Put, Violation};
-use crate::world::{Core, LATE_MAX, Lies};
+use crate::world::{Core, LATE_MAX, Lies, full_key, tenant_of};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
 pub(crate) const OBJECT_BYTES_MAX: u64 = 3_000;
@@ -28,6 +30,11 @@ pub(crate) struct Client {
     memory: Memory,
     /// Counts its lives.
     pub(crate) life: u64,
+    pub(crate) clock: Clock,
+    /// Stopped, as by a signal: it does nothing, and its fabric goes on.
+    pub(crate) stopped: bool,
+    /// It looked at its clock just before it was stopped, and acts on that now.
+    stale: Option<Instant>,
     running: Running,
     get: GetOp,
     put: PutOp,
@@ -39,6 +46,8 @@ pub(crate) struct Client {
     next: u64,
     /// The latest call of the running operation.
     call: u64,
+    /// The latest put that was read of each key, for those who lie about it.
+    cache: HashMap<Vec<u8>, u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,11 +61,13 @@ enum Running {
 
 struct Asked {
     key: Vec<u8>,
-    floor: u64,
     len: u64,
     number: u64,
     object: Option<Object>,
     generation: Option<u64>,
+    /// Its commit was sent.
+    ending: bool,
+    recorded: Option<Id>,
 }
 
 #[derive(Clone, Copy)]
@@ -74,7 +85,7 @@ struct Moving {
 }
 
 impl Client {
-    pub(crate) fn new(index: usize, mut transport: SimTransport, life: u64) -> Self {
+    pub(crate) fn new(index: usize, mut transport: SimTransport, life: u64, clock: Clock) -> Self {
         let memory = Memory::new((ITEMS_MAX * OBJECT_BYTES_MAX) as usize, 0xcc);
         // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
         unsafe { transport.register(REGION, memory.span(), te_core::Access::LOCAL) }.unwrap();
@@ -83,6 +94,9 @@ impl Client {
             transport,
             memory,
             life,
+            clock,
+            stopped: false,
+            stale: None,
             running: Running::Nothing,
             get: GetOp::new(ClientConfig::default()),
             put: PutOp::new(ClientConfig::default()),
@@ -93,6 +107,7 @@ impl Client {
             tokens: HashMap::new(),
             next: life << 32,
             call: 0,
+            cache: HashMap::new(),
         }
     }
 
@@ -104,15 +119,25 @@ impl Client {
         format!("client {} {:?} since {:?}", self.index, self.running, self.began)
     }
 
+    /// In true time.
     pub(crate) fn poll_timeout(&self, lies: Lies) -> Option<Instant> {
-        match self.running {
+        let due = match self.running {
+            _ if self.stopped => None,
             Running::Get if !lies.contains(Lies::CLOCK) => self.get.poll_timeout(),
             Running::Put => self.put.poll_timeout(),
             _ => None,
-        }
+        };
+        due.map(|shown| self.clock.when(shown))
+    }
+
+    /// Goes on after a stop.
+    pub(crate) fn resume(&mut self, stopped_at: Instant) {
+        self.stopped = false;
+        self.stale = Some(self.clock.shows(stopped_at));
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        let now = self.clock.shows(now);
         match self.running {
             Running::Get => self.get.handle_timeout(now),
             Running::Put => self.put.handle_timeout(now),
@@ -122,7 +147,7 @@ impl Client {
 
     /// Starts something at random.
     pub(crate) fn start(&mut self, core: &mut Core, rng: &mut Rng) {
-        self.began = core.now;
+        self.began = self.clock.shows(core.now);
         self.asked.clear();
         let dice = rng.below(100);
         let count = if dice < 85 { 1 + rng.below(ITEMS_MAX) } else { 1 };
@@ -133,16 +158,28 @@ impl Client {
             }
             let number = core.next_put();
             let len = 1 + rng.below(OBJECT_BYTES_MAX);
-            let floor = core.shadow.floor(&key);
-            self.asked.push(Asked { key, floor, len, number, object: None, generation: None });
+            self.asked.push(Asked {
+                key,
+                len,
+                number,
+                object: None,
+                generation: None,
+                ending: false,
+                recorded: None,
+            });
         }
         if dice < 45 {
             self.running = Running::Get;
-            let items =
-                self.asked.iter().map(|asked| GetItem { key: &asked.key, capacity: OBJECT_BYTES_MAX });
+            self.record(core, |_| Ask::Get);
+            let items = self.asked.iter().map(|asked| GetItem {
+                key: &asked.key,
+                capacity: OBJECT_BYTES_MAX,
+                len_min: 1,
+            });
             self.get.start(items, &[]);
         } else if dice < 85 {
             self.running = Running::Put;
+            self.record(core, |asked| Ask::Put(asked.number));
             let mut items = Vec::new();
             for (slot, asked) in self.asked.iter().enumerate() {
                 let bytes = content(asked.number, asked.len);
@@ -152,13 +189,16 @@ impl Client {
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
-            self.put.start(items, PutOptions { replicas, placement, retention });
+            let options = PutOptions { replicas, placement, retention };
+            self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options });
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();
+            let force = rng.below(2) == 0;
+            let remove = dice < 94;
+            self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
             let key = Key(&self.asked[0].key);
-            if dice < 94 {
-                let force = rng.below(2) == 0;
+            if remove {
                 Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter())
                     .unwrap();
                 self.running = Running::Remove { request_id, force };
@@ -172,20 +212,23 @@ impl Client {
 
     /// Does what the running operation asks for; true when it has just ended.
     pub(crate) fn drive(&mut self, core: &mut Core) -> Result<bool, Violation> {
+        if self.stopped {
+            return Ok(false);
+        }
+        let now = self.stale.take().unwrap_or_else(|| self.clock.shows(core.now));
         loop {
             let mut out = Vec::new();
             let request_id = self.next_id();
             let lying = core.lies.contains(Lies::CLOCK);
             let action = match self.running {
-                Running::Get => {
-                    self.get.poll(if lying { self.began } else { core.now }, request_id, &mut out)
-                }
-                Running::Put => self.put.poll(core.now, request_id, &mut out),
+                Running::Get => self.get.poll(if lying { self.began } else { now }, request_id, &mut out),
+                Running::Put => self.put.poll(now, request_id, &mut out),
                 _ => None,
             };
             match action {
                 Some(Action::Call) => {
                     self.call = request_id;
+                    self.note_ends(&out);
                     core.send_call(self.index, self.life, request_id, out);
                 }
                 Some(Action::Transfer(transfer)) => self.transfer(core, transfer)?,
@@ -253,33 +296,40 @@ impl Client {
                 self.get.handle_response(&frame);
             }
             Running::Put => {
-                let answer = if frame.header.kind == Kind::PutStartKept as u8 {
-                    PutStartKept::decode_response(&frame)
-                } else {
-                    PutStart::decode_response(&frame)
-                };
-                if let (true, Ok((_, allocations))) = (current, answer) {
+                if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
                     for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);
-                        let put = Put { key: asked.key.clone(), number: asked.number, len: asked.len };
+                        core.note_start(asked.number, allocation.generation);
+                        let key = full_key(tenant_of(self.index), &asked.key);
+                        let put = Put { key, number: asked.number, len: asked.len };
                         core.shadow.puts.insert(allocation.generation, put);
                     }
                 }
-                self.put.handle_response(core.now, &frame);
+                self.put.handle_response(self.clock.shows(core.now), &frame);
             }
             Running::Remove { request_id, .. } if request_id == frame.header.request_id => {
-                if let Ok((_, mut results)) = Remove::decode_response(&frame)
-                    && results.next() == Some(Ok(()))
-                {
-                    core.report.removes += 1;
-                    let removed = core.removed.get(&(self.index, request_id)).copied().unwrap_or(0);
-                    core.shadow.raise_floor(&self.asked[0].key, removed + 1);
-                }
+                let result = Remove::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
+                let answer = match result {
+                    Some(Ok(())) => Answer::Done,
+                    Some(Err(ErrorCode::ObjectNotFound)) => Answer::NotFound,
+                    Some(Err(ErrorCode::ObjectHasLease)) => Answer::Found,
+                    Some(Err(ErrorCode::ReplicaIsNotReady)) => Answer::NotReady,
+                    _ => Answer::Failed,
+                };
+                core.report.removes += u64::from(answer == Answer::Done);
+                self.answer(core, 0, answer);
                 self.running = Running::Nothing;
                 return true;
             }
             Running::Exists { request_id } if request_id == frame.header.request_id => {
+                let result = Exists::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
+                let answer = match result {
+                    Some(true) => Answer::Found,
+                    Some(false) => Answer::NotFound,
+                    None => Answer::Failed,
+                };
+                self.answer(core, 0, answer);
                 self.running = Running::Nothing;
                 return true;
             }
@@ -289,19 +339,65 @@ impl Client {
     }
 
     /// A call got no answer in time.
-    pub(crate) fn call_failed(&mut self, request_id: u64) -> bool {
+    pub(crate) fn call_failed(&mut self, core: &mut Core, request_id: u64) -> bool {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
             Running::Put => self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout),
             Running::Remove { request_id: mine, .. } | Running::Exists { request_id: mine }
                 if mine == request_id =>
             {
+                if core.lies.contains(Lies::ANSWER) && matches!(self.running, Running::Remove { .. }) {
+                    self.answer(core, 0, Answer::Done);
+                }
                 self.running = Running::Nothing;
                 return true;
             }
             _ => {}
         }
         false
+    }
+
+    /// The process dies: what it has not asked to be committed never will be.
+    pub(crate) fn die(&mut self, core: &mut Core) {
+        if self.running == Running::Put {
+            for item in 0..self.asked.len() {
+                if !self.asked[item].ending {
+                    self.answer(core, item, Answer::Failed);
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, core: &mut Core, ask: impl Fn(&Asked) -> Ask) {
+        let many = !matches!(ask(&self.asked[0]), Ask::Remove { .. } | Ask::Exists);
+        for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
+            let ask = ask(asked);
+            asked.recorded = Some(core.history.called(
+                self.index,
+                &full_key(tenant_of(self.index), &asked.key),
+                ask,
+                core.now.as_nanos(),
+            ));
+        }
+    }
+
+    fn answer(&self, core: &mut Core, item: usize, answer: Answer) {
+        if let Some(id) = self.asked[item].recorded {
+            core.history.answered(id, answer, core.now.as_nanos());
+        }
+    }
+
+    /// Which items a request commits.
+    fn note_ends(&mut self, request: &[u8]) {
+        let (frame, _) = Frame::parse(request).unwrap().unwrap();
+        if frame.header.kind != Kind::PutEnd as u8 {
+            return;
+        }
+        let (_, commits) = PutEnd::decode_request(frame.body).unwrap();
+        for commit in commits {
+            let ends = self.asked.iter_mut().filter(|asked| asked.key == commit.key.0);
+            ends.for_each(|asked| asked.ending = true);
+        }
     }
 
     fn transfer(&mut self, core: &mut Core, transfer: Transfer) -> Result<(), Violation> {
@@ -367,7 +463,11 @@ impl Client {
     fn transfer_ended(&mut self, core: &mut Core, number: u64) {
         let Some(moving) = self.transfers.remove(&number) else { return };
         let Transfer { id, item, len, op, .. } = moving.transfer;
-        let mut end = TransferEnd { outcome: moving.outcome, fence_needed: moving.fence_needed, checksum: 0 };
+        let mut end = TransferEnd {
+            outcome: moving.outcome,
+            fence_needed: moving.fence_needed,
+            ..TransferEnd::read(0)
+        };
         if op == Op::Write {
             let loose = end.fence_needed || end.outcome == Outcome::Unknown;
             core.report.unknown_writes += u64::from(loose);
@@ -386,7 +486,7 @@ impl Client {
             end.checksum = object.checksum;
         }
         self.get.handle_transfer(
-            if core.lies.contains(Lies::CLOCK) { self.began } else { core.now },
+            if core.lies.contains(Lies::CLOCK) { self.began } else { self.clock.shows(core.now) },
             id,
             end,
         );
@@ -423,10 +523,9 @@ impl Client {
                 Some(Ok(fetched)) => fetched,
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
-                    // Another client may be writing it: that is a miss, too.
-                    let missed = matches!(error, ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady);
-                    core.report.failed_reads += u64::from(!missed);
-                    core.report.lost += u64::from(asked.floor > 0 && error == ErrorCode::ObjectNotFound);
+                    let nothing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady].contains(&error);
+                    core.report.failed_reads += u64::from(!nothing);
+                    self.answer(core, item, if nothing { Answer::NotFound } else { Answer::Failed });
                     continue;
                 }
                 None => return Err(Violation::Stuck(self.describe())),
@@ -440,18 +539,19 @@ impl Client {
                 )));
             };
             let bytes = self.memory.read(item as u64 * OBJECT_BYTES_MAX, fetched.len);
-            if put.key != asked.key || bytes != content(put.number, put.len) {
+            if put.key != full_key(tenant_of(self.index), &asked.key) || bytes != content(put.number, put.len)
+            {
                 return Err(Violation::WrongBytes(format!(
                     "{key}: not the bytes of {:#x} at {:?}",
                     fetched.generation, core.now
                 )));
             }
-            if fetched.generation < asked.floor {
-                return Err(Violation::Stale(format!(
-                    "{key}: {:#x} below {:#x}",
-                    fetched.generation, asked.floor
-                )));
-            }
+            let fresh = put.number;
+            let number = match self.cache.insert(asked.key.clone(), fresh) {
+                Some(known) if core.lies.contains(Lies::CACHE) => known,
+                _ => fresh,
+            };
+            self.answer(core, item, Answer::Object(Some(number)));
         }
         Ok(())
     }
@@ -459,11 +559,20 @@ impl Client {
     fn note_put(&mut self, core: &mut Core) {
         for (item, asked) in self.asked.iter().enumerate() {
             match self.put.result(item) {
-                Some(Ok(generation)) => {
+                Some(Ok(_)) => {
                     core.report.puts += 1;
-                    core.shadow.raise_floor(&asked.key, generation);
+                    self.answer(core, item, Answer::Done);
                 }
-                Some(Err(_)) => core.report.failed_puts += 1,
+                Some(Err(_)) if core.lies.contains(Lies::ANSWER) && asked.generation.is_some() => {
+                    self.answer(core, item, Answer::Done);
+                }
+                Some(Err(_)) => {
+                    core.report.failed_puts += 1;
+                    // Once its commit was sent, it may have been done, or will be.
+                    if !asked.ending {
+                        self.answer(core, item, Answer::Failed);
+                    }
+                }
                 None => {}
             }
         }

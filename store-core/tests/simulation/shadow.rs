@@ -1,6 +1,7 @@
 //! What must hold, kept beside the system and never shown to it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use store_core::SegmentNo;
 use te_core::Instant;
@@ -10,8 +11,8 @@ use te_core::Instant;
 pub(crate) enum Violation {
     /// A get returned bytes that are not those of the put it named, or of another key.
     WrongBytes(String),
-    /// A get returned something older than what was acknowledged before it began, or something removed.
-    Stale(String),
+    /// Nothing that happened to a key explains an answer that somebody was given: see `checker`.
+    NotLinearizable(String),
     /// A range was given out while an older put may still write it.
     GivenWhileWritten(String),
     /// A range was given out while a reader holds a lease to it.
@@ -24,6 +25,15 @@ pub(crate) enum Violation {
     Leak(String),
     /// An operation never ended.
     Stuck(String),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLinearizable(story) => write!(f, "nothing explains what was answered: {story}"),
+            other => write!(f, "{other:?}"),
+        }
+    }
 }
 
 pub(crate) type Range = (SegmentNo, u64, u64);
@@ -50,12 +60,14 @@ pub(crate) struct Shadow {
     /// By client, its life, and the transfer's number.
     writes: HashMap<(usize, u64), Write>,
     pub(crate) puts: HashMap<u64, Put>,
-    /// What readers that begin now must not see below.
-    floors: HashMap<Vec<u8>, u64>,
 }
 
 impl Shadow {
     pub(crate) fn allocated(&mut self, now: Instant, generation: u64, range: Range) -> Result<(), Violation> {
+        if self.owners.get(&(range.0, range.1)) == Some(&(range.2, generation)) {
+            // A start that came twice is given the same space twice.
+            return Ok(());
+        }
         self.leases.retain(|(_, until)| *until > now);
         self.writes.retain(|_, write| write.until.is_none_or(|until| until > now));
         if let Some(lease) = self.leases.iter().find(|(leased, _)| overlap(*leased, range)) {
@@ -131,15 +143,6 @@ impl Shadow {
     pub(crate) fn writer_died(&mut self, client: usize, until: Instant) {
         let own = self.writes.iter_mut().filter(|((who, _), _)| *who == client);
         own.for_each(|(_, write)| write.until = write.until.or(Some(until)));
-    }
-
-    pub(crate) fn floor(&self, key: &[u8]) -> u64 {
-        self.floors.get(key).copied().unwrap_or(0)
-    }
-
-    pub(crate) fn raise_floor(&mut self, key: &[u8], generation: u64) {
-        let floor = self.floors.entry(key.to_vec()).or_default();
-        *floor = generation.max(*floor);
     }
 }
 

@@ -1,25 +1,31 @@
 //! One thread, one clock, one seed: the master, its nodes and its clients, and everything that goes wrong between them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use store_core::blocks::trailer_len;
 use store_core::message::{
-    Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
-    PutStartKept, PutWindow, Remove, Retention,
+    Allocation, Commit, EvictionReport, Get, Greeting, Hello, ListQuery, NewObject, Operation, PutEnd,
+    PutOptions, PutStart, PutWindow, Remove, Retention,
 };
+use store_core::wire::VERSION;
 use store_core::{
-    AllocationStrategy, AllocatorKind, ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master,
-    MasterConfig, Placement, SegmentNo, Stats,
+    AllocationStrategy, AllocatorKind, ErrorCode, EvictionPolicy, Frame, FullKey, Items, Key, Kind, Master,
+    MasterConfig, Placement, SegmentNo, Session, Stats, TenantConfig,
 };
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
 
+use crate::checker::History;
 use crate::client::Client;
+use crate::clock::{Clock, DRIFT_PPM_MAX};
 use crate::node::Node;
 use crate::shadow::{Shadow, Violation};
 
 pub(crate) const NODES: usize = 3;
 pub(crate) const CLIENTS: usize = 4;
+/// Half of the clients are of each tenant, and they have the same keys.
+const TENANTS: [&str; 2] = ["a", "b"];
 /// The latest that a write may land after its writer lost sight of it, and a little more.
 pub(crate) const LATE_MAX: Duration = Duration::from_secs(61);
 const CALL_TIMEOUT: Duration = Duration::from_millis(800);
@@ -40,6 +46,12 @@ impl Lies {
     pub(crate) const FENCE: Self = Self(4);
     /// Takes a write that may still land for one that is in place.
     pub(crate) const OUTCOME: Self = Self(8);
+    /// Says that a put or a remove was done when it got no answer, or failed.
+    pub(crate) const ANSWER: Self = Self(16);
+    /// Reads what it has read before without asking again.
+    pub(crate) const CACHE: Self = Self(32);
+    /// Some clients greet the master as another tenant than they are.
+    pub(crate) const TENANT: Self = Self(64);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -67,6 +79,10 @@ pub(crate) struct Scenario {
     pub(crate) blind: bool,
     /// Objects have pins, groups and times to live.
     pub(crate) retention: bool,
+    /// Every process has a clock of its own, that drifts and jumps.
+    pub(crate) clocks: bool,
+    /// How far the master's clock may jump at once, ms. Not further than the lease's guard covers.
+    pub(crate) jump_ms: u64,
 }
 
 impl Scenario {
@@ -83,17 +99,21 @@ impl Scenario {
                 eviction_ratio: 0.1,
                 soft_pin_ttl_ms: 3_000,
                 hard_pin_share_max: 0.2,
+                multi_tenants: true,
+                tenants: TENANTS.map(|name| TenantConfig { name: name.into(), ..Default::default() }).into(),
                 ..MasterConfig::default()
             },
             link: LinkConfig::STORMY,
             faults: true,
             calls: (50_000, 50_000, 30_000, 3_000),
             segment_bytes: 40 * 1024,
-            keys: 96,
+            keys: 64,
             busy: Duration::from_secs(40),
             lies: Lies::NONE,
             blind: false,
             retention: true,
+            clocks: true,
+            jump_ms: 5,
         }
     }
 
@@ -107,6 +127,7 @@ impl Scenario {
             segment_bytes: 4 << 20,
             busy: Duration::from_secs(10),
             retention: false,
+            clocks: false,
             ..stormy
         }
     }
@@ -120,7 +141,6 @@ pub(crate) struct Report {
     pub(crate) eviction: EvictionReport,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
-    pub(crate) lost: u64,
     pub(crate) failed_reads: u64,
     pub(crate) lease_expired: u64,
     pub(crate) mismatches: u64,
@@ -133,6 +153,13 @@ pub(crate) struct Report {
     pub(crate) crashes: u64,
     pub(crate) master_restarts: u64,
     pub(crate) remounts: u64,
+    /// Processes stopped for a while, partitions in one direction, and clocks that jumped.
+    pub(crate) stops: u64,
+    pub(crate) partitions: u64,
+    pub(crate) jumps: u64,
+    /// Operations whose history was checked, and objects that the store lost by its own doing.
+    pub(crate) recorded: u64,
+    pub(crate) losses: u64,
     pub(crate) stats: Stats,
 }
 
@@ -152,6 +179,16 @@ enum Event {
     RestartClient(usize),
     RestartNode(usize),
     Unstall(NodeId),
+    Resume { client: usize, life: u64, stopped_at: Instant },
+    Heal(NodeId, NodeId),
+}
+
+/// One direction between a party and the master in which nothing gets through.
+#[derive(Clone, Copy, Debug)]
+struct Partition {
+    party: Party,
+    to_master: bool,
+    until: Instant,
 }
 
 /// What every party may use.
@@ -164,11 +201,21 @@ pub(crate) struct Core {
     /// What former lives of the master counted.
     past: Report,
     pub(crate) lies: Lies,
-    /// What was removed by whose request.
-    pub(crate) removed: HashMap<(usize, u64), u64>,
+    /// What clients asked and were answered.
+    pub(crate) history: History,
+    /// What the master's clock shows.
+    clock: Clock,
+    /// Nobody is there to hear until then.
+    down_until: Instant,
+    partitions: Vec<Partition>,
+    /// Requests that reach the master twice: what the second does is nobody's answer.
+    doubled: HashSet<(usize, u64)>,
+    /// The order in which the master started puts, by generation.
+    starts: HashMap<u64, u64>,
+    /// What is readable, as far as is known.
+    visible: HashSet<Vec<u8>>,
     /// Exports by segment name and incarnation: what a metadata service would say.
     pub(crate) directory: HashMap<(String, u64), Vec<u8>>,
-    complete: HashMap<Vec<u8>, u64>,
     pub(crate) scenario: Scenario,
     events: BTreeMap<(Instant, u64), Event>,
     rng: Rng,
@@ -191,16 +238,76 @@ impl Core {
         }
     }
 
+    fn random_clock(&self, rng: &mut Rng) -> Clock {
+        if self.scenario.clocks { Clock::random(self.now, rng) } else { Clock::TRUE }
+    }
+
     pub(crate) fn judge(&self, found: Result<(), Violation>) -> Result<(), Violation> {
         let hidden = |violation: &Violation| {
             !matches!(
                 violation,
-                Violation::WrongBytes(_) | Violation::Stale(_) | Violation::Leak(_) | Violation::Stuck(_)
+                Violation::WrongBytes(_)
+                    | Violation::NotLinearizable(_)
+                    | Violation::Leak(_)
+                    | Violation::Stuck(_)
             )
         };
         found.or_else(
             |violation| if self.scenario.blind && hidden(&violation) { Ok(()) } else { Err(violation) },
         )
+    }
+
+    /// The master gave a put its place, and its writer knows.
+    pub(crate) fn note_start(&mut self, put: u64, generation: u64) {
+        if let Some(order) = self.starts.get(&generation) {
+            self.history.started(put, *order);
+        }
+    }
+
+    /// Compares what is readable with what was, and notes what was lost.
+    fn note_losses(&mut self) {
+        if self.master.stats().objects == self.visible.len() as u64 {
+            return;
+        }
+        let mut keys = HashSet::new();
+        let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
+        for (tenant, no) in TENANTS.iter().zip(1..) {
+            self.master.list_of(self.clock.shows(self.now), no, &query, |listed| {
+                if listed.complete {
+                    keys.insert(full_key(tenant, listed.key.0));
+                }
+                true
+            });
+        }
+        for key in self.visible.difference(&keys) {
+            self.history.lost(key, self.now.as_nanos());
+        }
+        assert!(keys.is_subset(&self.visible), "readable without a commit: {keys:?} of {:?}", self.visible);
+        self.visible = keys;
+    }
+
+    fn master_timeout(&mut self) {
+        self.master.handle_timeout(self.clock.shows(self.now));
+        self.note_losses();
+    }
+
+    /// Another master, which knows nothing.
+    fn restart_master(&mut self, down: Duration) {
+        self.report.master_restarts += 1;
+        self.past = self.past.plus(&Report { stats: self.master.stats(), ..Report::default() });
+        let config = self.master.config().clone();
+        self.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+        if self.scenario.clocks {
+            self.clock = Clock::random(self.now, &mut self.rng);
+        }
+        self.down_until = self.now + down;
+        self.note_losses();
+    }
+
+    fn is_cut(&self, party: Party, to_master: bool) -> bool {
+        let cut =
+            |each: &Partition| each.party == party && each.to_master == to_master && self.now < each.until;
+        self.partitions.iter().any(cut)
     }
 
     /// Which life of the master it is.
@@ -214,7 +321,15 @@ impl Core {
     }
 
     pub(crate) fn send(&mut self, from: Party, life: u64, bytes: Vec<u8>) {
-        for at in self.deliveries() {
+        if self.is_cut(from, true) {
+            return;
+        }
+        let deliveries = self.deliveries();
+        if let (Party::Client(client), true) = (from, deliveries.len() > 1) {
+            let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
+            self.doubled.insert((client, frame.header.request_id));
+        }
+        for at in deliveries {
             // A master that restarts breaks every connection, and what was on it is lost.
             let epoch = self.epoch();
             self.at(at, Event::ToMaster { from, life, epoch, bytes: bytes.clone() });
@@ -222,6 +337,9 @@ impl Core {
     }
 
     fn answer(&mut self, to: Party, life: u64, bytes: Vec<u8>) {
+        if self.is_cut(to, false) {
+            return;
+        }
         for at in self.deliveries() {
             self.at(at, Event::ToParty { to, life, bytes: bytes.clone() });
         }
@@ -250,39 +368,59 @@ impl Core {
     fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        self.master.handle(self.now, &request, &mut out);
+        let mut session = self.greet(from);
+        self.master.handle(self.clock.shows(self.now), &mut session, &request, &mut out);
         let (response, len) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
         let found = self.observe(from, &request, &response);
         self.judge(found)?;
+        self.note_losses();
         self.answer(from, life, out);
         Ok(())
+    }
+
+    /// Every message comes over a connection that began with a greeting.
+    fn greet(&mut self, from: Party) -> Session {
+        let tenant = match from {
+            // Nodes are nobody's.
+            Party::Node(_) => "",
+            Party::Client(0) if self.lies.contains(Lies::TENANT) => TENANTS[1],
+            Party::Client(client) => tenant_of(client),
+        };
+        let greeting = Greeting { version: VERSION, tenant, secret: Key(b""), admin: Key(b"") };
+        let (mut hello, mut out) = (Vec::new(), Vec::new());
+        Hello::encode_request(&mut hello, 0, &greeting, core::iter::empty()).unwrap();
+        let mut session = Session::default();
+        let (frame, _) = Frame::parse(&hello).unwrap().unwrap();
+        self.master.handle(self.clock.shows(self.now), &mut session, &frame, &mut out);
+        let (answer, _) = Frame::parse(&out).unwrap().unwrap();
+        assert_eq!(answer.header.result(), Ok(()));
+        session
     }
 
     fn observe(&mut self, from: Party, request: &Frame<'_>, response: &Frame<'_>) -> Result<(), Violation> {
         match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart) => {
-                let (_, asked) = PutStart::decode_request(request.body).unwrap();
+                let (ask, asked) = PutStart::decode_request(request.body).unwrap();
+                let retained = ask.options.retention != Retention::DEFAULT;
+                self.report.retained += asked.len() as u64 * u64::from(retained);
                 self.observe_put(asked, PutStart::decode_response(response))
-            }
-            Some(Kind::PutStartKept) => {
-                let ((_, retention), asked) = PutStartKept::decode_request(request.body).unwrap();
-                self.report.retained += asked.len() as u64 * u64::from(retention != Retention::DEFAULT);
-                self.observe_put(asked, PutStartKept::decode_response(response))
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(request.body).unwrap();
                 let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
-                for (Commit { key, generation, .. }, answer) in asked.zip(answers) {
+                for (Commit { key, .. }, answer) in asked.zip(answers) {
                     if answer.is_ok() {
-                        self.complete.insert(key.0.to_vec(), generation);
+                        self.visible.insert(self.full_key(from, key.0));
                     }
                 }
                 Ok(())
             }
             Some(Kind::Get) => {
                 let Ok((lease, answers)) = Get::decode_response(response) else { return Ok(()) };
-                let until = self.now + Duration::from_millis(lease.lease_ms.into());
+                // The slowest of clocks.
+                let lease = Duration::from_millis(lease.lease_ms.into());
+                let until = self.now + lease.mul_f64(1.0 / (1.0 - DRIFT_PPM_MAX as f64 / 1e6));
                 for object in answers.flatten() {
                     for replica in object.replicas.iter() {
                         let range = (replica.segment, replica.addr, object.len);
@@ -297,12 +435,24 @@ impl Core {
                 if let (Party::Client(client), Some(Ok(())), Some(removal)) =
                     (from, answers.next(), asked.next())
                 {
-                    let generation = self.complete.remove(removal.key.0).unwrap_or(0);
-                    self.removed.entry((client, request.header.request_id)).or_insert(generation);
+                    let key = self.full_key(from, removal.key.0);
+                    self.visible.remove(&key);
+                    if self.doubled.contains(&(client, request.header.request_id)) {
+                        self.history.lost(&key, self.now.as_nanos());
+                    }
                 }
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// A key, and whose it really is.
+    fn full_key(&self, from: Party, key: &[u8]) -> Vec<u8> {
+        match from {
+            Party::Client(0) if self.lies.contains(Lies::TENANT) => full_key(TENANTS[1], key),
+            Party::Client(client) => full_key(tenant_of(client), key),
+            Party::Node(_) => unreachable!("nodes have no keys"),
         }
     }
 
@@ -315,6 +465,9 @@ impl Core {
         let mut found = Ok(());
         for (NewObject { len, .. }, allocation) in asked.zip(answers) {
             let Ok(allocation) = allocation else { continue };
+            let order = self.starts.len() as u64 + 1;
+            // A start that came twice is the same start.
+            self.starts.entry(allocation.generation).or_insert(order);
             for replica in allocation.replicas.iter() {
                 let range = (replica.segment, replica.addr, len);
                 let given = self.shadow.allocated(self.now, allocation.generation, range);
@@ -326,6 +479,15 @@ impl Core {
     }
 }
 
+/// Whose a client is.
+pub(crate) fn tenant_of(client: usize) -> &'static str {
+    TENANTS[client * TENANTS.len() / CLIENTS]
+}
+
+pub(crate) fn full_key(tenant: &str, key: &[u8]) -> Vec<u8> {
+    [tenant.as_bytes(), b"/", key].concat()
+}
+
 pub(crate) struct World {
     pub(crate) core: Core,
     clients: Vec<Option<Client>>,
@@ -334,6 +496,8 @@ pub(crate) struct World {
     lives: u64,
     rng: Rng,
     busy_until: Instant,
+    /// The master's clock does not jump again before this.
+    jump_after: Instant,
 }
 
 impl World {
@@ -351,14 +515,20 @@ impl World {
             report: Report::default(),
             past: Report::default(),
             lies: scenario.lies,
-            removed: HashMap::new(),
+            history: History::default(),
+            clock: Clock::TRUE,
+            down_until: Instant::ZERO,
+            partitions: Vec::new(),
+            doubled: HashSet::new(),
+            starts: HashMap::new(),
+            visible: HashSet::new(),
             directory: HashMap::new(),
-            complete: HashMap::new(),
             events: BTreeMap::new(),
             rng: rng.fork(),
             counter: 0,
             scenario,
         };
+        core.clock = core.random_clock(&mut rng);
         let mut fabric_ids = Vec::new();
         let mut nodes = Vec::new();
         for index in 0..NODES {
@@ -371,21 +541,23 @@ impl World {
         for index in 0..CLIENTS {
             let transport = net.node();
             fabric_ids.push(transport.node());
-            clients.push(Some(Client::new(index, transport, 0)));
+            let clock = core.random_clock(&mut rng);
+            clients.push(Some(Client::new(index, transport, 0, clock)));
             core.at(Instant::from_millis(10), Event::Wake { client: index, life: 0 });
         }
         if core.scenario.faults {
             core.at(Instant::from_millis(1_000), Event::Trouble);
         }
         let busy_until = Instant::ZERO + core.scenario.busy;
-        Self { core, clients, nodes, fabric_ids, lives: 0, rng, busy_until }
+        Self { core, clients, nodes, fabric_ids, lives: 0, rng, busy_until, jump_after: Instant::ZERO }
     }
 
     /// Runs to the end, and to the silence after it.
     pub(crate) fn run(mut self) -> Result<Report, Violation> {
         let config = self.core.master.config().clone();
-        let silence =
-            Duration::from_millis(u64::from(config.put_start_release_timeout_ms) + 1_000) + LATE_MAX;
+        // Longer than any clock takes to see the release timeout pass.
+        let release = Duration::from_millis(config.put_start_release_timeout_ms.into());
+        let silence = release.mul_f64(1.05) + Duration::from_secs(1) + LATE_MAX;
         let end = self.busy_until + OPERATION_MAX + silence;
         while let Some(next) = self.next_time().filter(|next| *next <= end) {
             self.core.now = next.max(self.core.now);
@@ -393,13 +565,17 @@ impl World {
         }
         self.core.now = end;
         self.core.net.advance_to(end);
-        self.core.master.handle_timeout(end);
+        self.core.master_timeout();
         if let Some(client) = self.clients.iter().flatten().find(|client| !client.is_idle()) {
             return Err(Violation::Stuck(client.describe()));
         }
         self.core.report.landed_late = self.core.net.counters().landed_late;
         self.core.report.stats = self.core.master.stats();
         self.core.report.eviction = self.core.master.eviction();
+        self.core.report.recorded = self.core.history.len() as u64;
+        self.core.report.losses = self.core.history.losses() as u64;
+        let explained = self.core.history.check();
+        explained.map_err(|refusal| Violation::NotLinearizable(refusal.to_string()))?;
         self.check_space()?;
         Ok(self.core.report.plus(&self.core.past))
     }
@@ -407,11 +583,8 @@ impl World {
     fn next_time(&self) -> Option<Instant> {
         let events = self.core.events.keys().next().map(|(at, _)| *at);
         let clients = self.clients.iter().flatten().filter_map(|client| client.poll_timeout(self.core.lies));
-        [events, self.core.net.next_event(), self.core.master.poll_timeout()]
-            .into_iter()
-            .flatten()
-            .chain(clients)
-            .min()
+        let master = self.core.master.poll_timeout().map(|shown| self.core.clock.when(shown));
+        [events, self.core.net.next_event(), master].into_iter().flatten().chain(clients).min()
     }
 
     fn step(&mut self) -> Result<(), Violation> {
@@ -421,11 +594,13 @@ impl World {
             let event = entry.remove();
             self.handle(event)?;
         }
-        if self.core.master.poll_timeout().is_some_and(|due| due <= now) {
-            self.core.master.handle_timeout(now);
+        if self.core.master.poll_timeout().is_some_and(|due| due <= self.core.clock.shows(now)) {
+            self.core.master_timeout();
         }
         for index in 0..CLIENTS {
-            let Some(client) = &mut self.clients[index] else { continue };
+            let Some(client) = self.clients[index].as_mut().filter(|client| !client.stopped) else {
+                continue;
+            };
             let due = client.poll_timeout(self.core.lies).is_some_and(|due| due <= now);
             if due {
                 client.handle_timeout(now);
@@ -438,10 +613,24 @@ impl World {
         Ok(())
     }
 
+    /// Whether an event has to wait because its client is stopped; it is kept.
+    fn is_kept_back(&mut self, event: &Event) -> bool {
+        let (client, life) = match event {
+            Event::ToParty { to: Party::Client(client), life, .. } => (*client, *life),
+            Event::CallTimeout { client, life, .. } | Event::Wake { client, life } => (*client, *life),
+            _ => return false,
+        };
+        self.clients[client].as_ref().is_some_and(|client| client.life == life && client.stopped)
+    }
+
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        if self.is_kept_back(&event) {
+            self.core.at(self.core.now + Duration::from_millis(10), event);
+            return Ok(());
+        }
         match event {
             Event::ToMaster { from, life, epoch, bytes } => {
-                if epoch == self.core.epoch() {
+                if epoch == self.core.epoch() && self.core.now >= self.core.down_until {
                     self.core.serve(from, life, &bytes)?;
                 }
             }
@@ -461,7 +650,7 @@ impl World {
                 let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
                     return Ok(());
                 };
-                if client.call_failed(request_id) {
+                if client.call_failed(&mut self.core, request_id) {
                     self.think(index);
                 }
                 self.drive(index)?;
@@ -486,7 +675,8 @@ impl World {
             Event::RestartClient(index) => {
                 self.lives += 1;
                 let transport = self.core.net.restart(self.fabric_ids[NODES + index]);
-                self.clients[index] = Some(Client::new(index, transport, self.lives));
+                let clock = self.core.random_clock(&mut self.rng);
+                self.clients[index] = Some(Client::new(index, transport, self.lives, clock));
                 self.think(index);
             }
             Event::RestartNode(index) => {
@@ -496,6 +686,13 @@ impl World {
                 self.core.at(self.core.now, Event::Tick { node: index, life: self.lives });
             }
             Event::Unstall(node) => self.core.net.stall(node, false),
+            Event::Resume { client: index, life, stopped_at } => {
+                if let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) {
+                    client.resume(stopped_at);
+                    self.drive(index)?;
+                }
+            }
+            Event::Heal(from, to) => self.core.net.set_link(from, to, self.core.scenario.link),
         }
         Ok(())
     }
@@ -524,16 +721,62 @@ impl World {
         let client = self.rng.index(CLIENTS);
         let node = self.rng.index(NODES);
         let rng = &mut self.rng;
-        match rng.below(25) {
-            24 => {
-                self.core.report.master_restarts += 1;
-                let config = self.core.master.config().clone();
-                self.core.past =
-                    self.core.past.plus(&Report { stats: self.core.master.stats(), ..Report::default() });
-                self.core.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+        let party = if rng.below(2) == 0 { Party::Client(client) } else { Party::Node(node) };
+        let (node_id, client_id) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
+        match rng.below(36) {
+            24 => self.core.restart_master(ms(rng, 0, 1_500)),
+            // In one direction nothing gets through between somebody and the master.
+            25..28 => {
+                self.core.report.partitions += 1;
+                let (to_master, until) = (rng.below(2) == 0, now + ms(rng, 100, 5_000));
+                self.core.partitions.retain(|each| now < each.until);
+                self.core.partitions.push(Partition { party, to_master, until });
+            }
+            // In one direction nothing gets through between a client and a node.
+            28..30 => {
+                self.core.report.partitions += 1;
+                let (from, to) = if rng.below(2) == 0 { (node_id, client_id) } else { (client_id, node_id) };
+                self.core.net.set_link(
+                    from,
+                    to,
+                    LinkConfig { loss_ppm: 1_000_000, ..self.core.scenario.link },
+                );
+                self.core.at(now + ms(rng, 10, 3_000), Event::Heal(from, to));
+            }
+            // A process is stopped, and goes on later as if nothing had been.
+            30..33 => {
+                self.core.report.stops += 1;
+                let back = now + ms(rng, 10, 6_000);
+                match party {
+                    Party::Node(_) => {
+                        self.nodes[node].muted_until = back;
+                        self.core.net.stall(node_id, true);
+                        self.core.at(back, Event::Unstall(node_id));
+                    }
+                    Party::Client(_) => {
+                        if let Some(client) = self.clients[client].as_mut().filter(|client| !client.stopped) {
+                            client.stopped = true;
+                            let (client, life) = (client.index, client.life);
+                            self.core.at(back, Event::Resume { client, life, stopped_at: now });
+                        }
+                    }
+                }
+            }
+            // The master's clock jumps, seldom and no further than the guard covers, a client's as it likes.
+            33.. if self.core.scenario.clocks => {
+                self.core.report.jumps += 1;
+                if rng.below(2) == 0 && now >= self.jump_after {
+                    self.core.clock.jump(now, ms(rng, 0, self.core.scenario.jump_ms));
+                    self.jump_after = now + Duration::from_secs(1);
+                } else if let Some(client) = &mut self.clients[client] {
+                    client.clock.jump(now, ms(rng, 1, 10_000));
+                }
             }
             0..4 if self.clients[client].is_some() => {
                 self.core.report.crashes += 1;
+                if let Some(client) = &mut self.clients[client] {
+                    client.die(&mut self.core);
+                }
                 self.core.net.kill(self.fabric_ids[NODES + client]);
                 self.core.shadow.writer_died(client, now + LATE_MAX);
                 self.clients[client] = None;
@@ -568,23 +811,27 @@ impl World {
 
     /// Everything is quiet: every byte belongs to an object, and after the objects are gone to none.
     fn check_space(&mut self) -> Result<(), Violation> {
-        let now = self.core.now;
+        let now = self.core.clock.shows(self.core.now);
         let master = &mut self.core.master;
         let stats = master.stats();
         let mut keys = Vec::new();
         let mut bytes = 0;
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
-        master.list(now, &query, |listed| {
-            bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas);
-            keys.push(listed.key.0.to_vec());
-            true
-        });
+        for tenant in 0..=TENANTS.len() as u16 {
+            master.list_of(now, tenant, &query, |listed| {
+                bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas);
+                keys.push((tenant, listed.key.0.to_vec()));
+                true
+            });
+        }
         if stats.used_bytes != bytes
             || stats.quarantined_bytes + stats.deferred_bytes + stats.objects_processing > 0
         {
             return Err(Violation::Leak(format!("{bytes} bytes of objects, and {stats:?}")));
         }
-        keys.iter().for_each(|key| assert_eq!(master.remove(now, key, true), Ok(())));
+        for (tenant, key) in &keys {
+            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, true), Ok(()));
+        }
         let later = now + Duration::from_secs(1);
         master.handle_timeout(later);
         let segments: Vec<(SegmentNo, u64, u64)> =
@@ -595,7 +842,8 @@ impl World {
         for (segment, used, len) in segments {
             let options =
                 PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
-            let whole = master.put_start(later, format!("whole {segment}").as_bytes(), len, &options);
+            let data = len - trailer_len(len);
+            let whole = master.put_start(later, format!("whole {segment}").as_bytes(), data, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {
                 return Err(Violation::Leak(format!(
                     "segment {segment} has {used} bytes used, whole: {whole:?}"
@@ -611,7 +859,6 @@ impl Report {
     pub(crate) fn plus(mut self, other: &Self) -> Self {
         self.gets += other.gets;
         self.hits += other.hits;
-        self.lost += other.lost;
         self.failed_reads += other.failed_reads;
         self.lease_expired += other.lease_expired;
         self.mismatches += other.mismatches;
@@ -624,6 +871,11 @@ impl Report {
         self.crashes += other.crashes;
         self.master_restarts += other.master_restarts;
         self.remounts += other.remounts;
+        self.stops += other.stops;
+        self.partitions += other.partitions;
+        self.jumps += other.jumps;
+        self.recorded += other.recorded;
+        self.losses += other.losses;
         self.retained += other.retained;
         self.eviction.groups_evicted_total += other.eviction.groups_evicted_total;
         self.eviction.expired_total += other.eviction.expired_total;

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use store_core::message::{Exists, Hello, Operation, Welcome};
+use store_core::message::{Exists, Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{Frame, Header, Key};
 use store_master::{Config, MasterHandle, MasterServer};
@@ -60,7 +60,7 @@ pub(crate) fn read_answer(stream: &mut impl Read) -> std::io::Result<Answer> {
 
 pub(crate) fn hello(request_id: u64) -> Vec<u8> {
     let mut out = Vec::new();
-    Hello::encode_request(&mut out, request_id, &VERSION, std::iter::empty()).unwrap();
+    Hello::encode_request(&mut out, request_id, &Greeting::default(), std::iter::empty()).unwrap();
     out
 }
 

@@ -3,9 +3,6 @@
 
 #[cfg(target_arch = "x86_64")]
 mod fold;
-mod polynomial;
-
-pub use polynomial::crc32c_joined;
 
 /// Copied out at a time where memory is not read in place.
 const PIECE_BYTES: usize = 8 << 10;

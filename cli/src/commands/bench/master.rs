@@ -12,8 +12,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutEnd,
-    PutOptions, PutStart, ReadStats, Removal, Remove,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutAsk,
+    PutEnd, PutStart, ReadStats, Removal, Remove,
 };
 use store_core::{ErrorCode, Frame, Key};
 
@@ -265,7 +265,7 @@ fn fill(
         let count = (objects - done).min(FILL_BATCH as u64);
         fill_keys(&mut keys, done..done + count);
         let items = keys.iter().map(|key| NewObject { key: Key(key), len: OBJECT_BYTES });
-        let (_, allocations) = control.call::<PutStart>(&PutOptions::default(), items).map_err(no_master)?;
+        let (_, allocations) = control.call::<PutStart>(&PutAsk::default(), items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
             generations
@@ -458,7 +458,7 @@ impl Client {
             Ask::Get => self.rpc.queue::<Get>(&(), keys)?,
             Ask::Put => {
                 let objects = work.keys.iter().map(|key| NewObject { key: Key(key), len: OBJECT_BYTES });
-                self.rpc.queue::<PutStart>(&PutOptions::default(), objects)?
+                self.rpc.queue::<PutStart>(&PutAsk::default(), objects)?
             }
         };
         self.under_way.push((id, work));

@@ -12,6 +12,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use store_core::EvictionPolicy;
+use store_core::allocator::GRAIN_BYTES;
+use store_core::blocks::stored_len;
 
 use crate::args::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
@@ -241,7 +243,9 @@ fn pool_bytes(args: &Args, distinct_blocks: Option<u64>) -> anyhow::Result<u64> 
     /// Below this share eviction stays asleep, whichever node a block lands on.
     const FILL: f64 = 0.8;
     const ROOM_BLOCKS: u64 = 256;
-    let block_bytes = args.block_bytes.bytes();
+    // What a block takes up: its trailer, too, in the allocator's grains.
+    let block_bytes = stored_len(args.block_bytes.bytes());
+    let block_bytes = block_bytes.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(block_bytes);
     let blocks = match (args.capacity_blocks, distinct_blocks) {
         (Some(blocks), _) => blocks,
         (None, Some(distinct)) => (distinct as f64 / FILL) as u64 + ROOM_BLOCKS * u64::from(args.nodes),

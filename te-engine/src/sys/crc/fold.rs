@@ -28,7 +28,7 @@ use std::arch::x86_64::{
     _mm256_loadu_si256, _mm256_xor_si256,
 };
 
-use super::polynomial::power;
+use te_core::crc32c_power as power;
 
 /// Steps of one block.
 const STEPS: usize = 64;

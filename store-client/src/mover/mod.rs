@@ -2,17 +2,25 @@
 //!
 //! ```text
 //!   Transfer ─▶ job ─▶ pieces of 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order ─▶ TransferEnd
-//!                        │ registered range: straight from or into it
-//!                        └ plain bytes: by way of the bounce buffer
+//!                        │ registered memory: straight from or into it
+//!                        └ plain bytes, trailers, edges of parts: by way of the bounce buffer
 //! ```
+//!
+//! A put writes the object and, behind it, its trailer ([`store_core::blocks`]). A get of all reads the object; one of parts
+//! reads the trailer and the blocks that it needs (`parts.rs`).
 //!
 //! Pieces land in the order in which they were sent, whatever the order in which they arrive, so the checksum of a job can be
 //! taken piece by piece while the bytes are still in the cache and later pieces are on their way.
+
+mod buffers;
+mod parts;
+mod sums;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use store_core::SegmentNo;
+use store_core::blocks::{BLOCK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
 use te_core::{ErrorKind, Op, Outcome};
 use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, TransferError, TransferRequest};
@@ -22,36 +30,22 @@ use crate::checksum::Checksum;
 use crate::fabric::{self, Fabric};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
+pub(crate) use buffers::Buffers;
+use buffers::Cursor;
+use parts::{Next, Parts};
+use sums::ItemSum;
 
 /// Bytes checksummed at a time: few enough to stay in the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
+const _: () = assert!(PIECE_BYTES.is_multiple_of(BLOCK_BYTES));
+/// A trailer that is no longer than this goes with the last bytes of plain data rather than alone.
+const TAIL_BYTES: u64 = 4 << 10;
 /// Bytes of one engine batch, beyond its first piece. Fewer and larger ones leave a rail fewer gaps.
 const FLIGHT_BYTES_MAX: u64 = 1 << 20;
 /// Pieces of one engine batch.
 const FLIGHT_PIECES_MAX: usize = 128;
 /// Engine batches under way.
 const FLIGHTS_MAX: usize = 64;
-
-/// Where the bytes of an operation's items come from or go to.
-pub(crate) enum Buffers<'a> {
-    /// Registered memory, either way.
-    Ranges(&'a [(&'a [u8], BufferRange)]),
-    /// Plain bytes to put.
-    Sources(&'a [(&'a [u8], &'a [u8])]),
-    /// Plain bytes to get, made when their length is known.
-    Sinks(&'a mut [Option<Vec<u8>>]),
-}
-
-impl Buffers<'_> {
-    /// Bytes of an item.
-    pub(crate) fn len(&self, item: usize) -> u64 {
-        match self {
-            Self::Ranges(items) => items[item].1.len,
-            Self::Sources(items) => items[item].1.len() as u64,
-            Self::Sinks(sinks) => sinks[item].as_ref().map_or(0, |sink| sink.len() as u64),
-        }
-    }
-}
 
 /// What is moved for one operation at a time.
 pub(crate) struct Mover {
@@ -62,7 +56,7 @@ pub(crate) struct Mover {
     flights: VecDeque<Flight>,
     ended: VecDeque<(Transfer, TransferEnd)>,
     /// Checksums of what is put, item by item.
-    sums: Vec<Sum>,
+    sums: Vec<ItemSum>,
     /// How often each item was started.
     starts: Vec<u8>,
     requests: Vec<TransferRequest>,
@@ -79,19 +73,18 @@ pub(crate) struct Mover {
 struct Job {
     transfer: Transfer,
     handle: SegmentHandle,
+    /// Bytes to move.
+    total: u64,
     sent: u64,
     in_flight: u32,
+    cursor: Cursor,
+    /// A read of parts of the object.
+    parts: Option<Box<Parts>>,
     /// Of what was read.
     checksum: Checksum,
     outcome: Outcome,
     fence_needed: bool,
     over: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    checksum: Checksum,
-    at: u64,
 }
 
 struct Flight {
@@ -104,9 +97,30 @@ struct Flight {
 #[derive(Clone, Copy)]
 struct Flying {
     job: usize,
+    /// How many of the job's bytes come before it.
+    at: u64,
+    /// Where it lies in what is stored.
     offset: u64,
     len: u64,
-    bounced: Option<Piece>,
+    place: Place,
+}
+
+/// Where a piece comes from or goes to.
+#[derive(Clone, Copy)]
+enum Place {
+    Bounced(Piece),
+    Straight(BufferRange),
+}
+
+/// What comes of cutting a job.
+enum Cut {
+    Piece(Flying),
+    /// No room in the bounce buffer.
+    NoRoom,
+    /// Its trailer is not known before what was cut is summed.
+    Later,
+    /// It makes no sense, and neither would trying again.
+    Never,
 }
 
 impl Mover {
@@ -134,7 +148,7 @@ impl Mover {
         self.pending.clear();
         self.ended.clear();
         self.sums.clear();
-        self.sums.resize(items, Sum::default());
+        self.sums.resize(items, ItemSum::default());
         self.starts.clear();
         self.starts.resize(items, 0);
         self.spoiled.clear();
@@ -142,7 +156,12 @@ impl Mover {
     }
 
     /// Takes a transfer on. Without a handle it ends at once. Whether it is not the first of its item.
-    pub(crate) fn start(&mut self, transfer: Transfer, handle: Option<SegmentHandle>) -> bool {
+    pub(crate) fn start(
+        &mut self,
+        transfer: Transfer,
+        handle: Option<SegmentHandle>,
+        buffers: &Buffers<'_>,
+    ) -> bool {
         if self.spoiled.contains(&(transfer.item as usize)) {
             // What is still under way would land among the bytes of another replica.
             self.ended.push_back((transfer, TransferEnd::not_applied()));
@@ -150,12 +169,21 @@ impl Mover {
         }
         match handle {
             Some(handle) => {
+                let parts = Parts::new(&transfer, buffers);
+                let total = match (transfer.op, &parts) {
+                    (Op::Write, _) => stored_len(transfer.len),
+                    (_, None) => transfer.len,
+                    (_, Some(parts)) => parts.total(transfer.len),
+                };
                 self.pending.push_back(self.jobs.len());
                 self.jobs.push(Job {
                     transfer,
                     handle,
+                    total,
                     sent: 0,
                     in_flight: 0,
+                    cursor: Cursor::default(),
+                    parts,
                     checksum: Checksum::default(),
                     outcome: Outcome::Applied,
                     fence_needed: false,
@@ -226,7 +254,7 @@ impl Mover {
 
     /// CRC-32C of an item that is put, as far as it was sent: all of it, once one of its transfers was applied.
     pub(crate) fn checksum(&self, item: usize) -> u32 {
-        self.sums.get(item).map_or(0, |sum| sum.checksum.finish())
+        self.sums.get(item).map_or(0, ItemSum::whole)
     }
 
     /// Pieces whose memory could be touched after the operation, so that it was kept from use.
@@ -260,24 +288,33 @@ impl Mover {
     ) -> bool {
         let mut pieces = self.spare.pop().unwrap_or_default();
         self.requests.clear();
-        let mut bytes = 0;
-        while let Some(&index) = self.pending.front()
+        let (mut bytes, mut passed) = (0, 0);
+        while let Some(&index) = self.pending.get(passed)
             && pieces.len() < FLIGHT_PIECES_MAX
             && bytes < FLIGHT_BYTES_MAX
         {
-            let job = &self.jobs[index];
-            if job.outcome != Outcome::Applied || job.sent == job.transfer.len {
-                self.pending.pop_front();
+            let job = &mut self.jobs[index];
+            if job.outcome != Outcome::Applied || job.sent == job.total {
+                self.pending.remove(passed);
                 continue;
             }
-            let Some(piece) = self.cut(index, buffers) else { break };
-            let job = &mut self.jobs[index];
-            let local = match (piece.bounced, &*buffers) {
-                (None, Buffers::Ranges(items)) => {
-                    let range = items[job.transfer.item as usize].1;
-                    (range.region, range.offset + piece.offset)
+            let piece = match self.cut(index, buffers) {
+                Cut::Piece(piece) => piece,
+                Cut::NoRoom => break,
+                Cut::Later => {
+                    passed += 1;
+                    continue;
                 }
-                (bounced, _) => (self.bounce.region().id(), bounced.map_or(0, |at| at.offset)),
+                Cut::Never => {
+                    worsen(&mut self.jobs[index].outcome, Outcome::NotApplied);
+                    self.bury_dead();
+                    continue;
+                }
+            };
+            let job = &mut self.jobs[index];
+            let local = match piece.place {
+                Place::Straight(range) => (range.region, range.offset),
+                Place::Bounced(at) => (self.bounce.region().id(), at.offset),
             };
             self.requests.push(request(job, piece, local));
             job.sent += piece.len;
@@ -292,7 +329,7 @@ impl Mover {
         match fabric.submit(&self.requests, timeout) {
             Ok(batch) => {
                 // While the bytes are on their way.
-                self.sum_ranges(&pieces, memory, buffers);
+                self.sum_straight(&pieces, memory);
                 self.flights.push_back(Flight { batch, pieces, landed: 0 });
                 true
             }
@@ -309,40 +346,102 @@ impl Mover {
         self.bury_dead();
     }
 
-    /// The next piece of a job; `None` when the bounce buffer has no room.
-    fn cut(&mut self, index: usize, buffers: &Buffers<'_>) -> Option<Flying> {
-        let transfer = self.jobs[index].transfer;
-        let offset = self.jobs[index].sent;
-        let wanted = (transfer.len - offset).min(PIECE_BYTES);
-        let bounced = match buffers {
-            Buffers::Ranges(_) => None,
-            Buffers::Sources(_) | Buffers::Sinks(_) => Some(self.bounce.take(wanted, PIECE_BYTES)?),
+    /// The next piece of a job.
+    fn cut(&mut self, index: usize, buffers: &Buffers<'_>) -> Cut {
+        let job = &mut self.jobs[index];
+        let (transfer, at) = (job.transfer, job.sent);
+        let item = transfer.item as usize;
+        let straight = |offset, place: BufferRange| {
+            let len = place.len.min(PIECE_BYTES);
+            let place = Place::Straight(BufferRange { len, ..place });
+            Cut::Piece(Flying { job: index, at, offset, len, place })
         };
-        let len = bounced.map_or(wanted, |piece| piece.len);
-        if let (Some(piece), Buffers::Sources(items)) = (bounced, buffers) {
-            let bytes = &items[transfer.item as usize].1[offset as usize..][..len as usize];
-            let sum = &mut self.sums[transfer.item as usize];
-            if sum.at == offset {
-                sum.checksum.update(bytes);
-                sum.at += len;
-            }
-            // The piece lies inside the region, so this does not fail; if it did, the reader's checksum would tell.
-            let _ = self.bounce.region().write(piece.offset, bytes);
+        if let Some(parts) = &job.parts {
+            return match parts.next(&transfer, at, buffers) {
+                Some(Next::Straight { offset, place }) => straight(offset, place),
+                Some(Next::Bounced { offset, len, blocks }) => {
+                    let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
+                    let most = if blocks { most / BLOCK_BYTES * BLOCK_BYTES } else { most };
+                    self.cut_bounced(index, at, offset, len.min(most))
+                }
+                None => Cut::Never,
+            };
         }
-        Some(Flying { job: index, offset, len, bounced })
+        let stored_left = job.total - at;
+        if let Some(ranges) = buffers.ranges(item)
+            && at < transfer.len
+        {
+            return match job.cursor.seek(ranges, at, |range| range.len) {
+                Some((part, skip)) => {
+                    let range = ranges[part];
+                    let len = (range.len - skip).min(transfer.len - at);
+                    straight(at, BufferRange { offset: range.offset + skip, len, ..range })
+                }
+                None => Cut::Never,
+            };
+        }
+        if transfer.op == Op::Read {
+            return self.cut_bounced(index, at, at, stored_left.min(PIECE_BYTES));
+        }
+        let sum = &self.sums[item];
+        if at >= transfer.len && !sum.is_whole(transfer.len) {
+            return Cut::Later;
+        }
+        let most = if stored_left <= PIECE_BYTES + TAIL_BYTES { stored_left } else { PIECE_BYTES };
+        let cut = self.cut_bounced(index, at, at, most);
+        if let Cut::Piece(Flying { len, place: Place::Bounced(piece), .. }) = &cut {
+            self.fill(index, at, *len, *piece, buffers);
+        }
+        cut
+    }
+
+    /// A piece that passes through the bounce buffer.
+    fn cut_bounced(&mut self, job: usize, at: u64, offset: u64, len: u64) -> Cut {
+        match self.bounce.take(len, len) {
+            Some(piece) => {
+                Cut::Piece(Flying { job, at, offset, len: piece.len, place: Place::Bounced(piece) })
+            }
+            None => Cut::NoRoom,
+        }
+    }
+
+    /// Copies what is written by way of the bounce buffer there: plain bytes, summed on the way, and the trailer.
+    fn fill(&mut self, index: usize, offset: u64, len: u64, piece: Piece, buffers: &Buffers<'_>) {
+        let Job { transfer, cursor, .. } = &mut self.jobs[index];
+        let item = transfer.item as usize;
+        let sum = &mut self.sums[item];
+        let slices = buffers.slices(item).unwrap_or_default();
+        let end = offset + len;
+        let data_end = end.min(transfer.len);
+        let mut at = offset;
+        while at < data_end {
+            let Some((part, skip)) = cursor.seek(slices, at, |slice| slice.len() as u64) else { return };
+            let bytes = &slices[part][skip as usize..];
+            let bytes = &bytes[..bytes.len().min((data_end - at) as usize)];
+            sum.update(transfer.len, at, bytes.len() as u64, |sum, from, count| {
+                sum.update(&bytes[from as usize..][..count as usize]);
+            });
+            // The piece lies inside the region, so this does not fail; if it did, the reader's checksum would tell.
+            let _ = self.bounce.region().write(piece.offset + (at - offset), bytes);
+            at += bytes.len() as u64;
+        }
+        if at < end {
+            // All data before it is summed by now; if it were not, no reader would take the trailer for the committed one.
+            let (from, to) = ((at - transfer.len) as usize, (end - transfer.len) as usize);
+            let trailer = sum.trailer().get(from..to).unwrap_or_default();
+            let _ = self.bounce.region().write(piece.offset + (at - offset), trailer);
+        }
     }
 
     /// Checksums what is put straight from registered memory.
-    fn sum_ranges(&mut self, pieces: &[Flying], memory: &Memory, buffers: &Buffers<'_>) {
-        let Buffers::Ranges(items) = buffers else { return };
+    fn sum_straight(&mut self, pieces: &[Flying], memory: &Memory) {
         for piece in pieces {
             let transfer = &self.jobs[piece.job].transfer;
-            let sum = &mut self.sums[transfer.item as usize];
-            if transfer.op == Op::Write && sum.at == piece.offset {
-                let range = items[transfer.item as usize].1;
-                let part = BufferRange { offset: range.offset + piece.offset, len: piece.len, ..range };
-                memory.checksum(part, &mut sum.checksum);
-                sum.at += piece.len;
+            if let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) {
+                let sum = &mut self.sums[transfer.item as usize];
+                sum.update(transfer.len, piece.offset, piece.len, |sum, from, count| {
+                    memory.checksum(BufferRange { offset: range.offset + from, len: count, ..range }, sum);
+                });
             }
         }
     }
@@ -357,7 +456,7 @@ impl Mover {
                     self.give_back(piece);
                     let job = &mut self.jobs[piece.job];
                     job.in_flight -= 1;
-                    job.sent = piece.offset;
+                    job.sent = piece.at;
                     if self.pending.front() != Some(&piece.job) {
                         self.pending.push_front(piece.job);
                     }
@@ -379,7 +478,7 @@ impl Mover {
             self.give_back(piece);
             let job = &mut self.jobs[piece.job];
             job.in_flight -= 1;
-            job.sent = job.sent.min(piece.offset);
+            job.sent = job.sent.min(piece.at);
             if culprit.is_none_or(|culprit| culprit == piece.job) {
                 worsen(&mut job.outcome, Outcome::NotApplied);
             } else if self.pending.front() != Some(&piece.job) {
@@ -412,7 +511,7 @@ impl Mover {
         {
             let job = &mut self.jobs[piece.job];
             if job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
-                land(job, piece, status.crc32c, &self.bounce, memory, buffers);
+                land(job, &piece, status.crc32c, &self.bounce, memory, buffers);
             }
             flight.landed += 1;
         }
@@ -422,7 +521,7 @@ impl Mover {
     fn reap(&mut self, mut flight: Flight, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) {
         let quarantined = fabric.is_quarantined(flight.batch);
         if quarantined {
-            self.quarantine(&flight, buffers);
+            self.quarantine(&flight);
         }
         for (index, piece) in flight.pieces.drain(..).enumerate() {
             let status = fabric.request(flight.batch, index);
@@ -436,7 +535,7 @@ impl Mover {
                 let late = index >= flight.landed;
                 if late && job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
                     let crc32c = status.and_then(|status| status.crc32c);
-                    land(job, piece, crc32c, &self.bounce, memory, buffers);
+                    land(job, &piece, crc32c, &self.bounce, memory, buffers);
                 }
             } else {
                 worsen(&mut job.outcome, Outcome::NotApplied);
@@ -458,37 +557,39 @@ impl Mover {
     }
 
     /// The engine gave the flight up, but the fabric may not have.
-    fn quarantine(&mut self, flight: &Flight, buffers: &Buffers<'_>) {
+    fn quarantine(&mut self, flight: &Flight) {
         let (mut bounced, mut ranges) = (Vec::new(), Vec::new());
         for piece in &flight.pieces {
             let transfer = &self.jobs[piece.job].transfer;
-            bounced.extend(piece.bounced);
-            match (transfer.op, buffers) {
-                (Op::Read, Buffers::Ranges(items)) => {
-                    let range = items[transfer.item as usize].1;
-                    ranges.push(BufferRange { offset: range.offset + piece.offset, len: piece.len, ..range });
+            match (transfer.op, piece.place) {
+                (Op::Read, Place::Straight(range)) => {
+                    ranges.push(range);
                     self.spoiled.push(transfer.item as usize);
                 }
-                (Op::Write, _) => self.unfenceable.push(transfer.segment),
-                _ => {}
+                (_, Place::Bounced(piece)) => bounced.push(piece),
+                (Op::Write, Place::Straight(_)) => {}
+            }
+            if transfer.op == Op::Write {
+                self.unfenceable.push(transfer.segment);
             }
         }
         self.quarantine.hold(flight.batch, bounced, ranges, flight.pieces.len() as u64);
     }
 
     fn give_back(&mut self, piece: Flying) {
-        if let Some(piece) = piece.bounced {
+        if let Place::Bounced(piece) = piece.place {
             self.bounce.give(piece);
         }
     }
 
     fn end_if_over(&mut self, index: usize) {
         let job = &mut self.jobs[index];
-        let all_sent = job.sent == job.transfer.len || job.outcome != Outcome::Applied;
+        let all_sent = job.sent == job.total || job.outcome != Outcome::Applied;
         if job.in_flight == 0 && all_sent && !job.over {
             job.over = true;
             let checksum = job.checksum.finish();
-            let end = TransferEnd { outcome: job.outcome, fence_needed: job.fence_needed, checksum };
+            let damaged = job.parts.as_ref().is_some_and(|parts| parts.is_damaged());
+            let end = TransferEnd { outcome: job.outcome, fence_needed: job.fence_needed, checksum, damaged };
             self.ended.push_back((job.transfer, end));
         }
     }
@@ -505,31 +606,32 @@ impl Mover {
 /// which it read; what passes through the bounce buffer is summed at its end.
 fn land(
     job: &mut Job,
-    piece: Flying,
+    piece: &Flying,
     crc32c: Option<u32>,
     bounce: &Bounce,
     memory: &Memory,
     buffers: &mut Buffers<'_>,
 ) {
-    let item = job.transfer.item as usize;
-    match (piece.bounced, buffers) {
-        (Some(at), Buffers::Sinks(sinks)) => {
-            let sink = sinks[item].get_or_insert_with(|| vec![0; job.transfer.len as usize]);
+    if let Some(parts) = &mut job.parts {
+        if let Some(whole) = parts.land(&job.transfer, piece, crc32c, bounce, memory, buffers) {
+            job.checksum = Checksum::of(whole);
+        }
+        return;
+    }
+    match (piece.place, buffers) {
+        (Place::Bounced(at), Buffers::Made(sinks)) => {
+            let sink =
+                sinks[job.transfer.item as usize].get_or_insert_with(|| vec![0; job.transfer.len as usize]);
             let place = &mut sink[piece.offset as usize..][..piece.len as usize];
             // It lies inside the region, so this does not fail; if it did, the checksum would tell.
             let _ = bounce.region().read(at.offset, place);
             job.checksum.update(place);
         }
-        (_, Buffers::Ranges(items)) => {
-            if let Some(crc32c) = crc32c {
-                job.checksum.update_summed(crc32c, piece.len);
-                return;
-            }
-            let range = items[item].1;
-            let part = BufferRange { offset: range.offset + piece.offset, len: piece.len, ..range };
-            memory.checksum(part, &mut job.checksum);
-        }
-        _ => {}
+        (Place::Straight(range), _) => match crc32c {
+            Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
+            None => memory.checksum(range, &mut job.checksum),
+        },
+        (Place::Bounced(_), _) => {}
     }
 }
 

@@ -1,4 +1,6 @@
-//! Arithmetic of polynomials modulo that of CRC-32C.
+//! CRC-32C without bytes: what follows from checksums that are known. Arithmetic of polynomials modulo that of RFC 3720.
+//!
+//! Checksums of bytes are taken where the bytes are, with what the processor offers; nothing here reads any.
 
 /// CRC-32C of what has the checksum `first` followed by `len` bytes that have the checksum `second`.
 ///
@@ -26,9 +28,9 @@ const SQUARES: [u32; 67] = {
     squares
 };
 
-/// xⁿ mod P, reflected.
-#[cfg(target_arch = "x86_64")]
-pub(super) const fn power(n: u64) -> u32 {
+/// xⁿ modulo the polynomial of CRC-32C, reflected: the constants of whoever folds.
+#[must_use]
+pub const fn crc32c_power(n: u64) -> u32 {
     let (mut result, mut square, mut left) = (1, 2, n);
     while left > 0 {
         if left & 1 == 1 {
@@ -59,14 +61,28 @@ const fn multiply(mut a: u32, mut b: u32) -> u32 {
 mod tests {
     use super::*;
 
+    /// Bit by bit, as the definition has it.
+    fn crc32c(bytes: &[u8]) -> u32 {
+        let mut crc = !0_u32;
+        for byte in bytes {
+            crc ^= u32::from(*byte);
+            for _ in 0..8 {
+                crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+            }
+        }
+        !crc
+    }
+
     #[test]
     fn joined_checksums_are_those_of_the_whole() {
+        // RFC 3720, B.4.
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         let bytes: std::vec::Vec<u8> =
             (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
         for at in [0, 1, 7, 4096, 65_536, 99_999, 100_000] {
             let (first, second) = bytes.split_at(at);
-            let joined = crc32c_joined(crc32c::crc32c(first), crc32c::crc32c(second), second.len() as u64);
-            assert_eq!(joined, crc32c::crc32c(&bytes), "{at}");
+            let joined = crc32c_joined(crc32c(first), crc32c(second), second.len() as u64);
+            assert_eq!(joined, crc32c(&bytes), "{at}");
         }
     }
 }

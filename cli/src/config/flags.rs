@@ -1,0 +1,157 @@
+//! Flags out of keys, and settings out of flags: a command that flattens one of these has its settings, read and checked.
+
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
+
+use super::keys::{self, Key};
+use super::{Loaded, Settings};
+
+/// A flag that was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) key: &'static Key,
+    pub(crate) text: String,
+}
+
+/// Which settings a command has.
+pub(crate) trait Scope {
+    /// Sections whose settings are its flags, and which are checked.
+    const SECTIONS: &'static [&'static str];
+    /// Whether `--help` lists those that `-h` does not.
+    const HELPS_WITH_ALL: bool;
+    /// Whether they stand on every command.
+    const GLOBAL: bool = false;
+}
+
+/// The settings of a command: file, environment, flags.
+#[derive(Clone, Debug)]
+pub(crate) struct Flags<S> {
+    pub(crate) loaded: Loaded,
+    scope: PhantomData<S>,
+}
+
+macro_rules! scopes {
+    ($($(#[$doc:meta])* $name:ident $flags:ident { $sections:expr, $helps:expr, $global:expr })*) => {$(
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) enum $name {}
+        impl Scope for $name {
+            const SECTIONS: &'static [&'static str] = &$sections;
+            const HELPS_WITH_ALL: bool = $helps;
+            const GLOBAL: bool = $global;
+        }
+        $(#[$doc])*
+        pub(crate) type $flags = Flags<$name>;
+    )*};
+}
+
+scopes! {
+    /// Of every command.
+    OfLog FlagsOfLog { ["log"], true, true }
+    /// `snowskin master`.
+    OfMaster FlagsOfMaster { ["master"], true, false }
+    /// `snowskin node`.
+    OfNode FlagsOfNode { ["node", "cluster"], true, false }
+    /// What moves objects.
+    OfClient FlagsOfClient { ["client", "cluster"], false, false }
+    /// What only asks the master.
+    OfRpc FlagsOfRpc { ["cluster"], false, false }
+}
+
+impl<S> Flags<S> {
+    /// All settings.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.loaded.settings
+    }
+}
+
+fn keys_of<S: Scope>() -> impl Iterator<Item = &'static Key> {
+    keys::all().iter().filter(|key| S::SECTIONS.contains(&key.section()))
+}
+
+impl<S: Scope> clap::Args for Flags<S> {
+    fn augment_args(mut command: Command) -> Command {
+        for key in keys_of::<S>() {
+            command = command.arg(arg::<S>(key));
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<S: Scope> FromArgMatches for Flags<S> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |key: &'static Key| {
+            let text = matches.try_get_one::<String>(&key.path).ok().flatten()?;
+            Some(Given { key, text: text.clone() })
+        };
+        let flags: Vec<Given> = keys_of::<S>().filter_map(given).collect();
+        let file = matches.try_get_one::<PathBuf>("config").ok().flatten();
+        let variables = std::env::vars_os()
+            .filter_map(|(name, text)| Some((name.into_string().ok()?, text.into_string().ok()?)));
+        match Loaded::read(file.map(PathBuf::as_path), variables, &flags, S::SECTIONS) {
+            Ok(loaded) => Ok(Self { loaded, scope: PhantomData }),
+            Err(problems) => Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}"))),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+fn arg<S: Scope>(key: &'static Key) -> Arg {
+    let rare = !key.is_common();
+    let mut arg = Arg::new(key.path.as_str())
+        .long(key.flag.as_str())
+        .value_name(value_name(key))
+        .help(help(key))
+        .global(S::GLOBAL)
+        .allow_hyphen_values(true)
+        .hide_short_help(rare)
+        .hide(rare && !S::HELPS_WITH_ALL);
+    if S::GLOBAL {
+        arg = arg.display_order(902);
+    } else if rare {
+        arg = arg.display_order(500);
+    }
+    match &key.flag_long {
+        Some(long) => arg.alias(long.as_str()),
+        None => arg,
+    }
+}
+
+fn help(key: &Key) -> String {
+    let default = keys::shown(&key.default);
+    let default = match default.trim_matches('"') {
+        "" => String::new(),
+        default => format!(" [default: {default}]"),
+    };
+    let choices = match key.choices.is_empty() {
+        true => String::new(),
+        false => format!(" [{}]", key.choices.join(", ")),
+    };
+    format!("{}{choices}{default}", key.doc)
+}
+
+fn value_name(key: &Key) -> &'static str {
+    let inner = key.rust_type.trim_start_matches("Option<").trim_end_matches('>');
+    match inner.rsplit("::").next().unwrap_or(inner) {
+        _ if key.is_size() => "SIZE",
+        _ if key.path.contains("_ms") => "MS",
+        _ if key.path.ends_with("_us") => "µs",
+        "SocketAddr" => "ADDR:PORT",
+        "Address" => "HOST:PORT",
+        "PathBuf" => "PATH",
+        "bool" => "BOOL",
+        "f64" => "SHARE",
+        "u8" | "u16" | "u32" | "u64" => "N",
+        _ => "TEXT",
+    }
+}

@@ -1,0 +1,327 @@
+//! Every setting by its key, as the structs say: name, type, default, documentation.
+//!
+//! The documentation is read from the sources, which are compiled in: a field needs no second description that could
+//! differ from the first.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::Settings;
+
+/// Where the structs are: a crate's name as it is written in types, and the file. A struct that is nested in one of these and lives
+/// in another file needs a line here; a test says so.
+const SOURCES: [(&str, &str); 5] = [
+    ("cli", include_str!("mod.rs")),
+    ("store_master", include_str!("../../../store-master/src/config.rs")),
+    ("store_core", include_str!("../../../store-core/src/config.rs")),
+    (
+        "store_client",
+        concat!(
+            include_str!("../../../store-client/src/config.rs"),
+            include_str!("../../../store-client/src/rpc.rs")
+        ),
+    ),
+    ("te_engine", include_str!("../../../te-engine/src/config.rs")),
+];
+
+/// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
+const FLAGS: [(&str, &str); 19] = [
+    ("cluster.master", "master"),
+    ("log.format", "log-format"),
+    ("log.filter", "log"),
+    ("master.rpc_listen", "listen"),
+    ("master.rpc_unix", "unix"),
+    ("master.http_listen", "http"),
+    ("master.store.lease_ttl_ms", "lease-ms"),
+    ("master.store.eviction_high_watermark", "evict-above"),
+    ("master.store.eviction", "eviction"),
+    ("master.store.allocator", "allocator"),
+    ("master.store.allocation_strategy", "allocation-strategy"),
+    ("master.store.soft_pin_ttl_ms", "soft-pin-ttl-ms"),
+    ("master.store.node_ttl_ms", "node-ttl-ms"),
+    ("node.capacity_bytes", "memory"),
+    ("node.name", "name"),
+    ("node.engine.listen", "listen"),
+    ("node.engine.advertise_host", "advertise"),
+    ("node.engine.fabrics", "fabric"),
+    ("client.engine.fabrics", "fabric"),
+];
+
+/// Variables that are older, or shorter, than the rule's.
+const VARIABLES: [(&str, &str); 2] = [("cluster.master", "SNOWSKIN_MASTER"), ("log.filter", "SNOWSKIN_LOG")];
+
+/// One setting.
+#[derive(Clone, Debug)]
+pub(crate) struct Key {
+    /// `master.store.lease_ttl_ms`.
+    pub(crate) path: String,
+    /// As the source has it.
+    pub(crate) rust_type: String,
+    /// May be `none`.
+    pub(crate) optional: bool,
+    /// As JSON; null for none.
+    pub(crate) default: Value,
+    /// Without the sentence on the default.
+    pub(crate) doc: String,
+    /// Without dashes in front.
+    pub(crate) flag: String,
+    /// What the rule makes of the path, where `flag` is another.
+    pub(crate) flag_long: Option<String>,
+    /// `SNOWSKIN_MASTER_STORE_LEASE_TTL_MS`.
+    pub(crate) variable: String,
+    /// A shorter one.
+    pub(crate) variable_short: Option<&'static str>,
+    /// The texts that an enumeration knows.
+    pub(crate) choices: Vec<String>,
+}
+
+/// All of them, in the order of the structs.
+pub(crate) fn all() -> &'static [Key] {
+    static KEYS: OnceLock<Vec<Key>> = OnceLock::new();
+    KEYS.get_or_init(|| {
+        let sources = Sources::parse();
+        let defaults = serde_json::to_value(Settings::default()).unwrap_or_default();
+        let mut keys = Vec::new();
+        sources.walk(("cli", "Settings"), &defaults, "", &mut keys);
+        for key in &mut keys {
+            key.choices = choices(&defaults, key);
+        }
+        keys
+    })
+}
+
+/// The one with this path.
+pub(crate) fn find(path: &str) -> Option<&'static Key> {
+    all().iter().find(|key| key.path == path)
+}
+
+/// The path that is spelled most like `path`.
+pub(crate) fn nearest(path: &str) -> Option<&'static str> {
+    let close = all().iter().map(|key| (distance(path, &key.path), key.path.as_str()));
+    let tail = path.rsplit('.').next().unwrap_or(path);
+    let by_name =
+        all().iter().filter(|key| key.path.ends_with(&format!(".{tail}"))).map(|key| (1, key.path.as_str()));
+    by_name
+        .chain(close)
+        .min_by_key(|(far, _)| *far)
+        .filter(|(far, _)| *far * 3 <= path.len())
+        .map(|(_, path)| path)
+}
+
+/// Whether a variable is named as if it were a setting of ours.
+pub(crate) fn looks_like_one(variable: &str) -> bool {
+    let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_"];
+    variable
+        .strip_prefix("SNOWSKIN_")
+        .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))
+}
+
+/// A value as people read it: TOML where TOML has it.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        value => value.to_string(),
+    }
+}
+
+impl Key {
+    /// For `serde_json::Value::pointer`.
+    pub(crate) fn pointer(&self) -> String {
+        format!("/{}", self.path.replace('.', "/"))
+    }
+
+    /// The section of the file that it is in.
+    pub(crate) fn section(&self) -> &str {
+        self.path.split('.').next().unwrap_or_default()
+    }
+
+    /// Whether `-h` lists it.
+    pub(crate) fn is_common(&self) -> bool {
+        FLAGS.iter().any(|(path, _)| *path == self.path)
+    }
+
+    /// Sizes may be written as `64MiB`.
+    pub(crate) fn is_size(&self) -> bool {
+        let name = self.path.rsplit('.').next().unwrap_or_default();
+        name.ends_with("_bytes") || name.contains("_bytes_")
+    }
+
+    /// Never shown.
+    pub(crate) fn is_secret(&self) -> bool {
+        ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word))
+    }
+
+    /// What it may be, for people.
+    pub(crate) fn kind(&self) -> String {
+        let inner = self.rust_type.trim_start_matches("Option<").trim_end_matches('>');
+        let kind = match inner.rsplit("::").next().unwrap_or(inner) {
+            "bool" => "true or false".to_owned(),
+            "u8" | "u16" | "u32" | "u64" | "usize" if self.is_size() => {
+                "bytes, or a size such as \"64KiB\"".to_owned()
+            }
+            "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number".to_owned(),
+            "f64" | "f32" => "a number".to_owned(),
+            "String" => "a text".to_owned(),
+            "PathBuf" => "a path".to_owned(),
+            "SocketAddr" => "ADDR:PORT".to_owned(),
+            "Address" => "HOST:PORT, or unix:PATH".to_owned(),
+            "Fabrics" => "auto, or some of local,shm,rdma,tcp".to_owned(),
+            "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
+            "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
+            _ if !self.choices.is_empty() => self.choices.join(", "),
+            other => other.to_owned(),
+        };
+        if self.optional { format!("{kind}, or none") } else { kind }
+    }
+}
+
+/// A field of a struct, as its source has it.
+#[derive(Debug)]
+struct Field {
+    name: String,
+    rust_type: String,
+    doc: String,
+    flattened: bool,
+}
+
+/// Structs by crate and name.
+struct Sources(HashMap<(&'static str, String), Vec<Field>>);
+
+impl Sources {
+    fn parse() -> Self {
+        let mut structs = HashMap::new();
+        for (krate, text) in SOURCES {
+            let mut lines = text.lines();
+            while let Some(line) = lines.next() {
+                let named =
+                    ["pub struct ", "pub(crate) struct "].iter().find_map(|start| line.strip_prefix(start));
+                if let Some(name) = named.and_then(|rest| rest.strip_suffix(" {")) {
+                    structs.insert((krate, name.to_owned()), fields(&mut lines));
+                }
+            }
+        }
+        Self(structs)
+    }
+
+    /// Adds a key for every leaf of `value`, which is of that struct.
+    fn walk(&self, (krate, name): (&'static str, &str), value: &Value, prefix: &str, keys: &mut Vec<Key>) {
+        for field in self.0.get(&(krate, name.to_owned())).map_or(&[][..], Vec::as_slice) {
+            let nested = self.resolve(krate, &field.rust_type);
+            if field.flattened {
+                if let Some(nested) = nested {
+                    self.walk(nested, value, prefix, keys);
+                }
+                continue;
+            }
+            // What serde skips is no setting.
+            let Some(value) = value.get(&field.name) else { continue };
+            let path = format!("{prefix}{}", field.name);
+            match nested.filter(|_| value.is_object()) {
+                Some(nested) => self.walk(nested, value, &format!("{path}."), keys),
+                None => keys.push(key(path, field, value)),
+            }
+        }
+    }
+
+    /// The struct that a type names: `te_engine::Config`, or one of the same crate.
+    fn resolve(&self, krate: &'static str, rust_type: &str) -> Option<(&'static str, &str)> {
+        let (from, name) = match rust_type.rsplit_once("::") {
+            Some((path, name)) => (path.split("::").next().unwrap_or_default(), name),
+            None => (krate, rust_type),
+        };
+        self.0.keys().find(|(k, n)| *k == from && n == name).map(|(k, n)| (*k, n.as_str()))
+    }
+}
+
+/// Reads up to the end of the struct.
+fn fields<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Vec<Field> {
+    let (mut fields, mut doc, mut flattened) = (Vec::new(), String::new(), false);
+    for line in lines.take_while(|line| *line != "}") {
+        let line = line.trim();
+        if let Some(text) = line.strip_prefix("///") {
+            doc.push_str(text);
+        } else if line.starts_with("#[") {
+            flattened |= line.contains("flatten");
+        } else if let Some((name, rust_type)) = line.strip_suffix(',').and_then(|line| line.split_once(": "))
+        {
+            let name = name.rsplit(' ').next().unwrap_or(name).to_owned();
+            let doc = readable(&std::mem::take(&mut doc));
+            fields.push(Field { name, rust_type: rust_type.to_owned(), doc, flattened });
+            flattened = false;
+        }
+    }
+    fields
+}
+
+fn key(path: String, field: &Field, default: &Value) -> Key {
+    let (section, rest) = path.split_once('.').unwrap_or(("", &path));
+    let by_rule = match section {
+        "log" => path.replace(['.', '_'], "-"),
+        _ => rest.replace(['.', '_'], "-"),
+    };
+    let short = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| (*flag).to_owned());
+    let flag_long = short.as_ref().filter(|short| **short != by_rule).map(|_| by_rule.clone());
+    Key {
+        rust_type: field.rust_type.clone(),
+        optional: field.rust_type.starts_with("Option<"),
+        default: default.clone(),
+        doc: field.doc.clone(),
+        flag: short.unwrap_or(by_rule),
+        flag_long,
+        variable: format!("SNOWSKIN_{}", path.replace('.', "_").to_uppercase()),
+        variable_short: VARIABLES.iter().find(|(key, _)| *key == path).map(|(_, name)| *name),
+        choices: Vec::new(),
+        path,
+    }
+}
+
+/// Documentation as plain text: no links, no sentence on the default, which stands beside it.
+fn readable(doc: &str) -> String {
+    let mut text = String::new();
+    let mut rest = doc.trim();
+    while let Some(open) = rest.find('[') {
+        let Some(close) = rest[open..].find(']').map(|at| open + at) else { break };
+        text.push_str(&rest[..open]);
+        text.push_str(&rest[open + 1..close]);
+        rest = &rest[close + 1..];
+        if rest.starts_with('(')
+            && let Some(end) = rest.find(')')
+        {
+            rest = &rest[end + 1..];
+        }
+    }
+    text.push_str(rest);
+    match text.rfind("Default ") {
+        Some(at) if text[at..].trim_end_matches('.').find(". ").is_none() => text[..at].trim_end().to_owned(),
+        _ => text,
+    }
+}
+
+/// The texts that serde says it would have taken.
+fn choices(defaults: &Value, key: &Key) -> Vec<String> {
+    let mut tree = defaults.clone();
+    let Some(leaf) = tree.pointer_mut(&key.pointer()) else { return Vec::new() };
+    *leaf = Value::from("\u{1}");
+    let Err(error) = serde_json::from_value::<Settings>(tree) else { return Vec::new() };
+    let error = error.to_string();
+    match error.split_once("unknown variant").and_then(|(_, rest)| rest.split_once("expected ")) {
+        Some((_, expected)) => expected.split('`').skip(1).step_by(2).map(str::to_owned).collect(),
+        None => Vec::new(),
+    }
+}
+
+/// Levenshtein's: letters to change, add or leave out.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, to) in b.bytes().enumerate() {
+            let changed = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,345 @@
+//! Settings: one typed struct, filled from its defaults, a TOML file, the environment and flags, each over the one before.
+//!
+//! ```text
+//!   Settings::default() ──▶ file (--config, SNOWSKIN_CONFIG) ──▶ SNOWSKIN_* ──▶ flags ──▶ checked Settings
+//!          │                                                                                 │
+//!          └── keys: every leaf, with its documentation ──▶ flags, variables, reference      └── where each came from
+//! ```
+//!
+//! A setting is a field of [`Settings`] or of a struct in it, and nothing else: its key in the file, its variable, its flag and its
+//! row in `docs/reference/config.md` follow from the field's name, type, default and documentation. `FLAGS` in [`keys`] gives
+//! a few of them shorter flags.
+
+mod file;
+mod flags;
+pub(crate) mod keys;
+pub(crate) mod reference;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, Given};
+use keys::Key;
+
+use crate::size::ByteSize;
+
+/// Everything that can be set. One file may configure all processes of a cluster; each reads its own sections.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Settings {
+    /// Messages of every command.
+    pub(crate) log: LogSettings,
+    /// What nodes and clients share.
+    pub(crate) cluster: ClusterSettings,
+    /// `snowskin master`.
+    pub(crate) master: store_master::Config,
+    /// `snowskin node`.
+    pub(crate) node: NodeSettings,
+    /// Clients: `put`, `get`, and what asks a master.
+    pub(crate) client: store_client::ClientConfig,
+}
+
+/// What goes to stderr.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct LogSettings {
+    /// `text` for people, `json` for collectors: one object a line.
+    pub(crate) format: LogFormat,
+    /// Which messages: a level, or `target=level` with commas between them, as `tracing` reads them. Empty: `RUST_LOG`, else what
+    /// `--verbose` asks for.
+    pub(crate) filter: String,
+}
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+/// What every process of a cluster but the master needs to know.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ClusterSettings {
+    /// The master, as host:port or unix:/path/of/socket.
+    pub(crate) master: store_client::Address,
+}
+
+/// A node, as this program runs it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeSettings {
+    /// Where `/health`, `/ready` and `/metrics` are served, ADDR:PORT; `none`: not at all.
+    pub(crate) http_listen: Option<SocketAddr>,
+    #[serde(flatten)]
+    pub(crate) node: store_client::NodeConfig,
+}
+
+/// Where a setting's value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// A line of the file.
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Variable(String),
+    /// A flag.
+    Flag(String),
+}
+
+/// Settings, and where each came from.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    /// Checked.
+    pub(crate) settings: Settings,
+    /// The same by key.
+    tree: Value,
+    /// Keys that are not there have their default.
+    origins: BTreeMap<&'static str, Origin>,
+    /// Variables that look like settings and are none: a slip of the pen, or an orchestrator's.
+    pub(crate) strange_variables: Vec<String>,
+}
+
+/// What is wrong with one value, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    at: Origin,
+    key: String,
+    what: String,
+}
+
+/// Everything that is wrong; never empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+/// A value that was given, before it is typed.
+struct Entry {
+    key: &'static Key,
+    at: Origin,
+    /// What it may mean, the likeliest first.
+    readings: Vec<Value>,
+}
+
+impl Loaded {
+    /// Reads all layers and checks `sections` for what types do not say.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file, the variables and the flags, each with its place.
+    pub(crate) fn read(
+        file: Option<&Path>,
+        variables: impl Iterator<Item = (String, String)>,
+        flags: &[Given],
+        sections: &[&str],
+    ) -> Result<Self, Problems> {
+        let mut problems = Vec::new();
+        let mut entries = match file {
+            Some(path) => file::entries(path, &mut problems),
+            None => Vec::new(),
+        };
+        let (from_variables, strange_variables) = variables_of(variables);
+        entries.extend(from_variables);
+        entries.extend(flags.iter().map(|given| Entry {
+            key: given.key,
+            at: Origin::Flag(format!("--{}", given.key.flag)),
+            readings: readings(given.key, &given.text, true),
+        }));
+        let mut loaded = Self {
+            settings: Settings::default(),
+            tree: serde_json::to_value(Settings::default()).unwrap_or_default(),
+            origins: BTreeMap::new(),
+            strange_variables,
+        };
+        for entry in entries {
+            if let Err(problem) = loaded.set(entry) {
+                problems.push(problem);
+            }
+        }
+        loaded.complete();
+        if problems.is_empty() {
+            problems.extend(sections.iter().filter_map(|section| loaded.out_of_limits(section)));
+        }
+        if problems.is_empty() { Ok(loaded) } else { Err(Problems(problems)) }
+    }
+
+    /// Where a key's value came from.
+    pub(crate) fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Whether anybody said anything.
+    pub(crate) fn is_given(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
+    }
+
+    /// A key's value, for people; secrets are masked.
+    pub(crate) fn shown(&self, key: &Key) -> String {
+        let value = self.tree.pointer(&key.pointer()).unwrap_or(&Value::Null);
+        match key.is_secret() && *value != key.default {
+            true => "\"***\"".to_owned(),
+            false => keys::shown(value),
+        }
+    }
+
+    fn set(&mut self, entry: Entry) -> Result<(), Problem> {
+        let mut error = None;
+        for reading in entry.readings {
+            let mut tree = self.tree.clone();
+            if let Some(leaf) = tree.pointer_mut(&entry.key.pointer()) {
+                *leaf = reading;
+            }
+            match serde_json::from_value(tree.clone()) {
+                Ok(settings) => {
+                    (self.settings, self.tree) = (settings, tree);
+                    self.origins.insert(entry.key.path.as_str(), entry.at);
+                    return Ok(());
+                }
+                Err(refused) => error = Some(refused),
+            }
+        }
+        let reason = error.map(|error| error.to_string()).unwrap_or_default();
+        let what = format!("{reason}; write {}", entry.key.kind());
+        Err(Problem { at: entry.at, key: entry.key.path.clone(), what })
+    }
+
+    /// Fills in what follows from other settings, or from this process.
+    fn complete(&mut self) {
+        let settings = &mut self.settings;
+        settings.node.node.master = settings.cluster.master.clone();
+        settings.client.master = settings.cluster.master.clone();
+        if settings.node.node.name.is_empty() {
+            settings.node.node.name = process_name();
+        }
+        let store = &mut settings.master.store;
+        if !self.origins.contains_key("master.store.eviction_ratio") {
+            store.eviction_ratio = store.eviction_ratio.min(store.eviction_high_watermark);
+        }
+    }
+
+    /// The first value of a section that its owner refuses.
+    fn out_of_limits(&self, section: &str) -> Option<Problem> {
+        use store_client::ConnectError;
+        use te_engine::StartError;
+        let engine = |engine: &te_engine::Config| match engine.validate() {
+            Err(StartError::Config { field, need }) => Some((format!("engine.{field}"), need.to_owned())),
+            Err(error) => Some(("engine".to_owned(), error.to_string())),
+            Ok(()) => None,
+        };
+        let client = |checked: Result<(), ConnectError>| match checked {
+            Err(ConnectError::Config { field, need }) => Some((field.to_owned(), need.to_owned())),
+            Err(error) => Some((String::new(), error.to_string())),
+            Ok(()) => None,
+        };
+        let settings = &self.settings;
+        let (field, what) = match section {
+            "master" => {
+                let own = settings.master.validate().err().map(|e| (e.field.to_owned(), e.need.to_owned()));
+                let store = || {
+                    let error = settings.master.store.validate().err()?;
+                    let (text, name) = (error.to_string(), error.setting);
+                    let what =
+                        text.strip_prefix(name).map_or(text.as_str(), |rest| rest.trim_start_matches(": "));
+                    Some((format!("store.{name}"), what.to_owned()))
+                };
+                own.or_else(store)
+            }
+            "node" => client(settings.node.node.validate()).or_else(|| engine(&settings.node.node.engine)),
+            "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
+            _ => None,
+        }?;
+        let key = format!("{section}.{field}");
+        let value = keys::find(&key).map(|key| format!("{} ", self.shown(key))).unwrap_or_default();
+        let at = self.origin(&key).clone();
+        Some(Problem { at, key, what: format!("{value}is out of its limits: {what}") })
+    }
+}
+
+/// Host and process id: unique enough for a node that was given no name.
+fn process_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    format!("{}-{}", if host.is_empty() { "node" } else { host }, std::process::id())
+}
+
+/// The settings among environment variables, and those that only look like some.
+fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<String>) {
+    let (mut entries, mut strange) = (Vec::new(), Vec::new());
+    for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
+        let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
+        match keys::all().iter().find(wanted) {
+            Some(key) => {
+                let readings = readings(key, &text, true);
+                entries.push(Entry { key, at: Origin::Variable(name), readings });
+            }
+            None if keys::looks_like_one(&name) => strange.push(name),
+            None => {}
+        }
+    }
+    entries.sort_by_key(|entry| entry.key.path.as_str());
+    (entries, strange)
+}
+
+/// What a text may mean for this key. A text from a shell has no quotes to tell a number from a text.
+fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
+    let mut readings = Vec::new();
+    if key.optional && text == "none" {
+        readings.push(Value::Null);
+    }
+    readings.push(Value::from(text));
+    if from_shell && let Some(value) = file::literal(text) {
+        readings.push(value);
+    }
+    if key.is_size()
+        && let Ok(size) = text.parse::<ByteSize>()
+    {
+        readings.push(Value::from(size.bytes()));
+    }
+    readings
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.at)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.what)
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.0 {
+            writeln!(f, "{problem}")?;
+        }
+        f.write_str("  hint: `snowskin config reference` lists every setting and what it may be")
+    }
+}
+
+impl std::error::Error for Problems {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use super::*;
+use std::collections::HashSet;
+use std::io::Write as _;
+
+fn read(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Loaded, String> {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    let variables = variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+    let given =
+        |(path, text): &(&str, &str)| Given { key: keys::find(path).unwrap(), text: (*text).to_owned() };
+    let flags: Vec<Given> = flags.iter().map(given).collect();
+    let name = file.path().display().to_string();
+    Loaded::read(Some(file.path()), variables, &flags, &["master", "node", "client"])
+        .map_err(|problems| problems.to_string().replace(&name, "FILE"))
+}
+
+#[test]
+fn flags_win_over_variables_and_variables_over_the_file() {
+    let text = "[master.store]\nlease_ttl_ms = 1\nnode_ttl_ms = 2\n\n[master]\nspin_us = 3\n";
+    let variables =
+        [("SNOWSKIN_MASTER_STORE_LEASE_TTL_MS", "10"), ("SNOWSKIN_MASTER_STORE_NODE_TTL_MS", "20")];
+    let loaded = read(text, &variables, &[("master.store.lease_ttl_ms", "100")]).unwrap();
+    let master = &loaded.settings.master;
+    assert_eq!((master.store.lease_ttl_ms, master.store.node_ttl_ms, master.spin_us), (100, 20, 3));
+    assert_eq!(loaded.origin("master.store.lease_ttl_ms").to_string(), "--lease-ms");
+    assert_eq!(loaded.origin("master.store.node_ttl_ms").to_string(), "SNOWSKIN_MASTER_STORE_NODE_TTL_MS");
+    assert!(loaded.origin("master.spin_us").to_string().ends_with(".toml:6"));
+    assert_eq!(*loaded.origin("master.stall_ms_max"), Origin::Default);
+}
+
+#[test]
+fn every_mistake_of_a_file_is_named_with_its_line_and_what_to_do() {
+    let text = "[master]\nspin_us = \"soon\"\nhttp_listen = 9003\nspinus = 5\n\n[node]\npopulate = 1\n[cheese]\nx = 1\n";
+    let error = read(text, &[], &[]).unwrap_err();
+    for part in [
+        "FILE:2: master.spin_us: invalid type: string \"soon\", expected u32; write a whole number",
+        "FILE:3: master.http_listen: ",
+        "FILE:4: master.spinus: no such setting; did you mean master.spin_us?",
+        "FILE:7: node.populate: invalid type: integer `1`, expected a boolean; write true or false",
+        "FILE:8: cheese: no such setting",
+        "snowskin config reference",
+    ] {
+        assert!(error.contains(part), "`{part}` is not in:\n{error}");
+    }
+}
+
+#[test]
+fn what_is_not_toml_is_named_with_its_line() {
+    let error = read("[master]\nspin_us = \n", &[], &[]).unwrap_err();
+    assert!(error.contains("FILE:2: not TOML"), "{error}");
+    let error =
+        Loaded::read(Some(Path::new("/no/such.toml")), std::iter::empty(), &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("/no/such.toml:1: cannot be read"), "{error}");
+}
+
+#[test]
+fn a_value_out_of_its_limits_is_named_where_it_was_given() {
+    let error = read("[master.store]\n\nlease_ttl_ms = 0\n", &[], &[]).unwrap_err();
+    assert!(error.contains("FILE:3: master.store.lease_ttl_ms: 0 is out of its limits: choose"), "{error}");
+    let error = read("", &[("SNOWSKIN_NODE_ENGINE_RDMA_QPS", "17")], &[]).unwrap_err();
+    assert!(error.contains("SNOWSKIN_NODE_ENGINE_RDMA_QPS: node.engine.rdma.qps: 17"), "{error}");
+    let error = read("", &[], &[("client.bounce_bytes", "1KiB")]).unwrap_err();
+    assert!(error.contains("--bounce-bytes: client.bounce_bytes: 1024"), "{error}");
+}
+
+#[test]
+fn sizes_lists_and_none_are_written_as_people_write_them() {
+    let text = "[master]\nhttp_listen = \"none\"\n[node]\ncapacity_bytes = \"64GiB\"\nname = \"17\"\n\
+                [node.engine]\nfabrics = \"shm,tcp\"\ntopology = { file = \"/t.json\" }\n";
+    let variables = [
+        ("SNOWSKIN_NODE_ENGINE_RDMA_DEVICES", "[\"mlx5_0\", \"mlx5_1:1\"]"),
+        ("SNOWSKIN_NODE_POPULATE", "false"),
+    ];
+    let loaded = read(text, &variables, &[("client.value_bytes_max", "2MiB")]).unwrap();
+    let node = &loaded.settings.node.node;
+    assert_eq!(loaded.settings.master.http_listen, None);
+    assert_eq!((node.capacity_bytes, node.name.as_str(), node.populate), (64 << 30, "17", false));
+    assert_eq!(node.engine.fabrics.to_string(), "shm,tcp");
+    assert_eq!(node.engine.topology, te_engine::TopologySource::File("/t.json".into()));
+    assert_eq!(node.engine.rdma.devices, ["mlx5_0", "mlx5_1:1"]);
+    assert_eq!(loaded.settings.client.value_bytes_max, 2 << 20);
+}
+
+#[test]
+fn nodes_and_clients_know_the_one_master_of_the_cluster() {
+    let loaded = read("", &[("SNOWSKIN_MASTER", "m:1")], &[]).unwrap();
+    assert_eq!(loaded.settings.node.node.master.to_string(), "m:1");
+    assert_eq!(loaded.settings.client.master.to_string(), "m:1");
+}
+
+#[test]
+fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
+    let loaded =
+        read("", &[("SNOWSKIN_MASTER_SERVICE_HOST", "10.0.0.1"), ("SNOWSKIN_SEED", "1")], &[]).unwrap();
+    assert_eq!(loaded.strange_variables, ["SNOWSKIN_MASTER_SERVICE_HOST"]);
+}
+
+#[test]
+fn secrets_are_masked_where_settings_are_shown() {
+    let loaded = read("[master.store]\nhash_seed = 77\n", &[], &[]).unwrap();
+    assert_eq!(loaded.shown(keys::find("master.store.hash_seed").unwrap()), "\"***\"");
+    assert_eq!(loaded.settings.master.store.hash_seed, 77);
+}
+
+#[test]
+fn a_low_watermark_takes_the_untouched_ratio_along() {
+    let loaded = read("", &[], &[("master.store.eviction_high_watermark", "0.03")]).unwrap();
+    assert_eq!(loaded.settings.master.store.eviction_ratio, 0.03);
+}
+
+#[test]
+fn every_setting_is_a_leaf_with_documentation_and_names_of_its_own() {
+    let mut names = HashSet::new();
+    for key in keys::all() {
+        let holds_settings = key.default.is_object();
+        assert!(!holds_settings, "{}: name the file of `{}` in SOURCES", key.path, key.rust_type);
+        assert!(!key.doc.is_empty(), "{} is not documented", key.path);
+        assert!(names.insert(key.variable.clone()), "{} is two settings", key.variable);
+    }
+    fn leaves(value: &Value) -> usize {
+        value.as_object().map_or(1, |object| object.values().map(leaves).sum())
+    }
+    let tree = serde_json::to_value(Settings::default()).unwrap();
+    assert_eq!(keys::all().len(), leaves(&tree), "a field's documentation was not found");
+}
+
+#[test]
+fn the_reference_page_is_what_the_program_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/config.md");
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(page == reference::page(), "run `cargo xtask reference`, read the diff, and commit it");
+}

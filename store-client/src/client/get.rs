@@ -1,0 +1,290 @@
+//! Gets: objects out, or parts of them, into plain bytes or registered memory.
+
+use std::ops::{Bound, RangeBounds};
+
+use store_core::ErrorCode;
+use store_core::client::{Action, GetItem};
+
+use super::{Client, PARTS_MAX, all, chunks, one};
+use crate::error::StoreError;
+use crate::memory::{BufferRange, Fragment};
+use crate::mover::Buffers;
+
+impl Client {
+    /// Reads a value. `None` is a miss.
+    ///
+    /// # Errors
+    /// An invalid key, a value over `value_bytes_max`, or a master that cannot be asked.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        one(self.batch_get(&[key])).map_err(StoreError::from)
+    }
+
+    /// Reads many values.
+    pub fn batch_get(&mut self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
+        let capacity = self.config.value_bytes_max;
+        let mut results = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key.len()) {
+            self.get.start(keys.iter().map(|&key| GetItem { key, capacity, len_min: 1 }), &[]);
+            let mut sinks = vec![None; keys.len()];
+            self.run_get(keys.len(), Buffers::Made(&mut sinks));
+            for (item, sink) in sinks.into_iter().enumerate() {
+                // A result without a sink would be an object without bytes, which there is not.
+                results.push(self.fetched(item, None).map(|len| len.and(sink)));
+            }
+        }
+        results
+    }
+
+    /// Reads an object straight into registered memory; gives its length. `None` is a miss; the memory may have been written
+    /// all the same.
+    ///
+    /// # Errors
+    /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
+    pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
+        one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
+    }
+
+    /// Reads many objects straight into registered memory. Ranges must not overlap: what does is read with mixed bytes, and
+    /// the checksum makes it a miss.
+    pub fn batch_get_into(&mut self, items: &[(&[u8], BufferRange)]) -> Vec<Result<Option<u64>, ErrorCode>> {
+        if let Some(refused) = self.refuse(items.iter().map(|item| item.1)) {
+            return all(items.len(), refused);
+        }
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            self.get.start(
+                items.iter().map(|&(key, range)| GetItem { key, capacity: range.len, len_min: 1 }),
+                &[],
+            );
+            self.run_get(items.len(), Buffers::Range(items));
+            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
+        }
+        results
+    }
+
+    /// Reads one object into several ranges of registered memory, filled one after the other; they may be of different regions.
+    /// Gives the object's length. `None` is a miss.
+    ///
+    /// # Errors
+    /// As [`get_into`](Self::get_into), and `InvalidParams` for more than [`PARTS_MAX`] ranges.
+    pub fn get_into_buffers(
+        &mut self,
+        key: &[u8],
+        ranges: &[BufferRange],
+    ) -> Result<Option<u64>, StoreError> {
+        one(self.batch_get_into_buffers(&[(key, ranges)])).map_err(StoreError::from)
+    }
+
+    /// Reads many objects, each into several ranges of registered memory. Ranges that are refused are an error of all.
+    pub fn batch_get_into_buffers(
+        &mut self,
+        items: &[(&[u8], &[BufferRange])],
+    ) -> Vec<Result<Option<u64>, ErrorCode>> {
+        if let Some(refused) = self.refuse_buffers(items) {
+            return all(items.len(), refused);
+        }
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            let buffers = Buffers::Ranges(items);
+            let wanted = items.iter().enumerate();
+            let wanted =
+                wanted.map(|(item, &(key, _))| GetItem { key, capacity: buffers.len(item), len_min: 1 });
+            self.get.start(wanted, &[]);
+            self.run_get(items.len(), buffers);
+            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
+        }
+        results
+    }
+
+    /// Reads a part of an object: `100..200`, or `100..` to its end. `None` is a miss.
+    ///
+    /// No more is read than the blocks of 64 KiB that the part touches and their checksums, and the part is verified like the
+    /// whole ([`store_core::blocks`]).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); `InvalidParams` for a range that is empty or goes beyond the object's end.
+    pub fn get_range(
+        &mut self,
+        key: &[u8],
+        range: impl RangeBounds<u64>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let part = part(range).ok_or(ErrorCode::InvalidParams)?;
+        one(self.batch_get_part(&[(key, part)])).map_err(StoreError::from)
+    }
+
+    /// A part of each object: from where on, and how many bytes, or all up to its end.
+    pub(crate) fn batch_get_part(
+        &mut self,
+        items: &[(&[u8], Part)],
+    ) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            let bytes_max = self.config.value_bytes_max;
+            let wanted = items.iter().map(|&(key, (offset, len))| match len {
+                // Makes no room for more than may be: nothing is that long.
+                Some(len) if len > bytes_max => GetItem { key, capacity: 0, len_min: 1 },
+                Some(len) => GetItem { key, capacity: u64::MAX, len_min: offset.saturating_add(len) },
+                None => {
+                    let (capacity, len_min) = (offset.saturating_add(bytes_max), offset.saturating_add(1));
+                    GetItem { key, capacity, len_min }
+                }
+            });
+            self.get.start(wanted, &[]);
+            let parts: Vec<Part> = items.iter().map(|item| item.1).collect();
+            let mut sinks = vec![None; items.len()];
+            self.run_get(items.len(), Buffers::Part(&parts, &mut sinks));
+            for (item, sink) in sinks.into_iter().enumerate() {
+                let bytes = sink.as_ref().map(|sink: &Vec<u8>| sink.len() as u64);
+                results.push(self.fetched(item, bytes).map(|len| len.and(sink)));
+            }
+        }
+        results
+    }
+
+    /// Reads a part of an object straight into registered memory: as many bytes as the range has, from `offset` on. Gives that
+    /// number. `None` is a miss; the memory may have been written all the same.
+    ///
+    /// Blocks of 64 KiB that are wanted as a whole land where they belong; of the others, the part that is wanted is copied
+    /// there once they are verified.
+    ///
+    /// # Errors
+    /// As [`get_into`](Self::get_into); `InvalidParams` for a range that is empty or goes beyond the object's end.
+    pub fn get_range_into(
+        &mut self,
+        key: &[u8],
+        offset: u64,
+        into: BufferRange,
+    ) -> Result<Option<u64>, StoreError> {
+        one(self.batch_get_ranges(&[(key, &[Fragment { offset, into }])])).map_err(StoreError::from)
+    }
+
+    /// Reads several parts of each of several objects straight into registered memory: one question to the master, one trailer
+    /// of each object, no block twice. Gives each key the bytes of its parts, all of them or none.
+    ///
+    /// Parts may overlap in the object, not in memory. A part that is empty, ends beyond the largest offset there is, or goes
+    /// where memory is not registered, and more than [`PARTS_MAX`] parts of a key, or none, are an error of all; one that goes
+    /// beyond the end of its object is `InvalidParams` for this object.
+    pub fn batch_get_ranges(
+        &mut self,
+        items: &[(&[u8], &[Fragment])],
+    ) -> Vec<Result<Option<u64>, ErrorCode>> {
+        let end = |part: &Fragment| part.offset.checked_add(part.into.len).filter(|_| part.into.len > 0);
+        let malformed = |parts: &[Fragment]| {
+            !(1..=PARTS_MAX).contains(&parts.len()) || parts.iter().any(|part| end(part).is_none())
+        };
+        if items.iter().any(|item| malformed(item.1)) {
+            return all(items.len(), ErrorCode::InvalidParams);
+        }
+        if let Some(refused) = self.refuse(items.iter().flat_map(|item| item.1).map(|part| part.into)) {
+            return all(items.len(), refused);
+        }
+        let mut results = Vec::with_capacity(items.len());
+        for items in chunks(items, |item| item.0.len()) {
+            let wanted = items.iter().map(|&(key, parts)| {
+                let len_min = parts.iter().filter_map(end).max().unwrap_or(1);
+                GetItem { key, capacity: u64::MAX, len_min }
+            });
+            self.get.start(wanted, &[]);
+            self.run_get(items.len(), Buffers::Fragments(items));
+            for (item, (_, parts)) in items.iter().enumerate() {
+                let bytes = parts.iter().map(|part| part.into.len).sum();
+                results.push(self.fetched(item, Some(bytes)));
+            }
+        }
+        results
+    }
+
+    /// Why nothing is done with objects in several ranges of registered memory.
+    pub(super) fn refuse_buffers(&mut self, items: &[(&[u8], &[BufferRange])]) -> Option<ErrorCode> {
+        if items.iter().any(|item| item.1.len() > PARTS_MAX) {
+            return Some(ErrorCode::InvalidParams);
+        }
+        self.refuse(items.iter().flat_map(|item| item.1).copied())
+    }
+
+    fn run_get(&mut self, items: usize, mut buffers: Buffers<'_>) {
+        self.mover.begin(items);
+        let deadline = self.begin_operation();
+        loop {
+            self.get_actions(&buffers);
+            if self.get.is_done() {
+                break;
+            }
+            let busy = self.pump(&mut buffers, deadline);
+            let now = self.now();
+            while let Some((transfer, end)) = self.mover.next_ended() {
+                self.get.handle_transfer(now, transfer.id, end);
+            }
+            let due = self.get.poll_timeout();
+            if due.is_some_and(|at| now >= at) {
+                self.get.handle_timeout(now);
+            } else if !busy {
+                self.wait(due, deadline);
+            }
+        }
+        self.counters.checksum_mismatches += u64::from(self.get.mismatches());
+        self.end_operation();
+    }
+
+    fn get_actions(&mut self, buffers: &Buffers<'_>) {
+        loop {
+            let now = self.now();
+            let (id, out) = self.rpc.queue_raw();
+            match self.get.poll(now, id, out) {
+                Some(Action::Call) => match self.rpc.exchange(id) {
+                    Ok(frame) => self.get.handle_response(&frame),
+                    Err(error) => {
+                        let code = self.call_failed(error);
+                        self.get.handle_call_failed(id, code);
+                    }
+                },
+                Some(Action::Transfer(transfer)) => {
+                    if self.start_transfer(transfer, buffers) {
+                        self.counters.replica_failovers += 1;
+                    }
+                }
+                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
+                // A get writes nothing, so there is nothing to fence.
+                Some(Action::Fence { .. }) => {}
+                None => return,
+            }
+        }
+    }
+
+    /// The result of an item of a get, counted; `bytes` of it were wanted, or all.
+    fn fetched(&mut self, item: usize, bytes: Option<u64>) -> Result<Option<u64>, ErrorCode> {
+        let result = self.get.result(item).unwrap_or(Err(ErrorCode::InternalError));
+        match result {
+            Ok(fetched) => {
+                self.counters.hits += 1;
+                let bytes = bytes.unwrap_or(fetched.len);
+                self.counters.read_bytes += bytes;
+                return Ok(Some(bytes));
+            }
+            Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
+            Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
+            Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady | ErrorCode::ChecksumMismatch) => {}
+            Err(code) => return Err(code),
+        }
+        self.counters.misses += 1;
+        Ok(None)
+    }
+}
+
+/// Where a part begins, and how long it is, if not to the end.
+pub(crate) type Part = (u64, Option<u64>);
+
+/// `None`: it is empty, or begins or ends beyond what there is.
+pub(crate) fn part(range: impl RangeBounds<u64>) -> Option<Part> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.checked_add(1)?,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.checked_add(1)?,
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => return Some((start, None)),
+    };
+    (start < end).then(|| (start, Some(end - start)))
+}

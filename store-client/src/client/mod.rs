@@ -1,0 +1,281 @@
+//! [`Client`]: objects in, objects out.
+//!
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` is what needs none.
+
+mod ask;
+mod get;
+mod put;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::time::{Duration, Instant};
+
+use store_core::ErrorCode;
+use store_core::client::{GetOp, PutOp};
+use te_engine::{MemSpan, Op, RegionId, SharedRegion};
+
+use crate::bounce::Bounce;
+use crate::config::ClientConfig;
+use crate::error::{ConnectError, RpcError, StoreError};
+use crate::fabric::Fabric;
+use crate::memory::{BufferRange, Held, Memory};
+use crate::mover::{Buffers, Mover};
+use crate::rpc::RpcConnection;
+use crate::segments::Segments;
+
+pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub(crate) use get::{Part, part};
+
+/// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
+///
+/// A key that is not found, or not found intact and in time, is a miss: `None`, and a line in [`counters`](Self::counters).
+/// Errors are for what a caller should look into.
+pub struct Client {
+    config: ClientConfig,
+    rpc: RpcConnection,
+    rpc_connects: u64,
+    get: GetOp,
+    put: PutOp,
+    fabric: Fabric,
+    memory: Memory,
+    mover: Mover,
+    segments: Segments,
+    started: Instant,
+    /// Drawn at random when the client connects.
+    nonce_keys: RandomState,
+    nonces: u64,
+    counters: Counters,
+}
+
+/// What a client has seen since it connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Keys that were read, intact.
+    pub hits: u64,
+    /// Keys that were not, for whichever reason that is no error.
+    pub misses: u64,
+    /// Replicas whose bytes were not those that were committed.
+    pub checksum_mismatches: u64,
+    /// Misses because reading took longer than the lease.
+    pub lease_misses: u64,
+    /// Reads that went on to another replica.
+    pub replica_failovers: u64,
+    /// Misses because no replica could be read.
+    pub transfer_misses: u64,
+    /// Keys that were committed.
+    pub puts: u64,
+    /// Keys whose put failed, those that existed not counted.
+    pub put_failures: u64,
+    /// Bytes of values read.
+    pub read_bytes: u64,
+    /// Bytes of values committed, each counted once.
+    pub written_bytes: u64,
+    /// Pieces of memory kept from use, at least for a while, because a fabric might still touch them.
+    pub quarantined_pieces: u64,
+    /// Connections made to the master.
+    pub connects: u64,
+}
+
+impl Client {
+    /// Connects to the master and starts an engine.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
+        config.validate()?;
+        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
+        let mut fabric = Fabric::start(config.engine.clone())?;
+        let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
+        let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+        let mut this = Self {
+            rpc,
+            rpc_connects: 0,
+            get: GetOp::new(op),
+            put: PutOp::new(op),
+            fabric,
+            memory: Memory::default(),
+            mover: Mover::new(bounce),
+            segments: Segments::default(),
+            started: Instant::now(),
+            nonce_keys: RandomState::new(),
+            nonces: 0,
+            counters: Counters::default(),
+            config,
+        };
+        this.note_connection();
+        Ok(this)
+    }
+
+    /// Allocates registered memory, for [`put_from`](Self::put_from) and [`get_into`](Self::get_into). It goes with the
+    /// client, or with [`unregister`](Self::unregister).
+    ///
+    /// # Errors
+    /// The system has none to give.
+    pub fn alloc(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
+        let region = self.fabric.alloc_shared(len)?;
+        self.memory.insert(region.id(), Held::Shared(region.clone()));
+        Ok(region)
+    }
+
+    /// Registers the caller's memory, for [`put_from`](Self::put_from) and [`get_into`](Self::get_into).
+    ///
+    /// # Errors
+    /// It overlaps what is registered, or the fabrics refuse it.
+    ///
+    /// # Safety
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the client is gone, `span` stays mapped,
+    /// readable and writable, and while an operation names a part of it, no `&` or `&mut` to that part exists.
+    #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+    pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
+        // SAFETY: the caller's promise, which is what the engine asks for.
+        let region = unsafe { self.fabric.register(span)? };
+        self.memory.insert(region, Held::Raw(span));
+        Ok(region)
+    }
+
+    /// Ends a registration. After `Ok` nothing touches the memory any more.
+    ///
+    /// # Errors
+    /// `Busy` while something might; `NotFound`.
+    pub fn unregister(&mut self, region: RegionId) -> Result<(), StoreError> {
+        self.fabric.unregister(region)?;
+        self.memory.remove(region);
+        Ok(())
+    }
+
+    /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
+    pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
+        self.memory.is_at(region.id(), region.span())
+    }
+
+    /// This client's own counters.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters {
+            quarantined_pieces: self.mover.quarantined_total(),
+            connects: self.rpc.connects_total(),
+            ..self.counters
+        }
+    }
+
+    /// Counters of the engine and its rails.
+    #[must_use]
+    pub fn engine_stats(&self) -> te_engine::Stats {
+        self.fabric.stats()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fabric_mut(&mut self) -> &mut Fabric {
+        &mut self.fabric
+    }
+
+    /// Whether it is not the first of its item.
+    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_>) -> bool {
+        let shun = Duration::from_millis(self.config.unreachable_ms.into());
+        let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.fabric, shun);
+        self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
+    }
+
+    /// A connection that the master closed meanwhile is noticed here rather than by the first call.
+    fn begin_operation(&mut self) -> Instant {
+        self.mover.settle(&mut self.fabric);
+        match self.rpc.refresh() {
+            Ok(_) => self.note_connection(),
+            // The operation's first call will find the same, and say so for each item.
+            Err(error) => log::debug!("{error}"),
+        }
+        Instant::now() + Duration::from_millis(self.config.transfer_ms_max.into())
+    }
+
+    fn end_operation(&mut self) {
+        let shun = Duration::from_millis(self.config.unreachable_ms.into());
+        while let Some(segment) = self.mover.next_failed_segment() {
+            self.segments.failed(segment, &mut self.fabric, shun);
+        }
+    }
+
+    fn pump(&mut self, buffers: &mut Buffers<'_>, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.mover.pump(&mut self.fabric, &self.memory, buffers, left)
+    }
+
+    fn wait(&mut self, due: Option<te_core::Instant>, deadline: Instant) {
+        let due = due.map(|at| self.started + Duration::from_nanos(at.as_nanos()));
+        self.mover.wait(&mut self.fabric, due.unwrap_or(deadline));
+    }
+
+    fn call_failed(&mut self, error: RpcError) -> ErrorCode {
+        log::debug!("{error}");
+        let code = error.code();
+        // Refusals of the connection as a whole, timeouts and breaks alike: the next call starts afresh.
+        self.rpc.disconnect();
+        match self.rpc.ensure_connected() {
+            Ok(_) => self.note_connection(),
+            Err(error) => log::debug!("{error}"),
+        }
+        code
+    }
+
+    fn note_connection(&mut self) {
+        if self.rpc_connects != self.rpc.connects_total() {
+            self.rpc_connects = self.rpc.connects_total();
+            self.segments.reconnected(self.rpc.welcome().epoch, &mut self.fabric);
+        }
+    }
+
+    /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
+    pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
+        self.mover.settle(&mut self.fabric);
+        let mut refused = None;
+        for range in ranges {
+            if !self.memory.contains(range) {
+                return Some(ErrorCode::InvalidParams);
+            }
+            if self.mover.is_quarantined(range) {
+                refused = Some(ErrorCode::UnavailableInCurrentStatus);
+            }
+        }
+        refused
+    }
+
+    /// A random number that names a put, not 0.
+    fn nonce(&mut self) -> u32 {
+        self.nonces = self.nonces.wrapping_add(1);
+        (self.nonce_keys.hash_one(self.nonces) as u32).max(1)
+    }
+
+    fn now(&self) -> te_core::Instant {
+        te_core::Instant::ZERO + self.started.elapsed()
+    }
+}
+
+/// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.
+pub const PARTS_MAX: usize = 1024;
+
+/// Most keys, and most bytes of keys, in one request: well inside a frame.
+const KEYS_PER_CALL_MAX: usize = 1024;
+const KEY_BYTES_PER_CALL_MAX: usize = 1 << 20;
+
+/// Cuts a batch into what one request can carry.
+fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |item: &&T| {
+            bytes += key_bytes(item);
+            bytes <= KEY_BYTES_PER_CALL_MAX
+        };
+        let count = items.iter().take(KEYS_PER_CALL_MAX).take_while(fits).count().max(1).min(items.len());
+        let (chunk, rest) = items.split_at(count);
+        items = rest;
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
+/// Every item of a batch that was refused as a whole.
+fn all<T>(items: usize, refused: ErrorCode) -> Vec<Result<T, ErrorCode>> {
+    (0..items).map(|_| Err(refused)).collect()
+}
+
+fn one<T>(results: Vec<Result<T, ErrorCode>>) -> Result<T, ErrorCode> {
+    results.into_iter().next().unwrap_or(Err(ErrorCode::InternalError))
+}

@@ -1,0 +1,92 @@
+//! Checksums of what is put, block by block, in one pass over its bytes.
+
+use store_core::blocks::{BLOCK_BYTES, BlockSums};
+
+use crate::checksum::Checksum;
+
+/// Of one item.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ItemSum {
+    /// Bytes so far.
+    at: u64,
+    /// Of the block that `at` lies in.
+    open: Checksum,
+    blocks: BlockSums,
+}
+
+impl ItemSum {
+    /// Takes the bytes from `offset` to `offset` + `bytes` of an item of `len` bytes in, as far as they are new and follow
+    /// those before. `sum` adds some of them, counted from `offset`, to a checksum.
+    pub(super) fn update(
+        &mut self,
+        len: u64,
+        offset: u64,
+        bytes: u64,
+        mut sum: impl FnMut(&mut Checksum, u64, u64),
+    ) {
+        let end = (offset + bytes).min(len);
+        if offset > self.at {
+            return;
+        }
+        while self.at < end {
+            let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
+            let block_end = (start + BLOCK_BYTES).min(len);
+            let to = block_end.min(end);
+            sum(&mut self.open, self.at - offset, to - self.at);
+            self.at = to;
+            if to == block_end {
+                self.blocks.push(std::mem::take(&mut self.open).finish(), to - start);
+            }
+        }
+    }
+
+    /// Whether all of an item of `len` bytes is summed.
+    pub(super) fn is_whole(&self, len: u64) -> bool {
+        self.at == len
+    }
+
+    /// Of all bytes of whole blocks; with the last byte taken in, of the item.
+    pub(super) const fn whole(&self) -> u32 {
+        self.blocks.whole()
+    }
+
+    /// What is stored after the item.
+    pub(super) fn trailer(&self) -> &[u8] {
+        self.blocks.trailer()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use store_core::blocks::{expected, trailer_len};
+
+    use super::*;
+
+    #[test]
+    fn however_the_bytes_come_the_sums_are_the_same() {
+        let bytes: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let len = bytes.len() as u64;
+        let mut wanted = Checksum::default();
+        wanted.update(&bytes);
+        for step in [1_000, 65_536, 65_537, 99_999, 200_000] {
+            let mut sum = ItemSum::default();
+            let mut offset = 0;
+            while offset < len {
+                let part = &bytes[offset as usize..][..step.min(bytes.len() - offset as usize)];
+                // Twice, as when a second replica is written; and once what does not follow.
+                for at in [offset, offset, offset + 2 * step as u64] {
+                    sum.update(len, at, part.len() as u64, |sum, from, count| {
+                        sum.update(&part[from as usize..][..count as usize]);
+                    });
+                }
+                offset += part.len() as u64;
+            }
+            assert!(sum.is_whole(len));
+            assert_eq!(sum.whole(), wanted.finish(), "{step}");
+            assert_eq!(sum.trailer().len() as u64, trailer_len(len));
+            let mut second = Checksum::default();
+            second.update(&bytes[65_536..131_072]);
+            assert_eq!(expected(sum.trailer(), len, 65_536, 65_536), Some(second.finish()));
+        }
+    }
+}

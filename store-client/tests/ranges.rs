@@ -1,0 +1,431 @@
+//! Parts of objects out, and objects in and out by way of many buffers, in one process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{client, client_over, master, node, node_over, pattern};
+use store_client::{
+    BufferRange, Client, ErrorCode, Fabrics, Fragment, MemSpan, Node, PARTS_MAX, PutOptions, SharedRegion,
+    StoreError,
+};
+use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
+
+const ONE: PutOptions = PutOptions::DEFAULT;
+const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
+const B: u64 = BLOCK_BYTES;
+
+fn code<T: std::fmt::Debug>(result: Result<T, StoreError>) -> ErrorCode {
+    result.unwrap_err().code()
+}
+
+fn read(region: &SharedRegion, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    region.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// Where a node has the object: at a multiple of 64 bytes.
+fn find(node: &Node, value: &[u8]) -> u64 {
+    let region = node.region().unwrap();
+    let start = &value[..value.len().min(64)];
+    (0..region.len() as u64 - 64)
+        .step_by(64)
+        .find(|offset| read(&region, *offset, start.len() as u64) == start)
+        .expect("the object is there")
+}
+
+fn spoil(node: &Node, offset: u64) {
+    let region = node.region().unwrap();
+    let byte = read(&region, offset, 1)[0];
+    region.write(offset, &[byte ^ 0x40]).unwrap();
+}
+
+/// Every way to cut an object of `len` bytes that differs from others.
+fn interesting(len: u64) -> Vec<(u64, u64)> {
+    let mut points = vec![0, 1, 100, B - 1, B, B + 1, 2 * B - 1, 2 * B, 3 * B + 7, 4 * B, 5 * B];
+    points.extend([len.saturating_sub(1), len, len / B * B, len / 2]);
+    points.retain(|point| *point <= len);
+    points.sort_unstable();
+    points.dedup();
+    let pairs = points.iter().flat_map(|start| points.iter().map(move |end| (*start, *end)));
+    pairs.filter(|(start, end)| start < end).collect()
+}
+
+fn parts_come_back(client: &mut Client) {
+    for (index, len) in [1, 64, B - 1, B, B + 1, 2 * B, 5 * B + 1000].into_iter().enumerate() {
+        let key = format!("key-{index}").into_bytes();
+        let value = pattern(index as u64, len as usize);
+        assert!(client.put(&key, &value, &ONE).unwrap());
+        let memory = client.alloc(len as usize + 128).unwrap();
+        for (start, end) in interesting(len) {
+            let wanted = &value[start as usize..end as usize];
+            assert_eq!(
+                client.get_range(&key, start..end).unwrap().as_deref(),
+                Some(wanted),
+                "{len}: {start}..{end}"
+            );
+            let blank = vec![0xee; len as usize + 128];
+            memory.write(0, &blank).unwrap();
+            let into = BufferRange::part(&memory, 33, end - start);
+            assert_eq!(client.get_range_into(&key, start, into).unwrap(), Some(end - start));
+            let found = read(&memory, 0, len + 128);
+            let after = 33 + wanted.len();
+            assert_eq!(found[33..after], *wanted, "{len}: {start}..{end}");
+            assert_eq!(found[..33], blank[..33], "bytes before the range were written");
+            assert_eq!(found[after..], blank[after..], "bytes after the range were written");
+        }
+        assert_eq!(client.get_range(&key, 0..).unwrap().as_deref(), Some(&value[..]));
+        assert_eq!(client.get_range(&key, ..=len - 1).unwrap().as_deref(), Some(&value[..]));
+        assert_eq!(client.get_range(&key, len - 1..).unwrap().as_deref(), Some(&value[len as usize - 1..]));
+        client.unregister(memory.id()).unwrap();
+    }
+    let counters = client.counters();
+    assert_eq!((counters.misses, counters.checksum_mismatches, counters.quarantined_pieces), (0, 0, 0));
+}
+
+#[test]
+fn parts_are_those_of_the_whole_within_a_process() {
+    let master = master();
+    let _node = node_over("a", master.rpc_addr(), Fabrics::LOCAL);
+    parts_come_back(&mut client_over(master.rpc_addr(), Fabrics::LOCAL));
+}
+
+#[test]
+fn parts_are_those_of_the_whole_over_tcp() {
+    let master = master();
+    let _node = node_over("a", master.rpc_addr(), Fabrics::TCP);
+    parts_come_back(&mut client_over(master.rpc_addr(), Fabrics::TCP));
+}
+
+#[test]
+fn parts_that_are_not_there_are_an_error_and_what_is_not_stored_is_a_miss() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let memory = client.alloc(4 * B as usize).unwrap();
+    let len = 2 * B + 10;
+    client.put(b"long", &pattern(1, len as usize), &ONE).unwrap();
+    client.put(b"short", &pattern(2, 100), &ONE).unwrap();
+    let part = |count: u64| BufferRange::part(&memory, 0, count);
+    for (key, len) in [(b"long".as_slice(), len), (b"short", 100)] {
+        assert_eq!(client.get_range_into(key, len - 1, part(1)).unwrap(), Some(1));
+        for (offset, count) in [
+            (len, 1),
+            (0, len + 1),
+            (len - 1, 2),
+            (len + B, 1),
+            (0, 0),
+            (len, 0),
+            (u64::MAX, 1),
+            (u64::MAX - 1, 2),
+        ] {
+            assert_eq!(
+                code(client.get_range_into(key, offset, part(count))),
+                ErrorCode::InvalidParams,
+                "{offset}+{count}"
+            );
+        }
+        assert_eq!(code(client.get_range(key, len..)), ErrorCode::InvalidParams);
+        assert_eq!(code(client.get_range(key, u64::MAX..)), ErrorCode::InvalidParams);
+        assert_eq!(code(client.get_range(key, ..=u64::MAX)), ErrorCode::InvalidParams);
+        assert_eq!(code(client.get_range(key, 5..5)), ErrorCode::InvalidParams);
+        assert_eq!(code(client.get_range(key, 0..len + 1)), ErrorCode::InvalidParams);
+    }
+    let outside = BufferRange::part(&memory, 4 * B - 1, 2);
+    assert_eq!(code(client.get_range_into(b"long", 0, outside)), ErrorCode::InvalidParams);
+    assert_eq!(client.get_range(b"absent", 0..1).unwrap(), None);
+    assert_eq!(client.get_range_into(b"absent", u64::MAX - 1, part(1)).unwrap(), None);
+    let too_many = vec![Fragment { offset: 0, into: part(1) }; PARTS_MAX + 1];
+    assert_eq!(client.batch_get_ranges(&[(b"long", &too_many)]), [Err(ErrorCode::InvalidParams)]);
+    assert_eq!(client.batch_get_ranges(&[(b"long", &[])]), [Err(ErrorCode::InvalidParams)]);
+}
+
+#[test]
+fn a_part_longer_than_a_client_makes_room_for_is_refused_before_it_is_read() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut config = store_client::ClientConfig::new(master.rpc_addr().into());
+    config.value_bytes_max = B;
+    let mut client = Client::connect(config).unwrap();
+    let value = pattern(1, 3 * B as usize);
+    client.put(b"k", &value, &ONE).unwrap();
+    assert_eq!(code(client.get(b"k")), ErrorCode::BufferOverflow);
+    assert_eq!(code(client.get_range(b"k", 0..B + 1)), ErrorCode::BufferOverflow);
+    assert_eq!(code(client.get_range(b"k", B..)), ErrorCode::BufferOverflow);
+    assert_eq!(client.get_range(b"k", 2 * B..).unwrap().as_deref(), Some(&value[2 * B as usize..]));
+    assert_eq!(client.get_range(b"k", 7..B + 7).unwrap().as_deref(), Some(&value[7..B as usize + 7]));
+}
+
+#[test]
+fn many_parts_of_many_objects_come_with_one_question() {
+    for fabrics in [Fabrics::LOCAL, Fabrics::TCP] {
+        let master = master();
+        let _node = node_over("a", master.rpc_addr(), fabrics);
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let values: Vec<Vec<u8>> = (0..3).map(|seed| pattern(seed, 6 * B as usize + 321)).collect();
+        let keys = [b"k0".as_slice(), b"k1", b"k2"];
+        let items: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(values.iter().map(Vec::as_slice)).collect();
+        assert!(client.batch_put(&items, &ONE).iter().all(Result::is_ok));
+        let memory = client.alloc(32 * B as usize).unwrap();
+        let mut at = 0;
+        let mut part = |offset: u64, len: u64| {
+            let into = BufferRange::part(&memory, at, len);
+            at += len + 13;
+            Fragment { offset, into }
+        };
+        // Out of order, overlapping, next to one another, a whole block twice, and most of the object.
+        let parts = vec![
+            part(5 * B, B + 321),
+            part(10, 20),
+            part(25, 50),
+            part(B, B),
+            part(B, B),
+            part(2 * B, 7),
+            part(2 * B + 7, B),
+            part(B - 1, 4 * B),
+        ];
+        let wanted: Vec<(&[u8], &[Fragment])> =
+            vec![(keys[1], &parts), (b"absent", &parts[..2]), (keys[2], &parts[..1])];
+        let gets = client.stats().unwrap().gets_total;
+        let bytes: u64 = parts.iter().map(|part| part.into.len).sum();
+        // The last one and the first share memory, so one after the other.
+        assert_eq!(client.batch_get_ranges(&wanted[..2]), [Ok(Some(bytes)), Ok(None)]);
+        assert_eq!(client.stats().unwrap().gets_total, gets + 2, "each key is asked for once");
+        for Fragment { offset, into } in &parts {
+            let found = read(&memory, into.offset, into.len);
+            assert_eq!(found, values[1][*offset as usize..][..into.len as usize], "{offset}+{}", into.len);
+        }
+        assert_eq!(client.batch_get_ranges(&wanted[2..]), [Ok(Some(B + 321))]);
+        assert_eq!(read(&memory, 0, B + 321), values[2][5 * B as usize..]);
+        let beyond = [Fragment { offset: 6 * B, into: BufferRange::part(&memory, 0, 322) }];
+        let mixed: Vec<(&[u8], &[Fragment])> = vec![(keys[0], &beyond), (keys[0], &parts[..3])];
+        assert_eq!(client.batch_get_ranges(&mixed), [Err(ErrorCode::InvalidParams), Ok(Some(B + 391))]);
+    }
+}
+
+#[test]
+fn a_damaged_block_is_a_miss_where_it_is_wanted_and_no_matter_where_it_is_not() {
+    for fabrics in [Fabrics::LOCAL, Fabrics::TCP] {
+        let master = master();
+        let node = node_over("a", master.rpc_addr(), fabrics);
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let value = pattern(1, 4 * B as usize + 50);
+        client.put(b"k", &value, &ONE).unwrap();
+        let memory = client.alloc(8 * B as usize).unwrap();
+        let at = find(&node, &value);
+        spoil(&node, at + 2 * B + 5);
+        let into = |len: u64| BufferRange::part(&memory, 0, len);
+        // Straight to its place, by way of the bounce buffer, together with good ones, and plain.
+        for (start, end) in [
+            (2 * B, 3 * B),
+            (2 * B + 100, 2 * B + 101),
+            (0, 4 * B),
+            (2 * B - 1, 2 * B + 1),
+            (3 * B - 1, 3 * B + 1),
+        ] {
+            assert_eq!(
+                client.get_range_into(b"k", start, into(end - start)).unwrap(),
+                None,
+                "{start}..{end}"
+            );
+            assert_eq!(client.get_range(b"k", start..end).unwrap(), None, "{start}..{end}");
+        }
+        assert_eq!(client.counters().checksum_mismatches, 10);
+        for (start, end) in [(0, 2 * B), (5, 2 * B), (3 * B, 4 * B + 50), (3 * B + 1, 4 * B + 49)] {
+            assert_eq!(client.get_range_into(b"k", start, into(end - start)).unwrap(), Some(end - start));
+            assert_eq!(read(&memory, 0, end - start), value[start as usize..end as usize]);
+            let plain = client.get_range(b"k", start..end).unwrap();
+            assert_eq!(plain.as_deref(), Some(&value[start as usize..end as usize]));
+        }
+        assert_eq!(client.counters().checksum_mismatches, 10);
+        assert_eq!(client.get(b"k").unwrap(), None);
+    }
+}
+
+#[test]
+fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
+    let master = master();
+    let node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let value = pattern(1, 3 * B as usize + 50);
+    client.put(b"k", &value, &ONE).unwrap();
+    let trailer = find(&node, &value) + value.len() as u64;
+    for byte in 0..trailer_len(value.len() as u64) {
+        spoil(&node, trailer + byte);
+        assert_eq!(client.get_range(b"k", 5..6).unwrap(), None, "byte {byte}");
+        assert_eq!(client.get_range(b"k", 3 * B..).unwrap(), None, "byte {byte}");
+        spoil(&node, trailer + byte);
+    }
+    assert_eq!(client.get_range(b"k", 5..6).unwrap().as_deref(), Some(&value[5..6]));
+    assert_eq!(client.counters().checksum_mismatches, 32);
+    spoil(&node, trailer);
+    assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
+    // A block and its checksum that fit each other, but not what was committed.
+    let region = node.region().unwrap();
+    let other = pattern(2, B as usize);
+    spoil(&node, trailer);
+    region.write(trailer - 50 - 3 * B, &other).unwrap();
+    region.write(trailer, &te_engine::crc32c_of(0, &other).to_le_bytes()).unwrap();
+    assert_eq!(client.get_range(b"k", 0..B).unwrap(), None, "somebody else's block");
+    assert_eq!(client.get_range(b"k", B..2 * B).unwrap(), None, "by somebody else's trailer");
+}
+
+#[test]
+fn a_damaged_part_is_read_from_another_replica() {
+    let master = master();
+    let nodes = [node("a", master.rpc_addr()), node("b", master.rpc_addr())];
+    let mut client = client(master.rpc_addr());
+    let memory = client.alloc(2 * B as usize).unwrap();
+    let values: Vec<Vec<u8>> = (0..8).map(|seed| pattern(seed, 2 * B as usize + 9)).collect();
+    for (i, value) in values.iter().enumerate() {
+        client.put(format!("k{i}").as_bytes(), value, &TWO).unwrap();
+        spoil(&nodes[0], find(&nodes[0], value) + B + 4);
+    }
+    for (i, value) in values.iter().enumerate() {
+        let key = format!("k{i}").into_bytes();
+        assert_eq!(client.get_range(&key, B..B + 10).unwrap().as_deref(), Some(&value[B as usize..][..10]));
+        let into = BufferRange::part(&memory, 0, B + 9);
+        assert_eq!(client.get_range_into(&key, B, into).unwrap(), Some(B + 9));
+        assert_eq!(read(&memory, 0, B + 9), value[B as usize..]);
+    }
+    let counters = client.counters();
+    assert!(counters.checksum_mismatches > 0);
+    assert_eq!((counters.misses, counters.replica_failovers), (0, counters.checksum_mismatches));
+}
+
+#[test]
+fn parts_and_wholes_agree_however_an_object_was_put() {
+    let master = master();
+    for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
+        let node = node_over(name, master.rpc_addr(), fabrics);
+        let mut config = store_client::ClientConfig::new(master.rpc_addr().into()).fabrics(fabrics);
+        // So small that a block at a time passes.
+        config.bounce_bytes = 2 * B as usize;
+        let mut client = Client::connect(config).unwrap();
+        for len in [B + 1, 4 * B, 20 * B + 17] {
+            let value = pattern(len, len as usize);
+            let source = client.alloc(len as usize).unwrap();
+            source.write(0, &value).unwrap();
+            let third = len / 3;
+            let slices = [&value[..third as usize], &[], &value[third as usize..]];
+            let ranges = [
+                BufferRange::part(&source, 0, third),
+                BufferRange::part(&source, 9, 0),
+                BufferRange::part(&source, third, len - third),
+            ];
+            assert!(client.put(b"plain", &value, &TWO).unwrap());
+            assert!(client.put_parts(b"parts", &slices, &TWO).unwrap());
+            assert!(client.put_from(b"from", BufferRange::all(&source), &TWO).unwrap());
+            assert!(client.put_from_buffers(b"buffers", &ranges, &TWO).unwrap());
+            for key in [b"plain".as_slice(), b"parts", b"from", b"buffers"] {
+                assert_eq!(client.get(key).unwrap().as_ref(), Some(&value));
+                for (start, end) in [(0, len), (1, len - 1), (B, len), (B - 1, B + 1)] {
+                    let found = client.get_range(key, start..end).unwrap();
+                    assert_eq!(found.as_deref(), Some(&value[start as usize..end as usize]));
+                }
+                assert!(client.remove(key, true).unwrap());
+            }
+        }
+        node.stop();
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+fn an_object_goes_from_and_into_buffers_of_different_regions() {
+    let master = master();
+    for (name, fabrics) in [("a", Fabrics::LOCAL), ("b", Fabrics::TCP)] {
+        let node = node_over(name, master.rpc_addr(), fabrics);
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let shared = client.alloc(4 * B as usize).unwrap();
+        let raw: &'static mut [u8] = Box::leak(vec![0; 4 * B as usize].into_boxed_slice());
+        let span = MemSpan::new(raw.as_mut_ptr(), raw.len());
+        // SAFETY: leaked, so it stays mapped; it is reached through the span alone from here on.
+        let region = unsafe { client.register(span) }.unwrap();
+        let value = pattern(7, 2 * B as usize + 100);
+        shared.write(0, &value).unwrap();
+        assert!(client.put_from(b"first", BufferRange::all(&shared), &ONE).unwrap());
+        // Into the caller's own memory, and from there and the engine's in turns.
+        let own = |offset, len| BufferRange { region, offset, len };
+        assert_eq!(client.get_into_buffers(b"first", &[own(0, 1), own(1, 4 * B - 1)]).unwrap(), Some(4 * B));
+        let turns = [own(0, 10), BufferRange::part(&shared, 10, B), own(10 + B, B + 90)];
+        assert!(client.put_from_buffers(b"second", &turns, &ONE).unwrap());
+        assert_eq!(client.get(b"second").unwrap().as_ref(), Some(&value));
+        shared.write(0, &vec![0; 4 * B as usize]).unwrap();
+        let apart = [
+            BufferRange::part(&shared, 3 * B, 50),
+            own(2, 0),
+            BufferRange::part(&shared, 0, 2 * B),
+            own(9, 400),
+        ];
+        assert_eq!(client.get_into_buffers(b"second", &apart).unwrap(), Some(2 * B + 100));
+        assert_eq!(read(&shared, 3 * B, 50), value[..50]);
+        assert_eq!(read(&shared, 0, 2 * B), value[50..2 * B as usize + 50]);
+        // What is longer than all of them together does not fit.
+        assert_eq!(code(client.get_into_buffers(b"second", &apart[..3])), ErrorCode::BufferOverflow);
+        let fragments = [
+            Fragment { offset: 100, into: own(5, 20) },
+            Fragment { offset: B, into: BufferRange::part(&shared, 1, B) },
+        ];
+        assert_eq!(client.batch_get_ranges(&[(b"second", &fragments)]), [Ok(Some(B + 20))]);
+        assert_eq!(read(&shared, 1, B), value[B as usize..2 * B as usize]);
+        assert!(client.put_from_buffers(b"third", &[own(5, 20)], &ONE).unwrap());
+        assert_eq!(client.get(b"third").unwrap().as_deref(), Some(&value[100..120]));
+        for key in [b"first".as_slice(), b"second", b"third"] {
+            client.remove(key, true).unwrap();
+        }
+        client.unregister(region).unwrap();
+        assert_eq!(code(client.put_from_buffers(b"fourth", &turns, &ONE)), ErrorCode::InvalidParams);
+        node.stop();
+    }
+}
+
+#[test]
+fn parts_are_bounded_and_none_at_all_is_no_object() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let memory = client.alloc(1 << 20).unwrap();
+    let value = pattern(1, PARTS_MAX * 100);
+    memory.write(0, &value).unwrap();
+    let slices: Vec<&[u8]> = value.chunks(100).collect();
+    let range = |at: usize| BufferRange::part(&memory, at as u64 * 100, 100);
+    let ranges: Vec<BufferRange> = (0..PARTS_MAX).map(range).collect();
+    assert!(client.put_parts(b"slices", &slices, &ONE).unwrap());
+    assert!(client.put_from_buffers(b"ranges", &ranges, &ONE).unwrap());
+    assert_eq!(client.get(b"slices").unwrap().as_ref(), Some(&value));
+    assert_eq!(client.get(b"ranges").unwrap().as_ref(), Some(&value));
+    memory.write(0, &vec![0; value.len()]).unwrap();
+    assert_eq!(client.get_into_buffers(b"slices", &ranges).unwrap(), Some(value.len() as u64));
+    assert_eq!(read(&memory, 0, value.len() as u64), value);
+    let fragments: Vec<Fragment> =
+        (0..PARTS_MAX).map(|at| Fragment { offset: at as u64 * 100, into: range(PARTS_MAX + at) }).collect();
+    assert_eq!(client.batch_get_ranges(&[(b"slices", &fragments)]), [Ok(Some(value.len() as u64))]);
+    assert_eq!(read(&memory, value.len() as u64, value.len() as u64), value);
+
+    let more_slices = [slices.as_slice(), &[b"more"]].concat();
+    let more_ranges = [ranges.as_slice(), &[range(0)]].concat();
+    assert_eq!(code(client.put_parts(b"more", &more_slices, &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put_from_buffers(b"more", &more_ranges, &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.get_into_buffers(b"slices", &more_ranges)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put_parts(b"none", &[], &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put_parts(b"none", &[&[], &[]], &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put_from_buffers(b"none", &[], &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.get_into_buffers(b"slices", &[])), ErrorCode::BufferOverflow);
+    let results =
+        client.batch_put_parts(&[(b"x", &slices[..2]), (b"slices", &slices), (b"y", &slices[2..3])], &ONE);
+    assert_eq!(results, [Ok(()), Err(ErrorCode::ObjectAlreadyExists), Ok(())]);
+}
+
+#[test]
+fn the_trailer_is_allocated_and_given_back_with_the_object() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let len = 3 * B;
+    client.put(b"k", &pattern(1, len as usize), &ONE).unwrap();
+    assert_eq!(client.list(b"k", 0, 1).unwrap().entries[0].len, len);
+    assert_eq!(client.stats().unwrap().used_bytes, stored_len(len).next_multiple_of(64));
+    client.remove(b"k", true).unwrap();
+    assert_eq!(client.stats().unwrap().used_bytes, 0);
+}

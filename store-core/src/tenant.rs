@@ -1,0 +1,167 @@
+//! Tenants: whose object a key names.
+//!
+//! A tenant is a namespace with a number. Keys of two tenants never meet: the number is part of what an object is found by.
+//! What a tenant may use, and what becomes of it, is the master's affair; a node lends its memory to all of them, so that
+//! whoever can reach a node's exports can read every tenant's bytes. Tenants keep apart those who share a store, not those
+//! who attack its fabric.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use core::hint::black_box;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::Key;
+
+/// The number of a tenant in its master's life. Chosen by the master; another may have it later.
+pub type TenantNo = u16;
+
+/// The tenant of whoever names none.
+pub const DEFAULT_TENANT: &str = "default";
+/// Longest name of a tenant, bytes.
+pub const TENANT_BYTES_MAX: usize = 64;
+/// Longest secret, bytes.
+pub const SECRET_BYTES_MAX: usize = 256;
+
+/// A key, and whose. Bytes alone are a key of the default tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FullKey<'a> {
+    /// Whose.
+    pub tenant: TenantNo,
+    /// The key.
+    pub key: &'a [u8],
+}
+
+impl<'a> From<&'a [u8]> for FullKey<'a> {
+    fn from(key: &'a [u8]) -> Self {
+        Self { tenant: 0, key }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for FullKey<'a> {
+    fn from(key: &'a [u8; N]) -> Self {
+        Self { tenant: 0, key }
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for FullKey<'a> {
+    fn from(key: &'a Vec<u8>) -> Self {
+        Self { tenant: 0, key }
+    }
+}
+
+impl<'a> From<Key<'a>> for FullKey<'a> {
+    fn from(key: Key<'a>) -> Self {
+        Self { tenant: 0, key: key.0 }
+    }
+}
+
+impl fmt::Display for FullKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.tenant, Key(self.key))
+    }
+}
+
+/// Bytes that prove something. Printed and serialised without them, and compared in a time that tells nothing of them.
+/// Empty: there is none.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "alloc::string::String")]
+pub struct Secret(Box<[u8]>);
+
+impl Secret {
+    /// These bytes.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// How long it is, bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// To send it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether these are its bytes. Takes as long for every wrong guess of one length.
+    #[must_use]
+    pub fn matches(&self, guess: &[u8]) -> bool {
+        let differ = self.0.iter().zip(guess).fold(0, |differ, (a, b)| black_box(differ | (a ^ b)));
+        self.0.len() == guess.len() && differ == 0
+    }
+}
+
+impl From<alloc::string::String> for Secret {
+    fn from(text: alloc::string::String) -> Self {
+        Self::new(text.as_bytes())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_set() { "Secret(…)" } else { "Secret(none)" })
+    }
+}
+
+/// An empty text, whatever it is: a configuration that is printed gives nothing away, and does not open what it was.
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("")
+    }
+}
+
+/// A tenant and what it may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantConfig {
+    /// Its name, 1 to 64 bytes.
+    pub name: alloc::string::String,
+    /// Most bytes of its objects, each rounded up to 64 and counted once for each copy, those being written or held back
+    /// included. Above it, a put evicts objects of this tenant. Default none: all there are.
+    pub quota_bytes: Option<u64>,
+    /// Most objects, those being written included. Default none.
+    pub quota_objects: Option<u32>,
+    /// Bytes that nobody else's puts take from it, as long as another tenant has more than is guaranteed to it. Default 0.
+    pub guaranteed_bytes: u64,
+    /// What its clients have to say; empty: nothing. Default none.
+    pub secret: Secret,
+}
+
+impl TenantConfig {
+    /// Whether its name and its secret have a length that they may have, and its guarantee is within its quota.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        (1..=TENANT_BYTES_MAX).contains(&self.name.len())
+            && self.secret.len() <= SECRET_BYTES_MAX
+            && self.guaranteed_bytes <= self.quota_bytes.unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for TenantConfig {
+    fn default() -> Self {
+        Self {
+            name: DEFAULT_TENANT.into(),
+            quota_bytes: None,
+            quota_objects: None,
+            guaranteed_bytes: 0,
+            secret: Secret::default(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What an admin asks: to evict now, who the nodes are, what the settings are.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use store_core::message::*;
+use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session};
+use te_core::Instant;
+
+const LEN: u64 = 4096;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn segment(node: u64) -> MountSegment<'static> {
+    let name = ["none", "n1", "n2"][node as usize];
+    let export = Export::default();
+    MountSegment { node, incarnation: 1, name, endpoint: "n:1", base: 0, len: 64 * LEN, export, epoch: 0 }
+}
+
+fn master(config: MasterConfig) -> Master {
+    let mut master = Master::new(config).unwrap();
+    for node in [1, 2] {
+        master.mount(at(1), &segment(node)).unwrap();
+    }
+    for n in 0..100_u8 {
+        let new = master.put_start(at(2), &[n], LEN, &PutOptions::DEFAULT).unwrap();
+        master.put_end(at(2), &[n], new.generation, 7).unwrap();
+    }
+    master
+}
+
+fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Ask<'_>) -> Vec<u8> {
+    let (mut request, mut answer) = (Vec::new(), Vec::new());
+    O::encode_request(&mut request, 1, ask, std::iter::empty()).unwrap();
+    master.handle(at(10), session, &Frame::parse(&request).unwrap().unwrap().0, &mut answer);
+    answer
+}
+
+fn status<O: Operation>(answer: &[u8]) -> Result<(), ErrorCode> {
+    O::decode_response(&Frame::parse(answer).unwrap().unwrap().0).map(|_| ())
+}
+
+#[test]
+fn eviction_on_demand_leaves_what_it_was_told_to_leave_and_a_second_one_takes_nothing() {
+    let mut master = master(MasterConfig::default());
+    let leave = Evict { objects_max: 40, used_bytes_max: u64::MAX };
+    let evicted = master.evict_now(at(10), leave);
+    assert_eq!(evicted, Evicted { objects: 60, bytes: 60 * LEN, more: false });
+    assert_eq!(master.evict_now(at(10), leave), Evicted::default());
+    let leave = Evict { objects_max: u64::MAX, used_bytes_max: 10 * LEN };
+    assert_eq!(master.evict_now(at(10), leave).objects, 30);
+    assert_eq!(master.stats().used_bytes, 10 * LEN);
+}
+
+#[test]
+fn eviction_on_demand_is_bounded_in_one_call_and_says_that_there_is_more() {
+    let mut master = master(MasterConfig { evictions_per_call_max: 8, ..MasterConfig::default() });
+    let leave = Evict { objects_max: 0, used_bytes_max: 0 };
+    assert_eq!(master.evict_now(at(10), leave), Evicted { objects: 8, bytes: 8 * LEN, more: true });
+}
+
+#[test]
+fn eviction_on_demand_spares_what_is_leased_and_what_is_pinned_for_good() {
+    let mut master = master(MasterConfig::default());
+    master.get(at(10), b"\x05").unwrap();
+    let hard =
+        PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    let pinned = master.put_start(at(10), b"pinned", LEN, &hard).unwrap();
+    master.put_end(at(10), b"pinned", pinned.generation, 7).unwrap();
+    let evicted = master.evict_now(at(10), Evict { objects_max: 0, used_bytes_max: 0 });
+    assert_eq!((evicted.objects, evicted.more), (99, false));
+    assert!(master.exists(b"\x05") && master.exists(b"pinned"));
+}
+
+#[test]
+fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
+    let mut master = master(MasterConfig::default());
+    master.heartbeat(at(400), &Heartbeat { node: 2, incarnation: 1 });
+    let nodes: Vec<NodeInfo> = master.nodes(at(500)).collect();
+    assert_eq!(nodes.len(), 2);
+    assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (1, 1, 499));
+    assert_eq!((nodes[1].node, nodes[1].capacity, nodes[1].silent_ms), (2, 64 * LEN, 100));
+    assert_eq!(nodes.iter().map(|node| node.used).sum::<u64>(), 100 * LEN);
+}
+
+#[test]
+fn only_admins_are_answered_and_no_secret_is_told() {
+    let secret = Secret::new(b"open sesame");
+    let mut master = master(MasterConfig { admin_secret: secret, ..MasterConfig::default() });
+    for peer in [Peer::Local, Peer::Remote] {
+        let mut session = Session::new(peer);
+        let leave = Evict { objects_max: 0, used_bytes_max: 0 };
+        let refused = [
+            status::<EvictNow>(&ask::<EvictNow>(&mut master, &mut session, &leave)),
+            status::<ReadConfig>(&ask::<ReadConfig>(&mut master, &mut session, &())),
+            status::<ListNodes>(&ask::<ListNodes>(&mut master, &mut session, &())),
+        ];
+        assert_eq!(refused, [Err(ErrorCode::PermissionDenied); 3]);
+    }
+    assert_eq!(master.stats().objects, 100);
+    let answer = ask::<ReadConfig>(&mut master, &mut Session::owner(), &());
+    assert!(!answer.windows(11).any(|bytes| bytes == b"open sesame"));
+    let frame = Frame::parse(&answer).unwrap().unwrap().0;
+    assert_eq!(frame.header.kind, Kind::ReadConfig as u8);
+    let (told, _) = ReadConfig::decode_response(&frame).unwrap();
+    assert!(!told.admin_secret.is_set());
+    assert_eq!(told.lease_ttl_ms, MasterConfig::default().lease_ttl_ms);
+}

@@ -1,0 +1,239 @@
+//! The checker of histories, against histories that are known to be good or bad; `tests/simulation` records real ones.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(dead_code, reason = "the simulation uses the rest")]
+
+mod checker;
+
+use checker::{Answer, Ask, CONFIGURATIONS_MAX, History, RUNNING_MAX, Reason};
+
+const GET: Ask = Ask::Get;
+const REMOVE: Ask = Ask::Remove { force: false };
+
+/// One operation of a history about one key: from, to, what, and how it ended.
+type Line = (u64, u64, Ask, Answer);
+
+/// Puts are started in the order of their numbers.
+fn history(lines: &[Line], losses: &[u64]) -> History {
+    let mut history = History::default();
+    for (who, (called, answered, ask, answer)) in lines.iter().enumerate() {
+        let id = history.called(who, b"k", *ask, *called);
+        if let Ask::Put(put) = ask {
+            history.started(*put, *put);
+        }
+        if *answer != Answer::NotKnown {
+            history.answered(id, *answer, *answered);
+        }
+    }
+    losses.iter().for_each(|at| history.lost(b"k", *at));
+    history
+}
+
+fn put(from: u64, to: u64, put: u64) -> Line {
+    (from, to, Ask::Put(put), Answer::Done)
+}
+
+fn hit(from: u64, to: u64, put: u64) -> Line {
+    (from, to, GET, Answer::Object(Some(put)))
+}
+
+fn miss(from: u64, to: u64) -> Line {
+    (from, to, GET, Answer::NotFound)
+}
+
+fn removed(from: u64, to: u64) -> Line {
+    (from, to, REMOVE, Answer::Done)
+}
+
+#[track_caller]
+fn good(lines: &[Line], losses: &[u64]) {
+    if let Err(refusal) = history(lines, losses).check() {
+        panic!("{refusal}");
+    }
+}
+
+#[track_caller]
+fn bad(reason: Reason, lines: &[Line], losses: &[u64]) {
+    assert_eq!(history(lines, losses).check().map_err(|refusal| refusal.reason), Err(reason));
+}
+
+#[test]
+fn a_quiet_life_is_explained() {
+    good(&[miss(0, 1), put(2, 3, 1), hit(4, 5, 1), hit(6, 7, 1), removed(8, 9), miss(10, 11)], &[]);
+    good(&[put(0, 1, 1), (2, 3, Ask::Exists, Answer::Found), removed(4, 5), put(6, 7, 2), hit(8, 9, 2)], &[]);
+}
+
+#[test]
+fn what_runs_at_once_may_be_in_any_order() {
+    // The put takes effect between the two gets, or before both, or after.
+    good(&[put(0, 10, 1), miss(1, 2), hit(3, 4, 1)], &[]);
+    good(&[put(0, 10, 1), hit(1, 2, 1), hit(3, 4, 1)], &[]);
+    good(&[put(0, 10, 1), removed(0, 10), miss(20, 21)], &[]);
+    // An instant is no order: what ends at 3 and what begins there run at once.
+    good(&[put(0, 3, 1), miss(3, 4), hit(4, 5, 1)], &[]);
+}
+
+#[test]
+fn a_miss_after_a_put_is_explained_by_a_loss_only() {
+    bad(Reason::NoOrder, &[put(0, 1, 1), miss(2, 3)], &[]);
+    good(&[put(0, 1, 1), miss(4, 5)], &[3]);
+    // Not by one that came before the put was there, or after the miss.
+    bad(Reason::NoOrder, &[put(2, 3, 1), miss(4, 5)], &[1]);
+    bad(Reason::NoOrder, &[put(2, 3, 1), miss(4, 5)], &[6]);
+}
+
+#[test]
+fn an_object_after_its_loss_is_refused() {
+    bad(Reason::NoOrder, &[put(0, 1, 1), hit(3, 4, 1)], &[2]);
+    good(&[put(0, 1, 1), hit(1, 4, 1)], &[2]);
+}
+
+#[test]
+fn a_stale_read_is_refused() {
+    bad(Reason::NoOrder, &[put(0, 1, 1), removed(2, 3), put(4, 5, 2), hit(6, 7, 1)], &[]);
+}
+
+#[test]
+fn an_object_that_comes_back_after_its_remove_is_refused() {
+    bad(Reason::NoOrder, &[put(0, 1, 1), removed(2, 3), hit(4, 5, 1)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), removed(2, 3), miss(4, 5), hit(6, 7, 1)], &[]);
+    // Nor after somebody was told that it is not there.
+    bad(Reason::NoOrder, &[put(0, 9, 1), hit(1, 2, 1), miss(3, 4), hit(5, 6, 1)], &[]);
+}
+
+#[test]
+fn two_puts_that_both_won_are_refused() {
+    bad(Reason::NoOrder, &[put(0, 5, 1), put(0, 5, 2)], &[]);
+    good(&[put(0, 5, 1), put(0, 5, 2)], &[3]);
+}
+
+#[test]
+fn a_read_of_what_is_not_finished_is_refused() {
+    bad(Reason::NoOrder, &[put(5, 6, 1), hit(0, 1, 1)], &[]);
+    let failed = (0, 1, Ask::Put(1), Answer::Failed);
+    bad(Reason::Unfinished, &[failed, hit(2, 3, 1)], &[]);
+}
+
+#[test]
+fn bytes_of_nobody_are_refused() {
+    bad(Reason::ForeignBytes, &[put(0, 1, 1), (2, 3, GET, Answer::Object(None))], &[]);
+    // Those of a put of another key as well.
+    bad(Reason::ForeignBytes, &[put(0, 1, 1), hit(2, 3, 2)], &[]);
+}
+
+#[test]
+fn a_put_without_an_answer_may_be_there_or_not_but_comes_only_once() {
+    let unknown = (0, 0, Ask::Put(1), Answer::NotKnown);
+    good(&[unknown, miss(2, 3), hit(4, 5, 1)], &[]);
+    good(&[unknown, miss(2, 3), miss(4, 5)], &[]);
+    bad(Reason::NoOrder, &[unknown, hit(2, 3, 1), removed(4, 5), hit(6, 7, 1)], &[]);
+    // A place that it never got cannot be committed.
+    let mut nowhere = History::default();
+    nowhere.called(0, b"k", Ask::Put(1), 0);
+    let get = nowhere.called(1, b"k", GET, 1);
+    nowhere.answered(get, Answer::Object(Some(1)), 2);
+    assert_eq!(nowhere.check().map_err(|refusal| refusal.reason), Err(Reason::Unfinished));
+}
+
+#[test]
+fn a_put_that_was_overtaken_never_comes_back() {
+    // The first was started before the second, which is committed and removed again.
+    let unknown = (0, 0, Ask::Put(1), Answer::NotKnown);
+    bad(Reason::NoOrder, &[unknown, put(2, 3, 2), removed(4, 5), hit(6, 7, 1)], &[]);
+    good(&[put(0, 1, 1), removed(2, 3), put(4, 5, 2), hit(6, 7, 2)], &[]);
+}
+
+#[test]
+fn a_remove_without_an_answer_may_strike_at_any_later_time_but_once() {
+    let unknown = (0, 0, REMOVE, Answer::NotKnown);
+    good(&[unknown, put(1, 2, 1), hit(3, 4, 1), miss(5, 6)], &[]);
+    bad(Reason::NoOrder, &[unknown, put(1, 2, 1), miss(3, 4), put(5, 6, 2), miss(7, 8)], &[]);
+}
+
+#[test]
+fn a_remove_that_was_refused_says_what_it_saw() {
+    let leased = |from, to| (from, to, REMOVE, Answer::Found);
+    good(&[put(0, 1, 1), leased(2, 3), hit(4, 5, 1)], &[]);
+    bad(Reason::NoOrder, &[leased(0, 1), put(2, 3, 1)], &[]);
+    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, REMOVE, Answer::NotReady)], &[]);
+    bad(Reason::NoOrder, &[removed(0, 1)], &[]);
+    let forced = (0, 1, Ask::Remove { force: true }, Answer::Done);
+    good(&[forced, put(2, 3, 1)], &[]);
+}
+
+#[test]
+fn exists_is_held_to_its_word() {
+    bad(Reason::NoOrder, &[put(0, 1, 1), (2, 3, Ask::Exists, Answer::NotFound)], &[]);
+    bad(Reason::NoOrder, &[(2, 3, Ask::Exists, Answer::Found)], &[]);
+}
+
+#[test]
+fn keys_do_not_know_of_each_other() {
+    let mut history = History::default();
+    for (who, key) in [b"a", b"b"].iter().enumerate() {
+        let id = history.called(who, *key, Ask::Put(who as u64), 0);
+        history.started(who as u64, 1);
+        history.answered(id, Answer::Done, 1);
+    }
+    let get = history.called(0, b"a", GET, 2);
+    history.answered(get, Answer::Object(Some(0)), 3);
+    history.check().unwrap();
+    // The bytes of the one are not those of the other.
+    let get = history.called(0, b"a", GET, 4);
+    history.answered(get, Answer::Object(Some(1)), 5);
+    let refusal = history.check().unwrap_err();
+    assert_eq!((refusal.key.as_str(), refusal.reason), ("a", Reason::ForeignBytes));
+    assert!(refusal.to_string().contains("→ 4–5"), "{refusal}");
+}
+
+#[test]
+fn a_history_over_the_limits_is_told_so() {
+    let crowd: Vec<Line> =
+        (0..=RUNNING_MAX as u64).map(|n| (0, 0, Ask::Put(n + 1), Answer::NotKnown)).collect();
+    bad(Reason::TooComplex, &crowd, &[]);
+    let maze: Vec<Line> = (0..40).map(|_| (0, 0, REMOVE, Answer::NotKnown)).chain([put(1, 2, 1)]).collect();
+    assert!(1_u64 << 40 > CONFIGURATIONS_MAX as u64);
+    bad(Reason::TooComplex, &maze, &[]);
+}
+
+/// Every history that a store could have given is explained: one is played with known instants of effect, then only the
+/// calls and answers are kept.
+#[test]
+fn what_a_real_store_answers_is_always_explained() {
+    let mut rng = te_core::sim::Rng::new(1);
+    for _ in 0..300 {
+        let mut object = None;
+        let mut puts = 0;
+        let mut lines = Vec::new();
+        let mut losses = Vec::new();
+        for step in 0..60 {
+            let at = step * 10 + 50;
+            let (from, to) = (at - rng.below(40), at + rng.below(40));
+            match rng.below(8) {
+                0 => {
+                    object = None;
+                    losses.push(at);
+                }
+                1 | 2 if object.is_none() => {
+                    puts += 1;
+                    object = Some(puts);
+                    let unknown = rng.below(4) == 0;
+                    lines.push((
+                        from,
+                        to,
+                        Ask::Put(puts),
+                        if unknown { Answer::NotKnown } else { Answer::Done },
+                    ));
+                }
+                3 if object.is_some() => {
+                    object = None;
+                    lines.push((from, to, REMOVE, Answer::Done));
+                }
+                _ => {
+                    let answer = object.map_or(Answer::NotFound, |put| Answer::Object(Some(put)));
+                    lines.push((from, to, GET, answer));
+                }
+            }
+        }
+        good(&lines, &losses);
+    }
+}

@@ -1,0 +1,252 @@
+//! Every request may be sent again when its answer was lost.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use store_core::client::{Action, ClientConfig, PutItem, PutOp, TransferEnd};
+use store_core::message::*;
+use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Session};
+use te_core::Instant;
+
+const LEN: u64 = 4096;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn master() -> Master {
+    let config = MasterConfig {
+        put_start_discard_timeout_ms: 3_000,
+        put_start_release_timeout_ms: 60_000,
+        node_ttl_ms: 1_000_000,
+        ..MasterConfig::default()
+    };
+    let mut master = Master::new(config).unwrap();
+    master.mount(at(0), &segment(1)).unwrap();
+    master.mount(at(0), &segment(2)).unwrap();
+    master
+}
+
+fn segment(node: u64) -> MountSegment<'static> {
+    MountSegment {
+        node,
+        incarnation: 1,
+        name: ["a", "b", "c"][node as usize - 1],
+        endpoint: "host:1",
+        base: 0,
+        len: 1 << 20,
+        export: Export::default(),
+        epoch: 0,
+    }
+}
+
+fn nonce(nonce: u32) -> PutAsk {
+    PutAsk { nonce, options: PutOptions::DEFAULT }
+}
+
+fn start(master: &mut Master, ms: u64, ask: &PutAsk, len: u64) -> Result<Allocation, ErrorCode> {
+    master.put_start_in(at(ms), b"k", len, ask, Place::ALONE)
+}
+
+fn request<O: Operation>(ask: &O::Ask<'_>, item: Option<O::AskItem<'_>>) -> Vec<u8> {
+    let mut out = Vec::new();
+    O::encode_request(&mut out, 7, ask, item.into_iter()).unwrap();
+    out
+}
+
+fn handle(master: &mut Master, ms: u64, request: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    master.handle(at(ms), &mut Session::default(), &Frame::parse(request).unwrap().unwrap().0, &mut out);
+    out
+}
+
+#[test]
+fn a_start_that_comes_again_is_given_the_same_space() {
+    let mut master = master();
+    let first = start(&mut master, 0, &nonce(9), LEN).unwrap();
+    for ms in [1, 2_000, 10_000] {
+        assert_eq!(start(&mut master, ms, &nonce(9), LEN), Ok(first));
+    }
+    let stats = master.stats();
+    assert_eq!((stats.used_bytes, stats.put_starts_total, stats.objects_processing), (LEN, 1, 1));
+    master.put_end(at(3), b"k", first.generation, 5).unwrap();
+    assert_eq!(master.get(at(4), b"k").unwrap().checksum, 5, "the nonce has made way for it");
+}
+
+#[test]
+fn another_writer_another_length_and_a_writer_without_a_nonce_find_the_key_taken() {
+    let mut master = master();
+    start(&mut master, 0, &nonce(9), LEN).unwrap();
+    let taken = Err(ErrorCode::ObjectAlreadyExists);
+    assert_eq!(start(&mut master, 1, &nonce(8), LEN), taken);
+    assert_eq!(start(&mut master, 1, &nonce(9), LEN + 1), taken);
+    assert_eq!(start(&mut master, 1, &nonce(0), LEN), taken);
+    master.put_start(at(1), b"other", LEN, &PutOptions::DEFAULT).unwrap();
+    let again = master.put_start(at(1), b"other", LEN, &PutOptions::DEFAULT);
+    assert_eq!(again.unwrap_err(), ErrorCode::ObjectAlreadyExists, "0 is nobody's nonce");
+}
+
+#[test]
+fn a_start_that_comes_again_after_another_writer_took_over_finds_the_key_taken() {
+    let mut master = master();
+    let first = start(&mut master, 0, &nonce(9), LEN).unwrap();
+    let second = start(&mut master, 3_000, &nonce(8), LEN).unwrap();
+    assert_ne!(first.generation, second.generation);
+    assert_eq!(start(&mut master, 3_001, &nonce(9), LEN), Err(ErrorCode::ObjectAlreadyExists));
+    assert_eq!(start(&mut master, 3_001, &nonce(8), LEN), Ok(second));
+}
+
+#[test]
+fn a_start_that_comes_again_after_the_commit_finds_the_key_taken() {
+    let mut master = master();
+    let first = start(&mut master, 0, &nonce(9), LEN).unwrap();
+    // Even if the checksum happens to be the nonce.
+    master.put_end(at(1), b"k", first.generation, 9).unwrap();
+    assert_eq!(start(&mut master, 2, &nonce(9), LEN), Err(ErrorCode::ObjectAlreadyExists));
+}
+
+#[test]
+fn a_key_that_a_batch_has_twice_is_taken_the_second_time() {
+    let mut master = master();
+    let mut batch = Vec::new();
+    let items = [NewObject { key: Key(b"k"), len: LEN }; 2];
+    PutStart::encode_request(&mut batch, 7, &nonce(9), items.into_iter()).unwrap();
+    let mut answers = [at(0), at(1)].map(|now| {
+        let mut out = Vec::new();
+        master.handle(now, &mut Session::default(), &Frame::parse(&batch).unwrap().unwrap().0, &mut out);
+        out
+    });
+    let [first, again] = &mut answers;
+    assert_eq!(first, again);
+    let frame = Frame::parse(first).unwrap().unwrap().0;
+    let results: Vec<_> = PutStart::decode_response(&frame).unwrap().1.collect();
+    assert!(results[0].is_ok());
+    assert_eq!(results[1], Err(ErrorCode::ObjectAlreadyExists));
+}
+
+#[test]
+fn a_put_whose_start_got_no_answer_goes_on_within_its_first_window() {
+    let mut master = master();
+    let mut put = PutOp::new(ClientConfig::default());
+    put.start([PutItem { key: b"k", len: LEN, checksum: 5 }], nonce(9));
+    let mut lost = Vec::new();
+    assert_eq!(put.poll(at(0), 1, &mut lost), Some(Action::Call));
+    handle(&mut master, 0, &lost);
+    put.handle_call_failed(1, ErrorCode::RpcTimeout);
+    assert!(!put.is_done());
+    let mut again = Vec::new();
+    assert_eq!(put.poll(at(1_000), 2, &mut again), Some(Action::Call));
+    let answer = handle(&mut master, 1_000, &again);
+    put.handle_response(at(1_001), &Frame::parse(&answer).unwrap().unwrap().0);
+    let Some(Action::Transfer(write)) = put.poll(at(1_001), 3, &mut Vec::new()) else { panic!("no write") };
+    assert_eq!(put.poll_timeout(), Some(at(3_000)), "counted from the first request");
+    put.handle_transfer(write.id, TransferEnd::written());
+    let mut end = Vec::new();
+    assert_eq!(put.poll(at(1_002), 3, &mut end), Some(Action::Call));
+    let answer = handle(&mut master, 1_002, &end);
+    put.handle_response(at(1_002), &Frame::parse(&answer).unwrap().unwrap().0);
+    assert!(put.result(0).unwrap().is_ok());
+    assert_eq!(master.stats().used_bytes, LEN, "and nothing is left behind");
+}
+
+#[test]
+fn a_start_is_given_up_after_its_tries_and_tried_once_without_a_nonce() {
+    for (nonce_given, tries) in [(9, 3), (0, 1)] {
+        let mut put = PutOp::new(ClientConfig::default());
+        put.start([PutItem { key: b"k", len: LEN, checksum: 5 }], nonce(nonce_given));
+        let mut tried = 0;
+        while put.poll(at(0), tried + 1, &mut Vec::new()) == Some(Action::Call) {
+            tried += 1;
+            put.handle_call_failed(tried, ErrorCode::RpcFail);
+        }
+        assert_eq!((tried, put.result(0)), (tries, Some(Err(ErrorCode::RpcFail))));
+    }
+}
+
+/// What the second of two equal requests is to do.
+enum Again {
+    /// Answers the same.
+    Same,
+    /// Answers for its only item, or as a whole, that there is nothing left to do.
+    Refused(ErrorCode),
+}
+
+/// Every operation there is, as a request that succeeds the first time.
+fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
+    let now = at(10);
+    let key = Key(b"k");
+    let committed = start(master, 10, &nonce(1), LEN).unwrap();
+    master.put_end(now, b"k", committed.generation, 5).unwrap();
+    let open = master.put_start(now, b"open", LEN, &PutOptions::DEFAULT).unwrap();
+    let given_up = master.put_start(now, b"given up", LEN, &PutOptions::DEFAULT).unwrap();
+    let commit = Commit { key: Key(b"open"), generation: open.generation, checksum: 6 };
+    let revocation = Revocation { key: Key(b"given up"), generation: given_up.generation, quiet: true };
+    let new = NewObject { key: Key(b"new"), len: LEN };
+    let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
+    let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2 };
+    let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
+    let gone = Again::Refused(ErrorCode::ObjectNotFound);
+    vec![
+        (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
+        (Kind::Mount, request::<Mount>(&segment(3), None), Again::Same),
+        (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, None), Again::Same),
+        (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
+        (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
+        (
+            Kind::PutRevoke,
+            request::<PutRevoke>(&(), Some(revocation)),
+            Again::Refused(ErrorCode::ObjectNotFound),
+        ),
+        (Kind::Get, request::<Get>(&(), Some(key)), Again::Same),
+        (Kind::Exists, request::<Exists>(&(), Some(key)), Again::Same),
+        (Kind::List, request::<List>(&list, None), Again::Same),
+        (Kind::Segments, request::<Segments>(&(), Some(1)), Again::Same),
+        (Kind::ReadStats, request::<ReadStats>(&(), None), Again::Same),
+        (Kind::ExplainEviction, request::<ExplainEviction>(&5, None), Again::Same),
+        (Kind::ReadConfig, request::<ReadConfig>(&(), None), Again::Same),
+        (Kind::EvictNow, request::<EvictNow>(&leave, None), Again::Same),
+        (Kind::ListNodes, request::<ListNodes>(&(), None), Again::Same),
+        (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
+        (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),
+        (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),
+    ]
+}
+
+#[test]
+fn every_request_that_is_sent_twice_does_what_it_does_once() {
+    let mut covered: Vec<Kind> = Vec::new();
+    let cases = every_request(&mut master()).len();
+    for case in 0..cases {
+        let mut master = master();
+        let (kind, request, again) = every_request(&mut master).swap_remove(case);
+        let first = handle(&mut master, 20, &request);
+        let status = Frame::parse(&first).unwrap().unwrap().0.header.status;
+        assert_eq!(status, 0, "{kind:?} is to succeed the first time");
+        let before = master.stats();
+        let second = handle(&mut master, 20, &request);
+        match again {
+            Again::Same => assert_eq!(first, second, "{kind:?}"),
+            Again::Refused(code) => {
+                let frame = Frame::parse(&second).unwrap().unwrap().0;
+                let found = match kind {
+                    Kind::PutRevoke => PutRevoke::decode_response(&frame).map(|(_, mut items)| items.next()),
+                    Kind::Remove => Remove::decode_response(&frame).map(|(_, mut items)| items.next()),
+                    _ => Ok(frame.header.result().err().map(Err)),
+                };
+                assert_eq!(found, Ok(Some(Err(code))), "{kind:?}");
+            }
+        }
+        let after = master.stats();
+        let state = |stats: &store_core::Stats| {
+            (
+                stats.objects,
+                stats.objects_processing,
+                stats.used_bytes,
+                stats.quarantined_bytes,
+                stats.segments,
+            )
+        };
+        assert_eq!(state(&before), state(&after), "{kind:?} changed something the second time");
+        covered.push(kind);
+    }
+    let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !covered.contains(kind)).collect();
+    assert!(missing.is_empty(), "no request of {missing:?} is tried: add it to `every_request`");
+}

@@ -1,0 +1,309 @@
+//! The admin's HTTP/JSON, and the page that shows it.
+//!
+//! A request becomes an RPC frame that the serving thread carries out between two others, as a session that may what an admin
+//! may: there is one way to every operation. Who may ask is decided here. Reading is for everybody who reaches the port.
+//! What changes something is for who says the admin's secret (`Authorization: Bearer …`), or, while the master has none, for
+//! who asks from this host.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::{Deserialize, Serialize};
+use store_core::message::{
+    Evict, EvictNow, EvictionReport, ListNodes, NodeInfo, Operation, ReadConfig, SegmentInfo, Segments,
+};
+use store_core::{ErrorCode, Frame, Items, Stats};
+
+use crate::http::Asker;
+
+/// Longest body of a request, bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// The page, as it is: no build step, nothing fetched from elsewhere.
+const PAGE: &str = include_str!("page.html");
+/// Of every route here.
+const OPENAPI: &str = include_str!("openapi.json");
+
+pub(crate) fn routes() -> Router<Asker> {
+    Router::new()
+        .route("/", get(page))
+        .route("/api/openapi.json", get(openapi))
+        .route("/api/v1/status", get(status))
+        .route("/api/v1/segments", get(segments))
+        .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/config", get(config))
+        .route("/api/v1/evict", post(evict))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+}
+
+async fn page() -> Response {
+    // Nothing but this file runs in it, and it talks to this master alone.
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                  frame-ancestors 'none'";
+    ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
+#[derive(Serialize)]
+struct Status {
+    version: &'static str,
+    epoch: u32,
+    uptime_s: f64,
+    connections: u64,
+    stats: Stats,
+    eviction: EvictionReport,
+}
+
+async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    let snapshot = asker.snapshot().await.ok_or(Refusal::Stuck)?;
+    Ok(json(&Status {
+        version: env!("CARGO_PKG_VERSION"),
+        epoch: snapshot.epoch,
+        uptime_s: snapshot.uptime.as_secs_f64(),
+        connections: snapshot.connections,
+        stats: snapshot.stats,
+        eviction: snapshot.eviction,
+    }))
+}
+
+/// A segment as JSON has it: numbers of 64 bits that name something are texts, because many readers have 53.
+#[derive(Serialize)]
+struct Segment<'a> {
+    segment: u32,
+    name: &'a str,
+    endpoint: &'a str,
+    node: String,
+    incarnation: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+}
+
+impl<'a> From<SegmentInfo<'a>> for Segment<'a> {
+    fn from(info: SegmentInfo<'a>) -> Self {
+        Self {
+            segment: info.segment,
+            name: info.name,
+            endpoint: info.endpoint,
+            node: node_name(info.node),
+            incarnation: info.incarnation.to_string(),
+            capacity_bytes: info.len,
+            used_bytes: info.used,
+        }
+    }
+}
+
+async fn segments(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    asker
+        .ask::<Segments>(&(), |(), items| json(&items.flatten().map(Segment::from).collect::<Vec<_>>()))
+        .await
+}
+
+#[derive(Serialize)]
+struct Node {
+    node: String,
+    incarnation: String,
+    segments: u32,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    silent_ms: u64,
+}
+
+impl From<NodeInfo> for Node {
+    fn from(info: NodeInfo) -> Self {
+        Self {
+            node: node_name(info.node),
+            incarnation: info.incarnation.to_string(),
+            segments: info.segments,
+            capacity_bytes: info.capacity,
+            used_bytes: info.used,
+            silent_ms: info.silent_ms,
+        }
+    }
+}
+
+async fn nodes(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    asker.ask::<ListNodes>(&(), |(), items| json(&items.map(Node::from).collect::<Vec<_>>())).await
+}
+
+async fn config(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    asker.ask::<ReadConfig>(&(), |config, _| json(&config)).await
+}
+
+/// What a POST to `/api/v1/evict` says: how much to leave. None: as much as there is.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Leave {
+    objects_max: Option<u64>,
+    used_bytes_max: Option<u64>,
+}
+
+async fn evict(
+    State(asker): State<Asker>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    asker.may_change(peer, &headers)?;
+    let leave: Leave = read(&headers, &body)?;
+    if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
+        return Err(Refusal::Body("say objects_max, used_bytes_max, or both".into()));
+    }
+    let leave = Evict {
+        objects_max: leave.objects_max.unwrap_or(u64::MAX),
+        used_bytes_max: leave.used_bytes_max.unwrap_or(u64::MAX),
+    };
+    asker.ask::<EvictNow>(&leave, |evicted, _| json(&evicted)).await
+}
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The serving thread did not answer in time.
+    Stuck,
+    /// The body is not JSON, or says something else than this operation wants.
+    Body(String),
+    /// Changes things, and comes from another host while there is no secret that it could say.
+    Elsewhere,
+    /// Changes things, and the secret is missing or wrong.
+    Secret,
+    /// A browser was sent here by somebody else's page.
+    Host,
+    /// The master refused.
+    Refused(ErrorCode),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, why) = match self {
+            Self::Stuck => (StatusCode::SERVICE_UNAVAILABLE, "the master does not answer".to_owned()),
+            Self::Body(why) => (StatusCode::BAD_REQUEST, why),
+            Self::Elsewhere => (
+                StatusCode::FORBIDDEN,
+                "only from the master's host, or with an admin's secret, which this master has not: set admin_secret".into(),
+            ),
+            Self::Secret => {
+                (StatusCode::UNAUTHORIZED, "say the admin's secret: `Authorization: Bearer SECRET`".into())
+            }
+            Self::Host => (StatusCode::FORBIDDEN, "name this host by its address or as localhost".into()),
+            Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
+        };
+        let body = serde_json::json!({ "error": why });
+        let mut response =
+            (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response();
+        if status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl Asker {
+    /// Carries an operation out, and makes a response of its answer.
+    async fn ask<O: Operation>(
+        &self,
+        ask: &O::Ask<'_>,
+        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> Response,
+    ) -> Result<Response, Refusal> {
+        let mut request = Vec::new();
+        O::encode_request(&mut request, 1, ask, std::iter::empty())
+            .map_err(|error| Refusal::Body(error.to_string()))?;
+        let answer = self.call(request).await.ok_or(Refusal::Stuck)?;
+        let frame = match Frame::parse(&answer) {
+            Ok(Some((frame, _))) => frame,
+            _ => return Err(Refusal::Refused(ErrorCode::InternalError)),
+        };
+        let (head, items) = O::decode_response(&frame).map_err(Refusal::Refused)?;
+        Ok(render(head, items))
+    }
+
+    /// Whether a request may change something.
+    fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
+        let said = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let secret = self.admin_secret();
+        if secret.is_set() {
+            let guess = said(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+            return if secret.matches(guess.unwrap_or("").as_bytes()) {
+                Ok(())
+            } else {
+                Err(Refusal::Secret)
+            };
+        }
+        if !peer.ip().is_loopback() {
+            return Err(Refusal::Elsewhere);
+        }
+        // A page whose name somebody pointed at this address would be of the same origin to a browser.
+        if said(header::HOST).is_some_and(is_own_host) { Ok(()) } else { Err(Refusal::Host) }
+    }
+}
+
+/// Whether a `Host` header names an address or this host, not a name that somebody else could have pointed here.
+fn is_own_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(""),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok()
+}
+
+/// The JSON of a request. Only what says that it is JSON: a form that another site's page sends cannot.
+fn read<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: &[u8]) -> Result<T, Refusal> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    if kind.split(';').next().map(str::trim) != Some("application/json") {
+        return Err(Refusal::Body("send JSON, as Content-Type: application/json".into()));
+    }
+    serde_json::from_slice(body).map_err(|error| Refusal::Body(error.to_string()))
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_string(value) {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response(),
+        Err(error) => {
+            tracing::error!(%error, "an answer is no JSON");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn node_name(node: u64) -> String {
+    format!("{node:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_own_hosts() {
+        for host in ["localhost", "localhost:9003", "127.0.0.1:9003", "10.1.2.3", "[::1]:9003", "[::1]"] {
+            assert!(is_own_host(host), "{host}");
+        }
+        for host in ["evil.example", "evil.example:9003", "localhost.evil.example", "", ":9003", "[evil]:1"] {
+            assert!(!is_own_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_route_is_described_and_every_description_has_its_route() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).expect("JSON");
+        let mut described: Vec<&str> =
+            document["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
+        let mut routed: Vec<&str> = include_str!("admin.rs")
+            .lines()
+            .chain(include_str!("http.rs").lines())
+            .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next())
+            .collect();
+        described.sort_unstable();
+        routed.sort_unstable();
+        assert_eq!(described, routed);
+    }
+}
