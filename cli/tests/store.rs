@@ -89,7 +89,7 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
 #[test]
 fn objects_go_where_they_are_wished_and_the_segments_show_it() {
     let mut args = vec!["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
-    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--slow-start-ms", "0"]);
+    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--store-slow-start-ms", "0"]);
     let master = Daemon::start(&args);
     let address = master.text("rpc");
     let node =

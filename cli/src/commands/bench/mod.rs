@@ -1,6 +1,6 @@
 //! `snowskin bench`: measurements that anybody can repeat.
 
-pub(crate) mod allocator;
+mod allocator;
 mod local;
 mod master;
 mod store;
