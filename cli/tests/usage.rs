@@ -20,6 +20,7 @@ fn help_of_every_command_teaches() {
         &["config", "check"],
         &["config", "reference"],
         &["admin", "evict"],
+        &["admin", "tenants"],
         &["replay"],
         &["bench", "transfer"],
         &["bench", "store"],
