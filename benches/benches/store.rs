@@ -4,9 +4,9 @@
 use benches::Random;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
+use store_core::allocator::Allocator;
 use store_core::message::{Exists, Get, MountSegment, PutOptions};
-use store_core::offset::OffsetAllocator;
-use store_core::{Frame, Key, Master, MasterConfig, Operation, Session};
+use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
 use te_core::Instant;
 
 const KIB: u64 = 1 << 10;
@@ -15,29 +15,42 @@ const ONE_REPLICA: PutOptions = PutOptions::DEFAULT;
 
 /// A segment that is three quarters full: each iteration frees a random block and takes another of a random size.
 fn allocator(criterion: &mut Criterion) {
-    const CAPACITY: u64 = 8 << 30;
-    let mut group = criterion.benchmark_group("offset allocator");
-    group.throughput(Throughput::Elements(1));
-    for (name, len_min, len_max) in [("4 KiB", 4 * KIB, 4 * KIB), ("4 KiB to 1 MiB", 4 * KIB, 1024 * KIB)] {
-        let mut allocator = OffsetAllocator::new(CAPACITY);
-        let mut random = Random::new(1);
-        let mut len = move || len_min + random.below(len_max - len_min + 1);
-        let mut blocks = Vec::new();
-        while allocator.used_bytes() < CAPACITY / 4 * 3 && blocks.len() < 1_000_000 {
-            blocks.push(allocator.allocate(len(), 0).expect("room").0);
-        }
-        let mut choose = Random::new(2);
-        group.bench_function(BenchmarkId::new("free and allocate", name), |bencher| {
-            bencher.iter(|| {
-                let chosen = choose.below(blocks.len() as u64) as usize;
-                black_box(allocator.free(blocks[chosen]));
-                let (block, offset) = allocator.allocate(len(), 0).expect("a quarter is free");
-                black_box(offset);
-                blocks[chosen] = block;
+    const CAPACITY: u64 = 64 << 30;
+    let lengths = [
+        ("4 KiB", 4 * KIB, 4 * KIB),
+        ("4 KiB to 1 MiB", 4 * KIB, 1024 * KIB),
+        ("3.12 MB", 3_274_752, 3_274_752),
+        ("643 KiB or 3.12 MB", 643 * KIB, 3_274_752),
+    ];
+    for kind in AllocatorKind::ALL {
+        let mut group = criterion.benchmark_group(format!("{kind} allocator"));
+        group.throughput(Throughput::Elements(1));
+        for (name, len_min, len_max) in lengths {
+            let mut allocator = kind.build(CAPACITY);
+            let mut random = Random::new(1);
+            let mut len = move || match len_max - len_min {
+                0 => len_min,
+                // One or the other.
+                more if name.contains("or") => len_min + more * random.below(2),
+                more => len_min + random.below(more + 1),
+            };
+            let mut blocks = Vec::new();
+            while allocator.used_bytes() < CAPACITY / 4 * 3 && blocks.len() < 1_000_000 {
+                blocks.push(allocator.allocate(len(), 0).expect("room").0);
+            }
+            let mut choose = Random::new(2);
+            group.bench_function(BenchmarkId::new("free and allocate", name), |bencher| {
+                bencher.iter(|| {
+                    let chosen = choose.below(blocks.len() as u64) as usize;
+                    black_box(allocator.free(blocks[chosen]));
+                    let (block, offset) = allocator.allocate(len(), 0).expect("a quarter is free");
+                    black_box(offset);
+                    blocks[chosen] = block;
+                });
             });
-        });
+        }
+        group.finish();
     }
-    group.finish();
 }
 
 /// Keys as clients make them: 32 bytes of hash.

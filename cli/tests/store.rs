@@ -33,6 +33,16 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
     assert_exit(&got, 0);
     assert_eq!(std::fs::read(&copy).unwrap(), bytes);
     assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
+    let part = |more: &[&str]| store.run(&[&["get", "kv/a"], more].concat());
+    assert_eq!(part(&["--offset", "64KiB", "--length", "70000"]).stdout, bytes[65_536..135_536]);
+    assert_eq!(part(&["--length", "1"]).stdout, bytes[..1]);
+    assert_eq!(part(&["--offset", "299999"]).stdout, bytes[299_999..]);
+    for beyond in [["--offset", "300000"].as_slice(), &["--offset", "299999", "--length", "2"]] {
+        let refused = part(beyond);
+        assert_exit(&refused, 1);
+        assert!(stderr(&refused).contains("stat"), "{}", stderr(&refused));
+    }
+    assert_exit(&part(&["--length", "0"]), 2);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file is left");
 
     let object = json(&store.run(&["stat", "kv/a", "--json"]));
@@ -74,6 +84,49 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
     assert_exit(&put("goodbye\n", &["--replace"]), 0);
     assert_eq!(stdout(&store.run(&["get", "greeting"])), "goodbye\n");
     assert_exit(&put("", &[]), 2);
+}
+
+#[test]
+fn objects_go_where_they_are_wished_and_the_segments_show_it() {
+    let mut args = vec!["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
+    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--slow-start-ms", "0"]);
+    let master = Daemon::start(&args);
+    let address = master.text("rpc");
+    let node =
+        |name| Daemon::start(&["node", "--master", &address, "--memory", "16MiB", "--name", name, "--json"]);
+    let _nodes = [node("n1"), node("n2"), node("n3")];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("in.bin");
+    std::fs::write(&file, vec![7; 100_000]).unwrap();
+    let run = |args: &[&str]| snowskin(args).env("SNOWSKIN_MASTER", &address).output().unwrap();
+    let put = |key: &str, more: &[&str]| run(&[&["put", key, file.to_str().unwrap()], more].concat());
+    let segments = |key: &str| -> Vec<String> {
+        let object = json(&run(&["stat", key, "--json"]));
+        let name = |replica: &serde_json::Value| replica["segment"].as_str().unwrap().to_owned();
+        object["replicas"].as_array().unwrap().iter().map(name).collect()
+    };
+    let wish = ["--prefer-segment", "n3", "--prefer-segment", "n1", "--replicas", "2"];
+    assert_exit(&put("in-order", &wish), 0);
+    assert_eq!(segments("in-order"), ["n3", "n1"]);
+    assert_exit(
+        &put("without", &["--exclude-segment", "n1", "--exclude-segment", "n3", "--replicas", "3"]),
+        0,
+    );
+    assert_eq!(segments("without"), ["n2"]);
+    assert_exit(&put("near", &["--same-node", "n2", "--replicas", "2", "--distinct-nodes"]), 0);
+    assert_eq!((segments("near").len(), segments("near")[0].as_str()), (2, "n2"));
+    let unknown = put("nowhere", &["--prefer-segment", "n9"]);
+    assert_exit(&unknown, 1);
+    assert!(stderr(&unknown).contains("n9: no such segment"), "{}", stderr(&unknown));
+    let nine = ["--exclude-segment", "n1"].repeat(9);
+    assert_exit(&put("too-many", &nine), 2);
+    let cluster = json(&run(&["stat", "--json"]));
+    for segment in cluster["segment_list"].as_array().unwrap() {
+        let (free, used) = (&segment["free_bytes_largest"], segment["utilisation"].as_f64().unwrap());
+        assert!(free.as_u64().unwrap() < 16 << 20 && used > 0.005 && used < 0.05, "{segment}");
+    }
+    assert!(stdout(&run(&["stat"])).contains("largest free"));
+    assert_exit(&run(&["master", "--allocator", "buddy"]), 2);
 }
 
 #[test]

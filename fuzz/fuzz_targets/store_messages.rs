@@ -3,8 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, EvictNow, Exists, ExplainEviction, Get, Hello, List, ListNodes, Mount, PutEnd, PutRevoke,
-    PutStart, ReadConfig, ReadStats, Remove, Segments, Unmount, WhyKept,
+    Beat, CancelTasks, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks,
+    FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart,
+    QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, ReportReplicas, RetryTasks, Segments, Unmount,
+    WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -61,6 +63,18 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::EvictNow) => both::<EvictNow>(body),
         Some(Kind::ListNodes) => both::<ListNodes>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
+        Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
+        Some(Kind::FindReplicas) => both::<FindReplicas>(body),
+        Some(Kind::CreateTasks) => both::<CreateTasks>(body),
+        Some(Kind::QueryTasks) => both::<QueryTasks>(body),
+        Some(Kind::ListTasks) => both::<ListTasks>(body),
+        Some(Kind::CancelTasks) => both::<CancelTasks>(body),
+        Some(Kind::RetryTasks) => both::<RetryTasks>(body),
+        Some(Kind::FetchTasks) => both::<FetchTasks>(body),
+        Some(Kind::EndTasks) => both::<EndTasks>(body),
+        Some(Kind::OrderSegments) => both::<OrderSegments>(body),
+        Some(Kind::DrainStatus) => both::<DrainStatus>(body),
+        Some(Kind::ReadTaskReport) => both::<ReadTaskReport>(body),
         _ => {}
     }
 });

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use store_core::wire::VERSION;
-use store_core::{ErrorCode, WireError};
+use store_core::{ErrorCode, Trace, WireError};
 use te_engine::{RegisterError, StartError};
 
 /// Why the master gave no (good) answer.
@@ -35,6 +35,8 @@ pub enum RpcError {
     TimedOut {
         /// How long it was waited for.
         call_ms_max: u32,
+        /// The operation, as the master's log names it.
+        trace: Trace,
     },
     /// The master speaks another version.
     Version {
@@ -62,6 +64,8 @@ pub enum StoreError {
     Rpc(RpcError),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
+    /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
+    Stopped,
 }
 
 /// Why a client or a node did not start.
@@ -116,6 +120,7 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Memory(_) => ErrorCode::InvalidParams,
+            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -129,10 +134,11 @@ impl fmt::Display for RpcError {
             }
             Self::Lost { source } => write!(f, "the connection to the master broke: {source}: try again"),
             Self::Disconnected => f.write_str("not connected to the master: try again"),
-            Self::TimedOut { call_ms_max } => {
+            Self::TimedOut { call_ms_max, trace } => {
                 write!(
                     f,
-                    "the master did not answer within {call_ms_max} ms: check its load, or raise `call_ms_max`"
+                    "the master did not answer operation {trace} within {call_ms_max} ms: check its load, or raise \
+                     `call_ms_max`"
                 )
             }
             Self::Version { theirs } => {
@@ -169,6 +175,7 @@ impl fmt::Display for StoreError {
             Self::Refused(code) => code.fmt(f),
             Self::Rpc(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
         }
     }
 }
@@ -179,6 +186,7 @@ impl StdError for StoreError {
             Self::Refused(code) => Some(code),
             Self::Rpc(error) => Some(error),
             Self::Memory(error) => Some(error),
+            Self::Stopped => None,
         }
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
 //! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
-//! [`RpcConnection`] is the bare connection, for tools and for load.
+//! [`AsyncClient`] is a client on a thread of its own, for tasks. [`RpcConnection`] is the bare connection, for tools and for load.
 //!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
@@ -43,6 +43,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod async_client;
 mod bounce;
 mod checksum;
 mod client;
@@ -50,6 +51,7 @@ mod config;
 mod error;
 mod fabric;
 mod memory;
+mod metrics;
 mod mover;
 mod node;
 mod quarantine;
@@ -57,12 +59,17 @@ mod rpc;
 mod segments;
 mod sys;
 
-pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry};
+pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
+pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use memory::{BufferRange, Fragment};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
-pub use store_core::message::{Pin, PutOptions, Retention};
-pub use store_core::{ErrorCode, SegmentNo, Stats};
+pub use store_core::Placement;
+pub use store_core::message::{
+    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,
+    TaskReport, TaskState,
+};
+pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

@@ -74,6 +74,11 @@ impl Memory {
         self.regions.remove(&region)
     }
 
+    /// Whether the region is known and lies there.
+    pub(crate) fn is_at(&self, region: RegionId, span: MemSpan) -> bool {
+        self.regions.get(&region).is_some_and(|held| held.span() == span)
+    }
+
     /// Whether the range is of a known region and inside it.
     pub(crate) fn contains(&self, range: BufferRange) -> bool {
         self.regions.get(&range.region).is_some_and(|held| held.span().contains(range.offset, range.len))

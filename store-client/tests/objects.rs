@@ -5,7 +5,8 @@ mod common;
 
 use common::{MIB, client, client_over, master, master_with, node, node_over, pattern};
 use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, MemSpan, PutOptions, RpcConfig, RpcConnection, StoreError,
+    BufferRange, Client, ErrorCode, Fabrics, MemSpan, Placement, PutOptions, RpcConfig, RpcConnection,
+    StoreError,
 };
 use store_core::MasterConfig;
 use store_core::message::{Export, Mount, MountSegment, Segments};
@@ -275,15 +276,19 @@ fn a_put_prefers_the_segment_it_is_told() {
     let _a = node("a", master.rpc_addr());
     let b = node("b", master.rpc_addr());
     let mut client = client(master.rpc_addr());
-    let preferred = b.status().segment;
+    let placement = Placement::on(b.status().segment.unwrap());
     for i in 0..10 {
-        let options = PutOptions { preferred, ..ONE };
+        let options = PutOptions { placement, ..ONE };
         assert!(client.put(format!("k{i}").as_bytes(), &pattern(i, 4096), &options).unwrap());
     }
     let used = |name: &str, client: &mut Client| {
         client.segments().unwrap().iter().find(|segment| segment.name == name).unwrap().used
     };
     assert_eq!(used("a", &mut client), 0);
+    let largest = |name: &str, client: &mut Client| {
+        client.segments().unwrap().iter().find(|segment| segment.name == name).unwrap().free_bytes_largest
+    };
+    assert!(largest("b", &mut client) < largest("a", &mut client));
     assert!(used("b", &mut client) >= 10 * 4096);
 }
 
@@ -315,7 +320,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             epoch,
         };
         let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0;
-        let options = PutOptions { preferred: Some(mounted.segment), ..PutOptions::default() };
+        let options = PutOptions { placement: Placement::on(mounted.segment), ..ONE };
         let put = client.put(format!("k{node_no}").as_bytes(), &[0xa5; 4096], &options);
         let mut found = [0; 4096];
         region.read(0, &mut found).unwrap();

@@ -10,7 +10,7 @@ use common::{
     pattern, role, say, wait_for_parent,
 };
 use store_client::{
-    Client, ClientConfig, ErrorCode, Fabrics, PutOptions, RpcConfig, RpcConnection, StoreError,
+    Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, StoreError,
 };
 use store_core::message::{NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig};
@@ -113,10 +113,10 @@ fn objects_of_a_dead_node_vanish_and_others_stay() {
         assert!(client.put(format!("doomed-{i}").as_bytes(), b"value", &ONE).unwrap());
     }
     let safe = node_over("b", master.rpc_addr(), Fabrics::TCP);
-    let preferred = safe.status().segment;
+    let placement = Placement::on(safe.status().segment.unwrap());
     for i in 0..5 {
         assert!(
-            client.put(format!("safe-{i}").as_bytes(), b"value", &PutOptions { preferred, ..ONE }).unwrap()
+            client.put(format!("safe-{i}").as_bytes(), b"value", &PutOptions { placement, ..ONE }).unwrap()
         );
     }
     doomed.kill();
@@ -174,10 +174,10 @@ fn a_node_that_was_given_up_mounts_anew() {
     let process = start_node("a", &master.rpc_addr(), "all");
     let mut client = client(master.rpc_addr());
     assert!(client.put(b"k", b"value", &ONE).unwrap());
-    signal(&process, "STOP");
+    process.signal("STOP");
     eventually("the silent node is given up", || client.stats().unwrap().nodes == 0);
     assert_eq!(client.get(b"k").unwrap(), None);
-    signal(&process, "CONT");
+    process.signal("CONT");
     eventually("it mounts anew", || client.stats().unwrap().segments == 1);
     assert_eq!(client.get(b"k").unwrap(), None);
     eventually("it takes objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
@@ -221,10 +221,4 @@ fn without_a_master_errors_say_so() {
         Client::connect(config).err().map(|error| error.to_string().contains("no master at")),
         Some(true)
     );
-}
-
-fn signal(process: &Process, name: &str) {
-    let status =
-        std::process::Command::new("kill").args([format!("-{name}"), process.pid().to_string()]).status();
-    assert!(status.unwrap().success());
 }

@@ -115,11 +115,18 @@ pub struct Short<T, const N: usize> {
     items: [T; N],
 }
 
+impl<T: Copy, const N: usize> Short<T, N> {
+    /// Empty; `unused` stands where no item is.
+    pub(crate) const fn of(unused: T) -> Self {
+        Self { len: 0, items: [unused; N] }
+    }
+}
+
 impl<T: Copy + Default, const N: usize> Short<T, N> {
     /// Empty.
     #[must_use]
     pub fn new() -> Self {
-        Self { len: 0, items: [T::default(); N] }
+        Self::of(T::default())
     }
 
     /// Appends; gives the item back when there is no room.

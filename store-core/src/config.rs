@@ -5,11 +5,14 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocator::GRAIN_BYTES;
+use crate::heat::ReplicationConfig;
+use crate::master::REPORTERS_MAX;
 use crate::message::REPLICAS_MAX;
-use crate::offset::GRAIN_BYTES;
+use crate::tasks::TaskConfig;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
 use crate::wire;
-use crate::{EvictionPolicy, Secret, TenantConfig};
+use crate::{AllocationStrategy, AllocatorKind, EvictionPolicy, Secret, TenantConfig};
 
 /// What can be set, with its default. [`Self::validate`] before use; [`Master::new`](crate::Master::new) does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +29,12 @@ pub struct MasterConfig {
     pub put_start_release_timeout_ms: u32,
     /// A node that is silent for longer is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
+    /// How a segment's bytes are given out. Default [`AllocatorKind::Offset`].
+    pub allocator: AllocatorKind,
+    /// How segments are drawn for new replicas. Default [`AllocationStrategy::FreeRatioFirst`].
+    pub allocation_strategy: AllocationStrategy,
+    /// How long a segment that was just mounted gets fewer new replicas than its share, ms; 0: not at all. Default 60,000.
+    pub slow_start_ms: u32,
     /// How the object to evict is chosen. Default [`EvictionPolicy::Trial`].
     pub eviction: EvictionPolicy,
     /// How long a soft pin holds after the object was last read or written, ms. Default 1,800,000.
@@ -51,6 +60,10 @@ pub struct MasterConfig {
     pub segment_bytes_max: u64,
     /// Most nodes known at a time, those lately given up included. Default 4,096.
     pub nodes_max: u32,
+    /// Tasks, drains and reports.
+    pub tasks: TaskConfig,
+    /// Further replicas of what is read very often.
+    pub replication: ReplicationConfig,
     /// Which life of the master this is; must be higher in each, and seconds of wall time at its start are meant. Generations
     /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
     /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
@@ -81,6 +94,9 @@ impl Default for MasterConfig {
             put_start_discard_timeout_ms: 30_000,
             put_start_release_timeout_ms: 600_000,
             node_ttl_ms: 10_000,
+            allocator: AllocatorKind::default(),
+            allocation_strategy: AllocationStrategy::default(),
+            slow_start_ms: 60_000,
             eviction: EvictionPolicy::default(),
             soft_pin_ttl_ms: 1_800_000,
             hard_pin_share_max: 0.5,
@@ -93,6 +109,8 @@ impl Default for MasterConfig {
             segments_max: 4_096,
             segment_bytes_max: 64 << 40,
             nodes_max: 4_096,
+            tasks: TaskConfig::default(),
+            replication: ReplicationConfig::default(),
             epoch: 0,
             multi_tenants: false,
             tenants: Vec::new(),
@@ -134,6 +152,7 @@ impl MasterConfig {
         whole("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
         whole("put_start_release_timeout_ms", self.put_start_release_timeout_ms, 1, DAY_MS)?;
         whole("node_ttl_ms", self.node_ttl_ms, 1, DAY_MS)?;
+        whole("slow_start_ms", self.slow_start_ms, 0, DAY_MS)?;
         whole("soft_pin_ttl_ms", self.soft_pin_ttl_ms, 1, 30 * DAY_MS)?;
         share("hard_pin_share_max", self.hard_pin_share_max, 0.0, 1.0)?;
         share("eviction_high_watermark", self.eviction_high_watermark, 0.01, 1.0)?;
@@ -144,6 +163,18 @@ impl MasterConfig {
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
         whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
         whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
+        whole("tasks.unfinished_max", self.tasks.unfinished_max, 1, 1 << 20)?;
+        whole("tasks.finished_max", self.tasks.finished_max, 1, 1 << 20)?;
+        whole("tasks.per_node_max", self.tasks.per_node_max, 1, 1_024)?;
+        whole("tasks.pending_timeout_ms", self.tasks.pending_timeout_ms, 1, DAY_MS)?;
+        whole("tasks.processing_timeout_ms", self.tasks.processing_timeout_ms, 1, DAY_MS)?;
+        whole("tasks.attempts_max", self.tasks.attempts_max, 1, 1_000)?;
+        whole("tasks.drain_moves_max", self.tasks.drain_moves_max, 1, 1_024)?;
+        whole("tasks.bad_reports_min", self.tasks.bad_reports_min, 1, REPORTERS_MAX as u32)?;
+        share("replication.gets_per_s_min", self.replication.gets_per_s_min, 0.001, 1e6)?;
+        whole("replication.window_ms", self.replication.window_ms, 100, 600_000)?;
+        whole("replication.replicas_max", self.replication.replicas_max.into(), 1, REPLICAS_MAX as u32)?;
+        whole("replication.tasks_per_s_max", self.replication.tasks_per_s_max, 1, 1_000_000)?;
         self.validate_tenants()?;
         if !(GRAIN_BYTES..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes_max) {
             let (min, max) = (GRAIN_BYTES as f64, SEGMENT_BYTES_MAX as f64);

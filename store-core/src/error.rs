@@ -79,6 +79,12 @@ error_codes! {
     ObjectHasLease = -706, "OBJECT_HAS_LEASE", "readers hold a lease: try again after the lease time, or force";
     /// The copy took longer than the lease; what was read does not count.
     LeaseExpired = -707, "LEASE_EXPIRED", "the read outlived its lease: read again, or raise lease_ttl_ms";
+    /// There is another task for the same object and segment.
+    ObjectHasReplicationTask = -708, "OBJECT_HAS_REPLICATION_TASK", "another task is at the same replica: wait for it, or cancel it";
+    /// The object has no replica there.
+    ReplicaNotFound = -710, "REPLICA_NOT_FOUND", "the object has no replica there, or no longer: look where it is";
+    /// The object has a replica there.
+    ReplicaAlreadyExists = -711, "REPLICA_ALREADY_EXISTS", "the object has a replica there already: nothing is left to do";
     /// The fabric could not move the bytes.
     TransferFail = -800, "TRANSFER_FAIL", "no replica could be moved: check the nodes and their fabric";
     /// The bytes are not those that were committed.
@@ -93,6 +99,10 @@ error_codes! {
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.
     KeysUltraLimit = -1203, "KEYS_ULTRA_LIMIT", "a limit on keys is reached: smaller batches, or raise objects_max";
+    /// No such task, or it finished long ago, or that try of it is over.
+    TaskNotFound = -1400, "TASK_NOT_FOUND", "no such task, or it finished long ago, or that try of it is over: list the tasks";
+    /// Too many tasks wait or run.
+    TaskPendingLimitExceeded = -1401, "TASK_PENDING_LIMIT_EXCEEDED", "too many tasks wait or run: wait for some, or raise tasks.unfinished_max";
     /// The tenant's objects would be more, or take more bytes, than it may have, and no more of them can be evicted.
     TenantQuotaExceeded = -1700, "TENANT_QUOTA_EXCEEDED", "the tenant's quota is used up: remove or unpin objects, wait for leases to end, or raise the quota";
     /// No such tenant, or its secret is another.

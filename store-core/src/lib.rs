@@ -38,7 +38,7 @@
 //! | Key | 1 to 1,024 bytes | [`wire::KEY_BYTES_MAX`], [`MasterConfig::key_bytes_max`] |
 //! | Replicas of an object | 8 | [`message::REPLICAS_MAX`], [`MasterConfig::replicas_max`] |
 //! | Object | 1 byte to one segment, its trailer included | [`blocks`] |
-//! | Segment | 64 bytes to 64 TiB | [`offset::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
+//! | Segment | 64 bytes to 64 TiB | [`allocator::GRAIN_BYTES`], [`MasterConfig::segment_bytes_max`] |
 //! | Segments, nodes | 4,096 each | [`MasterConfig::segments_max`], [`MasterConfig::nodes_max`] |
 //! | Members of a group | 4,096 | [`message::Retention::group`] |
 //! | Bytes pinned for good | half of all | [`MasterConfig::hard_pin_share_max`] |
@@ -111,37 +111,49 @@
 
 extern crate alloc;
 
+pub mod allocator;
 pub mod blocks;
 pub mod client;
 mod codec;
 mod config;
 mod error;
 mod eviction;
+mod heat;
 mod limbo;
 mod master;
 pub mod message;
 mod nodes;
 mod objects;
-pub mod offset;
+pub mod placement;
+mod room;
 mod segments;
 mod serve;
 mod session;
 mod slab;
 mod stats;
+mod tasks;
 mod tenant;
+mod times;
+mod trace;
 pub mod wire;
 
+pub use allocator::AllocatorKind;
 pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
+pub use heat::{ReplicationConfig, ReplicationMode};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
+pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
 pub use session::{Peer, Session};
 pub use stats::Stats;
+pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use tenant::{
     DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
 };
+pub use times::Times;
+pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

@@ -16,30 +16,42 @@
 //! or the release timeout is over) and nobody holds a lease to read it.
 
 mod admin;
+mod drain;
 mod evict;
+mod hot;
+mod reports;
+mod tasks;
 mod tenants;
 
+use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::allocator::{Allocator, GRAIN_BYTES};
 use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
     Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo,
+    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, TaskReport,
     UnmountSegment,
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, State};
-use crate::offset::{GRAIN_BYTES, OffsetAllocator};
+use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
+use crate::tasks::Tasks;
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
+
+use drain::Drain;
+use hot::Hot;
+pub(crate) use reports::REPORTERS_MAX;
+use reports::Suspects;
 
 /// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
 const EVICTIONS_PER_PUT: u32 = 8;
@@ -74,6 +86,12 @@ pub struct Master {
     evict_again_at: Instant,
     /// Further counters of eviction; gauges are filled in by [`Self::eviction`].
     report: EvictionReport,
+    tasks: Tasks,
+    drains: BTreeMap<SegmentNo, Drain>,
+    hot: Hot,
+    suspects: Suspects,
+    /// Counters of tasks; gauges are filled in by [`Self::task_report`].
+    task_report: TaskReport,
 }
 
 impl Master {
@@ -85,7 +103,11 @@ impl Master {
         config.validate()?;
         Ok(Self {
             tenants: Tenants::new(&config),
-            segments: Segments::after(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
+            segments: Segments::after(
+                config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
+                config.allocation_strategy,
+                millis(config.slow_start_ms),
+            ),
             objects: Objects::new(
                 config.hash_seed,
                 config.eviction,
@@ -100,6 +122,11 @@ impl Master {
             starved: false,
             evict_again_at: Instant::ZERO,
             report: EvictionReport::default(),
+            tasks: Tasks::after(u64::from(config.epoch) << 32, config.tasks.finished_max),
+            drains: BTreeMap::new(),
+            hot: Hot::new(&config.replication),
+            suspects: Suspects::default(),
+            task_report: TaskReport::default(),
             config,
         })
     }
@@ -284,6 +311,9 @@ impl Master {
         };
         self.objects.lease(now, index, now + self.lease(), follows);
         self.stats.get_hits_total += 1;
+        if self.hot.is_on() {
+            self.heated(now, index);
+        }
         Ok(object)
     }
 
@@ -418,7 +448,9 @@ impl Master {
             base: segment.base,
             len: segment.len,
             export: segment.export,
-            allocator: OffsetAllocator::new(segment.len),
+            joined: now,
+            accepts_new: true,
+            allocator: self.config.allocator.build(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;
         self.nodes.mounted(now, segment.node, segment.incarnation, no);
@@ -445,7 +477,7 @@ impl Master {
         match self.nodes.get_mut(beat.node).filter(|node| node.incarnation == beat.incarnation) {
             Some(node) => {
                 node.seen = node.seen.max(now);
-                NodeStatus::Ok
+                if self.tasks.has_work(beat.node) { NodeStatus::Work } else { NodeStatus::Ok }
             }
             None => NodeStatus::NeedRemount,
         }
@@ -472,6 +504,8 @@ impl Master {
         }
         self.limbo.settle(&mut self.segments, now);
         self.objects.settle(now);
+        self.tasks_timeout(now);
+        self.drains_timeout(now);
         self.evict_to_watermark(now, self.config.evictions_per_call_max);
     }
 
@@ -488,7 +522,8 @@ impl Master {
             .flatten()
             .map(|at| at.max(self.evict_again_at));
         let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
-        due.into_iter().flatten().min()
+        let more = [self.tasks.due(), self.drains_due()];
+        due.into_iter().chain(more).flatten().min()
     }
 
     /// The settings.
@@ -541,6 +576,8 @@ impl Master {
             + self.objects.memory_bytes()
             + self.segments.memory_bytes()
             + self.limbo.memory_bytes()
+            + self.tasks.memory_bytes()
+            + self.hot.memory_bytes()
     }
 
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
@@ -612,18 +649,31 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
+        let placement = &options.placement;
+        let mut near = Short::of(0);
+        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
+            // The first will do: a node has one segment as a rule.
+            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
+        }
         let tag = self.objects.next_index();
+        let mut ask = Ask { now, len, tag, placement, near, at_any_price: false };
         let mut placed = Short::new();
-        let first = match self.segments.place(len, tag, options.preferred, &[]) {
+        let first = match self.segments.place(&ask, &[]) {
             Some(first) => first,
-            None => self.place_by_eviction(now, len).ok_or(ErrorCode::NoAvailableHandle)?,
+            None => self.place_by_eviction(now, len, placement).ok_or(ErrorCode::NoAvailableHandle)?,
         };
         let _ = placed.push(first);
         // Eviction may have vacated a slot of the slab, which the object will then have.
-        let tag = self.objects.next_index();
+        ask.tag = self.objects.next_index();
         // Further replicas are a wish: nothing is evicted for them.
         while placed.len() < usize::from(options.replicas) {
-            let Some(next) = self.segments.place(len, tag, None, &placed) else { break };
+            ask.at_any_price = false;
+            let mut next = self.segments.place(&ask, &placed);
+            if next.is_none() {
+                ask.at_any_price = true;
+                next = self.segments.place(&ask, &placed);
+            }
+            let Some(next) = next else { break };
             let _ = placed.push(next);
         }
         Ok(placed)
@@ -652,6 +702,8 @@ impl Master {
         let until = now + millis(self.config.put_start_release_timeout_ms);
         self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
         self.stats.unmounts_total += 1;
+        self.drains.remove(&no);
+        self.tasks_lost_segment(now, no);
     }
 
     fn mounted(&self, segment: SegmentNo) -> Mounted {

@@ -23,6 +23,18 @@
 //! | [`EvictNow`] | [`Evict`] · – | [`Evicted`] · – | nothing to evict: what is asked for is what to leave |
 //! | [`ListNodes`] | – · – | – · [`NodeInfo`] | changes nothing |
 //! | [`WhyKept`] | – · [`Key`]s | – · [`Kept`] or none, or error | changes nothing |
+//! | [`ReportReplicas`] | who · [`BadReplica`]s | – · [`Verdict`] or error | a reporter counts once; what is dropped already is `ReplicaNotFound` |
+//! | [`FindReplicas`] | – · [`Key`]s | – · [`ReplicaInfos`] or error | changes nothing |
+//! | [`CreateTasks`] | – · [`NewTask`]s | – · [`TaskId`] or error | the same task while it is unfinished; then, if a source or target was named, `ReplicaNotFound` or `ReplicaAlreadyExists`; else one more |
+//! | [`QueryTasks`] | – · task ids | – · [`TaskInfo`] or error | changes nothing |
+//! | [`ListTasks`] | [`TaskQuery`] · – | [`ListPosition`] · [`TaskInfo`]s | changes nothing |
+//! | [`CancelTasks`] | – · task ids | – · [`TaskInfo`] or error | is canceled, still |
+//! | [`RetryTasks`] | – · task ids | – · [`TaskInfo`] or error | is pending or processing, still |
+//! | [`FetchTasks`] | [`FetchAsk`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
+//! | [`EndTasks`] | which node · [`TaskEnd`]s | – · `()` or error | has ended, by its attempt |
+//! | [`OrderSegments`] | – · [`SegmentOrder`]s | – · [`DrainInfo`] or error | is in that state, still |
+//! | [`DrainStatus`] | – · segment ids, none for all that are not active | – · [`DrainInfo`] or error | changes nothing |
+//! | [`ReadTaskReport`] | – · – | [`TaskReport`] · – | changes nothing |
 //!
 //! Every operation may be sent again when its answer was lost: the last column says what the second one does.
 //!
@@ -38,6 +50,8 @@
 //! # Ok::<(), store_core::WireError>(())
 //! ```
 
+mod tasks;
+
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
@@ -45,7 +59,9 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{self, Items, Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, EvictionPolicy, MasterConfig, Stats};
+use crate::{ErrorCode, EvictionPolicy, MasterConfig, Placement, Stats};
+
+pub use tasks::*;
 
 /// Most replicas that an object can have.
 pub const REPLICAS_MAX: usize = 8;
@@ -273,6 +289,30 @@ operations! {
     ListNodes = 82, ((), ()) -> ((), NodeInfo);
     /// Why objects cannot be evicted now; none if they can.
     WhyKept = 22, ((), Key<'a>) -> ((), Result<Option<Kept>, ErrorCode>);
+    /// A reader, which names itself by a random number, found replicas with other bytes than were committed.
+    ReportReplicas = 40, (u64, BadReplica<'a>) -> ((), Result<Verdict, ErrorCode>);
+    /// Where objects are, readable or not. Neither leases nor counts as a use.
+    FindReplicas = 41, ((), Key<'a>) -> ((), Result<ReplicaInfos, ErrorCode>);
+    /// Copy or move replicas.
+    CreateTasks = 42, ((), NewTask<'a>) -> ((), Result<TaskId, ErrorCode>);
+    /// How far tasks are.
+    QueryTasks = 43, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
+    /// Tasks, a page at a time.
+    ListTasks = 44, (TaskQuery, ()) -> (ListPosition, TaskInfo<'a>);
+    /// Give tasks up.
+    CancelTasks = 45, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
+    /// Try tasks again that were given up.
+    RetryTasks = 46, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
+    /// A node asks for its work.
+    FetchTasks = 47, (FetchAsk, ()) -> (Lease, TaskOrder<'a>);
+    /// A node has done it, or not.
+    EndTasks = 48, (u64, TaskEnd) -> ((), Result<(), ErrorCode>);
+    /// Drain segments, spare them, or take them back into use.
+    OrderSegments = 49, ((), SegmentOrder) -> ((), Result<DrainInfo, ErrorCode>);
+    /// How far segments are drained; none for all that are not active.
+    DrainStatus = 50, ((), SegmentNo) -> ((), Result<DrainInfo, ErrorCode>);
+    /// Counters and gauges of tasks, drains, heat and reports.
+    ReadTaskReport = 51, ((), ()) -> (TaskReport, ());
 }
 
 /// A client or a node introduces itself.
@@ -389,6 +429,8 @@ pub struct Heartbeat {
 pub enum NodeStatus {
     /// Its segments are mounted.
     Ok,
+    /// They are, and there are tasks for it: [`FetchTasks`].
+    Work,
     /// It has none here (never had, or was given up): export afresh and mount under a higher incarnation.
     NeedRemount,
 }
@@ -398,15 +440,15 @@ pub enum NodeStatus {
 pub struct PutOptions {
     /// Replicas wanted; at least one is had, each on a segment of its own.
     pub replicas: u8,
-    /// Try this segment first.
-    pub preferred: Option<SegmentNo>,
+    /// Where they may go, and where they should.
+    pub placement: Placement,
     /// How long to keep them.
     pub retention: Retention,
 }
 
 impl PutOptions {
     /// One replica, anywhere, kept as long as there is room and somebody reads it.
-    pub const DEFAULT: Self = Self { replicas: 1, preferred: None, retention: Retention::DEFAULT };
+    pub const DEFAULT: Self = Self { replicas: 1, placement: Placement::ANY, retention: Retention::DEFAULT };
 }
 
 impl Default for PutOptions {
@@ -625,6 +667,8 @@ pub struct SegmentInfo<'a> {
     pub export: Export,
     /// Bytes that are allocated or held back.
     pub used: u64,
+    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    pub free_bytes_largest: u64,
 }
 
 /// What keeps an object from eviction.
@@ -673,6 +717,8 @@ pub struct EvictionReport {
     pub evictions_total: u64,
     /// Bytes of them, each object counted once.
     pub evicted_bytes_total: u64,
+    /// Of the objects evicted, those that made room for a put that found none; the rest went at the watermark.
+    pub evicted_for_room_total: u64,
     /// Times that eviction was wanted and nothing could go.
     pub starved_total: u64,
     /// Candidates looked at: the work of it all.

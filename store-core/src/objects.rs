@@ -385,6 +385,28 @@ impl Objects {
         left
     }
 
+    /// Adds a replica of a complete object. There must be fewer than an object can have.
+    pub(crate) fn add_replica(&mut self, index: u32, placed: Placed) {
+        let replicas = &mut self.entries[index].replicas;
+        self.heap_bytes -= replicas.heap_bytes();
+        let mut all: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> =
+            crate::codec::Short::new();
+        for placed in replicas.as_slice().iter().chain([&placed]) {
+            // The caller has seen that they fit.
+            let _ = all.push(*placed);
+        }
+        *replicas = Placements::new(&all);
+        self.heap_bytes += replicas.heap_bytes();
+    }
+
+    /// Takes the replica on a segment out.
+    pub(crate) fn take_replica(&mut self, index: u32, segment: u32) -> Option<Placed> {
+        let replicas = self.entries[index].replicas.as_slice();
+        let placed = *replicas.iter().find(|placed| placed.segment == segment)?;
+        self.drop_segment(index, segment);
+        Some(placed)
+    }
+
     /// The oldest that is being written.
     pub(crate) fn processing(&self) -> Option<u32> {
         self.lists[State::Processing as usize].front()

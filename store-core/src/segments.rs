@@ -1,11 +1,16 @@
-//! Segments: the memory that nodes contribute, and where new replicas go.
+//! Segments: the memory that nodes contribute, and what of it is taken. Which of them a replica goes to is in
+//! [`crate::placement`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::time::Duration;
 
-use crate::codec::Short;
-use crate::message::{Export, REPLICAS_MAX, SegmentInfo, SegmentNo};
-use crate::offset::{Block, OffsetAllocator};
+use te_core::Instant;
+
+use crate::allocator::{Allocator, AnyAllocator, Block};
+use crate::message::{Export, SegmentInfo, SegmentNo};
+use crate::placement::AllocationStrategy;
+use crate::room::Rooms;
 use crate::slab::NIL;
 
 /// One replica's place: 16 bytes.
@@ -19,6 +24,10 @@ pub(crate) struct Placed {
 impl Placed {
     /// No segment has the number 0.
     pub(crate) const NOWHERE: Self = Self { addr: 0, segment: 0, block: 0 };
+
+    pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
+        Self { addr, segment, block: block.index() }
+    }
 }
 
 impl Default for Placed {
@@ -40,7 +49,11 @@ pub(crate) struct Segment {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) export: Export,
-    pub(crate) allocator: OffsetAllocator,
+    /// When it was mounted.
+    pub(crate) joined: Instant,
+    /// Whether new replicas may go there. See [`Segments::set_accepts_new`].
+    pub(crate) accepts_new: bool,
+    pub(crate) allocator: AnyAllocator,
 }
 
 impl Segment {
@@ -55,30 +68,50 @@ impl Segment {
             len: self.len,
             export: self.export,
             used: self.allocator.used_bytes(),
+            free_bytes_largest: self.allocator.largest_free(),
         }
     }
 
-    fn allocate(&mut self, len: u64, tag: u32) -> Option<Placed> {
-        let (block, offset) = self.allocator.allocate(len, tag)?;
-        Some(Placed { addr: self.base + offset, segment: self.no, block: block.index() })
+    /// How much is worth asking for before it has refused anything.
+    fn bound(&self) -> u64 {
+        if self.accepts_new { self.allocator.capacity_bytes() } else { 0 }
     }
 }
 
 /// All mounted segments, by number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Segments {
     /// Numbers only go up, so that appending keeps it sorted.
-    list: Vec<Segment>,
+    pub(crate) list: Vec<Segment>,
+    /// Of each, in the same order.
+    pub(crate) rooms: Rooms,
     last_no: SegmentNo,
     capacity_bytes: u64,
-    used_bytes: u64,
-    draws: u64,
+    /// The longest segment.
+    segment_bytes_max: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) strategy: AllocationStrategy,
+    pub(crate) slow_start: Duration,
+    /// When every segment's slow start is over.
+    pub(crate) settled_at: Instant,
+    pub(crate) draws: u64,
 }
 
 impl Segments {
     /// None; the first will have the number after `no`.
-    pub(crate) fn after(no: SegmentNo) -> Self {
-        Self { last_no: no, ..Self::default() }
+    pub(crate) fn after(no: SegmentNo, strategy: AllocationStrategy, slow_start: Duration) -> Self {
+        Self {
+            list: Vec::new(),
+            rooms: Rooms::default(),
+            last_no: no,
+            capacity_bytes: 0,
+            segment_bytes_max: 0,
+            used_bytes: 0,
+            strategy,
+            slow_start,
+            settled_at: Instant::ZERO,
+            draws: 0,
+        }
     }
 
     /// Whether a further `len` bytes still fit a number of bytes.
@@ -92,16 +125,38 @@ impl Segments {
         let segment = make(no);
         self.capacity_bytes = self.capacity_bytes.checked_add(segment.allocator.capacity_bytes())?;
         self.last_no = no;
+        self.segment_bytes_max = self.segment_bytes_max.max(segment.allocator.capacity_bytes());
+        self.settled_at = self.settled_at.max(segment.joined + self.slow_start);
+        self.rooms.push(segment.bound());
         self.list.push(segment);
         Some(self.last_no)
     }
 
     /// Takes a segment away, with all its blocks.
     pub(crate) fn remove(&mut self, no: SegmentNo) -> Option<Segment> {
-        let segment = self.list.remove(self.position(no)?);
+        let at = self.position(no)?;
+        let segment = self.list.remove(at);
+        self.rooms.remove(at);
         self.capacity_bytes -= segment.allocator.capacity_bytes();
         self.used_bytes -= segment.allocator.used_bytes();
+        self.segment_bytes_max =
+            self.list.iter().map(|segment| segment.allocator.capacity_bytes()).max().unwrap_or(0);
         Some(segment)
+    }
+
+    /// Whether new replicas may go to a segment; those that are there stay. Gives whether it is mounted.
+    pub(crate) fn set_accepts_new(&mut self, no: SegmentNo, accepts: bool) -> bool {
+        let Some(at) = self.position(no) else { return false };
+        self.list[at].accepts_new = accepts;
+        self.rooms.set(at, self.list[at].bound());
+        true
+    }
+
+    /// Gives a replica's bytes, held back so far, to an object.
+    pub(crate) fn own(&mut self, placed: &Placed, tag: u32) {
+        if let Some(at) = self.position(placed.segment) {
+            self.list[at].allocator.set_tag(Block::new(placed.block), tag);
+        }
     }
 
     pub(crate) fn get(&self, no: SegmentNo) -> Option<&Segment> {
@@ -130,47 +185,7 @@ impl Segments {
 
     /// Whether an empty segment could hold `len` bytes at all.
     pub(crate) fn could_hold(&self, len: u64) -> bool {
-        self.list.iter().any(|segment| segment.allocator.capacity_bytes() >= len)
-    }
-
-    /// Room for one more replica, on a segment that has none of `others`, and on another node if that is possible.
-    pub(crate) fn place(
-        &mut self,
-        len: u64,
-        tag: u32,
-        preferred: Option<SegmentNo>,
-        others: &[Placed],
-    ) -> Option<Placed> {
-        let at = self.choose(preferred, others);
-        let nodes: Short<u64, REPLICAS_MAX> = self.nodes_of(others);
-        let count = self.list.len();
-        // First the chosen one, then all, from there on; nodes that have a replica already come last.
-        let mut found = None;
-        for same_node in [false, true] {
-            let mut order = at.into_iter().flat_map(|at| (at..count).chain(0..at));
-            found = order.find_map(|at| {
-                let segment = &mut self.list[at];
-                let taken = others.iter().any(|placed| placed.segment == segment.no);
-                if taken || nodes.contains(&segment.node) != same_node {
-                    return None;
-                }
-                segment.allocate(len, tag).map(|placed| (placed, segment.allocator.rounded(len)))
-            });
-            if found.is_some() || nodes.is_empty() {
-                break;
-            }
-        }
-        let (placed, bytes) = found?;
-        self.used_bytes += bytes;
-        Some(placed)
-    }
-
-    /// Room on one given segment.
-    pub(crate) fn place_on(&mut self, no: SegmentNo, len: u64, tag: u32) -> Option<Placed> {
-        let at = self.position(no)?;
-        let placed = self.list[at].allocate(len, tag)?;
-        self.used_bytes += self.list[at].allocator.rounded(len);
-        Some(placed)
+        self.segment_bytes_max >= len
     }
 
     /// Gives a replica's bytes back; gives how many. 0: the segment is gone.
@@ -179,6 +194,7 @@ impl Segments {
         let bytes = self.list[at].allocator.free(Block::new(placed.block)).unwrap_or(0);
         debug_assert!(bytes > 0, "freed twice");
         self.used_bytes -= bytes;
+        self.rooms.set(at, self.list[at].bound());
         bytes
     }
 
@@ -190,47 +206,21 @@ impl Segments {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.list.iter().map(|segment| segment.allocator.memory_bytes() + size_of::<Segment>()).sum()
+        self.rooms.memory_bytes()
+            + self
+                .list
+                .iter()
+                .map(|segment| segment.allocator.memory_bytes() + size_of::<Segment>())
+                .sum::<usize>()
     }
 
-    /// Where to begin: the preferred segment, or the emptier of two drawn ones. Two choices even the load out about as well
-    /// as looking at all, and a node that has just come back empty does not draw every write.
-    fn choose(&mut self, preferred: Option<SegmentNo>, others: &[Placed]) -> Option<usize> {
-        let count = self.list.len();
-        if count == 0 {
-            return None;
+    pub(crate) fn position(&self, no: SegmentNo) -> Option<usize> {
+        // As long as none has gone away, it is as far from the first as its number.
+        let first = self.list.first()?.no;
+        let last = (no.checked_sub(first)? as usize).min(self.list.len() - 1);
+        if self.list[last].no == no {
+            return Some(last);
         }
-        if let Some(at) = preferred.filter(|_| others.is_empty()).and_then(|no| self.position(no)) {
-            return Some(at);
-        }
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let draw = mix(self.draws);
-        let pick = |bits: u64| ((bits & 0xffff_ffff) as usize * count) >> 32;
-        let (a, b) = (pick(draw), pick(draw >> 32));
-        let share = |at: usize| {
-            let allocator = &self.list[at].allocator;
-            allocator.free_bytes() as f64 / allocator.capacity_bytes().max(1) as f64
-        };
-        Some(if a == b || share(a) >= share(b) { a } else { b })
+        self.list[..last].binary_search_by_key(&no, |segment| segment.no).ok()
     }
-
-    fn nodes_of(&self, others: &[Placed]) -> Short<u64, REPLICAS_MAX> {
-        let mut nodes = Short::new();
-        for segment in others.iter().filter_map(|placed| self.get(placed.segment)) {
-            // There are no more than fit.
-            let _ = nodes.push(segment.node);
-        }
-        nodes
-    }
-
-    fn position(&self, no: SegmentNo) -> Option<usize> {
-        self.list.binary_search_by_key(&no, |segment| segment.no).ok()
-    }
-}
-
-/// Spreads a counter over 64 bits (the finisher of SplitMix64).
-const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -1,5 +1,7 @@
 //! Frames in, frames out: the master's operations behind the wire.
 
+mod tasks;
+
 use alloc::vec::Vec;
 
 use te_core::Instant;
@@ -60,12 +62,26 @@ impl Master {
             Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
             Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments => Ok(0),
             Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(0),
+            Kind::FetchTasks
+            | Kind::EndTasks
+            | Kind::OrderSegments
+            | Kind::DrainStatus
+            | Kind::ReadTaskReport => {
+                if rights.node {
+                    Ok(0)
+                } else {
+                    Err(ErrorCode::PermissionDenied)
+                }
+            }
             Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
                 if rights.admin {
                     Ok(0)
                 } else {
                     Err(ErrorCode::PermissionDenied)
                 }
+            }
+            Kind::QueryTasks | Kind::ListTasks | Kind::CancelTasks | Kind::RetryTasks if rights.admin => {
+                Ok(tasks::EVERYBODY)
             }
             _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
         }
@@ -192,6 +208,18 @@ impl Master {
                     master.kept(now, key.of(tenant))
                 })
             }
+            Kind::ReportReplicas
+            | Kind::FindReplicas
+            | Kind::CreateTasks
+            | Kind::QueryTasks
+            | Kind::ListTasks
+            | Kind::CancelTasks
+            | Kind::RetryTasks
+            | Kind::FetchTasks
+            | Kind::EndTasks
+            | Kind::OrderSegments
+            | Kind::DrainStatus
+            | Kind::ReadTaskReport => return self.serve_tasks(now, kind, tenant, frame, out),
         };
         done.map_err(WireError::code)
     }
@@ -266,4 +294,4 @@ macro_rules! keyed {
     )*};
 }
 
-keyed!(NewObject, Commit, Revocation, Removal);
+keyed!(NewObject, Commit, Revocation, Removal, NewTask, BadReplica);

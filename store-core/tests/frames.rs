@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, Session, wire};
+use store_core::{
+    ErrorCode, Frame, FrameWriter, Header, Key, Kind, Master, MasterConfig, Placement, Session, wire,
+};
 use te_core::Instant;
 
 fn master() -> Master {
@@ -76,7 +78,7 @@ fn every_operation_goes_over_the_wire() {
     );
     let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4 }, []);
     assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
-    let options = PutOptions { replicas: 2, preferred: Some(2), ..PutOptions::DEFAULT };
+    let options = PutOptions { replicas: 2, placement: Placement::on(2), ..PutOptions::DEFAULT };
     let new = [
         NewObject { key: Key(b"a"), len: 100 },
         NewObject { key: Key(b""), len: 1 },

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use store_core::message::{Heartbeat, ListQuery, MountSegment, NodeStatus, PutOptions, UnmountSegment};
-use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig};
+use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Placement};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
@@ -120,7 +120,7 @@ fn replicas_prefer_another_node_over_another_segment_of_the_same() {
 #[test]
 fn a_preferred_segment_is_taken_while_it_has_room() {
     let mut master = master(&[64 * KIB, 64 * KIB, 64 * KIB]);
-    let options = PutOptions { replicas: 1, preferred: Some(2), ..PutOptions::DEFAULT };
+    let options = PutOptions { replicas: 1, placement: Placement::on(2), ..PutOptions::DEFAULT };
     for turn in 0..5 {
         let started = master.put_start(at(0), format!("k{turn}").as_bytes(), 16 * KIB, &options).unwrap();
         assert_eq!(started.replicas[0].segment == 2, turn < 4);
@@ -305,7 +305,7 @@ fn what_is_read_all_the_time_does_not_keep_others_from_being_evicted() {
 #[test]
 fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     let mut master = master_with(MasterConfig { node_ttl_ms: 10_000, ..config() }, &[64 * KIB, 64 * KIB]);
-    let only = |segment| PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
+    let only = |segment| PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
     for (key, options) in [("one", only(1)), ("two", only(2)), ("both", TWO)] {
         let put = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
         master.put_end(at(0), key.as_bytes(), put.generation, 1).unwrap();

@@ -181,6 +181,27 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let revocation = Revocation { key: Key(b"given up"), generation: given_up.generation, quiet: true };
     let new = NewObject { key: Key(b"new"), len: LEN };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
+    let copied = master.put_start(now, b"copied", LEN, &PutOptions::DEFAULT).unwrap();
+    master.put_end(now, b"copied", copied.generation, 7).unwrap();
+    let target = 3 - copied.replicas[0].segment;
+    let copy = NewTask { key: Key(b"copied"), source: None, target: Some(target) };
+    let other = master.create_task(now, b"k", None, None).unwrap();
+    let fetch = FetchAsk { node: target.into(), incarnation: 1, count_max: 5 };
+    let both = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
+    let bad = master.put_start(now, b"bad", LEN, &both).unwrap();
+    master.put_end(now, b"bad", bad.generation, 7).unwrap();
+    let bad = BadReplica { key: Key(b"bad"), generation: bad.generation, segment: 1 };
+    master.report_replica(now, 1, 0, &bad).unwrap();
+    let moved = master.put_start(now, b"moved", LEN, &PutOptions::DEFAULT).unwrap();
+    master.put_end(now, b"moved", moved.generation, 7).unwrap();
+    let begun = master.create_task(now, b"moved", None, None).unwrap();
+    let node = u64::from(3 - moved.replicas[0].segment);
+    let ask = FetchAsk { node, incarnation: 1, count_max: 10 };
+    let orders = master.fetch_tasks(now, &ask).unwrap();
+    let attempt = orders.iter().find(|order| order.id == begun).unwrap().attempt;
+    let end = TaskEnd { id: begun, attempt, result: Ok(7), quiet: true };
+    let tasks = TaskQuery { cursor: 0, limit: 10, state: None };
+    let maintain = SegmentOrder { segment: 1, state: SegmentState::Maintenance };
     let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2 };
     let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
     let gone = Again::Refused(ErrorCode::ObjectNotFound);
@@ -206,6 +227,22 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
         (Kind::ListNodes, request::<ListNodes>(&(), None), Again::Same),
         (Kind::WhyKept, request::<WhyKept>(&(), Some(key)), Again::Same),
         (Kind::Remove, request::<Remove>(&(), Some(Removal { key, force: true })), gone),
+        (
+            Kind::ReportReplicas,
+            request::<ReportReplicas>(&2, Some(bad)),
+            Again::Refused(ErrorCode::ReplicaNotFound),
+        ),
+        (Kind::FindReplicas, request::<FindReplicas>(&(), Some(key)), Again::Same),
+        (Kind::CreateTasks, request::<CreateTasks>(&(), Some(copy)), Again::Same),
+        (Kind::QueryTasks, request::<QueryTasks>(&(), Some(other)), Again::Same),
+        (Kind::ListTasks, request::<ListTasks>(&tasks, None), Again::Same),
+        (Kind::CancelTasks, request::<CancelTasks>(&(), Some(other)), Again::Same),
+        (Kind::RetryTasks, request::<RetryTasks>(&(), Some(other)), Again::Same),
+        (Kind::FetchTasks, request::<FetchTasks>(&fetch, None), Again::Same),
+        (Kind::EndTasks, request::<EndTasks>(&node, Some(end)), Again::Same),
+        (Kind::OrderSegments, request::<OrderSegments>(&(), Some(maintain)), Again::Same),
+        (Kind::DrainStatus, request::<DrainStatus>(&(), Some(1)), Again::Same),
+        (Kind::ReadTaskReport, request::<ReadTaskReport>(&(), None), Again::Same),
         (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),
     ]
 }
@@ -229,6 +266,8 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
                 let found = match kind {
                     Kind::PutRevoke => PutRevoke::decode_response(&frame).map(|(_, mut items)| items.next()),
                     Kind::Remove => Remove::decode_response(&frame).map(|(_, mut items)| items.next()),
+                    Kind::ReportReplicas => ReportReplicas::decode_response(&frame)
+                        .map(|(_, mut items)| items.next().map(|found| found.map(|_| ()))),
                     _ => Ok(frame.header.result().err().map(Err)),
                 };
                 assert_eq!(found, Ok(Some(Err(code))), "{kind:?}");

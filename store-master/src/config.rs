@@ -28,7 +28,11 @@ pub struct Config {
     /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
     /// Default 1 MiB.
     pub backlog_bytes_max: u32,
-    /// How long a connection may owe us something (the rest of a frame, room for its answers) without a byte moving,
+    /// Memory that all connections may hold together, MiB: parts of frames, and answers that nobody has read yet. Above it,
+    /// frames over 16 KiB are not read further, each connection has one answer at a time, and connections that have brought
+    /// no whole frame for the longest time are closed until half of it is free. Default 256.
+    pub buffered_mib_max: u32,
+    /// How long a connection may owe us something (the rest of a frame, room for its answers) while fewer than 64 KiB move,
     /// milliseconds. Then it is closed. Default 10 s.
     pub stall_ms_max: u32,
     /// How long a connection may be silent altogether, milliseconds; 0: for ever. Clients reconnect by themselves.
@@ -39,6 +43,8 @@ pub struct Config {
     pub spin_us: u32,
     /// How long a graceful stop may take to hand out its last answers, milliseconds. Default 1 s.
     pub stop_ms_max: u32,
+    /// Requests that take longer are logged, with the operation that they belong to, milliseconds; 0: none. Default 100.
+    pub slow_request_ms: u32,
     /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
     /// `http_listen` may write there. Default true.
     pub metadata_server: bool,
@@ -72,6 +78,7 @@ impl Config {
             ("connections_max", self.connections_max),
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
+            ("buffered_mib_max", self.buffered_mib_max),
         ];
         for (field, value) in at_least_one {
             if value == 0 {
@@ -96,10 +103,12 @@ impl Default for Config {
             metadata: MetadataLimits::default(),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
+            buffered_mib_max: 256,
             stall_ms_max: 10_000,
             idle_ms_max: 3_600_000,
             spin_us: 50,
             stop_ms_max: 1000,
+            slow_request_ms: 100,
             store: store_core::MasterConfig::default(),
         }
     }

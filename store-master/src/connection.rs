@@ -15,6 +15,10 @@ use store_core::{Peer, Session};
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 << 10;
+/// A peer that owes us something has to move so much before the master loses patience.
+const PROGRESS_BYTES: usize = 64 << 10;
+/// Frames up to this length are read whatever all connections hold together.
+const STARVED_BYTES_MAX: usize = 16 << 10;
 /// Bytes of one connection handled before the others get their turn.
 const ROUND_BYTES_MAX: usize = 256 << 10;
 /// Capacity that an output buffer keeps when it is empty.
@@ -62,8 +66,16 @@ pub(crate) struct Connection {
     state: State,
     /// Whether it is in the server's list of those to pump.
     pub(crate) queued: bool,
-    /// When bytes last moved, either way.
+    /// Not read from, because all connections together hold too much.
+    starved: bool,
+    /// The peer closed its side, or is gone. What it sent before may still be read.
+    ended: bool,
+    /// When a frame was last begun or finished, answers were taken to the last byte, or much moved.
     last_progress: Instant,
+    /// Bytes that moved since then, either way.
+    moved: usize,
+    /// When the frame that is read was begun, or the one before it finished.
+    frame_since: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +101,11 @@ impl Connection {
             writable: true,
             state: State::Open,
             queued: false,
+            starved: false,
+            ended: false,
             last_progress: now,
+            moved: 0,
+            frame_since: now,
         }
     }
 
@@ -102,14 +118,30 @@ impl Connection {
     }
 
     /// The poll says so.
-    pub(crate) fn ready(&mut self, readable: bool, writable: bool) {
-        self.readable |= readable;
-        self.writable |= writable;
+    pub(crate) fn ready(&mut self, readable: bool, writable: bool, ended: bool) {
+        self.readable |= readable || ended;
+        self.writable |= writable || ended;
+        self.ended |= ended;
     }
 
     /// Answers that wait to be written, bytes.
     pub(crate) fn backlog_bytes(&self) -> usize {
         self.out.len() - self.out_written
+    }
+
+    /// Since when it has not brought a whole frame.
+    pub(crate) fn frame_since(&self) -> Instant {
+        self.frame_since
+    }
+
+    /// Memory that it holds, bytes.
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.input.memory_bytes() + self.out.capacity()
+    }
+
+    /// Whether it is to be pumped again although its socket says nothing new.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved
     }
 
     /// Takes no further requests; what is answered already still goes out.
@@ -138,17 +170,22 @@ impl Connection {
         }
     }
 
-    /// Reads, handles, writes.
+    /// Reads, handles, writes. Without `may_buffer` long frames are not read, and answers wait for one another.
     pub(crate) fn pump(
         &mut self,
         now: Instant,
         backlog_bytes_max: usize,
+        may_buffer: bool,
         handler: &mut impl Handler,
     ) -> Pumped {
+        // The end has to be found; what comes before it is no more than a socket holds.
+        let may_buffer = may_buffer || self.ended;
+        let backlog_bytes_max = if may_buffer { backlog_bytes_max } else { 1 };
         let mut round_bytes = 0;
         let mut more = false;
+        self.starved = false;
         while self.state == State::Open {
-            let drained = self.handle_frames(backlog_bytes_max, handler);
+            let drained = self.handle_frames(now, backlog_bytes_max, handler);
             if !drained || round_bytes >= ROUND_BYTES_MAX {
                 more = true;
                 break;
@@ -156,11 +193,19 @@ impl Connection {
             if self.state != State::Open || !self.readable {
                 break;
             }
+            if !may_buffer && self.input.pending_bytes() > STARVED_BYTES_MAX {
+                self.starved = true;
+                break;
+            }
+            let begins = self.input.pending_bytes() == 0;
             match self.read() {
                 Ok(0) => return self.peer_closed(),
                 Ok(len) => {
                     round_bytes += len;
-                    self.last_progress = now;
+                    self.moved(now, len, begins);
+                    if begins {
+                        self.frame_since = now;
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return Pumped::Closed,
@@ -179,10 +224,13 @@ impl Connection {
     }
 
     /// Whether every complete frame is handled; otherwise too many answers wait.
-    fn handle_frames(&mut self, backlog_bytes_max: usize, handler: &mut impl Handler) -> bool {
+    fn handle_frames(&mut self, now: Instant, backlog_bytes_max: usize, handler: &mut impl Handler) -> bool {
         while self.out.len() - self.out_written < backlog_bytes_max {
             match self.input.next_frame() {
-                Ok(Some(frame)) => handler.frame(&mut self.session, frame, &mut self.out),
+                Ok(Some(frame)) => {
+                    handler.frame(&mut self.session, frame, &mut self.out);
+                    (self.last_progress, self.moved, self.frame_since) = (now, 0, now);
+                }
                 Ok(None) => return true,
                 Err(error) => {
                     handler.broken(error);
@@ -193,6 +241,14 @@ impl Connection {
             }
         }
         false
+    }
+
+    /// Bytes that come one by one are no progress, or a peer could owe us the rest of a frame for ever.
+    fn moved(&mut self, now: Instant, bytes: usize, begins_or_ends: bool) {
+        self.moved += bytes;
+        if begins_or_ends || self.moved >= PROGRESS_BYTES {
+            (self.last_progress, self.moved) = (now, 0);
+        }
     }
 
     fn read(&mut self) -> io::Result<usize> {
@@ -232,7 +288,7 @@ impl Connection {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(len) => {
                     self.out_written += len;
-                    self.last_progress = now;
+                    self.moved(now, len, self.out_written == self.out.len());
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
-use store_core::{ErrorCode, Frame, Master, Peer, Session, WireError};
+use store_core::{ErrorCode, Frame, Kind, Master, Peer, Session, Trace, WireError};
 use tracing::{debug, info, warn};
 
 use crate::Config;
@@ -29,6 +29,9 @@ use crate::metrics::{RequestCounters, Snapshot};
 const TCP: Token = Token(usize::MAX);
 const UNIX: Token = Token(usize::MAX - 1);
 const WAKE: Token = Token(usize::MAX - 2);
+/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+const CROWDED: Duration = Duration::from_micros(500);
+const CROWDED_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_PER_POLL_MAX: usize = 1024;
 /// How often connections are checked for stalling. Only while there are any.
@@ -92,9 +95,9 @@ impl MasterServer {
         };
         let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, questions) =
-                    Http::bind(addr, Arc::clone(&stopper.waker), config.store.admin_secret.clone())
-                        .map_err(listen_error("http_listen", &addr))?;
+                let (waker, stopping) = (Arc::clone(&stopper.waker), Arc::clone(&stopper.stop));
+                let (http, questions) = Http::bind(addr, waker, stopping, config.store.admin_secret.clone())
+                    .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
             None => (None, None),
@@ -140,13 +143,17 @@ impl MasterServer {
         let now = Instant::now();
         let mut service = Service {
             backlog_bytes_max: self.config.backlog_bytes_max as usize,
-            config: self.config,
+            buffered_bytes_max: (self.config.buffered_mib_max as usize) << 20,
+            buffered_bytes: 0,
             started: now,
             answering: Answering {
                 master: self.master,
                 requests: RequestCounters::default(),
                 now: te_core::Instant::ZERO,
+                slow: slow_ms(self.config.slow_request_ms),
+                turn: Turn::default(),
             },
+            config: self.config,
             poll: self.poll,
             tcp: Some(self.tcp),
             unix: self.unix,
@@ -235,6 +242,9 @@ impl Drop for MasterHandle {
 struct Service {
     config: Config,
     backlog_bytes_max: usize,
+    buffered_bytes_max: usize,
+    /// What all connections hold.
+    buffered_bytes: usize,
     started: Instant,
     answering: Answering,
     poll: Poll,
@@ -259,6 +269,20 @@ struct Answering {
     master: Master,
     requests: RequestCounters,
     now: te_core::Instant,
+    /// What takes longer is logged.
+    slow: Duration,
+    turn: Turn,
+}
+
+/// What one connection asked in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    requests: u32,
+    /// The last one.
+    kind: u8,
+    request_id: u64,
+    /// It was logged already.
+    told: bool,
 }
 
 impl Service {
@@ -266,11 +290,12 @@ impl Service {
         let mut events = Events::with_capacity(EVENTS_PER_POLL_MAX);
         let spin = Duration::from_micros(self.config.spin_us.into());
         let mut now = Instant::now();
-        let mut spin_until = now;
+        let (mut spin_until, mut crowded_until) = (now, now);
         while !self.stop.load(Ordering::Acquire) {
+            let spins = self.ready.is_empty() && now < spin_until;
             let timeout = if !self.ready.is_empty() {
                 Some(Duration::ZERO)
-            } else if now < spin_until {
+            } else if spins {
                 // Should the next asker wait for this very core, let it have it.
                 thread::yield_now();
                 Some(Duration::ZERO)
@@ -278,13 +303,20 @@ impl Service {
                 self.park_timeout(now)
             };
             self.wait(&mut events, timeout)?;
-            now = Instant::now();
+            let before = std::mem::replace(&mut now, Instant::now());
+            if spins && now - before >= CROWDED {
+                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
+            }
             self.dispatch(&events, now);
+            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
+            // time seems to be over have long said that they live.
+            let busy = !self.ready.is_empty();
+            let ended = self.pump_ready(now);
             self.timeouts(now);
-            if !self.ready.is_empty() {
-                self.pump_ready(now);
-                now = Instant::now();
-                spin_until = now + spin;
+            if busy {
+                now = ended;
+                spin_until = if now < crowded_until { now } else { now + spin };
             }
         }
         self.drain(&mut events)
@@ -326,9 +358,15 @@ impl Service {
 
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         match self.poll.poll(events, timeout) {
+            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                events.clear();
-                Ok(())
+                match self.poll.poll(events, Some(Duration::ZERO)) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        events.clear();
+                        Ok(())
+                    }
+                    result => result.map_err(ServeError::Poll),
+                }
             }
             result => result.map_err(ServeError::Poll),
         }
@@ -358,7 +396,7 @@ impl Service {
                 Token(index) => {
                     if let Some(Some(connection)) = self.connections.get_mut(index) {
                         let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                        connection.ready(event.is_readable() || ended, event.is_writable() || ended);
+                        connection.ready(event.is_readable(), event.is_writable(), ended);
                         self.enqueue(index);
                     }
                 }
@@ -375,24 +413,35 @@ impl Service {
         }
     }
 
-    /// Gives each ready connection one turn.
-    fn pump_ready(&mut self, now: Instant) {
+    /// Gives each ready connection one turn; the time when the last one was over.
+    fn pump_ready(&mut self, now: Instant) -> Instant {
+        let mut began = now;
         self.answering.now = self.core_instant(now);
         for _ in 0..self.ready.len() {
-            let Some(index) = self.ready.pop_front() else { return };
+            let Some(index) = self.ready.pop_front() else { break };
             let Some(Some(connection)) = self.connections.get_mut(index) else { continue };
             connection.queued = false;
-            match connection.pump(now, self.backlog_bytes_max, &mut self.answering) {
+            let before = connection.buffered_bytes();
+            let may_buffer = self.buffered_bytes < self.buffered_bytes_max;
+            let pumped = connection.pump(now, self.backlog_bytes_max, may_buffer, &mut self.answering);
+            self.buffered_bytes += connection.buffered_bytes();
+            self.buffered_bytes -= before;
+            match pumped {
                 Pumped::Idle => {}
                 Pumped::More => self.enqueue(index),
                 Pumped::Closed => self.close(index),
             }
+            let ended = Instant::now();
+            self.answering.turn_ended(ended.saturating_duration_since(began));
+            began = ended;
         }
+        began
     }
 
     fn close(&mut self, index: usize) {
         // Closing the descriptor takes it out of the poll.
-        if self.connections[index].take().is_some() {
+        if let Some(connection) = self.connections[index].take() {
+            self.buffered_bytes -= connection.buffered_bytes();
             self.free.push(index);
             self.open -= 1;
         }
@@ -493,7 +542,39 @@ impl Service {
                 debug!(index, ?still, "connection closed for silence");
                 self.close(index);
             } else if still >= SWEEP && still < SWEEP * 3 {
+                self.buffered_bytes -= connection.buffered_bytes();
                 connection.shrink();
+                self.buffered_bytes += connection.buffered_bytes();
+            }
+        }
+        self.make_room();
+    }
+
+    /// When connections together hold too much, those go that have brought no whole frame for the longest time; the others
+    /// go on.
+    fn make_room(&mut self) {
+        if self.buffered_bytes >= self.buffered_bytes_max {
+            let mut stuck: Vec<(Instant, usize)> = Vec::new();
+            for (index, connection) in self.connections.iter().enumerate() {
+                stuck.extend(
+                    connection
+                        .as_ref()
+                        .filter(|each| each.is_stuck())
+                        .map(|each| (each.frame_since(), index)),
+                );
+            }
+            stuck.sort_unstable();
+            for (_, index) in stuck {
+                if self.buffered_bytes < self.buffered_bytes_max / 2 {
+                    break;
+                }
+                debug!(index, "connection closed: all connections together hold too much");
+                self.close(index);
+            }
+        }
+        for index in 0..self.connections.len() {
+            if self.connections[index].as_ref().is_some_and(Connection::is_starved) {
+                self.enqueue(index);
             }
         }
     }
@@ -533,14 +614,54 @@ impl Service {
 impl Handler for Answering {
     fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
+        let (kind, request_id) = (frame.header.kind, frame.header.request_id);
+        let timed = self.requests.is_timed(kind).then(Instant::now);
         self.master.handle(self.now, session, &frame, out);
-        self.requests.count(frame.header.kind, out.get(start..).unwrap_or_default());
+        let status = self.requests.count(kind, out.get(start..).unwrap_or_default());
+        let mut told = false;
+        if let Some(began) = timed {
+            let took = began.elapsed();
+            self.requests.time(kind, took);
+            told = took >= self.slow;
+            if told {
+                tell_slow(kind, request_id, 1, took);
+            }
+        }
+        let requests = self.turn.requests + 1;
+        self.turn = Turn { requests, kind, request_id, told: told | self.turn.told };
+        debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
     }
 
     fn broken(&mut self, error: WireError) {
         debug!(%error, "stream broken");
         self.requests.count_broken();
     }
+}
+
+impl Answering {
+    /// A connection had its turn: requests that are not timed one by one are judged together.
+    fn turn_ended(&mut self, took: Duration) {
+        let turn = std::mem::take(&mut self.turn);
+        if took >= self.slow && turn.requests > 0 && !turn.told {
+            tell_slow(turn.kind, turn.request_id, turn.requests, took);
+        }
+    }
+}
+
+/// A threshold; 0 is none.
+fn slow_ms(ms: u32) -> Duration {
+    if ms == 0 { Duration::MAX } else { Duration::from_millis(ms.into()) }
+}
+
+fn name(kind: u8) -> &'static str {
+    Kind::from_byte(kind).map_or("unknown", Kind::name)
+}
+
+/// `requests` arrived together and took this long; `kind` is that of the last.
+#[cold]
+fn tell_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
+    let took_ms = took.as_millis() as u64;
+    warn!(op = name(kind), trace = %Trace::of(request_id), requests, took_ms, "slow request");
 }
 
 /// Says which address it was.

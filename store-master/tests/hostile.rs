@@ -9,9 +9,12 @@ use std::time::Duration;
 use common::{
     assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, start, start_with,
 };
-use store_core::message::{Exists, Operation};
-use store_core::wire::KEYS_PER_BATCH_MAX;
-use store_core::{ErrorCode, Kind};
+use store_core::message::{
+    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
+    PutOptions, PutRevoke, PutStart, Removal, Remove, Revocation,
+};
+use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
+use store_core::{ErrorCode, Key, Kind, TenantConfig};
 use store_master::Config;
 
 #[test]
@@ -204,4 +207,112 @@ fn random_bytes_never_take_it_down() {
         let _ = stream.write_all(&bytes);
     }
     assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn a_frame_in_single_bytes_now_and_then_does_not_hold_its_place_for_ever() {
+    let master = start_with(Config { stall_ms_max: 200, ..common::config() });
+    let mut trickle = connect(master.rpc_addr());
+    trickle.set_nodelay(true).unwrap();
+    let mut frame = exists(1, &[]);
+    frame.resize(64 << 10, 0);
+    let body_len = (frame.len() - 24) as u32;
+    frame[20..24].copy_from_slice(&body_len.to_le_bytes());
+    // Each byte comes well before the master loses patience, but the frame would take half an hour.
+    let closed = frame.iter().take(1_500).any(|byte| {
+        std::thread::sleep(Duration::from_millis(20));
+        trickle.write_all(&[*byte]).is_err()
+    });
+    assert!(closed);
+    assert_serves(master.rpc_addr());
+}
+
+#[test]
+fn a_flood_of_connections_leaves_those_that_are_there_alone() {
+    let master = start_with(Config { connections_max: 8, ..common::config() });
+    let mut good = connect(master.rpc_addr());
+    assert_greets(&mut good);
+    let crowd: Vec<_> = (0..7).map(|_| connect(master.rpc_addr())).collect();
+    for _ in 0..200 {
+        let mut extra = connect(master.rpc_addr());
+        // The crowd may still wait to be let in; whoever comes last is told so.
+        let _ = read_answer(&mut extra).map(|answer| {
+            assert_eq!(answer.header.status, ErrorCode::UnavailableInCurrentStatus.code());
+        });
+    }
+    assert_greets(&mut good);
+    drop(crowd);
+    let free = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        let mut next = connect(master.rpc_addr());
+        next.write_all(&hello(1)).is_ok()
+            && read_answer(&mut next).is_ok_and(|answer| answer.header.status == 0)
+    });
+    assert!(free);
+}
+
+/// Asks one thing about one key, as a tenant; gives the result of that key, or of the whole.
+macro_rules! ask {
+    ($stream:expr, $operation:ty, $ask:expr, $item:expr) => {{
+        let mut out = Vec::new();
+        <$operation>::encode_request(&mut out, 5, &$ask, std::iter::once($item)).unwrap();
+        $stream.write_all(&out).unwrap();
+        let answer = read_answer($stream).unwrap();
+        let decoded = <$operation>::decode_response(&answer.frame());
+        decoded.and_then(|(_, mut items)| items.next().unwrap())
+    }};
+}
+
+#[test]
+fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
+    let tenants =
+        ["mine", "theirs"].map(|name| TenantConfig { name: name.into(), ..TenantConfig::default() });
+    let mut config = common::config();
+    (config.store.multi_tenants, config.store.tenants) = (true, tenants.into());
+    let epoch = config.store.epoch;
+    let master = start_with(config);
+    let greet = |tenant: &str| {
+        let mut stream = connect(master.rpc_addr());
+        let mut out = Vec::new();
+        let greeting = Greeting { version: VERSION, tenant, ..Greeting::default() };
+        Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
+        stream.write_all(&out).unwrap();
+        assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+        stream
+    };
+    let (mut mine, mut theirs) = (greet("mine"), greet("theirs"));
+    let segment = MountSegment {
+        node: 1,
+        incarnation: 1,
+        name: "n",
+        endpoint: "n:1",
+        base: 0,
+        len: 1 << 20,
+        export: Default::default(),
+        epoch: epoch.into(),
+    };
+    let mut out = Vec::new();
+    Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
+    mine.write_all(&out).unwrap();
+    assert_eq!(read_answer(&mut mine).unwrap().header.status, 0);
+
+    let key = Key(b"k");
+    let start = PutAsk::once(PutOptions::DEFAULT);
+    let put = ask!(&mut mine, PutStart, start, NewObject { key, len: 100 }).unwrap();
+    let generation = put.generation;
+    // Every generation near it, too: they are counted up.
+    for generation in generation - 5..generation + 5 {
+        let commit = Commit { key, generation, checksum: 0 };
+        assert_eq!(ask!(&mut theirs, PutEnd, (), commit), Err(ErrorCode::ObjectNotFound));
+        for quiet in [true, false] {
+            let revocation = Revocation { key, generation, quiet };
+            assert_eq!(ask!(&mut theirs, PutRevoke, (), revocation), Err(ErrorCode::ObjectNotFound));
+        }
+    }
+    let removal = Removal { key, force: true };
+    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::ObjectNotFound));
+    assert_eq!(ask!(&mut mine, PutEnd, (), Commit { key, generation, checksum: 7 }), Ok(()));
+    assert_eq!(ask!(&mut theirs, Get, (), key).map(|_| ()), Err(ErrorCode::ObjectNotFound));
+    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::ObjectNotFound));
+    assert_eq!(ask!(&mut mine, Get, (), key).map(|object| object.checksum), Ok(7));
 }

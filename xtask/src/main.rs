@@ -8,6 +8,7 @@
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
+//! cargo xtask soak          a store under load for minutes, while its processes are killed, stopped and restarted
 //! cargo xtask bench-iperf   our transfers beside iperf3 and memcpy, in one run
 //! cargo xtask bench-peers   transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy, in one run
 //! ```
@@ -23,6 +24,7 @@ mod host;
 mod hw_test;
 mod lab;
 mod reference;
+mod soak;
 mod stats;
 mod tidy;
 
@@ -53,6 +55,8 @@ enum Task {
     Lab(lab::Args),
     /// Run the tests that need hardware: on what this host really has, or in the lab.
     HwTest(hw_test::Args),
+    /// Run a store for minutes, kill, stop and restart its processes, and check every byte, memory and descriptors.
+    Soak(soak::Args),
     /// Run our transfers beside iperf3 and memcpy and print the ratios.
     BenchIperf(bench_iperf::Args),
     /// Run transfers, store and master beside Mooncake, NIXL, UCX, Redis, iperf3 and memcpy and print the ratios.
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         Task::Bindgen(args) => bindgen::run(&args),
         Task::Lab(args) => lab::run(&args),
         Task::HwTest(args) => hw_test::run(&args),
+        Task::Soak(args) => soak::run(&args),
         Task::BenchIperf(args) => bench_iperf::run(&args),
         Task::BenchPeers(args) => bench_peers::run(&args),
     };

@@ -6,25 +6,28 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::Client;
+use store_client::{Client, ErrorCode};
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
 use crate::progress::Bar;
+use crate::size::ByteSize;
 use crate::{Outcome, fail, output};
 
 const AFTER_HELP: &str = "Examples:
   snowskin get greeting
   snowskin get model/layer0 -o layer0.bin
+  snowskin get model/layer0 --offset 1MiB --length 64KiB | xxd | head
   snowskin get greeting >/dev/null || echo \"not cached\"";
 
 /// Fetch an object and check every byte
 ///
 /// To stdout, or into a file: whole or not at all. A damaged object ends with 4, a missing one with 3, and
-/// then nothing is written.
+/// then nothing is written. With --offset or --length only the part asked for is read, and checked like the
+/// whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -33,6 +36,12 @@ pub(crate) struct Args {
     /// Write a file instead of stdout: whole or not at all.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Only what comes after this many bytes.
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0))]
+    offset: ByteSize,
+    /// Only this many bytes; without it all to the end.
+    #[arg(long, value_name = "SIZE")]
+    length: Option<ByteSize>,
     #[command(flatten)]
     flags: FlagsOfClient,
     /// Print one JSON object about it; needs --output for the bytes.
@@ -57,7 +66,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let started = Instant::now();
     let value = {
         let _bar = Bar::spinner("fetching", global.quiet);
-        client.get(args.key.as_bytes()).map_err(|error| refused(&args.key, &error))?
+        fetch(args, &mut client)?
     };
     let Some(value) = value else { return fail(miss(args, &client)) };
     let seconds = rounded(started.elapsed().as_secs_f64());
@@ -70,6 +79,27 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         output::print_json(&Fetched { key: &args.key, bytes: value.len() as u64, seconds, file })?;
     }
     Ok(Exit::Ok)
+}
+
+/// All of the object, or the part of it that was asked for.
+fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
+    let key = args.key.as_bytes();
+    let offset = args.offset.bytes();
+    let found = match args.length {
+        None if offset == 0 => return client.get(key).map_err(|error| refused_in(client, &args.key, &error)),
+        None => client.get_range(key, offset..),
+        Some(length) => match offset.checked_add(length.bytes()) {
+            Some(end) if end > offset => client.get_range(key, offset..end),
+            _ => return fail(Failure::usage("--length is 1 byte at least, and ends where an object could")),
+        },
+    };
+    found.map_err(|error| match error.code() {
+        ErrorCode::InvalidParams => {
+            let message = format!("{}: the object ends before that part does", printable(&args.key));
+            Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
+        }
+        _ => refused_in(client, &args.key, &error),
+    })
 }
 
 /// The client calls all of these a miss; a person wants to know which.

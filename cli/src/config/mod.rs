@@ -186,16 +186,12 @@ impl Loaded {
 
     /// A key's value, for people; secrets are masked.
     pub(crate) fn shown(&self, key: &Key) -> String {
-        let value = self.tree.pointer(&key.pointer()).unwrap_or(&Value::Null);
-        if key.is_secret() && *value != key.default {
+        if key.is_secret() && self.is_given(&key.path) {
             return "\"***\"".to_owned();
         }
-        // A connection string may hold a password, which it leaves out when it is written.
-        let source = value.as_str().filter(|_| key.rust_type == "MetadataSource");
-        match source.and_then(|text| text.parse::<te_engine::MetadataSource>().ok()) {
-            Some(source) => keys::shown(&Value::from(source.to_string())),
-            None => keys::shown(value),
-        }
+        // As the structs have it, not as it was written: they leave out secrets within a value.
+        let tree = serde_json::to_value(&self.settings).unwrap_or_default();
+        keys::shown(tree.pointer(&key.pointer()).unwrap_or(&Value::Null))
     }
 
     fn set(&mut self, entry: Entry) -> Result<(), Problem> {

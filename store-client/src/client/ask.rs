@@ -35,7 +35,7 @@ pub struct ListEntry {
 /// One segment of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentEntry {
-    /// Its number, for `PutOptions::preferred`.
+    /// Its number, for [`Placement`](store_core::Placement).
     pub segment: store_core::SegmentNo,
     /// The node that contributes it.
     pub node: u64,
@@ -49,6 +49,8 @@ pub struct SegmentEntry {
     pub len: u64,
     /// Bytes that are allocated or held back.
     pub used: u64,
+    /// Longest object for which there is room without eviction, bytes; a little more may fit.
+    pub free_bytes_largest: u64,
 }
 
 impl Client {
@@ -65,6 +67,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        self.rpc.begin_trace();
         let mut found = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
             let (_, answers) = self.rpc.call::<Exists>(&(), keys.iter().map(|key| Key(key)))?;
@@ -95,6 +98,7 @@ impl Client {
         keys: &[&[u8]],
         force: bool,
     ) -> Result<Vec<Result<(), ErrorCode>>, StoreError> {
+        self.rpc.begin_trace();
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
             let removals = keys.iter().map(|key| Removal { key: Key(key), force });
@@ -110,6 +114,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn list(&mut self, prefix: &[u8], cursor: u64, limit: u32) -> Result<ListPage, StoreError> {
+        self.rpc.begin_trace();
         let query = ListQuery { prefix: Key(prefix), cursor, limit };
         let (ListPosition { cursor }, listed) = self.rpc.call::<List>(&query, std::iter::empty())?;
         let entries = listed
@@ -130,6 +135,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn segments(&mut self) -> Result<Vec<SegmentEntry>, StoreError> {
+        self.rpc.begin_trace();
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
         let entries = infos.filter_map(Result::ok).map(|info| SegmentEntry {
             segment: info.segment,
@@ -139,6 +145,7 @@ impl Client {
             endpoint: info.endpoint.to_owned(),
             len: info.len,
             used: info.used,
+            free_bytes_largest: info.free_bytes_largest,
         });
         let entries = entries.collect();
         self.note_connection();
@@ -150,6 +157,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn stats(&mut self) -> Result<Stats, StoreError> {
+        self.rpc.begin_trace();
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;
         self.note_connection();
         Ok(stats)

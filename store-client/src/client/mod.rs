@@ -1,17 +1,18 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` is what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` and `tasks.rs` are what needs none.
 
 mod ask;
 mod get;
 mod put;
+mod tasks;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
-use store_core::ErrorCode;
 use store_core::client::{GetOp, PutOp};
+use store_core::{ErrorCode, Trace};
 use te_engine::{MemSpan, Op, RegionId, SharedRegion};
 
 use crate::bounce::Bounce;
@@ -19,11 +20,14 @@ use crate::config::ClientConfig;
 use crate::error::{ConnectError, RpcError, StoreError};
 use crate::fabric::Fabric;
 use crate::memory::{BufferRange, Held, Memory};
+use crate::metrics::{self, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
+pub(crate) use get::{Part, part};
+pub use tasks::{TaskEntry, TaskPage};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
 ///
@@ -43,7 +47,10 @@ pub struct Client {
     /// Drawn at random when the client connects.
     nonce_keys: RandomState,
     nonces: u64,
+    /// Who reports bad replicas: drawn at random when the client connects.
+    reporter: u64,
     counters: Counters,
+    times: OperationTimes,
 }
 
 /// What a client has seen since it connected.
@@ -98,7 +105,9 @@ impl Client {
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
+            reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
+            times: OperationTimes::default(),
             config,
         };
         this.note_connection();
@@ -142,6 +151,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
+    pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
+        self.memory.is_at(region.id(), region.span())
+    }
+
     /// This client's own counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -150,6 +164,19 @@ impl Client {
             connects: self.rpc.connects_total(),
             ..self.counters
         }
+    }
+
+    /// Counters, times of operations, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with
+    /// `snowskin_client_` and `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        metrics::of_client(&self.counters(), &self.times, &self.engine_stats())
+    }
+
+    /// The number of the last operation, as the logs of this client and of the master name it.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        self.rpc.trace()
     }
 
     /// Counters of the engine and its rails.
@@ -172,6 +199,7 @@ impl Client {
 
     /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
+        self.rpc.begin_trace();
         self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
             Ok(_) => self.note_connection(),
@@ -181,7 +209,17 @@ impl Client {
         Instant::now() + Duration::from_millis(self.config.transfer_ms_max.into())
     }
 
-    fn end_operation(&mut self) {
+    /// `op` is get or put, of so many items; `deadline` is what the operation began with.
+    fn end_operation(&mut self, op: Op, items: usize, deadline: Instant) {
+        let began = deadline - Duration::from_millis(self.config.transfer_ms_max.into());
+        let took = began.elapsed();
+        let times = if op == Op::Read { &mut self.times.get } else { &mut self.times.put };
+        times.record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        let slow = self.config.slow_operation_ms;
+        if slow > 0 && took >= Duration::from_millis(slow.into()) {
+            let name = if op == Op::Read { "get" } else { "put" };
+            log::warn!("{name} of {items} took {} ms (operation {})", took.as_millis(), self.trace());
+        }
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.fabric, shun);
@@ -199,7 +237,7 @@ impl Client {
     }
 
     fn call_failed(&mut self, error: RpcError) -> ErrorCode {
-        log::debug!("{error}");
+        log::debug!("operation {}: {error}", self.trace());
         let code = error.code();
         // Refusals of the connection as a whole, timeouts and breaks alike: the next call starts afresh.
         self.rpc.disconnect();
@@ -218,7 +256,7 @@ impl Client {
     }
 
     /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
-    fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
+    pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
         self.mover.settle(&mut self.fabric);
         let mut refused = None;
         for range in ranges {

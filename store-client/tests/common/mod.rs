@@ -5,6 +5,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use store_client::{Address, Client, ClientConfig, Fabrics, Node, NodeConfig};
@@ -69,6 +70,7 @@ pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     said: String,
+    lines: Receiver<String>,
 }
 
 const ROLE: &str = "SNOWSKIN_TEST_ROLE";
@@ -86,10 +88,28 @@ impl Process {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         // The harness speaks, too.
         let said = lines.find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
-        // And does not like to be cut short.
-        std::thread::spawn(move || lines.for_each(drop));
+        let (tell, heard) = channel();
+        // The harness does not like to be cut short.
+        std::thread::spawn(move || {
+            for line in lines {
+                if let Some((_, said)) = line.split_once("SAYS ") {
+                    let _ = tell.send(said.to_owned());
+                }
+            }
+        });
         let stdin = child.stdin.take();
-        Self { child, stdin, said: said.expect("the process ended without a word") }
+        Self { child, stdin, said: said.expect("the process ended without a word"), lines: heard }
+    }
+
+    /// What it said since it was last asked, if it said something.
+    pub(crate) fn says_more(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status();
+        assert!(kill.unwrap().success());
     }
 
     pub(crate) fn said(&self) -> &str {

@@ -7,7 +7,7 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
-use crate::message::{self, Object, Operation, Replicas};
+use crate::message::{self, BadReplica, Object, Operation, Replicas};
 use crate::wire::{Frame, WireError};
 use crate::{ErrorCode, SegmentNo};
 
@@ -52,7 +52,10 @@ pub struct GetOp {
     lease_end: Instant,
     reading: u32,
     unfinished: u32,
-    mismatches: u32,
+    /// Operations before this one.
+    turn: u64,
+    /// Items and segments of replicas whose bytes were not the committed ones.
+    bad: Vec<(u32, SegmentNo)>,
     canceled: bool,
     aborted: Option<ErrorCode>,
 }
@@ -88,6 +91,7 @@ impl GetOp {
     /// When the operation before is not done.
     pub fn start<'a>(&mut self, items: impl IntoIterator<Item = GetItem<'a>>, prefer: &[SegmentNo]) {
         assert!(self.is_done(), "the operation before is not done");
+        self.turn = self.turn.wrapping_add(u64::from(!self.items.is_empty()));
         self.keys.clear();
         self.items.clear();
         self.todo.clear();
@@ -106,7 +110,8 @@ impl GetOp {
                 result: None,
             });
         }
-        (self.call, self.tries, self.reading, self.mismatches) = (None, 0, 0, 0);
+        (self.call, self.tries, self.reading) = (None, 0, 0);
+        self.bad.clear();
         (self.canceled, self.aborted) = (false, None);
         self.unfinished = self.items.len() as u32;
         if self.unfinished > 0 {
@@ -226,8 +231,11 @@ impl GetOp {
         let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
         let intact = applied && end.checksum == object.checksum && !end.damaged;
-        if applied && !intact {
-            self.mismatches += 1;
+        // Once the lease is over, other bytes may be there by right.
+        if applied && !intact && now < self.lease_end {
+            let count = object.replicas.len();
+            let read = object.replicas[(usize::from(state.first) + usize::from(state.tried) - 1) % count];
+            self.bad.push((id, read.segment));
         }
         let more = usize::from(state.tried) < object.replicas.len();
         let result = if let Some(error) = self.aborted {
@@ -272,8 +280,17 @@ impl GetOp {
 
     /// Replicas of this operation whose bytes were not the committed ones.
     #[must_use]
-    pub const fn mismatches(&self) -> u32 {
-        self.mismatches
+    pub fn mismatches(&self) -> u32 {
+        self.bad.len() as u32
+    }
+
+    /// The same, as the master wants to hear of them.
+    pub fn bad_replicas(&self) -> impl ExactSizeIterator<Item = BadReplica<'_>> + Clone {
+        self.bad.iter().map(|&(item, segment)| BadReplica {
+            key: self.keys.key(item as usize),
+            generation: self.items[item as usize].object.generation,
+            segment,
+        })
     }
 
     fn found(&mut self, item: u32, object: Result<Object, ErrorCode>) {
@@ -291,9 +308,10 @@ impl GetOp {
         if object.replicas.is_empty() || object.len == 0 {
             return self.finish(item, Err(ErrorCode::InternalError));
         }
-        // Without a near one, the generation spreads readers of different objects over the replicas.
+        // Without a near one, readers are spread over the replicas: of different objects, and of one.
         let near = object.replicas.iter().position(|replica| self.prefer.contains(&replica.segment));
-        state.first = near.unwrap_or((object.generation % object.replicas.len() as u64) as usize) as u8;
+        let turn = object.generation.wrapping_add(self.turn);
+        state.first = near.unwrap_or((turn % object.replicas.len() as u64) as usize) as u8;
         state.object = object;
         self.todo.push_back(Todo::Read(item));
     }

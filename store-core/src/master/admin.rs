@@ -3,6 +3,7 @@
 use te_core::Instant;
 
 use super::Master;
+use crate::allocator::Allocator;
 use crate::message::{Evict, Evicted, NodeInfo};
 
 impl Master {

@@ -8,10 +8,12 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::Master;
+use crate::codec::Short;
 use crate::message::{EvictionReport, Kept, NextVictim, Pin};
 use crate::objects::Placements;
+use crate::placement::Ask;
 use crate::segments::Placed;
-use crate::{ErrorCode, FullKey, Key};
+use crate::{ErrorCode, FullKey, Key, Placement};
 
 /// How long the watermark waits after it found nothing to evict, before it looks again.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
@@ -89,31 +91,56 @@ impl Master {
         self.objects.hard_bytes().saturating_add(len) as f64 <= most
     }
 
-    /// Evicts until an object of `len` bytes fits where the last victim was.
-    pub(super) fn place_by_eviction(&mut self, now: Instant, len: u64) -> Option<Placed> {
+    /// Evicts until an object of `len` bytes fits where the last victim was; if nothing can go, takes whatever place is left.
+    pub(super) fn place_by_eviction(
+        &mut self,
+        now: Instant,
+        len: u64,
+        placement: &Placement,
+    ) -> Option<Placed> {
         if !self.segments.could_hold(len) {
             return None;
         }
-        // An object that does not fit because the free space is scattered must not cost the whole cache.
+        // An object that does not fit because the free space is scattered must not cost the whole cache; one that does fit,
+        // but where it should not go or not yet, must not cost what would not help.
         let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
+        let mut spoilt = self.segments.has_room_elsewhere(len);
         let mut budget = share.max(len.saturating_mul(4));
+        let ask = |tag| Ask { now, len, tag, placement, near: Short::of(0), at_any_price: true };
         for _ in 0..self.config.evictions_per_call_max {
-            let victim = self.evict(now)?;
-            let tag = self.objects.next_index();
-            let mut place = victim
-                .replicas
-                .as_slice()
-                .iter()
-                .find_map(|was| self.segments.place_on(was.segment, len, tag));
+            if spoilt && !self.victim_would_serve(now, &ask(0)) {
+                let place = self.segments.place(&ask(self.objects.next_index()), &[]);
+                if place.is_some() {
+                    return place;
+                }
+                spoilt = false;
+            }
+            let Some(victim) = self.evict(now) else { break };
+            self.report.evicted_for_room_total += victim.objects;
+            let ask = ask(self.objects.next_index());
+            let mut place =
+                victim.replicas.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, &ask));
             if victim.objects > 1 {
-                place = place.or_else(|| self.segments.place(len, tag, None, &[]));
+                place = place.or_else(|| self.segments.place(&ask, &[]));
             }
             if place.is_some() {
                 return place;
             }
-            budget = budget.checked_sub(victim.bytes)?;
+            let Some(left) = budget.checked_sub(victim.bytes) else { break };
+            budget = left;
         }
-        None
+        self.segments.place(&ask(self.objects.next_index()), &[])
+    }
+
+    /// Whether the next victim lies where the replica could go, and nobody asked to spare it.
+    fn victim_would_serve(&mut self, now: Instant, ask: &Ask<'_>) -> bool {
+        self.objects.settle(now);
+        let victim = self.objects.victim(now, self.config.evictions_per_call_max);
+        let victim = victim.filter(|index| self.objects.hold_of(*index).0 == Pin::None);
+        let replicas = victim.map(|index| self.objects.entry(index).replicas.as_slice());
+        replicas.is_some_and(|replicas| {
+            replicas.iter().any(|placed| self.segments.would_serve(placed.segment, ask))
+        })
     }
 
     fn high_mark(&self) -> f64 {
@@ -162,6 +189,10 @@ impl Master {
     /// Evicts what the policy wants to go first and nobody may be reading, with its group.
     fn evict(&mut self, now: Instant) -> Option<Victim> {
         self.objects.settle(now);
+        if let Some(placed) = self.shed_extra(now) {
+            let replicas = Placements::new(&[placed.0]);
+            return Some(Victim { replicas, bytes: placed.1, objects: 0 });
+        }
         let Some(index) = self.objects.victim(now, self.config.evictions_per_call_max) else {
             self.stats.evictions_starved_total += u64::from(!self.starved);
             self.starved = true;

@@ -128,6 +128,18 @@ impl Objects {
         self.used(index, before <= now, follows);
     }
 
+    /// Keeps a complete object until `until`, as a lease does, but is no use of it.
+    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant) {
+        let entry = &mut self.entries[index];
+        let before = entry.time;
+        let until = before.max(until);
+        entry.time = until;
+        self.leases.moved(now, before, until);
+        if let Some(id) = self.group_of(index) {
+            self.groups.with(id, |group| group.leased_until = group.leased_until.max(until));
+        }
+    }
+
     /// When the object, and whoever must go with it, is read no more.
     pub(crate) fn lease_end(&self, index: u32) -> Instant {
         match self.group_of(index).and_then(|id| self.groups.get(id)) {

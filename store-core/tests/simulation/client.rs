@@ -6,7 +6,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, T
 use store_core::message::{
     Exists, Get, Object, Operation, Pin, PutAsk, PutEnd, PutOptions, PutStart, Removal, Remove, Retention,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
+use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{
     Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
@@ -16,7 +16,7 @@ use crate::checker::{Answer, Ask, Id};
 use crate::clock::Clock;
 use crate::memory::{Memory, checksum, content};
 use crate::shadow::{Put, Violation};
-use crate::world::{Core, LATE_MAX, Lies};
+use crate::world::{Core, LATE_MAX, Lies, full_key, tenant_of};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
 pub(crate) const OBJECT_BYTES_MAX: u64 = 3_000;
@@ -188,7 +188,8 @@ impl Client {
             }
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
-            let options = PutOptions { replicas, retention, ..PutOptions::DEFAULT };
+            let placement = random_placement(rng);
+            let options = PutOptions { replicas, placement, retention };
             self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options });
         } else {
             let request_id = self.next_id();
@@ -300,7 +301,8 @@ impl Client {
                         let Ok(allocation) = allocation else { continue };
                         asked.generation = Some(allocation.generation);
                         core.note_start(asked.number, allocation.generation);
-                        let put = Put { key: asked.key.clone(), number: asked.number, len: asked.len };
+                        let key = full_key(tenant_of(self.index), &asked.key);
+                        let put = Put { key, number: asked.number, len: asked.len };
                         core.shadow.puts.insert(allocation.generation, put);
                     }
                 }
@@ -370,7 +372,12 @@ impl Client {
         let many = !matches!(ask(&self.asked[0]), Ask::Remove { .. } | Ask::Exists);
         for asked in self.asked.iter_mut().take(if many { ITEMS_MAX as usize } else { 1 }) {
             let ask = ask(asked);
-            asked.recorded = Some(core.history.called(self.index, &asked.key, ask, core.now.as_nanos()));
+            asked.recorded = Some(core.history.called(
+                self.index,
+                &full_key(tenant_of(self.index), &asked.key),
+                ask,
+                core.now.as_nanos(),
+            ));
         }
     }
 
@@ -516,8 +523,8 @@ impl Client {
                 Some(Ok(fetched)) => fetched,
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
-                    core.report.failed_reads += u64::from(error != ErrorCode::ObjectNotFound);
                     let nothing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady].contains(&error);
+                    core.report.failed_reads += u64::from(!nothing);
                     self.answer(core, item, if nothing { Answer::NotFound } else { Answer::Failed });
                     continue;
                 }
@@ -532,7 +539,8 @@ impl Client {
                 )));
             };
             let bytes = self.memory.read(item as u64 * OBJECT_BYTES_MAX, fetched.len);
-            if put.key != asked.key || bytes != content(put.number, put.len) {
+            if put.key != full_key(tenant_of(self.index), &asked.key) || bytes != content(put.number, put.len)
+            {
                 return Err(Violation::WrongBytes(format!(
                     "{key}: not the bytes of {:#x} at {:?}",
                     fetched.generation, core.now
@@ -574,6 +582,18 @@ impl Client {
         self.next += 1;
         self.next
     }
+}
+
+/// Wishes of all kinds, of segments and nodes that are there and others.
+fn random_placement(rng: &mut Rng) -> Placement {
+    let mut placement = Placement { distinct_nodes: rng.below(4) == 0, ..Placement::ANY };
+    match rng.below(8) {
+        0 => placement.near = Some(rng.below(4)),
+        1 => placement = Placement::on(rng.below(8) as u32),
+        2 => placement.excluded.push(rng.below(8) as u32).unwrap(),
+        _ => {}
+    }
+    placement
 }
 
 /// Mostly none; else a pin, a time to live, a group, or several of them.

@@ -207,6 +207,12 @@ fn when_a_put_or_remove_that_failed_is_said_to_be_done_no_order_explains_it() {
 }
 
 #[test]
+fn when_a_client_passes_for_another_tenant_foreign_bytes_are_read() {
+    let found = first_violation(20, &Scenario { lies: Lies::TENANT, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::WrongBytes(_))), "{found:?}");
+}
+
+#[test]
 fn without_a_look_at_the_master_a_reader_is_told_of_what_is_gone() {
     let found = first_violation(20, &Scenario { lies: Lies::CACHE, ..Scenario::stormy() });
     assert!(matches!(found, Some(Violation::NotLinearizable(_))), "{found:?}");
@@ -214,6 +220,9 @@ fn without_a_look_at_the_master_a_reader_is_told_of_what_is_gone() {
 
 #[test]
 fn when_the_masters_clock_jumps_further_than_the_guard_leased_ranges_are_given_out() {
-    let found = first_violation(60, &Scenario { jump_ms: 400, ..Scenario::stormy() });
+    let scenario = Scenario { jump_ms: 400, segment_bytes: 12 * 1024, ..Scenario::stormy() };
+    let honest = Scenario { jump_ms: 5, ..scenario.clone() };
+    assert_eq!(first_violation(30, &honest), None);
+    let found = first_violation(60, &scenario);
     assert!(matches!(found, Some(Violation::GivenWhileLeased(_))), "{found:?}");
 }

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use store_core::blocks::trailer_len;
 use store_core::message::{
-    Allocation, Commit, EvictionReport, Get, ListQuery, NewObject, Operation, PutEnd, PutOptions, PutStart,
-    PutWindow, Remove, Retention,
+    Allocation, Commit, EvictionReport, Get, Greeting, Hello, ListQuery, NewObject, Operation, PutEnd,
+    PutOptions, PutStart, PutWindow, Remove, Retention,
 };
+use store_core::wire::VERSION;
 use store_core::{
-    ErrorCode, EvictionPolicy, Frame, Items, Key, Kind, Master, MasterConfig, SegmentNo, Session, Stats,
+    AllocationStrategy, AllocatorKind, ErrorCode, EvictionPolicy, Frame, FullKey, Items, Key, Kind, Master,
+    MasterConfig, Placement, SegmentNo, Session, Stats, TenantConfig,
 };
 use te_core::Instant;
 use te_core::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet};
@@ -22,6 +24,8 @@ use crate::shadow::{Shadow, Violation};
 
 pub(crate) const NODES: usize = 3;
 pub(crate) const CLIENTS: usize = 4;
+/// Half of the clients are of each tenant, and they have the same keys.
+const TENANTS: [&str; 2] = ["a", "b"];
 /// The latest that a write may land after its writer lost sight of it, and a little more.
 pub(crate) const LATE_MAX: Duration = Duration::from_secs(61);
 const CALL_TIMEOUT: Duration = Duration::from_millis(800);
@@ -46,6 +50,8 @@ impl Lies {
     pub(crate) const ANSWER: Self = Self(16);
     /// Reads what it has read before without asking again.
     pub(crate) const CACHE: Self = Self(32);
+    /// Some clients greet the master as another tenant than they are.
+    pub(crate) const TENANT: Self = Self(64);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -93,13 +99,15 @@ impl Scenario {
                 eviction_ratio: 0.1,
                 soft_pin_ttl_ms: 3_000,
                 hard_pin_share_max: 0.2,
+                multi_tenants: true,
+                tenants: TENANTS.map(|name| TenantConfig { name: name.into(), ..Default::default() }).into(),
                 ..MasterConfig::default()
             },
             link: LinkConfig::STORMY,
             faults: true,
             calls: (50_000, 50_000, 30_000, 3_000),
             segment_bytes: 40 * 1024,
-            keys: 96,
+            keys: 64,
             busy: Duration::from_secs(40),
             lies: Lies::NONE,
             blind: false,
@@ -263,12 +271,14 @@ impl Core {
         }
         let mut keys = HashSet::new();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
-        self.master.list(self.clock.shows(self.now), &query, |listed| {
-            if listed.complete {
-                keys.insert(listed.key.0.to_vec());
-            }
-            true
-        });
+        for (tenant, no) in TENANTS.iter().zip(1..) {
+            self.master.list_of(self.clock.shows(self.now), no, &query, |listed| {
+                if listed.complete {
+                    keys.insert(full_key(tenant, listed.key.0));
+                }
+                true
+            });
+        }
         for key in self.visible.difference(&keys) {
             self.history.lost(key, self.now.as_nanos());
         }
@@ -358,7 +368,8 @@ impl Core {
     fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        self.master.handle(self.clock.shows(self.now), &mut Session::default(), &request, &mut out);
+        let mut session = self.greet(from);
+        self.master.handle(self.clock.shows(self.now), &mut session, &request, &mut out);
         let (response, len) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
         let found = self.observe(from, &request, &response);
@@ -366,6 +377,25 @@ impl Core {
         self.note_losses();
         self.answer(from, life, out);
         Ok(())
+    }
+
+    /// Every message comes over a connection that began with a greeting.
+    fn greet(&mut self, from: Party) -> Session {
+        let tenant = match from {
+            // Nodes are nobody's.
+            Party::Node(_) => "",
+            Party::Client(0) if self.lies.contains(Lies::TENANT) => TENANTS[1],
+            Party::Client(client) => tenant_of(client),
+        };
+        let greeting = Greeting { version: VERSION, tenant, secret: Key(b""), admin: Key(b"") };
+        let (mut hello, mut out) = (Vec::new(), Vec::new());
+        Hello::encode_request(&mut hello, 0, &greeting, core::iter::empty()).unwrap();
+        let mut session = Session::default();
+        let (frame, _) = Frame::parse(&hello).unwrap().unwrap();
+        self.master.handle(self.clock.shows(self.now), &mut session, &frame, &mut out);
+        let (answer, _) = Frame::parse(&out).unwrap().unwrap();
+        assert_eq!(answer.header.result(), Ok(()));
+        session
     }
 
     fn observe(&mut self, from: Party, request: &Frame<'_>, response: &Frame<'_>) -> Result<(), Violation> {
@@ -381,7 +411,7 @@ impl Core {
                 let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
                 for (Commit { key, .. }, answer) in asked.zip(answers) {
                     if answer.is_ok() {
-                        self.visible.insert(key.0.to_vec());
+                        self.visible.insert(self.full_key(from, key.0));
                     }
                 }
                 Ok(())
@@ -405,14 +435,24 @@ impl Core {
                 if let (Party::Client(client), Some(Ok(())), Some(removal)) =
                     (from, answers.next(), asked.next())
                 {
-                    self.visible.remove(removal.key.0);
+                    let key = self.full_key(from, removal.key.0);
+                    self.visible.remove(&key);
                     if self.doubled.contains(&(client, request.header.request_id)) {
-                        self.history.lost(removal.key.0, self.now.as_nanos());
+                        self.history.lost(&key, self.now.as_nanos());
                     }
                 }
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// A key, and whose it really is.
+    fn full_key(&self, from: Party, key: &[u8]) -> Vec<u8> {
+        match from {
+            Party::Client(0) if self.lies.contains(Lies::TENANT) => full_key(TENANTS[1], key),
+            Party::Client(client) => full_key(tenant_of(client), key),
+            Party::Node(_) => unreachable!("nodes have no keys"),
         }
     }
 
@@ -426,7 +466,8 @@ impl Core {
         for (NewObject { len, .. }, allocation) in asked.zip(answers) {
             let Ok(allocation) = allocation else { continue };
             let order = self.starts.len() as u64 + 1;
-            self.starts.insert(allocation.generation, order);
+            // A start that came twice is the same start.
+            self.starts.entry(allocation.generation).or_insert(order);
             for replica in allocation.replicas.iter() {
                 let range = (replica.segment, replica.addr, len);
                 let given = self.shadow.allocated(self.now, allocation.generation, range);
@@ -436,6 +477,15 @@ impl Core {
         }
         found
     }
+}
+
+/// Whose a client is.
+pub(crate) fn tenant_of(client: usize) -> &'static str {
+    TENANTS[client * TENANTS.len() / CLIENTS]
+}
+
+pub(crate) fn full_key(tenant: &str, key: &[u8]) -> Vec<u8> {
+    [tenant.as_bytes(), b"/", key].concat()
 }
 
 pub(crate) struct World {
@@ -453,6 +503,8 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, mut scenario: Scenario) -> Self {
         scenario.master.eviction = EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()];
+        scenario.master.allocator = AllocatorKind::ALL[seed as usize / 4 % 2];
+        scenario.master.allocation_strategy = AllocationStrategy::ALL[seed as usize / 8 % 2];
         let mut rng = Rng::new(seed);
         let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
         let mut core = Core {
@@ -765,17 +817,21 @@ impl World {
         let mut keys = Vec::new();
         let mut bytes = 0;
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
-        master.list(now, &query, |listed| {
-            bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas);
-            keys.push(listed.key.0.to_vec());
-            true
-        });
+        for tenant in 0..=TENANTS.len() as u16 {
+            master.list_of(now, tenant, &query, |listed| {
+                bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas);
+                keys.push((tenant, listed.key.0.to_vec()));
+                true
+            });
+        }
         if stats.used_bytes != bytes
             || stats.quarantined_bytes + stats.deferred_bytes + stats.objects_processing > 0
         {
             return Err(Violation::Leak(format!("{bytes} bytes of objects, and {stats:?}")));
         }
-        keys.iter().for_each(|key| assert_eq!(master.remove(now, key, true), Ok(())));
+        for (tenant, key) in &keys {
+            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, true), Ok(()));
+        }
         let later = now + Duration::from_secs(1);
         master.handle_timeout(later);
         let segments: Vec<(SegmentNo, u64, u64)> =
@@ -784,7 +840,8 @@ impl World {
             return Err(Violation::Leak(format!("{} segments of {NODES} came back", segments.len())));
         }
         for (segment, used, len) in segments {
-            let options = PutOptions { replicas: 1, preferred: Some(segment), ..PutOptions::DEFAULT };
+            let options =
+                PutOptions { replicas: 1, placement: Placement::on(segment), ..PutOptions::DEFAULT };
             let data = len - trailer_len(len);
             let whole = master.put_start(later, format!("whole {segment}").as_bytes(), data, &options);
             if used != 0 || whole.map_or(0, |allocation| allocation.replicas[0].segment) != segment {

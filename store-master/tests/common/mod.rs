@@ -5,7 +5,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use store_core::message::{Exists, Greeting, Hello, Operation, Welcome};
+use store_core::message::{
+    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
+    PutOptions, PutStart, Welcome,
+};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{Frame, Header, Key};
 use store_master::{Config, MasterHandle, MasterServer};
@@ -90,4 +93,41 @@ pub(crate) fn last_words(stream: &mut TcpStream) -> i32 {
     stream.read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty(), "{} bytes after the last answer", rest.len());
     answer.header.status
+}
+
+/// Mounts a node whose name is markup, and puts ten objects of 4 KiB.
+pub(crate) fn fill(rpc: SocketAddr) {
+    let mut stream = connect(rpc);
+    let mut call = |request: Vec<u8>| {
+        stream.write_all(&request).unwrap();
+        read_answer(&mut stream).unwrap()
+    };
+    let mut out = Vec::new();
+    Hello::encode_request(&mut out, 1, &Greeting::default(), std::iter::empty()).unwrap();
+    call(std::mem::take(&mut out));
+    let name = "<img src=x onerror=alert(1)>";
+    let export = Export::default();
+    let segment = MountSegment {
+        node: 0xabc,
+        incarnation: 1,
+        name,
+        endpoint: "n:1",
+        base: 0,
+        len: 1 << 20,
+        export,
+        epoch: 7,
+    };
+    Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
+    assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
+    for n in 0..10_u8 {
+        let key = [b'k', n];
+        let new = NewObject { key: Key(&key), len: 4096 };
+        PutStart::encode_request(&mut out, 3, &PutAsk::once(PutOptions::DEFAULT), [new].into_iter()).unwrap();
+        let answer = call(std::mem::take(&mut out));
+        let frame: Frame<'_> = answer.frame();
+        let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
+        let commit = Commit { key: Key(&key), generation: allocation.generation, checksum: 1 };
+        PutEnd::encode_request(&mut out, 4, &(), [commit].into_iter()).unwrap();
+        assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
+    }
 }

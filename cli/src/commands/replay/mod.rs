@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use store_core::EvictionPolicy;
+use store_core::allocator::GRAIN_BYTES;
 use store_core::blocks::stored_len;
-use store_core::offset::GRAIN_BYTES;
 
 use crate::args::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
+use store_core::allocator::GRAIN_BYTES;
 use store_core::message::{MountSegment, PutAsk, PutOptions};
-use store_core::offset::GRAIN_BYTES;
 use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
 
 use super::belady;

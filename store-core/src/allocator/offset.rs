@@ -1,4 +1,4 @@
-//! The offset allocator: which bytes of a segment are taken. It never sees the memory itself.
+//! The offset allocator: blocks of any length, one beside the other.
 //!
 //! Two-level segregated fit (M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004):
 //! free blocks hang in bins by size, 32 bins for every power of two, and two levels of bitmaps find a bin that fits in a
@@ -17,10 +17,8 @@
 
 use alloc::boxed::Box;
 
+use super::{Allocator, Block, GRAIN_BYTES};
 use crate::slab::{Chunks, NIL};
-
-/// Bytes to which every allocation is rounded up and aligned, unless chosen otherwise: a cache line.
-pub const GRAIN_BYTES: u64 = 64;
 
 const SECOND_BITS: u32 = 5;
 const SECONDS: usize = 1 << SECOND_BITS;
@@ -29,24 +27,6 @@ const FIRSTS: usize = 64 - SECOND_BITS as usize + 1;
 const OWN_BIN_TRIES: usize = 4;
 /// And before the request is refused.
 const LAST_BIN_TRIES: usize = 64;
-
-/// An allocated block. Opaque; valid until it is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block(u32);
-
-impl Block {
-    /// The block with this index: for callers that keep blocks as bare numbers.
-    #[must_use]
-    pub const fn new(index: u32) -> Self {
-        Self(index)
-    }
-
-    /// Its number, to be kept.
-    #[must_use]
-    pub const fn index(self) -> u32 {
-        self.0
-    }
-}
 
 /// What is allocated and what is free in `len` bytes.
 #[derive(Debug)]
@@ -113,139 +93,17 @@ impl OffsetAllocator {
         allocator
     }
 
-    /// Takes `len` bytes; gives the block and its offset. `tag` is the caller's, see [`Self::tag`]. `None`: no room, or `len` is 0.
-    pub fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
-        let size = self.to_grains(len)?;
-        let index = self.find(size)?;
-        self.unlink(index);
-        let node = self.nodes[index];
-        if node.size > size {
-            let rest = self.new_node(Node {
-                offset: node.offset + size,
-                size: node.size - size,
-                below: index,
-                above: node.above,
-                a: NIL,
-                b: NIL,
-            });
-            if node.above != NIL {
-                self.nodes[node.above].below = rest;
-            }
-            self.nodes[index].above = rest;
-            self.link(rest);
-        }
-        let node = &mut self.nodes[index];
-        (node.size, node.a, node.b) = (size, USED, tag);
-        self.grains_free -= size;
-        self.blocks_used += 1;
-        Some((Block(index), node.offset << self.grain_bits))
-    }
-
-    /// Gives a block back; gives its length, bytes. `None`: it is not allocated.
-    pub fn free(&mut self, block: Block) -> Option<u64> {
-        let mut index = block.0;
-        let size = self.used(block)?.size;
-        self.grains_free += size;
-        self.blocks_used -= 1;
-        let Node { below, above, .. } = self.nodes[index];
-        if above != NIL && self.is_free(above) {
-            self.unlink(above);
-            self.absorb(index, above);
-        }
-        if below != NIL && self.is_free(below) {
-            self.unlink(below);
-            self.absorb(below, index);
-            index = below;
-        }
-        self.link(index);
-        Some(size << self.grain_bits)
-    }
-
-    /// The caller's tag of an allocated block.
-    #[must_use]
-    pub fn tag(&self, block: Block) -> Option<u32> {
-        self.used(block).map(|node| node.b)
-    }
-
-    /// Changes the tag of an allocated block; does nothing to one that is not.
-    pub fn set_tag(&mut self, block: Block, tag: u32) {
-        if self.used(block).is_some() {
-            self.nodes[block.0].b = tag;
-        }
-    }
-
-    /// Every allocated block with its offset, its length and its tag, in the order of offsets.
-    pub fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
-        // Merging keeps the lower node, so the block at offset 0 is node 0 for ever.
-        let mut next = if self.nodes.len() == 0 { NIL } else { 0 };
-        core::iter::from_fn(move || {
-            while next != NIL {
-                let index = next;
-                let node = &self.nodes[index];
-                next = node.above;
-                if node.a == USED {
-                    let bytes = |grains| grains << self.grain_bits;
-                    return Some((Block(index), bytes(node.offset), bytes(node.size), node.b));
-                }
-            }
-            None
-        })
-    }
-
-    /// Bytes in all.
-    #[must_use]
-    pub const fn capacity_bytes(&self) -> u64 {
-        self.grains << self.grain_bits
-    }
-
-    /// Bytes that are free.
-    #[must_use]
-    pub const fn free_bytes(&self) -> u64 {
-        self.grains_free << self.grain_bits
-    }
-
-    /// Bytes that are allocated, rounding included.
-    #[must_use]
-    pub const fn used_bytes(&self) -> u64 {
-        (self.grains - self.grains_free) << self.grain_bits
-    }
-
-    /// Blocks that are allocated.
-    #[must_use]
-    pub const fn blocks_used(&self) -> u32 {
-        self.blocks_used
-    }
-
-    /// Bytes that `len` bytes take up.
-    #[must_use]
-    pub const fn rounded(&self, len: u64) -> u64 {
-        len.div_ceil(1 << self.grain_bits) << self.grain_bits
-    }
-
-    /// Length of a free block such that none is more than 1/32 longer, bytes; 0 when nothing is free.
-    #[must_use]
-    pub fn largest_free(&self) -> u64 {
-        if self.first == 0 {
-            return 0;
-        }
-        let first = 63 - self.first.leading_zeros() as usize;
-        let second = 31 - self.second[first].leading_zeros() as usize;
-        self.bin((first, second)).take(LAST_BIN_TRIES).map(|index| self.nodes[index].size).max().unwrap_or(0)
-            << self.grain_bits
-    }
-
-    /// Memory of the allocator itself, bytes.
-    #[must_use]
-    pub fn memory_bytes(&self) -> usize {
-        self.nodes.memory_bytes() + size_of::<[[u32; SECONDS]; FIRSTS]>() + size_of::<Self>()
-    }
-
     const fn to_grains(&self, len: u64) -> Option<u64> {
         if len == 0 { None } else { Some(len.div_ceil(1 << self.grain_bits)) }
     }
 
     fn used(&self, block: Block) -> Option<&Node> {
         (block.0 < self.nodes.len()).then(|| &self.nodes[block.0]).filter(|node| node.a == USED)
+    }
+
+    /// Offset and length of an allocated block, bytes.
+    pub(super) fn extent(&self, block: Block) -> Option<(u64, u64)> {
+        self.used(block).map(|node| (node.offset << self.grain_bits, node.size << self.grain_bits))
     }
 
     fn is_free(&self, index: u32) -> bool {
@@ -337,6 +195,116 @@ impl OffsetAllocator {
     }
 }
 
+impl Allocator for OffsetAllocator {
+    fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
+        let size = self.to_grains(len)?;
+        let index = self.find(size)?;
+        self.unlink(index);
+        let node = self.nodes[index];
+        if node.size > size {
+            let rest = self.new_node(Node {
+                offset: node.offset + size,
+                size: node.size - size,
+                below: index,
+                above: node.above,
+                a: NIL,
+                b: NIL,
+            });
+            if node.above != NIL {
+                self.nodes[node.above].below = rest;
+            }
+            self.nodes[index].above = rest;
+            self.link(rest);
+        }
+        let node = &mut self.nodes[index];
+        (node.size, node.a, node.b) = (size, USED, tag);
+        self.grains_free -= size;
+        self.blocks_used += 1;
+        Some((Block(index), node.offset << self.grain_bits))
+    }
+
+    fn free(&mut self, block: Block) -> Option<u64> {
+        let mut index = block.0;
+        let size = self.used(block)?.size;
+        self.grains_free += size;
+        self.blocks_used -= 1;
+        let Node { below, above, .. } = self.nodes[index];
+        if above != NIL && self.is_free(above) {
+            self.unlink(above);
+            self.absorb(index, above);
+        }
+        if below != NIL && self.is_free(below) {
+            self.unlink(below);
+            self.absorb(below, index);
+            index = below;
+        }
+        self.link(index);
+        Some(size << self.grain_bits)
+    }
+
+    fn tag(&self, block: Block) -> Option<u32> {
+        self.used(block).map(|node| node.b)
+    }
+
+    fn set_tag(&mut self, block: Block, tag: u32) {
+        if self.used(block).is_some() {
+            self.nodes[block.0].b = tag;
+        }
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
+        // Merging keeps the lower node, so the block at offset 0 is node 0 for ever.
+        let mut next = if self.nodes.len() == 0 { NIL } else { 0 };
+        core::iter::from_fn(move || {
+            while next != NIL {
+                let index = next;
+                let node = &self.nodes[index];
+                next = node.above;
+                if node.a == USED {
+                    let bytes = |grains| grains << self.grain_bits;
+                    return Some((Block(index), bytes(node.offset), bytes(node.size), node.b));
+                }
+            }
+            None
+        })
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.grains << self.grain_bits
+    }
+
+    fn used_bytes(&self) -> u64 {
+        (self.grains - self.grains_free) << self.grain_bits
+    }
+
+    fn blocks_used(&self) -> u32 {
+        self.blocks_used
+    }
+
+    fn rounded(&self, len: u64) -> u64 {
+        len.div_ceil(1 << self.grain_bits) << self.grain_bits
+    }
+
+    fn largest_free(&self) -> u64 {
+        if self.first == 0 {
+            return 0;
+        }
+        let first = 63 - self.first.leading_zeros() as usize;
+        let second = 31 - self.second[first].leading_zeros() as usize;
+        self.bin((first, second)).take(LAST_BIN_TRIES).map(|index| self.nodes[index].size).max().unwrap_or(0)
+            << self.grain_bits
+    }
+
+    fn refused_above(&self, refused: u64) -> u64 {
+        // Whoever asks for more asks for no other bin that has something.
+        refused.saturating_sub(1)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.nodes.memory_bytes() + size_of::<[[u32; SECONDS]; FIRSTS]>() + size_of::<Self>()
+    }
+}
+
 /// The bin of blocks of `size` grains: exact below 32, then 32 a power of two.
 const fn bin_of(size: u64) -> (usize, usize) {
     if size < SECONDS as u64 {
@@ -352,90 +320,7 @@ mod tests {
     use alloc::collections::BTreeMap;
     use alloc::vec::Vec;
 
-    use proptest::prelude::*;
-
     use super::*;
-
-    /// The slow and obvious allocator: what is taken, by offset.
-    #[derive(Default)]
-    struct Model {
-        taken: BTreeMap<u64, u64>,
-    }
-
-    impl Model {
-        fn take(&mut self, offset: u64, len: u64, capacity: u64) {
-            assert!(offset + len <= capacity, "outside");
-            if let Some((below, below_len)) = self.taken.range(..=offset).next_back() {
-                assert!(below + below_len <= offset, "overlaps the block below");
-            }
-            if let Some((above, _)) = self.taken.range(offset..).next() {
-                assert!(offset + len <= *above, "overlaps the block above");
-            }
-            self.taken.insert(offset, len);
-        }
-
-        fn largest_gap(&self, capacity: u64) -> u64 {
-            let mut end = 0;
-            let mut largest = 0;
-            for (offset, len) in &self.taken {
-                largest = largest.max(offset - end);
-                end = offset + len;
-            }
-            largest.max(capacity - end)
-        }
-    }
-
-    fn size() -> impl Strategy<Value = u64> {
-        prop_oneof![1u64..300, Just(4096), (6u32..21).prop_flat_map(|bits| 1u64 << bits..=1 << (bits + 1))]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
-
-        #[test]
-        fn it_agrees_with_an_interval_map_and_ends_as_one_block(
-            grain in prop_oneof![Just(1u64), Just(64), Just(4096)],
-            capacity in 1u64 << 16..1 << 24,
-            steps in prop::collection::vec((any::<bool>(), size(), any::<u32>()), 1..400),
-        ) {
-            let mut allocator = OffsetAllocator::with_grain(capacity, grain);
-            let capacity = allocator.capacity_bytes();
-            let mut model = Model::default();
-            let mut live: Vec<(Block, u64, u32)> = Vec::new();
-            for (allocate, len, pick) in steps {
-                if allocate || live.is_empty() {
-                    let rounded = allocator.rounded(len);
-                    match allocator.allocate(len, pick) {
-                        Some((block, offset)) => {
-                            prop_assert_eq!(offset % grain, 0);
-                            model.take(offset, rounded, capacity);
-                            live.push((block, offset, pick));
-                        }
-                        // Refused only when no gap is clearly long enough: the own bin is searched to a limit.
-                        None => prop_assert!(model.largest_gap(capacity) < rounded + rounded / 32 + grain),
-                    }
-                } else {
-                    let (block, offset, tag) = live.swap_remove(pick as usize % live.len());
-                    prop_assert_eq!(allocator.tag(block), Some(tag));
-                    prop_assert_eq!(allocator.free(block), model.taken.remove(&offset));
-                    prop_assert_eq!(allocator.free(block), None, "freed twice");
-                }
-                let taken: u64 = model.taken.values().sum();
-                prop_assert_eq!(allocator.used_bytes(), taken);
-                prop_assert_eq!(allocator.free_bytes(), capacity - taken);
-                let largest = model.largest_gap(capacity);
-                let stated = allocator.largest_free();
-                prop_assert!(stated <= largest && largest <= stated + stated / 32 + grain);
-            }
-            let walked: Vec<(u64, u64)> = allocator.blocks().map(|(_, offset, len, _)| (offset, len)).collect();
-            prop_assert_eq!(walked, model.taken.into_iter().collect::<Vec<_>>());
-            for (block, ..) in live {
-                prop_assert!(allocator.free(block).is_some());
-            }
-            prop_assert_eq!(allocator.largest_free(), capacity, "not one block at the end");
-            prop_assert_eq!(allocator.blocks_used(), 0);
-        }
-    }
 
     #[test]
     fn blocks_of_one_size_fill_everything_and_are_reused() {

@@ -1,0 +1,342 @@
+//! Between tasks and the client's thread: a bounded queue one way, one slot for each answer the other way.
+//!
+//! A future sends its job when it is first polled, and waits while the queue is full. One that is dropped before its job began
+//! takes it back; after that the job runs to its end, with its buffers, and nobody hears of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::error::StoreError;
+
+/// What a task hands to the client's thread.
+#[derive(Debug)]
+pub(super) struct Queue<J> {
+    state: Mutex<State<J>>,
+    arrived: Condvar,
+    jobs_max: usize,
+}
+
+#[derive(Debug)]
+struct State<J> {
+    jobs: VecDeque<J>,
+    /// Tasks that wait for room, first come first woken.
+    waiting: BTreeMap<u64, Waker>,
+    next_waiter: u64,
+    /// Nobody sends any more.
+    closed: bool,
+}
+
+impl<J> Queue<J> {
+    pub(super) fn new(jobs_max: usize) -> Self {
+        let state = State { jobs: VecDeque::new(), waiting: BTreeMap::new(), next_waiter: 0, closed: false };
+        Self { state: Mutex::new(state), arrived: Condvar::new(), jobs_max }
+    }
+
+    /// All jobs that wait; sleeps while there are none. `None`: and there will be none.
+    pub(super) fn take(&self) -> Option<VecDeque<J>> {
+        let mut state = self.lock();
+        while state.jobs.is_empty() {
+            if state.closed {
+                return None;
+            }
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let jobs = std::mem::take(&mut state.jobs);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_values().for_each(Waker::wake);
+        Some(jobs)
+    }
+
+    /// Jobs that wait still run; nothing is sent any more.
+    pub(super) fn close(&self) {
+        let waiting = {
+            let mut state = self.lock();
+            state.closed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        self.arrived.notify_all();
+        waiting.into_values().for_each(Waker::wake);
+    }
+
+    /// The same, and jobs that wait are dropped, which tells whoever waits for them.
+    pub(super) fn abandon(&self) {
+        self.close();
+        let jobs = std::mem::take(&mut self.lock().jobs);
+        drop(jobs);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the job if there is room; else leaves it and sees to it that the task is woken when there is.
+    fn send(&self, job: &mut Option<J>, waiter: &mut Option<u64>, context: &Context<'_>) -> Sent {
+        let mut state = self.lock();
+        if state.closed {
+            return Sent::Closed;
+        }
+        if state.jobs.len() < self.jobs_max {
+            if let Some(job) = job.take() {
+                state.jobs.push_back(job);
+            }
+            drop(state);
+            self.arrived.notify_one();
+            return Sent::Yes;
+        }
+        let next = &mut state.next_waiter;
+        let number = *waiter.get_or_insert_with(|| {
+            *next += 1;
+            *next
+        });
+        state.waiting.insert(number, context.waker().clone());
+        Sent::Full
+    }
+
+    fn forget_waiter(&self, number: u64) {
+        let waker = self.lock().waiting.remove(&number);
+        drop(waker);
+    }
+}
+
+enum Sent {
+    Yes,
+    Full,
+    Closed,
+}
+
+/// Where the answer to one job goes.
+#[derive(Debug)]
+enum Slot<T> {
+    Empty(Option<Waker>),
+    Done(Result<T, StoreError>),
+    /// The answer was taken, or nobody waits for it any more.
+    Over,
+}
+
+fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread's end of a slot. Dropped without an answer, it answers that the client has stopped.
+#[derive(Debug)]
+pub(super) struct Reply<T>(Arc<Mutex<Slot<T>>>);
+
+impl<T> Reply<T> {
+    /// Whether somebody waits for the answer still.
+    pub(super) fn is_wanted(&self) -> bool {
+        matches!(*lock(&self.0), Slot::Empty(_))
+    }
+
+    pub(super) fn send(self, result: Result<T, StoreError>) {
+        self.put(result);
+    }
+
+    fn put(&self, result: Result<T, StoreError>) {
+        let mut slot = lock(&self.0);
+        if let Slot::Empty(waker) = &mut *slot {
+            let waker = waker.take();
+            *slot = Slot::Done(result);
+            drop(slot);
+            // Wakers are foreign code: nothing is locked meanwhile.
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        self.put(Err(StoreError::Stopped));
+    }
+}
+
+/// An operation of an [`AsyncClient`](crate::AsyncClient) under way. Begins when first polled. Needs no particular executor.
+///
+/// Dropped before it began, it does nothing; dropped later, it runs to its end unheard, and keeps its buffers until then.
+#[must_use = "nothing is done before it is polled"]
+pub struct Pending<T> {
+    slot: Arc<Mutex<Slot<T>>>,
+    unsent: Option<Box<dyn Unsent + Send>>,
+}
+
+/// A job that was not sent yet, whatever its kind.
+trait Unsent {
+    fn send(&mut self, context: &Context<'_>) -> Sent;
+}
+
+struct Waiting<J> {
+    queue: Arc<Queue<J>>,
+    job: Option<J>,
+    waiter: Option<u64>,
+}
+
+impl<J> Unsent for Waiting<J> {
+    fn send(&mut self, context: &Context<'_>) -> Sent {
+        self.queue.send(&mut self.job, &mut self.waiter, context)
+    }
+}
+
+impl<J> Drop for Waiting<J> {
+    fn drop(&mut self) {
+        if let Some(number) = self.waiter {
+            self.queue.forget_waiter(number);
+        }
+    }
+}
+
+impl<T> Pending<T> {
+    pub(super) fn new<J: Send + 'static>(queue: &Arc<Queue<J>>, job: impl FnOnce(Reply<T>) -> J) -> Self {
+        let slot = Arc::new(Mutex::new(Slot::Empty(None)));
+        let job = Some(job(Reply(Arc::clone(&slot))));
+        Self { slot, unsent: Some(Box::new(Waiting { queue: Arc::clone(queue), job, waiter: None })) }
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, StoreError>;
+
+    /// # Panics
+    /// When polled after it was ready.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // The waker first: the answer may come as soon as the job is sent.
+        match &mut *lock(&self.slot) {
+            Slot::Empty(waker) => match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            },
+            slot @ Slot::Done(_) => {
+                if let Slot::Done(result) = std::mem::replace(slot, Slot::Over) {
+                    return Poll::Ready(result);
+                }
+            }
+            Slot::Over => panic!("polled after it was ready"),
+        }
+        if let Some(unsent) = &mut self.unsent {
+            match unsent.send(context) {
+                Sent::Yes => self.unsent = None,
+                Sent::Full => {}
+                Sent::Closed => {
+                    *lock(&self.slot) = Slot::Over;
+                    self.unsent = None;
+                    return Poll::Ready(Err(StoreError::Stopped));
+                }
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        let slot = std::mem::replace(&mut *lock(&self.slot), Slot::Over);
+        // Outside the lock: the result and the waker are foreign.
+        drop(slot);
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("sent", &self.unsent.is_none()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Polls once; gives what came and how often the task was woken meanwhile.
+    fn poll<T>(future: &mut Pending<T>, count: &Arc<Count>) -> Poll<Result<T, StoreError>> {
+        let waker = Waker::from(Arc::clone(count));
+        Pin::new(future).poll(&mut Context::from_waker(&waker))
+    }
+
+    fn pending(queue: &Arc<Queue<Reply<u32>>>) -> Pending<u32> {
+        Pending::new(queue, |reply| reply)
+    }
+
+    #[test]
+    fn an_answer_wakes_its_task_and_no_other() {
+        let queue = Arc::new(Queue::new(4));
+        let (mut one, mut two) = (pending(&queue), pending(&queue));
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        assert!(poll(&mut one, &counts[0]).is_pending() && poll(&mut two, &counts[1]).is_pending());
+        let mut jobs = queue.take().unwrap();
+        jobs.pop_front().unwrap().send(Ok(7));
+        assert_eq!(counts.each_ref().map(|count| count.0.load(Ordering::Relaxed)), [1, 0]);
+        assert!(matches!(poll(&mut one, &counts[0]), Poll::Ready(Ok(7))));
+        // A reply that is dropped answers, too.
+        drop(jobs);
+        assert!(matches!(poll(&mut two, &counts[1]), Poll::Ready(Err(StoreError::Stopped))));
+    }
+
+    #[test]
+    fn a_full_queue_makes_tasks_wait_and_wakes_them_when_there_is_room() {
+        let queue = Arc::new(Queue::new(1));
+        let (mut one, mut two, mut three) = (pending(&queue), pending(&queue), pending(&queue));
+        let count = Arc::new(Count::default());
+        for _ in 0..3 {
+            assert!(poll(&mut one, &count).is_pending());
+            assert!(poll(&mut two, &count).is_pending());
+            assert!(poll(&mut three, &count).is_pending());
+        }
+        assert_eq!(queue.lock().waiting.len(), 2, "each waits once, however often it was polled");
+        drop(three);
+        assert_eq!(queue.lock().waiting.len(), 1, "one that is dropped waits no more");
+        let jobs = queue.take().unwrap();
+        assert_eq!((jobs.len(), count.0.load(Ordering::Relaxed)), (1, 1));
+        assert!(poll(&mut two, &count).is_pending());
+        assert_eq!(queue.take().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_is_dropped_is_not_wanted_and_what_was_never_polled_was_never_sent() {
+        let queue = Arc::new(Queue::new(4));
+        drop(pending(&queue));
+        assert!(queue.lock().jobs.is_empty());
+        let count = Arc::new(Count::default());
+        let mut future = pending(&queue);
+        assert!(poll(&mut future, &count).is_pending());
+        let job = queue.take().unwrap().pop_front().unwrap();
+        assert!(job.is_wanted());
+        drop(future);
+        assert!(!job.is_wanted());
+        job.send(Ok(1));
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_closed_queue_takes_nothing_more_and_ends_when_it_is_empty() {
+        let queue = Arc::new(Queue::new(1));
+        let count = Arc::new(Count::default());
+        let (mut early, mut waiting, mut late) = (pending(&queue), pending(&queue), pending(&queue));
+        assert!(poll(&mut early, &count).is_pending() && poll(&mut waiting, &count).is_pending());
+        queue.close();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "who waits for room is told");
+        assert!(matches!(poll(&mut waiting, &count), Poll::Ready(Err(StoreError::Stopped))));
+        assert!(matches!(poll(&mut late, &count), Poll::Ready(Err(StoreError::Stopped))));
+        queue.take().unwrap().pop_front().unwrap().send(Ok(3));
+        assert!(queue.take().is_none());
+        assert!(matches!(poll(&mut early, &count), Poll::Ready(Ok(3))));
+        let mut lost = pending(&queue);
+        queue.lock().closed = false;
+        assert!(poll(&mut lost, &count).is_pending());
+        queue.abandon();
+        assert!(matches!(poll(&mut lost, &count), Poll::Ready(Err(StoreError::Stopped))));
+    }
+}

@@ -1,0 +1,384 @@
+//! Real processes under load that are killed and stopped at any moment: what is read is right, or it is not read.
+//!
+//! Every value says who put it and which of its puts it was; all its bytes follow from that and from the key. Nothing here
+//! depends on how long something takes, only on what has happened.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use common::{
+    Process, be_node, client, eventually, fabrics, master_config, master_with, node, pattern, role, say,
+    wait_for_parent,
+};
+use store_client::{Client, ClientConfig, PutOptions};
+use store_core::MasterConfig;
+use store_master::{Config, MasterServer};
+
+const ONE: PutOptions = PutOptions::DEFAULT;
+const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
+const KEYS: u64 = 200;
+const HEAD_BYTES: usize = 16;
+const LARGE: usize = 8 << 20;
+
+/// Where children begin. As a test of its own it does nothing.
+#[test]
+fn entry() {
+    let Some(role) = role() else { return };
+    match role[0].as_str() {
+        "node" => be_node(&role),
+        "master" => be_master(role[1].parse().unwrap()),
+        "load" => be_load(&role),
+        "writer" => be_writer(&role),
+        "reader" => be_reader(&role),
+        _ => {}
+    }
+}
+
+/// Everything runs out soon, but the space of those who do not answer.
+fn quick() -> MasterConfig {
+    MasterConfig {
+        lease_ttl_ms: 300,
+        node_ttl_ms: 600,
+        put_start_discard_timeout_ms: 300,
+        put_start_release_timeout_ms: 60_000,
+        ..MasterConfig::default()
+    }
+}
+
+fn start_node(name: &str, master: &dyn std::fmt::Display) -> Process {
+    Process::start("entry", &["node", name, &master.to_string(), "all"])
+}
+
+fn start_load(who: u64, master: &dyn std::fmt::Display) -> Process {
+    let rail = if who.is_multiple_of(2) { "all" } else { "tcp" };
+    Process::start("entry", &["load", &who.to_string(), &master.to_string(), rail])
+}
+
+fn be_master(listen: SocketAddr) {
+    let config = Config { rpc_listen: listen, store: quick(), ..master_config() };
+    let master = MasterServer::bind(config).unwrap().spawn().unwrap();
+    say(&master.rpc_addr().to_string());
+    wait_for_parent();
+    master.stop().unwrap();
+}
+
+fn connect(master: &str, rail: &str) -> Client {
+    let mut config = ClientConfig::new(master.parse().unwrap()).fabrics(fabrics(rail));
+    config.rpc.call_ms_max = 2_000;
+    config.rpc.reconnect_ms_max = 100;
+    Client::connect(config).unwrap()
+}
+
+/// Told when the parent hangs up.
+fn parent_gone() -> Arc<AtomicBool> {
+    let gone = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&gone);
+    std::thread::spawn(move || {
+        wait_for_parent();
+        told.store(true, Ordering::Relaxed);
+    });
+    gone
+}
+
+/// Puts, gets and removes until the parent hangs up; a wrong byte makes it fail.
+fn be_load(role: &[String]) {
+    let who: u64 = role[1].parse().unwrap();
+    let mut client = connect(&role[2], &role[3]);
+    let gone = parent_gone();
+    say("ready");
+    // Its former life had the same number.
+    let life = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let mut state = life | 1;
+    let mut random = move |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % n
+    };
+    let mut hits = 0;
+    for put in life.. {
+        if gone.load(Ordering::Relaxed) {
+            break;
+        }
+        let name = random(KEYS);
+        // Errors are what the faults make of it; only what is read is judged.
+        match random(10) {
+            0..4 => {
+                let options = if random(2) == 0 { ONE } else { TWO };
+                let _ = client.put(&key(name), &value(name, who, put), &options);
+            }
+            4..6 => {
+                let names: Vec<u64> = (0..8).map(|_| random(KEYS)).collect();
+                let keys: Vec<Vec<u8>> = names.iter().map(|name| key(*name)).collect();
+                let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+                for (name, got) in names.into_iter().zip(client.batch_get(&refs)) {
+                    hits += u64::from(is_right(name, got.ok().flatten()));
+                }
+            }
+            6..9 => hits += u64::from(is_right(name, client.get(&key(name)).ok().flatten())),
+            _ => drop(client.remove(&key(name), random(2) == 0)),
+        }
+        if hits > 0 && hits.is_multiple_of(100) {
+            say("hits");
+            hits += 1;
+        }
+    }
+}
+
+/// Puts large objects, each under a key of its own, until the parent hangs up.
+fn be_writer(role: &[String]) {
+    let mut client = connect(&role[1], &role[2]);
+    let gone = parent_gone();
+    say("ready");
+    for name in 1_000.. {
+        if gone.load(Ordering::Relaxed) {
+            break;
+        }
+        say("puts");
+        let _ = client.put(&key(name), &pattern(name, LARGE), &ONE);
+        let _ = client.remove(&key(name), true);
+    }
+}
+
+/// Reads one large object again and again; says when it was too late for its lease.
+fn be_reader(role: &[String]) {
+    let mut client = connect(&role[1], &role[2]);
+    let gone = parent_gone();
+    say("ready");
+    let mut late = 0;
+    while !gone.load(Ordering::Relaxed) {
+        if let Ok(Some(value)) = client.get(b"large") {
+            assert_eq!(value, pattern(7, LARGE));
+        }
+        if client.counters().lease_misses > late {
+            late = client.counters().lease_misses;
+            say("late");
+        }
+    }
+}
+
+fn key(name: u64) -> Vec<u8> {
+    format!("key-{name}").into_bytes()
+}
+
+fn value(name: u64, who: u64, put: u64) -> Vec<u8> {
+    let seed = name.wrapping_mul(0x9e37_79b9) ^ who.rotate_left(40) ^ put.wrapping_mul(0x85eb_ca6b);
+    let len = HEAD_BYTES + (seed % 100_000) as usize;
+    let mut value = pattern(seed, len);
+    value[..8].copy_from_slice(&who.to_le_bytes());
+    value[8..HEAD_BYTES].copy_from_slice(&put.to_le_bytes());
+    value
+}
+
+/// Whether there is something; if so, it must be right.
+fn is_right(name: u64, got: Option<Vec<u8>>) -> bool {
+    let Some(got) = got else { return false };
+    let word = |at: usize| u64::from_le_bytes(got[at..at + 8].try_into().unwrap());
+    assert!(got == value(name, word(0), word(8)), "wrong bytes of key {name}");
+    true
+}
+
+/// Reads every key; gives how many were there.
+fn verify_all(client: &mut Client) -> usize {
+    (0..KEYS).filter(|name| is_right(*name, client.get(&key(*name)).unwrap())).count()
+}
+
+/// Until this load has read something more.
+fn reads_on(load: &Process) {
+    while load.says_more().is_some() {}
+    eventually("the load reads on", || load.says_more().is_some());
+}
+
+#[test]
+fn nodes_killed_under_load_cost_misses_and_never_a_wrong_byte() {
+    let master = master_with(quick());
+    let addr = master.rpc_addr();
+    let _steady = node("steady", addr);
+    let mut doomed = start_node("doomed", &addr);
+    let mut loads: Vec<Process> = (0..3).map(|who| start_load(who, &addr)).collect();
+    for _ in 0..4 {
+        reads_on(&loads[1]);
+        doomed.kill();
+        // Nobody waits for the dead: the others go on before it is even missed.
+        reads_on(&loads[2]);
+        doomed = start_node("doomed", &addr);
+    }
+    loads.iter_mut().for_each(Process::stop);
+    let mut client = client(addr);
+    assert!(verify_all(&mut client) > 0);
+    assert_eq!(client.counters().checksum_mismatches, 0);
+}
+
+#[test]
+fn clients_killed_in_mid_put_and_mid_get_leave_right_bytes_and_their_space_comes_back() {
+    let store = MasterConfig { put_start_release_timeout_ms: 2_000, ..quick() };
+    let master = master_with(store);
+    let addr = master.rpc_addr();
+    let _a = node("a", addr);
+    let _b = node("b", addr);
+    let mut steady = start_load(9, &addr);
+    let mut loads: Vec<Process> = (0..2).map(|who| start_load(who, &addr)).collect();
+    for round in 0..8_u64 {
+        let who = round % 2;
+        reads_on(&loads[who as usize]);
+        loads[who as usize].kill();
+        loads[who as usize] = start_load(who, &addr);
+    }
+    loads.iter_mut().for_each(Process::stop);
+    reads_on(&steady);
+    steady.stop();
+    let mut client = client(addr);
+    assert!(verify_all(&mut client) > 0);
+    eventually("what the dead had begun is given back", || {
+        let stats = client.stats().unwrap();
+        stats.objects_processing == 0 && stats.quarantined_bytes == 0
+    });
+}
+
+#[test]
+fn a_node_stopped_for_longer_than_its_time_to_live_comes_back_with_fresh_memory() {
+    let master = master_with(quick());
+    let addr = master.rpc_addr();
+    let _steady = node("steady", addr);
+    let paused = start_node("paused", &addr);
+    let mut loads: Vec<Process> = (0..2).map(|who| start_load(who, &addr)).collect();
+    let mut client = client(addr);
+    let incarnation = |client: &mut Client| {
+        let segments = client.segments().unwrap();
+        segments.iter().find(|segment| segment.name == "paused").map(|segment| segment.incarnation)
+    };
+    for _ in 0..2 {
+        let before = incarnation(&mut client).unwrap();
+        paused.signal("STOP");
+        eventually("the silent node is given up", || incarnation(&mut client).is_none());
+        reads_on(&loads[0]);
+        paused.signal("CONT");
+        eventually("it mounts anew", || incarnation(&mut client).is_some_and(|now| now > before));
+        reads_on(&loads[1]);
+    }
+    loads.iter_mut().for_each(Process::stop);
+    assert!(verify_all(&mut client) > 0);
+    assert_eq!(client.counters().checksum_mismatches, 0);
+}
+
+/// Stops a writer at any moment, lets others have what they can get, lets it go on, and gives what is wrong then.
+fn stop_writers(store: MasterConfig, rail: &str) -> u64 {
+    let discard_ms = store.put_start_discard_timeout_ms;
+    let release_ms = store.put_start_release_timeout_ms;
+    let master = master_with(store);
+    let addr = master.rpc_addr();
+    // Room for three of its objects.
+    let _node = node("a", addr);
+    let mut writer = Process::start("entry", &["writer", &addr.to_string(), rail]);
+    let mut client = client(addr);
+    for _ in 0..5 {
+        while writer.says_more().is_some() {}
+        eventually("it writes", || writer.says_more().is_some());
+        writer.signal("STOP");
+        // What it holds is not given out while it may still write; after the release timeout it is.
+        let wait_ms = if release_ms < 10_000 { release_ms } else { discard_ms } + 50;
+        std::thread::sleep(Duration::from_millis(wait_ms.into()));
+        for name in 0..KEYS {
+            let _ = client.put(&key(name), &value(name, 77, name), &ONE);
+        }
+        writer.signal("CONT");
+        while writer.says_more().is_some() {}
+        eventually("it goes on", || writer.says_more().is_some());
+        assert!(verify_all(&mut client) > 0);
+        for name in 0..KEYS {
+            let _ = client.remove(&key(name), true);
+        }
+    }
+    writer.stop();
+    client.counters().checksum_mismatches
+}
+
+#[test]
+fn bytes_of_a_writer_stopped_past_its_window_land_in_nobodys_object() {
+    for rail in ["tcp", "all"] {
+        assert_eq!(stop_writers(quick(), rail), 0, "{rail}");
+    }
+}
+
+#[test]
+fn bytes_of_a_writer_stopped_past_every_timeout_are_read_by_nobody() {
+    // Its space is somebody else's by now, which is why the release timeout must be longer than writes take. Checksums keep
+    // what lands late from being read.
+    let store = MasterConfig { put_start_release_timeout_ms: 400, ..quick() };
+    stop_writers(store, "all");
+}
+
+#[test]
+fn a_reader_stopped_past_its_lease_has_a_miss() {
+    let master = master_with(quick());
+    let addr = master.rpc_addr();
+    let _node = node("a", addr);
+    let mut client = client(addr);
+    let mut reader = Process::start("entry", &["reader", &addr.to_string(), "tcp"]);
+    eventually("a stopped reader is too late", || {
+        let _ = client.put(b"large", &pattern(7, LARGE), &ONE);
+        std::thread::sleep(Duration::from_millis(20));
+        reader.signal("STOP");
+        // Its lease runs out, and others get the space.
+        std::thread::sleep(Duration::from_millis(400));
+        let _ = client.remove(b"large", true);
+        for name in 0..4 {
+            let _ = client.put(&key(name), &pattern(name, LARGE), &ONE);
+            let _ = client.remove(&key(name), true);
+        }
+        reader.signal("CONT");
+        std::thread::sleep(Duration::from_millis(50));
+        reader.says_more().is_some()
+    });
+    reader.stop();
+}
+
+/// A port for a master that comes back.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[test]
+fn a_master_killed_under_load_comes_back_and_everybody_with_it() {
+    let addr = free_address();
+    let start = || Process::start("entry", &["master", &addr.to_string()]);
+    let mut master = start();
+    let _a = start_node("a", &addr);
+    let _b = start_node("b", &addr);
+    let mut loads: Vec<Process> = (0..2).map(|who| start_load(who, &addr)).collect();
+    for _ in 0..3 {
+        reads_on(&loads[0]);
+        master.kill();
+        master = start();
+        loads.iter().for_each(reads_on);
+    }
+    loads.iter_mut().for_each(Process::stop);
+    let mut client = client(addr);
+    assert_eq!(client.stats().unwrap().segments, 2);
+    assert!(verify_all(&mut client) > 0);
+    assert_eq!(client.counters().checksum_mismatches, 0);
+    master.stop();
+}
+
+#[test]
+fn a_master_stopped_for_longer_than_nodes_live_forgets_nothing() {
+    let addr = free_address();
+    let mut master = Process::start("entry", &["master", &addr.to_string()]);
+    let _a = start_node("a", &addr);
+    let mut client = client(addr);
+    for name in 0..KEYS {
+        assert!(client.put(&key(name), &value(name, 1, name), &ONE).unwrap());
+    }
+    master.signal("STOP");
+    // The node speaks all the while; nobody hears it.
+    std::thread::sleep(Duration::from_millis(1_500));
+    master.signal("CONT");
+    assert_eq!(verify_all(&mut client), KEYS as usize);
+    assert_eq!(client.stats().unwrap().nodes_expired_total, 0);
+    master.stop();
+}

@@ -1,0 +1,202 @@
+//! Copies, moves and drains, by real nodes, while readers read.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{MIB, client, client_over, eventually, master, master_with, pattern};
+use store_client::{
+    Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
+    SegmentState, TaskId, TaskState,
+};
+use store_core::{MasterConfig, ReplicationConfig, ReplicationMode};
+
+/// A node that asks for work often.
+fn node(name: &str, master: SocketAddr, fabrics: Fabrics) -> Node {
+    let mut config = NodeConfig::new(name, master.into(), 32 * MIB).fabrics(fabrics);
+    config.heartbeat_ms = 20;
+    Node::start(config).unwrap()
+}
+
+fn on(segment: SegmentNo) -> PutOptions {
+    PutOptions { placement: Placement::on(segment), ..PutOptions::DEFAULT }
+}
+
+fn done(client: &mut Client, id: TaskId) {
+    eventually("the task is done", || {
+        let task = client.task(id).unwrap();
+        assert!(!matches!(task.state, TaskState::Failed | TaskState::Canceled), "{task:?}");
+        task.state == TaskState::Done
+    });
+}
+
+fn segments_of(client: &mut Client, key: &[u8]) -> Vec<SegmentNo> {
+    let mut segments: Vec<_> = client.replicas(key).unwrap().iter().map(|replica| replica.segment).collect();
+    // In the order in which they became readable.
+    segments.sort_unstable();
+    segments
+}
+
+fn copies_and_moves(fabrics: Fabrics) {
+    let master = master();
+    let address = master.rpc_addr();
+    let nodes = ["a", "b", "c"].map(|name| node(name, address, fabrics));
+    let [a, b, c] = [0, 1, 2].map(|at: usize| nodes[at].status().segment.unwrap());
+    let mut client = client_over(address, fabrics);
+    // One block, and many with a trailer.
+    for (key, len) in [(b"small".as_slice(), 4_000), (b"large", 3_000_001)] {
+        let value = pattern(len as u64, len);
+        assert!(client.put(key, &value, &on(a)).unwrap());
+        let created = client.copy(key, &[b, c]).unwrap();
+        created.into_iter().for_each(|id| done(&mut client, id.unwrap()));
+        let replicas = client.replicas(key).unwrap();
+        assert!(replicas.iter().all(|replica| replica.state == ReplicaState::Complete));
+        assert_eq!(segments_of(&mut client, key), [a, b, c]);
+        // Every turn reads another replica.
+        for _ in 0..6 {
+            assert_eq!(client.get(key).unwrap().as_ref(), Some(&value));
+        }
+        if len > 100_000 {
+            let part = client.get_range(key, 70_000..1_000_000).unwrap();
+            assert_eq!(part.as_deref(), Some(&value[70_000..1_000_000]), "the trailer was copied, too");
+        }
+        let again = client.copy(key, &[b]).unwrap();
+        assert_eq!(again, [Err(ErrorCode::ReplicaAlreadyExists)]);
+    }
+    let value = pattern(7, 500_000);
+    client.put(b"moved", &value, &on(a)).unwrap();
+    let id = client.move_(b"moved", a, Some(b)).unwrap();
+    done(&mut client, id);
+    assert_eq!(segments_of(&mut client, b"moved"), [b]);
+    assert_eq!(client.get(b"moved").unwrap().as_ref(), Some(&value));
+    let listed = client.tasks(Some(TaskState::Done), 0, 100).unwrap();
+    assert_eq!((listed.entries.len(), listed.cursor), (5, 0));
+    assert_eq!(nodes.iter().map(|node| node.status().copies).sum::<u64>(), 5);
+    let counters = client.counters();
+    assert_eq!((counters.checksum_mismatches, counters.misses), (0, 0));
+    assert_eq!(client.task(99).unwrap_err().code(), ErrorCode::TaskNotFound);
+}
+
+#[test]
+fn replicas_are_copied_and_moved_over_tcp() {
+    copies_and_moves(Fabrics::TCP);
+}
+
+#[test]
+fn replicas_are_copied_and_moved_over_whatever_is_fastest() {
+    copies_and_moves(Fabrics::default());
+}
+
+#[test]
+fn a_damaged_replica_is_not_copied_and_goes_when_two_have_found_it() {
+    let config = MasterConfig { lease_ttl_ms: 500, ..MasterConfig::default() };
+    let master = master_with(config);
+    let address = master.rpc_addr();
+    let nodes = ["a", "b"].map(|name| node(name, address, Fabrics::default()));
+    let [a, b] = [0, 1].map(|at: usize| nodes[at].status().segment.unwrap());
+    let mut reader = client(address);
+    let value = pattern(3, 10_000);
+    reader.put(b"k", &value, &on(a)).unwrap();
+    let replica = reader.replicas(b"k").unwrap()[0];
+    let region = nodes[0].region().unwrap();
+    region.write(replica.addr - region.addr() + 77, b"rot").unwrap();
+    let id = reader.copy(b"k", &[b]).unwrap().remove(0).unwrap();
+    eventually("the task has failed", || reader.task(id).unwrap().state == TaskState::Failed);
+    assert_eq!(reader.task(id).unwrap().error, Some(ErrorCode::ChecksumMismatch));
+    assert_eq!(segments_of(&mut reader, b"k"), [a]);
+    // The node has said so, and now a reader does.
+    eventually("one report", || reader.task_report().unwrap().bad_reports_total == 1);
+    assert_eq!(reader.get(b"k").unwrap(), None);
+    assert_eq!(reader.task_report().unwrap().bad_dropped_total, 1);
+    assert!(!reader.exists(b"k").unwrap(), "it was the last one");
+    assert!(reader.put(b"k", &value, &on(b)).unwrap());
+    assert_eq!(reader.get(b"k").unwrap(), Some(value));
+}
+
+#[test]
+fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
+    let config = MasterConfig { lease_ttl_ms: 300, ..MasterConfig::default() };
+    let master = master_with(config);
+    let address = master.rpc_addr();
+    let [leaving, _b, _c] = ["a", "b", "c"].map(|name| node(name, address, Fabrics::TCP));
+    let segment = leaving.status().segment.unwrap();
+    let mut writer = client(address);
+    let (objects, sizes) = (40u64, [1_000, 70_000, 300_000]);
+    let content = move |i: u64| pattern(i, sizes[i as usize % 3]);
+    for i in 0..objects {
+        assert!(writer.put(format!("k{i}").as_bytes(), &content(i), &on(segment)).unwrap());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let reads = Arc::new(AtomicU64::new(0));
+    let readers: Vec<_> = (0..2u64)
+        .map(|reader| {
+            let (stop, reads) = (Arc::clone(&stop), Arc::clone(&reads));
+            thread::spawn(move || {
+                let mut client = client_over(address, Fabrics::TCP);
+                let mut misses = 0u64;
+                for i in (reader * 13..).map(|i| i % objects) {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // A miss may be the end of a lease on a machine that is very busy; wrong bytes never.
+                    match client.get(format!("k{i}").as_bytes()).unwrap() {
+                        Some(found) => assert!(found == content(i), "k{i}"),
+                        None => misses += 1,
+                    }
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+                (client.counters(), misses)
+            })
+        })
+        .collect();
+    eventually("everybody reads", || reads.load(Ordering::Relaxed) > 20);
+    let info = leaving.stop_drained(Duration::from_secs(30)).unwrap();
+    assert_eq!((info.state, info.blocks), (SegmentState::Drained, 0), "{info:?}");
+    assert_eq!(info.moved_total, objects);
+    let so_far = reads.load(Ordering::Relaxed);
+    eventually("they read on", || reads.load(Ordering::Relaxed) > so_far + 100);
+    stop.store(true, Ordering::Relaxed);
+    for reader in readers {
+        let (counters, misses) = reader.join().unwrap();
+        assert_eq!(counters.checksum_mismatches, 0);
+        assert_eq!(misses, counters.lease_misses, "{counters:?}");
+    }
+    assert_eq!(writer.stats().unwrap().objects_lost_total, 0);
+    for i in 0..objects {
+        assert_eq!(writer.get(format!("k{i}").as_bytes()).unwrap(), Some(content(i)));
+        assert!(!segments_of(&mut writer, format!("k{i}").as_bytes()).contains(&segment));
+    }
+}
+
+#[test]
+fn what_is_read_very_often_gets_a_second_replica_by_itself() {
+    let replication = ReplicationConfig {
+        mode: ReplicationMode::Enforce,
+        gets_per_s_min: 1.0,
+        window_ms: 10_000,
+        ..ReplicationConfig::default()
+    };
+    let master = master_with(MasterConfig { replication, ..MasterConfig::default() });
+    let address = master.rpc_addr();
+    let _nodes = ["a", "b"].map(|name| node(name, address, Fabrics::default()));
+    let mut client = client(address);
+    let value = pattern(1, 100_000);
+    client.put(b"hot", &value, &PutOptions::DEFAULT).unwrap();
+    client.put(b"cold", &value, &PutOptions::DEFAULT).unwrap();
+    for _ in 0..30 {
+        assert_eq!(client.get(b"hot").unwrap().as_ref(), Some(&value));
+    }
+    eventually("it has two replicas", || {
+        let replicas = client.replicas(b"hot").unwrap();
+        replicas.iter().filter(|replica| replica.state == ReplicaState::Complete).count() == 2
+    });
+    assert_eq!(client.replicas(b"cold").unwrap().len(), 1);
+    for _ in 0..4 {
+        assert_eq!(client.get(b"hot").unwrap().as_ref(), Some(&value));
+    }
+}

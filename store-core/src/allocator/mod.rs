@@ -1,0 +1,231 @@
+//! Allocators: which bytes of a segment are taken. They never see the memory itself.
+//!
+//! One trait, two of them, chosen by [`AllocatorKind`]:
+//!
+//! | | [`OffsetAllocator`] | [`SlabAllocator`] |
+//! |---|---|---|
+//! | good at | objects of any length, side by side | very many objects of a few lengths |
+//! | bytes lost to rounding | less than 64 an object | 1/32 of an object at most, and less than 64 |
+//! | bytes lost otherwise | holes between objects of different lengths | what is free in slabs of lengths that are not in demand |
+//! | the master's memory, per object | 32 bytes | 12 bytes |
+//!
+//! Both take and give back in a time that does not depend on how much is allocated, and both give [`Block`]s, which carry a
+//! tag of the caller's: when a segment goes away, its blocks name the objects that lose a replica.
+
+mod offset;
+mod slab;
+
+use core::fmt::{self, Debug};
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+pub use offset::OffsetAllocator;
+pub use slab::SlabAllocator;
+
+/// Bytes to which every allocation is rounded up and aligned, unless chosen otherwise: a cache line.
+pub const GRAIN_BYTES: u64 = 64;
+
+/// What is allocated and what is free in a range of bytes that begins at offset 0.
+///
+/// # For callers
+/// A block is valid until it is freed; after that its number may be given to another one.
+///
+/// # For implementers
+/// `free` must merge what it gives back so that a range whose blocks are all freed is one free range again.
+pub trait Allocator: Debug {
+    /// Takes `len` bytes; gives the block and its offset, a multiple of the grain. `tag` is the caller's, see [`Self::tag`].
+    /// `None`: no room, or `len` is 0.
+    fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)>;
+
+    /// Gives a block back; gives its length, bytes. `None`: it is not allocated.
+    fn free(&mut self, block: Block) -> Option<u64>;
+
+    /// The caller's tag of an allocated block.
+    fn tag(&self, block: Block) -> Option<u32>;
+
+    /// Changes the tag of an allocated block; does nothing to one that is not.
+    fn set_tag(&mut self, block: Block, tag: u32);
+
+    /// Every allocated block with its offset, its length and its tag, in an order that depends on nothing but what was done.
+    fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)>;
+
+    /// Bytes in all.
+    fn capacity_bytes(&self) -> u64;
+
+    /// Bytes that are allocated, rounding included.
+    fn used_bytes(&self) -> u64;
+
+    /// Bytes that are free. Not all of them need be of use to everybody: see [`Self::largest_free`].
+    fn free_bytes(&self) -> u64 {
+        self.capacity_bytes() - self.used_bytes()
+    }
+
+    /// Blocks that are allocated.
+    fn blocks_used(&self) -> u32;
+
+    /// Bytes that `len` bytes take up.
+    fn rounded(&self, len: u64) -> u64;
+
+    /// Bytes that can be taken in one block, such that not much more can: at most 1/32 and a grain. 0 when nothing is free.
+    fn largest_free(&self) -> u64;
+
+    /// What to expect after `allocate(refused)` found no room: until something is freed, more bytes than this are refused too.
+    fn refused_above(&self, refused: u64) -> u64;
+
+    /// Memory of the allocator itself, bytes.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// An allocated block. Opaque; valid until it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block(u32);
+
+impl Block {
+    /// The block with this index: for callers that keep blocks as bare numbers.
+    #[must_use]
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// Its number, to be kept.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// Which allocator a master uses for its segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum AllocatorKind {
+    /// [`OffsetAllocator`]. The default.
+    #[default]
+    Offset,
+    /// [`SlabAllocator`].
+    Slab,
+}
+
+impl AllocatorKind {
+    /// Every one of this release.
+    pub const ALL: &'static [Self] = &[Self::Offset, Self::Slab];
+
+    /// As written in configurations and on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Offset => "offset",
+            Self::Slab => "slab",
+        }
+    }
+
+    /// An allocator of this kind, with all of `len` bytes free.
+    #[must_use]
+    pub fn build(self, len: u64) -> AnyAllocator {
+        match self {
+            Self::Offset => AnyAllocator::Offset(OffsetAllocator::new(len)),
+            Self::Slab => AnyAllocator::Slab(SlabAllocator::new(len)),
+        }
+    }
+}
+
+impl fmt::Display for AllocatorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for AllocatorKind {
+    type Err = UnknownAllocator;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAllocator> {
+        Self::ALL.iter().find(|kind| kind.name() == text).copied().ok_or(UnknownAllocator)
+    }
+}
+
+/// No allocator has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownAllocator;
+
+impl fmt::Display for UnknownAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no such allocator: choose one of")?;
+        AllocatorKind::ALL.iter().try_for_each(|kind| write!(f, " {kind}"))
+    }
+}
+
+impl core::error::Error for UnknownAllocator {}
+
+/// One of them, chosen when the program runs: a branch that is always taken the same way instead of a call through a table.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AnyAllocator {
+    /// See [`AllocatorKind::Offset`].
+    Offset(OffsetAllocator),
+    /// See [`AllocatorKind::Slab`].
+    Slab(SlabAllocator),
+}
+
+macro_rules! whichever {
+    ($self:ident, $it:ident => $call:expr) => {
+        match $self {
+            AnyAllocator::Offset($it) => $call,
+            AnyAllocator::Slab($it) => $call,
+        }
+    };
+}
+
+impl Allocator for AnyAllocator {
+    fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
+        whichever!(self, it => it.allocate(len, tag))
+    }
+
+    fn free(&mut self, block: Block) -> Option<u64> {
+        whichever!(self, it => it.free(block))
+    }
+
+    fn tag(&self, block: Block) -> Option<u32> {
+        whichever!(self, it => it.tag(block))
+    }
+
+    fn set_tag(&mut self, block: Block, tag: u32) {
+        whichever!(self, it => it.set_tag(block, tag));
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
+        let (offset, slab) = match self {
+            Self::Offset(it) => (Some(it.blocks()), None),
+            Self::Slab(it) => (None, Some(it.blocks())),
+        };
+        offset.into_iter().flatten().chain(slab.into_iter().flatten())
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        whichever!(self, it => it.capacity_bytes())
+    }
+
+    fn used_bytes(&self) -> u64 {
+        whichever!(self, it => it.used_bytes())
+    }
+
+    fn blocks_used(&self) -> u32 {
+        whichever!(self, it => it.blocks_used())
+    }
+
+    fn rounded(&self, len: u64) -> u64 {
+        whichever!(self, it => it.rounded(len))
+    }
+
+    fn largest_free(&self) -> u64 {
+        whichever!(self, it => it.largest_free())
+    }
+
+    fn refused_above(&self, refused: u64) -> u64 {
+        whichever!(self, it => it.refused_above(refused))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        whichever!(self, it => it.memory_bytes())
+    }
+}

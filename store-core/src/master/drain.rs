@@ -1,0 +1,207 @@
+//! Segments that take nothing new: in maintenance, being drained, drained.
+//!
+//! Draining goes in rounds. A round lists what lies on the segment and moves it, a few objects at a time; what is being written,
+//! held back, or finds no room elsewhere is left to the next round. Nothing is evicted elsewhere for it. What has a replica
+//! elsewhere, but no room for another, loses this one. Objects that are nowhere else and find no room are counted, and stay
+//! readable as long as the segment is mounted.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use te_core::Instant;
+
+use super::Master;
+use super::tasks::Wish;
+use crate::allocator::Allocator;
+use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskId, TaskState};
+use crate::segments::HELD;
+use crate::{ErrorCode, SegmentNo};
+
+/// Objects that one step looks at.
+const LOOKS_PER_STEP: u32 = 1_024;
+/// Segments that one call takes a step for.
+const STEPS_PER_CALL_MAX: usize = 16;
+/// Between two rounds.
+const ROUND_PAUSE: Duration = Duration::from_millis(1_000);
+/// Until the next step, when there are too many tasks.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+
+/// A segment that is not active.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    info: DrainInfo,
+    /// Objects that this round has still to look at; `None`: no round runs.
+    round: Option<Vec<u32>>,
+    /// What this round leaves: for want of room, and because it is being written.
+    left: (u64, u64),
+    /// When to go on; `None`: when a move has ended, or never.
+    next_at: Option<Instant>,
+}
+
+impl Master {
+    /// Puts a segment into a state.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`.
+    pub fn order_segment(&mut self, now: Instant, order: &SegmentOrder) -> Result<DrainInfo, ErrorCode> {
+        let no = order.segment;
+        let state = self.drains.get(&no).map_or(SegmentState::Active, |drain| drain.info.state);
+        if !self.segments.set_accepts_new(no, order.state == SegmentState::Active) {
+            return Err(ErrorCode::SegmentNotFound);
+        }
+        let drains = |state| matches!(state, SegmentState::Draining | SegmentState::Drained);
+        if state != order.state && !(drains(state) && drains(order.state)) {
+            // Moves that a node is at run on; the others are not wanted any more.
+            let waiting: Vec<TaskId> = self.tasks.draining(no).collect();
+            for id in waiting {
+                // It is there: it was just listed.
+                let _ = self.cancel_task(now, id);
+            }
+            self.drains.remove(&no);
+            if order.state != SegmentState::Active {
+                let begins = drains(order.state);
+                let state = if begins { SegmentState::Draining } else { order.state };
+                let info = DrainInfo { segment: no, state, ..DrainInfo::default() };
+                self.drains.insert(no, Drain { info, next_at: begins.then_some(now), ..Drain::default() });
+            }
+        }
+        self.drain_info(no)
+    }
+
+    /// How far a segment is drained.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`.
+    pub fn drain_info(&self, no: SegmentNo) -> Result<DrainInfo, ErrorCode> {
+        let segment = self.segments.get(no).ok_or(ErrorCode::SegmentNotFound)?;
+        let info = self.drains.get(&no).map_or(DrainInfo::default(), |drain| drain.info);
+        Ok(DrainInfo {
+            segment: no,
+            node: segment.node,
+            used_bytes: segment.allocator.used_bytes(),
+            blocks: segment.allocator.blocks_used().into(),
+            ..info
+        })
+    }
+
+    /// Segments that are not active.
+    pub fn drains(&self) -> impl Iterator<Item = DrainInfo> {
+        self.drains.keys().filter_map(|no| self.drain_info(*no).ok())
+    }
+
+    pub(super) fn draining(&self) -> u64 {
+        self.drains.values().filter(|drain| drain.info.state == SegmentState::Draining).count() as u64
+    }
+
+    pub(super) fn drains_due(&self) -> Option<Instant> {
+        self.drains.values().filter_map(|drain| drain.next_at).min()
+    }
+
+    pub(super) fn drains_timeout(&mut self, now: Instant) {
+        if self.drains.is_empty() {
+            return;
+        }
+        let is_due = |drain: &Drain| drain.next_at.is_some_and(|at| at <= now);
+        let due: Vec<SegmentNo> =
+            self.drains.iter().filter(|(_, drain)| is_due(drain)).map(|(no, _)| *no).collect();
+        for no in due.into_iter().take(STEPS_PER_CALL_MAX) {
+            self.drain_step(now, no);
+        }
+    }
+
+    /// A move away from a segment has ended, whichever way.
+    pub(super) fn drain_move_ended(&mut self, now: Instant, no: SegmentNo, state: TaskState) {
+        let Some(drain) = self.drains.get_mut(&no) else { return };
+        drain.info.moving = drain.info.moving.saturating_sub(1);
+        match state {
+            TaskState::Done => drain.info.moved_total += 1,
+            _ => drain.info.failed_total += 1,
+        }
+        if drain.info.state == SegmentState::Draining && drain.round.is_some() {
+            drain.next_at = Some(now);
+        }
+    }
+
+    fn drain_step(&mut self, now: Instant, no: SegmentNo) {
+        let Some(mut drain) = self.drains.remove(&no) else { return };
+        drain.next_at = None;
+        let mut round = match drain.round.take() {
+            Some(round) => round,
+            None => {
+                drain.left = (0, 0);
+                self.replicas_on(no)
+            }
+        };
+        let most = self.config.tasks.drain_moves_max;
+        for _ in 0..LOOKS_PER_STEP {
+            if drain.info.moving >= most {
+                break;
+            }
+            let Some(index) = round.pop() else { break };
+            if let Err(again) = self.drain_object(now, no, index, &mut drain) {
+                round.push(index);
+                drain.next_at = Some(now + again);
+                break;
+            }
+        }
+        if round.is_empty() && drain.info.moving == 0 {
+            // The round is over.
+            (drain.info.left_no_room, drain.info.left_unfinished) = drain.left;
+            let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
+            if empty {
+                drain.info.state = SegmentState::Drained;
+            } else {
+                drain.next_at = Some(now + ROUND_PAUSE);
+            }
+        } else {
+            if drain.info.moving < most && !round.is_empty() {
+                drain.next_at = drain.next_at.or(Some(now));
+            }
+            drain.round = Some(round);
+        }
+        self.drains.insert(no, drain);
+    }
+
+    /// Begins to move one object away. An error is how long to wait because there are too many tasks.
+    fn drain_object(
+        &mut self,
+        now: Instant,
+        no: SegmentNo,
+        index: u32,
+        drain: &mut Drain,
+    ) -> Result<(), Duration> {
+        let entry = self.objects.entry(index);
+        let replicas = entry.replicas.as_slice();
+        if !replicas.iter().any(|placed| placed.segment == no) {
+            return Ok(());
+        }
+        if !entry.is_complete() {
+            drain.left.1 += 1;
+            return Ok(());
+        }
+        let elsewhere = replicas.len() > 1;
+        let wish = Wish { index, source: Some(no), target: None, cause: TaskCause::Drain };
+        match self.add_task(now, wish) {
+            Ok(_) => drain.info.moving += 1,
+            Err(ErrorCode::NoAvailableHandle | ErrorCode::KeysUltraLimit) if elsewhere => {
+                self.drop_replica(now, index, no);
+                drain.info.dropped_total += 1;
+            }
+            Err(ErrorCode::NoAvailableHandle) => drain.left.0 += 1,
+            Err(ErrorCode::TaskPendingLimitExceeded) => return Err(FULL_PAUSE),
+            // It is expired, or somebody else is moving it.
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Entries of the objects that have a replica, or space for one, on a segment.
+    fn replicas_on(&self, no: SegmentNo) -> Vec<u32> {
+        let Some(segment) = self.segments.get(no) else { return Vec::new() };
+        let mut found: Vec<u32> =
+            segment.allocator.blocks().map(|(.., tag)| tag).filter(|tag| *tag != HELD).collect();
+        // They are taken from the end.
+        found.reverse();
+        found
+    }
+}

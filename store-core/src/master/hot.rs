@@ -1,0 +1,113 @@
+//! Further replicas of objects that are read very often, and their end: they go before anything is evicted.
+
+use alloc::collections::VecDeque;
+
+use te_core::Instant;
+
+use super::Master;
+use super::tasks::Wish;
+use crate::SegmentNo;
+use crate::heat::{Heat, ReplicationConfig, ReplicationMode};
+use crate::message::TaskCause;
+use crate::segments::Placed;
+
+/// Replicas that are remembered as extra ones; with more, no further ones are made.
+const EXTRAS_MAX: usize = 1 << 16;
+/// Extra replicas looked at for one that nobody reads.
+const LOOKS_MAX: usize = 8;
+
+/// What is known of heat.
+#[derive(Debug)]
+pub(super) struct Hot {
+    /// `None`: nobody wants to know.
+    heat: Option<Heat>,
+    /// Object, its generation, and the segment of its extra replica; oldest first. May name what is gone.
+    extras: VecDeque<(u32, u64, SegmentNo)>,
+    /// The second that runs, and replicas begun in it.
+    begun: (u64, u32),
+}
+
+impl Hot {
+    pub(super) fn new(config: &ReplicationConfig) -> Self {
+        let counts = config.mode != ReplicationMode::Off;
+        let heat = counts.then(|| Heat::new(config.window_ms, config.gets_per_s_min));
+        Self { heat, extras: VecDeque::new(), begun: (0, 0) }
+    }
+
+    pub(super) const fn is_on(&self) -> bool {
+        self.heat.is_some()
+    }
+
+    pub(super) fn extras(&self) -> u64 {
+        self.extras.len() as u64
+    }
+
+    pub(super) fn note_extra(&mut self, index: u32, generation: u64, segment: SegmentNo) {
+        self.extras.push_back((index, generation, segment));
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.heat.as_ref().map_or(0, Heat::memory_bytes)
+            + self.extras.capacity() * size_of::<(u32, u64, SegmentNo)>()
+    }
+
+    /// Whether one more may be begun in this second; then it counts.
+    fn admit(&mut self, now: Instant, per_s_max: u32) -> bool {
+        let second = now.as_nanos() / 1_000_000_000;
+        if self.begun.0 != second {
+            self.begun = (second, 0);
+        }
+        let admitted = self.begun.1 < per_s_max && self.extras.len() < EXTRAS_MAX;
+        self.begun.1 += u32::from(admitted);
+        admitted
+    }
+}
+
+impl Master {
+    /// An object was read; if that is often the case, it gets a further replica.
+    pub(super) fn heated(&mut self, now: Instant, index: u32) {
+        let entry = self.objects.entry(index);
+        let (generation, replicas) = (entry.generation, entry.replicas.as_slice().len());
+        if !self.hot.heat.as_mut().is_some_and(|heat| heat.read(now, generation)) {
+            return;
+        }
+        self.task_report.hot_gets_total += 1;
+        let config = self.config.replication;
+        if config.mode != ReplicationMode::Enforce
+            || replicas >= usize::from(config.replicas_max)
+            || self.tasks.of_object(generation).next().is_some()
+            || !self.hot.admit(now, config.tasks_per_s_max)
+        {
+            return;
+        }
+        // Without room there is none; nothing is evicted for it.
+        let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Heat });
+    }
+
+    /// Drops an extra replica that nobody reads; gives where it was, and its object's length.
+    pub(super) fn shed_extra(&mut self, now: Instant) -> Option<(Placed, u64)> {
+        for _ in 0..self.hot.extras.len().min(LOOKS_MAX) {
+            let (index, generation, segment) = self.hot.extras.pop_front()?;
+            let entry = self.objects.entry(index);
+            let replicas = entry.replicas.as_slice();
+            let here = entry.generation == generation
+                && entry.is_complete()
+                && replicas.len() > 1
+                && replicas.iter().any(|placed| placed.segment == segment);
+            if !here {
+                continue;
+            }
+            if entry.is_leased(now) {
+                self.hot.extras.push_back((index, generation, segment));
+                continue;
+            }
+            let len = entry.len;
+            if let Some(placed) = self.objects.take_replica(index, segment) {
+                self.segments.free(&placed);
+                self.task_report.extras_shed_total += 1;
+                return Some((placed, len));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,120 @@
+//! Replicas that readers found bad, and where replicas are.
+//!
+//! The master never sees a byte, so it believes no single reader: one with bad memory, or a bad link, would take the store apart.
+//! A replica goes when as many different readers as [`TaskConfig::bad_reports_min`](crate::TaskConfig::bad_reports_min) found
+//! other bytes in it than were committed. That holds for the last replica, too: nobody could read it, and as long as its key is
+//! taken nobody could put it again.
+
+use alloc::collections::VecDeque;
+
+use te_core::Instant;
+
+use super::Master;
+use crate::codec::Short;
+use crate::limbo::Reason;
+use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
+use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
+
+/// Most readers that are told apart for one replica.
+pub(crate) const REPORTERS_MAX: usize = 8;
+/// Replicas under suspicion that are remembered; the oldest is forgotten.
+const SUSPECTS_MAX: usize = 256;
+
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    list: VecDeque<Suspect>,
+}
+
+#[derive(Debug)]
+struct Suspect {
+    generation: u64,
+    segment: SegmentNo,
+    reporters: Short<u64, REPORTERS_MAX>,
+}
+
+impl Suspects {
+    /// Counts a report; gives how many readers have reported the replica.
+    fn note(&mut self, generation: u64, segment: SegmentNo, reporter: u64) -> usize {
+        let known = self
+            .list
+            .iter_mut()
+            .find(|suspect| suspect.generation == generation && suspect.segment == segment);
+        if let Some(suspect) = known {
+            if !suspect.reporters.contains(&reporter) {
+                // One more than can be told apart is no news.
+                let _ = suspect.reporters.push(reporter);
+            }
+            return suspect.reporters.len();
+        }
+        if self.list.len() >= SUSPECTS_MAX {
+            self.list.pop_front();
+        }
+        let mut reporters = Short::new();
+        let _ = reporters.push(reporter);
+        self.list.push_back(Suspect { generation, segment, reporters });
+        1
+    }
+
+    fn forget(&mut self, generation: u64, segment: SegmentNo) {
+        self.list.retain(|suspect| suspect.generation != generation || suspect.segment != segment);
+    }
+}
+
+impl Master {
+    /// A reader found other bytes in a replica than were committed, while its lease ran.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`, `ReplicaNotFound`: it is gone already.
+    pub fn report_replica(
+        &mut self,
+        now: Instant,
+        reporter: u64,
+        tenant: TenantNo,
+        bad: &BadReplica<'_>,
+    ) -> Result<Verdict, ErrorCode> {
+        let key = FullKey { tenant, key: bad.key.0 };
+        let index = self.find_generation(key, bad.generation).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        let replicas = entry.replicas.as_slice();
+        if !entry.is_complete() || !replicas.iter().any(|placed| placed.segment == bad.segment) {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
+        let (last, leased, until) = (replicas.len() == 1, entry.is_leased(now), entry.time);
+        self.task_report.bad_reports_total += 1;
+        let reports = self.suspects.note(bad.generation, bad.segment, reporter);
+        if reports < self.config.tasks.bad_reports_min as usize {
+            return Ok(Verdict::Noted);
+        }
+        self.suspects.forget(bad.generation, bad.segment);
+        self.task_report.bad_dropped_total += 1;
+        if last {
+            self.drop_object(index, leased.then_some((until, Reason::Leased)));
+            return Ok(Verdict::Gone);
+        }
+        self.drop_replica(now, index, bad.segment);
+        Ok(Verdict::Dropped)
+    }
+
+    /// Where an object is, readable or not. Neither leases nor counts as a use.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`.
+    pub fn find_replicas<'k>(&self, key: impl Into<FullKey<'k>>) -> Result<ReplicaInfos, ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        let mut infos = ReplicaInfos::new();
+        let state = if entry.is_complete() { ReplicaState::Complete } else { ReplicaState::Processing };
+        for placed in entry.replicas.as_slice() {
+            // There are no more than fit.
+            let _ = infos.push(ReplicaInfo { segment: placed.segment, addr: placed.addr, state });
+        }
+        for (_, task) in self.tasks.of_object(entry.generation) {
+            let state = match task.state {
+                TaskState::Processing => ReplicaState::Processing,
+                _ => ReplicaState::Initialized,
+            };
+            let _ = infos.push(ReplicaInfo { segment: task.placed.segment, addr: task.placed.addr, state });
+        }
+        Ok(infos)
+    }
+}

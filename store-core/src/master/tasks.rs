@@ -1,0 +1,499 @@
+//! The master's part in tasks: where a new replica goes, who makes it, and when it counts.
+//!
+//! ```text
+//!   asked, drained, hot ──▶ space is reserved ──▶ the node that owns the space fetches it: a try, and a hold on the object
+//!                                                   │ reads a source over the fabric into the space, verifies
+//!                                                   ▼
+//!        a replica, readable at once ◀── checksum fits ── its report ── or not ──▶ another try, or none
+//!        a move: the source is let go
+//! ```
+//!
+//! The node that is to have the replica *reads* it into its own memory; nobody writes to it from outside. So the space is quiet
+//! as soon as that node says that its read has ended, or its segment is gone. A try that was given up without its word leaves
+//! the space in limbo, as a dead writer's put does, under the try's name.
+
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use super::{Master, millis, replicas_of};
+use crate::blocks::stored_len;
+use crate::codec::Short;
+use crate::limbo::Reason;
+use crate::message::{
+    FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
+};
+use crate::objects::{Placements, Removed};
+use crate::placement::Ask;
+use crate::segments::{HELD, Placed};
+use crate::tasks::{Task, deadline};
+use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
+
+/// Tasks that one call gives up for having taken too long.
+const OVERDUE_PER_CALL_MAX: u32 = 256;
+/// Tasks looked at for one page of a listing.
+const LIST_SCAN_MAX: usize = 16_384;
+
+/// What a new task is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) index: u32,
+    /// A move from here.
+    pub(super) source: Option<SegmentNo>,
+    pub(super) target: Option<SegmentNo>,
+    pub(super) cause: TaskCause,
+}
+
+impl Master {
+    /// Copies an object to one more segment, or moves it from one to another. Repeated while the task is unfinished, it gives
+    /// the same task.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`, `ReplicaIsNotReady`, `ReplicaNotFound` (no such source), `ReplicaAlreadyExists` (at the target),
+    /// `ObjectHasReplicationTask`, `SegmentNotFound`, `NoAvailableHandle` (nothing is evicted for it), `KeysUltraLimit` (it
+    /// has as many replicas as it may), `TaskPendingLimitExceeded`.
+    pub fn create_task<'k>(
+        &mut self,
+        now: Instant,
+        key: impl Into<FullKey<'k>>,
+        source: Option<SegmentNo>,
+        target: Option<SegmentNo>,
+    ) -> Result<TaskId, ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        self.add_task(now, Wish { index, source, target, cause: TaskCause::Asked })
+    }
+
+    /// How far a task is.
+    ///
+    /// # Errors
+    /// `TaskNotFound`.
+    pub fn task(&self, now: Instant, id: TaskId) -> Result<TaskInfo<'_>, ErrorCode> {
+        self.tasks.get(id).map(|task| task.info(id, now)).ok_or(ErrorCode::TaskNotFound)
+    }
+
+    pub(crate) fn is_task_of(&self, id: TaskId, tenant: Option<TenantNo>) -> bool {
+        self.tasks.get(id).is_some_and(|task| tenant.is_none_or(|tenant| tenant == task.tenant))
+    }
+
+    /// Calls `each` for a page of tasks, oldest first; gives the cursor of the next page, 0 at the end. `each` returns false to
+    /// stop early.
+    pub fn list_tasks<'a>(
+        &'a self,
+        now: Instant,
+        query: &TaskQuery,
+        each: impl FnMut(TaskInfo<'a>) -> bool,
+    ) -> u64 {
+        self.list_tasks_of(now, None, query, each)
+    }
+
+    /// The same for one tenant's.
+    pub(crate) fn list_tasks_of<'a>(
+        &'a self,
+        now: Instant,
+        tenant: Option<TenantNo>,
+        query: &TaskQuery,
+        mut each: impl FnMut(TaskInfo<'a>) -> bool,
+    ) -> u64 {
+        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
+        let mut listed = 0;
+        for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
+            let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
+            let wanted = theirs && query.state.is_none_or(|state| state == task.state);
+            if seen == LIST_SCAN_MAX || wanted && (listed == limit || !each(task.info(id, now))) {
+                return id;
+            }
+            listed += u32::from(wanted);
+        }
+        0
+    }
+
+    /// Gives a task up. What its node may be writing to is held back until the node says that it is quiet.
+    ///
+    /// # Errors
+    /// `TaskNotFound`.
+    pub fn cancel_task(&mut self, now: Instant, id: TaskId) -> Result<TaskInfo<'_>, ErrorCode> {
+        let state = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?.state;
+        if !state.is_finished() {
+            self.end_attempt(now, id, ErrorCode::UnavailableInCurrentStatus, state == TaskState::Pending);
+            self.finish_task(now, id, TaskState::Canceled);
+        }
+        self.task(now, id)
+    }
+
+    /// Tries a task again that was given up. One that is done, or not finished, stays as it is.
+    ///
+    /// # Errors
+    /// `TaskNotFound`, and as [`Self::create_task`].
+    pub fn retry_task(&mut self, now: Instant, id: TaskId) -> Result<TaskInfo<'_>, ErrorCode> {
+        let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
+        if matches!(task.state, TaskState::Failed | TaskState::Canceled) {
+            let wish =
+                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Asked };
+            let generation = task.generation;
+            if !self.is_there(wish.index, generation) {
+                return Err(ErrorCode::ObjectNotFound);
+            }
+            let (placed, node) = self.find_place(now, wish)?;
+            let until = deadline(now, self.config.tasks.pending_timeout_ms);
+            self.tasks.revive(id, placed, node, until);
+        }
+        self.task(now, id)
+    }
+
+    /// What a node is to do: what it was told before and has not reported, then more, as many as it may be at. Readers of an
+    /// order have the time of a lease, from when they asked.
+    ///
+    /// # Errors
+    /// `ClientNotFound` when the node is not known under this incarnation.
+    pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
+        let known = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
+        if !known {
+            return Err(ErrorCode::ClientNotFound);
+        }
+        let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
+        let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
+        while ids.len() < most {
+            let Some(id) = self.tasks.next_waiting(ask.node) else { break };
+            if self.begin_attempt(now, id) {
+                ids.push(id);
+            }
+        }
+        let until = now + self.lease();
+        for id in &ids {
+            if let Some((index, generation)) = self.tasks.get(*id).map(|task| (task.index, task.generation))
+                && self.is_there(index, generation)
+            {
+                self.objects.hold(now, index, until);
+            }
+        }
+        let orders = ids.into_iter().filter_map(|id| {
+            let task = self.tasks.get(id)?;
+            let entry = self.objects.entry(task.index);
+            self.is_there(task.index, task.generation).then(|| TaskOrder {
+                id,
+                attempt: task.attempt,
+                key: crate::Key(&task.key),
+                generation: task.generation,
+                len: task.len,
+                checksum: entry.checksum,
+                segment: task.placed.segment,
+                addr: task.placed.addr,
+                sources: replicas_of(entry.replicas.as_slice()),
+            })
+        });
+        Ok(orders.collect())
+    }
+
+    /// A node reports how a try ended. Repeating it is harmless.
+    ///
+    /// # Errors
+    /// `TaskNotFound` when that try is over already, other than by this report.
+    pub fn end_task(&mut self, now: Instant, node: u64, end: &TaskEnd) -> Result<(), ErrorCode> {
+        let quiet = end.quiet || end.result.is_ok();
+        let task = self.tasks.get(end.id).filter(|task| task.attempt == end.attempt && end.attempt != 0);
+        match task {
+            Some(task) if task.state == TaskState::Processing && task.node == node => {}
+            Some(task) if task.state == TaskState::Done => return Ok(()),
+            _ => {
+                // Given up meanwhile: its space comes back now.
+                if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
+                    self.limbo.release_zombie(&mut self.segments, tenant, end.attempt);
+                }
+                return Err(ErrorCode::TaskNotFound);
+            }
+        }
+        match end.result.map(|checksum| self.finish_copy(now, end.id, checksum)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) | Err(error) => {
+                self.end_attempt(now, end.id, error, quiet);
+                self.try_again(now, end.id, error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn task_report(&self) -> TaskReport {
+        TaskReport {
+            pending: self.tasks.pending().into(),
+            processing: self.tasks.processing().into(),
+            finished: self.tasks.finished() as u64,
+            draining: self.draining(),
+            extra_replicas: self.hot.extras(),
+            ..self.task_report
+        }
+    }
+
+    /// Adds a task, with space for it.
+    pub(super) fn add_task(&mut self, now: Instant, wish: Wish) -> Result<TaskId, ErrorCode> {
+        if self.objects.is_expired(now, wish.index) {
+            return Err(ErrorCode::ObjectNotFound);
+        }
+        let entry = self.objects.entry(wish.index);
+        if !entry.is_complete() {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        let same = |task: &Task| (task.source, task.wanted) == (wish.source, wish.target);
+        if let Some((id, _)) = self.tasks.of_object(entry.generation).find(|(_, task)| same(task)) {
+            return if wish.cause == TaskCause::Asked {
+                Ok(id)
+            } else {
+                Err(ErrorCode::ObjectHasReplicationTask)
+            };
+        }
+        if self.tasks.pending() + self.tasks.processing() >= self.config.tasks.unfinished_max {
+            return Err(ErrorCode::TaskPendingLimitExceeded);
+        }
+        let (placed, node) = self.find_place(now, wish)?;
+        let entry = self.objects.entry(wish.index);
+        let task = Task {
+            tenant: entry.tenant,
+            key: entry.key.as_slice().into(),
+            index: wish.index,
+            generation: entry.generation,
+            len: entry.len,
+            source: wish.source,
+            wanted: wish.target,
+            cause: wish.cause,
+            state: TaskState::Pending,
+            error: None,
+            attempts: 0,
+            attempt: 0,
+            placed,
+            node,
+            created: now,
+            deadline: deadline(now, self.config.tasks.pending_timeout_ms),
+        };
+        self.task_report.created_total += 1;
+        Ok(self.tasks.add(task))
+    }
+
+    /// Gives tasks up that took too long.
+    pub(super) fn tasks_timeout(&mut self, now: Instant) {
+        for _ in 0..OVERDUE_PER_CALL_MAX {
+            let Some(id) = self.tasks.overdue(now) else { return };
+            let processing = self.tasks.get(id).is_some_and(|task| task.state == TaskState::Processing);
+            self.end_attempt(now, id, ErrorCode::RpcTimeout, !processing);
+            if processing {
+                self.try_again(now, id, ErrorCode::RpcTimeout);
+            } else {
+                self.finish_task(now, id, TaskState::Failed);
+            }
+        }
+    }
+
+    /// A segment is gone, and with it what was copied there.
+    pub(super) fn tasks_lost_segment(&mut self, now: Instant, no: SegmentNo) {
+        if self.tasks.pending() + self.tasks.processing() == 0 {
+            return;
+        }
+        let lost: Vec<TaskId> = self.tasks.on_segment(no).collect();
+        for id in lost {
+            // The space went with the segment.
+            self.tasks.failed(id, ErrorCode::SegmentNotFound);
+            self.try_again(now, id, ErrorCode::SegmentNotFound);
+        }
+    }
+
+    /// Takes a replica of an object away, now or when nobody can be reading it any more.
+    pub(super) fn drop_replica(&mut self, now: Instant, index: u32, segment: SegmentNo) {
+        let entry = self.objects.entry(index);
+        let (tenant, len, leased, until) = (entry.tenant, entry.len, entry.is_leased(now), entry.time);
+        let Some(placed) = self.objects.take_replica(index, segment) else { return };
+        if leased {
+            self.generation += 1;
+            self.hold_apart(tenant, self.generation, placed, len, until, Reason::Leased);
+        } else {
+            self.segments.free(&placed);
+        }
+    }
+
+    /// Space that was one replica's, under a name of its own.
+    fn hold_apart(
+        &mut self,
+        tenant: TenantNo,
+        name: u64,
+        placed: Placed,
+        len: u64,
+        until: Instant,
+        reason: Reason,
+    ) {
+        let replicas = Placements::new(&[placed]);
+        let removed = Removed { tenant, len, generation: name, complete: true, replicas };
+        self.limbo.hold(&mut self.segments, removed, until, reason);
+    }
+
+    /// Whether the entry still holds this object, readable.
+    fn is_there(&self, index: u32, generation: u64) -> bool {
+        let entry = self.objects.entry(index);
+        entry.generation == generation && entry.is_complete()
+    }
+
+    /// Reserves space for one more replica of an object, away from all others; gives whose it is.
+    fn find_place(&mut self, now: Instant, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+        if self.objects.is_expired(now, wish.index) {
+            return Err(ErrorCode::ObjectNotFound);
+        }
+        let entry = self.objects.entry(wish.index);
+        let (len, mut others, mut most) =
+            (stored_len(entry.len), Short::<Placed, { 2 * REPLICAS_MAX }>::new(), 0);
+        for placed in entry.replicas.as_slice() {
+            let _ = others.push(*placed);
+        }
+        let has = |others: &[Placed], no| others.iter().any(|placed: &Placed| placed.segment == no);
+        if wish.source.is_some_and(|source| !has(&others, source)) {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
+        if wish.target.is_some_and(|target| has(&others, target)) {
+            return Err(ErrorCode::ReplicaAlreadyExists);
+        }
+        most += others.len();
+        for (_, task) in self.tasks.of_object(entry.generation) {
+            if wish.source.is_some() && task.source == wish.source {
+                return Err(ErrorCode::ObjectHasReplicationTask);
+            }
+            if task.placed != Placed::NOWHERE {
+                if wish.target == Some(task.placed.segment) {
+                    return Err(ErrorCode::ObjectHasReplicationTask);
+                }
+                let _ = others.push(task.placed);
+            }
+            most += usize::from(task.source.is_none());
+        }
+        // A move leaves as many as there were.
+        if most - usize::from(wish.source.is_some()) >= usize::from(self.config.replicas_max) {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        let (placement, near) = (&Placement::ANY, Short::of(0));
+        let mut ask = Ask { now, len, tag: HELD, placement, near, at_any_price: false };
+        let mut placed = None;
+        if wish.target.is_none() {
+            placed = self.segments.place(&ask, &others);
+        }
+        // Whoever names a segment means it; and a new node takes its time, unless there is no other.
+        ask.at_any_price = true;
+        if placed.is_none() {
+            placed = match wish.target {
+                Some(target) if self.segments.get(target).is_none() => {
+                    return Err(ErrorCode::SegmentNotFound);
+                }
+                Some(target) => self.segments.place_on(target, &ask),
+                None => self.segments.place(&ask, &others),
+            };
+        }
+        let placed = placed.ok_or(ErrorCode::NoAvailableHandle)?;
+        let node = self.segments.get(placed.segment).map_or(0, |segment| segment.node);
+        Ok((placed, node))
+    }
+
+    /// Hands a waiting task to its node; false when there is nothing left to do.
+    fn begin_attempt(&mut self, now: Instant, id: TaskId) -> bool {
+        let Some(task) = self.tasks.get(id) else { return false };
+        let entry = self.objects.entry(task.index);
+        let has = |no: SegmentNo| entry.replicas.as_slice().iter().any(|placed| placed.segment == no);
+        let error = if !self.is_there(task.index, task.generation) {
+            Some(ErrorCode::ObjectNotFound)
+        } else if task.source.is_some_and(|source| !has(source)) {
+            Some(ErrorCode::ReplicaNotFound)
+        } else {
+            None
+        };
+        if let Some(error) = error {
+            self.end_attempt(now, id, error, true);
+            self.finish_task(now, id, TaskState::Failed);
+            return false;
+        }
+        self.generation += 1;
+        self.tasks.start(id, self.generation, deadline(now, self.config.tasks.processing_timeout_ms));
+        true
+    }
+
+    /// The bytes are there: from here on the replica counts.
+    fn finish_copy(&mut self, now: Instant, id: TaskId, checksum: u32) -> Result<(), ErrorCode> {
+        let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
+        let (index, source, placed, cause) = (task.index, task.source, task.placed, task.cause);
+        if !self.is_there(index, task.generation) {
+            return Err(ErrorCode::ObjectNotFound);
+        }
+        let entry = self.objects.entry(index);
+        if checksum != entry.checksum {
+            return Err(ErrorCode::ChecksumMismatch);
+        }
+        let (len, generation) = (entry.len, entry.generation);
+        if let Some(source) = source {
+            self.drop_replica(now, index, source);
+        }
+        self.objects.add_replica(index, placed);
+        self.segments.own(&placed, index);
+        self.task_report.copied_bytes_total += len;
+        if cause == TaskCause::Heat {
+            self.hot.note_extra(index, generation, placed.segment);
+        }
+        self.finish_task(now, id, TaskState::Done);
+        Ok(())
+    }
+
+    /// A try is over without a replica: its space comes back, at once if it is quiet.
+    fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let (tenant, attempt, len) = (task.tenant, task.attempt, task.len);
+        let placed = self.tasks.failed(id, error);
+        if placed == Placed::NOWHERE {
+            return;
+        }
+        if quiet {
+            self.segments.free(&placed);
+        } else {
+            let until = now + millis(self.config.put_start_release_timeout_ms);
+            self.hold_apart(tenant, attempt, placed, len, until, Reason::Zombie);
+        }
+    }
+
+    /// Looks for another place, if another try is worth it.
+    fn try_again(&mut self, now: Instant, id: TaskId, error: ErrorCode) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let hopeless = matches!(
+            error,
+            ErrorCode::ChecksumMismatch | ErrorCode::ObjectNotFound | ErrorCode::ReplicaNotFound
+        ) || error == ErrorCode::SegmentNotFound && task.wanted.is_some();
+        let spent = task.attempts >= self.config.tasks.attempts_max;
+        let wish = Wish { index: task.index, source: task.source, target: task.wanted, cause: task.cause };
+        if hopeless || spent || !self.is_there(task.index, task.generation) {
+            return self.finish_task(now, id, TaskState::Failed);
+        }
+        match self.find_place_again(now, id, wish) {
+            Ok((placed, node)) => {
+                let until = deadline(now, self.config.tasks.pending_timeout_ms);
+                self.tasks.requeue(id, placed, node, until);
+                self.task_report.retried_total += 1;
+            }
+            Err(error) => {
+                self.tasks.failed(id, error);
+                self.finish_task(now, id, TaskState::Failed);
+            }
+        }
+    }
+
+    /// As [`Self::find_place`] for a task that is unfinished, and so is not in its own way.
+    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+        self.tasks.set_aside(id);
+        let found = self.find_place(now, wish);
+        self.tasks.put_back(id);
+        found
+    }
+
+    fn finish_task(&mut self, now: Instant, id: TaskId, state: TaskState) {
+        self.tasks.finish(id, state);
+        match state {
+            TaskState::Done => self.task_report.done_total += 1,
+            TaskState::Canceled => self.task_report.canceled_total += 1,
+            _ => self.task_report.failed_total += 1,
+        }
+        let Some(task) = self.tasks.get(id) else { return };
+        if let (TaskCause::Drain, Some(source)) = (task.cause, task.source) {
+            self.drain_move_ended(now, source, state);
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Placement: on which segment a replica goes.
+//!
+//! ```text
+//!   named segments ─▶ the near node ─▶ draws, a few ─▶ whoever has room, from a random one on
+//!    in their order     its segments     by strategy      found in a tree, not by looking at all
+//! ```
+//!
+//! What a put forbids (excluded segments, a second replica on a segment, with [`Placement::distinct_nodes`] on a node) holds on
+//! the whole way; what it prefers is where the way begins. A segment that takes nothing new is passed over everywhere.
+//!
+//! *Slow start.* A segment that has just been mounted is empty, and the emptiest of all. Without care it gets every write, and
+//! soon every read, of the whole cluster, from a machine that is still warming up. So for
+//! [`slow_start_ms`](crate::MasterConfig::slow_start_ms) it takes part in a draw only with the chance
+//! `its age / the age of the oldest`, which is 1/16 at first and 1 in the end; when all others are full, that is its share of
+//! the puts, and the rest evict where they would have without it. Only the chance counts, nobody waits: a put that finds no
+//! other place goes there all the same, and segments mounted at about the same time have about the same chance.
+//!
+//! Two draws and the emptier of them, instead of the emptiest of all: M. Mitzenmacher, "The power of two choices in randomized
+//! load balancing", IEEE TPDS 12(10), 2001.
+
+use core::fmt;
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use te_core::Instant;
+
+use crate::SegmentNo;
+use crate::allocator::Allocator;
+use crate::codec::Short;
+use crate::message::REPLICAS_MAX;
+use crate::segments::{Placed, Segments};
+
+/// Most segments that a put can prefer, and most that it can exclude.
+pub const NAMED_MAX: usize = 8;
+/// Times that a segment is drawn before the tree is asked.
+const DRAWS_MAX: usize = 8;
+/// Segments of the near node that are tried.
+const NEAR_MAX: usize = 8;
+/// Segments that may refuse, though they seemed to have room, before a put evicts instead.
+const REFUSALS_MAX: usize = 64;
+/// The chance of a segment that has just been mounted is one in so many.
+const SLOW_START_SHARE: u32 = 16;
+
+/// Where a new object may go, and where it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Try these segments first, in this order: the first replica goes to the first that has room, the next replica to the
+    /// next. At most 8.
+    pub preferred: Short<SegmentNo, NAMED_MAX>,
+    /// Never use these. At most 8.
+    pub excluded: Short<SegmentNo, NAMED_MAX>,
+    /// Then try the segments of this node, for every replica: the writer's own, or that of the rest of its batch.
+    pub near: Option<u64>,
+    /// Never two replicas on one node, even if there are fewer then. Without it they share a node only if they must, or if
+    /// `preferred` or `near` says so.
+    pub distinct_nodes: bool,
+}
+
+impl Placement {
+    /// Wherever the strategy says.
+    pub const ANY: Self =
+        Self { preferred: Short::of(0), excluded: Short::of(0), near: None, distinct_nodes: false };
+
+    /// On this segment, if it has room.
+    #[must_use]
+    pub fn on(segment: SegmentNo) -> Self {
+        let mut placement = Self::ANY;
+        // There is room for the first.
+        let _ = placement.preferred.push(segment);
+        placement
+    }
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::ANY
+    }
+}
+
+/// How segments are drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum AllocationStrategy {
+    /// Two at random, and the one whose free share is larger: nodes fill up evenly. The default.
+    #[default]
+    FreeRatioFirst,
+    /// One at random.
+    Random,
+}
+
+impl AllocationStrategy {
+    /// Every one of this release.
+    pub const ALL: &'static [Self] = &[Self::FreeRatioFirst, Self::Random];
+
+    /// As written in configurations and on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FreeRatioFirst => "free-ratio-first",
+            Self::Random => "random",
+        }
+    }
+}
+
+impl fmt::Display for AllocationStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for AllocationStrategy {
+    type Err = UnknownStrategy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownStrategy> {
+        Self::ALL.iter().find(|strategy| strategy.name() == text).copied().ok_or(UnknownStrategy)
+    }
+}
+
+/// No strategy has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownStrategy;
+
+impl fmt::Display for UnknownStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no such allocation strategy: choose one of")?;
+        AllocationStrategy::ALL.iter().try_for_each(|strategy| write!(f, " {strategy}"))
+    }
+}
+
+impl core::error::Error for UnknownStrategy {}
+
+/// One replica to place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) now: Instant,
+    pub(crate) len: u64,
+    pub(crate) tag: u32,
+    pub(crate) placement: &'a Placement,
+    /// The segments of [`Placement::near`], the first of them.
+    pub(crate) near: Short<SegmentNo, NEAR_MAX>,
+    /// Take whatever there is: no slow start, and no end to the search but the end of the segments.
+    pub(crate) at_any_price: bool,
+}
+
+/// The replicas that an object has already, and their nodes.
+struct Others<'a> {
+    placed: &'a [Placed],
+    nodes: Short<u64, REPLICAS_MAX>,
+}
+
+impl Segments {
+    /// Room for one more replica, on a segment that has none of `others`.
+    pub(crate) fn place(&mut self, ask: &Ask<'_>, others: &[Placed]) -> Option<Placed> {
+        if ask.len > self.rooms.most() {
+            return None;
+        }
+        let others = Others { placed: others, nodes: self.nodes_of(others) };
+        self.place_where_wished(ask, &others)
+            .or_else(|| self.place_by_draw(ask, &others))
+            .or_else(|| self.place_by_search(ask, &others, false))
+            .or_else(|| {
+                let may_share = !others.nodes.is_empty() && !ask.placement.distinct_nodes;
+                if may_share { self.place_by_search(ask, &others, true) } else { None }
+            })
+    }
+
+    /// Room on one given segment, for the first replica.
+    pub(crate) fn place_on(&mut self, no: SegmentNo, ask: &Ask<'_>) -> Option<Placed> {
+        let at = self.position(no)?;
+        let allowed = self.rooms.bound(at) >= ask.len && !ask.placement.excluded.contains(&no);
+        if allowed { self.take(at, ask) } else { None }
+    }
+
+    /// Whether there may be room somewhere that the last [`Self::place`] would not take.
+    pub(crate) fn has_room_elsewhere(&self, len: u64) -> bool {
+        self.rooms.most() >= len
+    }
+
+    /// Whether the replica could go to this segment if it were empty, slow start considered.
+    pub(crate) fn would_serve(&self, no: SegmentNo, ask: &Ask<'_>) -> bool {
+        let Some(at) = self.position(no) else { return false };
+        let segment = &self.list[at];
+        segment.accepts_new
+            && segment.allocator.capacity_bytes() >= ask.len
+            && (at == 0 || segment.joined + self.slow_start <= ask.now)
+            && !ask.placement.excluded.contains(&no)
+    }
+
+    fn place_where_wished(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
+        let wished = ask.placement.preferred.iter().chain(ask.near.iter());
+        for no in wished {
+            let Some(at) = self.position(*no) else { continue };
+            let shares = others.nodes.contains(&self.list[at].node);
+            if self.suits(at, ask, others, shares) && !(shares && ask.placement.distinct_nodes) {
+                let placed = self.take(at, ask);
+                if placed.is_some() {
+                    return placed;
+                }
+            }
+        }
+        None
+    }
+
+    fn place_by_draw(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
+        for _ in 0..DRAWS_MAX {
+            let draw = self.draw();
+            let count = self.list.len();
+            let pick = |bits: u64| ((bits & 0xffff_ffff) as usize * count) >> 32;
+            let one = self.drawn(pick(draw), ask, others);
+            let two = match self.strategy {
+                AllocationStrategy::Random => None,
+                AllocationStrategy::FreeRatioFirst => self.drawn(pick(draw >> 32), ask, others),
+            };
+            let at = match (one, two) {
+                (Some(one), Some(two)) if self.free_share(two) > self.free_share(one) => two,
+                (Some(at), _) | (None, Some(at)) => at,
+                (None, None) => continue,
+            };
+            let placed = self.take(at, ask);
+            if placed.is_some() {
+                return placed;
+            }
+        }
+        None
+    }
+
+    /// The segment at `at`, if it can be taken.
+    fn drawn(&mut self, at: usize, ask: &Ask<'_>, others: &Others<'_>) -> Option<usize> {
+        (self.suits(at, ask, others, false) && self.is_admitted(at, ask)).then_some(at)
+    }
+
+    /// Whoever has room: the first from a random one on. `shares`: among those whose nodes have a replica already.
+    fn place_by_search(&mut self, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
+        let count = self.list.len();
+        let start = ((self.draw() & 0xffff_ffff) as usize * count) >> 32;
+        let mut refusals = 0;
+        for (mut at, end) in [(start, count), (0, start)] {
+            while let Some(found) = self.rooms.next(at, ask.len).filter(|found| *found < end) {
+                at = found + 1;
+                if !self.suits(found, ask, others, shares) || !self.is_admitted(found, ask) {
+                    continue;
+                }
+                let placed = self.take(found, ask);
+                refusals += 1;
+                if placed.is_some() || (refusals >= REFUSALS_MAX && !ask.at_any_price) {
+                    return placed;
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether the segment at `at` may be used and seems to have room. `shares`: and its node has a replica.
+    fn suits(&self, at: usize, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> bool {
+        if self.rooms.bound(at) < ask.len {
+            return false;
+        }
+        let segment = &self.list[at];
+        !ask.placement.excluded.contains(&segment.no)
+            && (others.placed.is_empty() && !shares
+                || others.nodes.contains(&segment.node) == shares
+                    && others.placed.iter().all(|placed| placed.segment != segment.no))
+    }
+
+    /// Whether its slow start lets it take part this time.
+    fn is_admitted(&mut self, at: usize, ask: &Ask<'_>) -> bool {
+        if ask.at_any_price || ask.now >= self.settled_at {
+            return true;
+        }
+        let least = self.slow_start / SLOW_START_SHARE;
+        let age = |joined: Instant| (ask.now - joined).clamp(least, self.slow_start);
+        // The list is in the order of mounting.
+        let (own, oldest) = (age(self.list[at].joined), age(self.list[0].joined));
+        own >= oldest || u128::from(self.draw() >> 32) * oldest.as_nanos() < own.as_nanos() << 32
+    }
+
+    fn take(&mut self, at: usize, ask: &Ask<'_>) -> Option<Placed> {
+        let segment = &mut self.list[at];
+        let before = segment.allocator.used_bytes();
+        let Some((block, offset)) = segment.allocator.allocate(ask.len, ask.tag) else {
+            self.rooms.set(at, segment.allocator.refused_above(ask.len));
+            return None;
+        };
+        self.used_bytes += segment.allocator.used_bytes() - before;
+        Some(Placed::new(segment.base + offset, segment.no, block))
+    }
+
+    fn free_share(&self, at: usize) -> f64 {
+        let allocator = &self.list[at].allocator;
+        allocator.free_bytes() as f64 / allocator.capacity_bytes().max(1) as f64
+    }
+
+    fn nodes_of(&self, others: &[Placed]) -> Short<u64, REPLICAS_MAX> {
+        let mut nodes = Short::new();
+        for segment in others.iter().filter_map(|placed| self.get(placed.segment)) {
+            // There are no more than fit.
+            let _ = nodes.push(segment.node);
+        }
+        nodes
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.draws)
+    }
+}
+
+/// Spreads a counter over 64 bits (the finisher of SplitMix64).
+const fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::boxed::Box;
+    use core::time::Duration;
+
+    use super::*;
+    use crate::AllocatorKind;
+    use crate::segments::Segment;
+
+    fn three() -> Segments {
+        let mut segments = Segments::after(7, AllocationStrategy::FreeRatioFirst, Duration::ZERO);
+        for node in 1..=3 {
+            let make = |no| Segment {
+                no,
+                node,
+                incarnation: 1,
+                name: Box::default(),
+                endpoint: Box::default(),
+                base: 0,
+                len: 4096,
+                export: Default::default(),
+                joined: Instant::ZERO,
+                accepts_new: true,
+                allocator: AllocatorKind::Offset.build(4096),
+            };
+            segments.add(make).unwrap();
+        }
+        segments
+    }
+
+    // Mooncake issue 2704: a segment that was known to be unhealthy was still allocated from.
+    #[test]
+    fn a_segment_that_takes_nothing_new_gets_nothing_even_if_it_alone_has_room() {
+        let mut segments = three();
+        let wish = Placement::on(8);
+        let mut ask = Ask {
+            now: Instant::ZERO,
+            len: 1024,
+            tag: 0,
+            placement: &wish,
+            near: Short::new(),
+            at_any_price: false,
+        };
+        let _ = ask.near.push(8);
+        let there = segments.place(&ask, &[]).unwrap();
+        assert_eq!(there.segment, 8);
+        assert!(segments.set_accepts_new(8, false) && !segments.set_accepts_new(99, false));
+        for at_any_price in [false, true] {
+            let ask = Ask { at_any_price, ..ask };
+            assert!(segments.place_on(8, &ask).is_none() && !segments.would_serve(8, &ask));
+            for _ in 0..4 {
+                assert_ne!(segments.place(&ask, &[]).unwrap().segment, 8);
+            }
+        }
+        assert!(segments.place(&Ask { at_any_price: true, ..ask }, &[]).is_none(), "8 alone has room");
+        // What is freed there does not open it again; its replicas stay until then.
+        assert_eq!(segments.free(&there), 1024);
+        assert!(segments.place(&Ask { at_any_price: true, ..ask }, &[]).is_none());
+        assert!(segments.set_accepts_new(8, true));
+        assert_eq!(segments.place(&ask, &[]).unwrap().segment, 8);
+    }
+
+    #[test]
+    fn a_segment_is_found_by_its_number_also_when_others_have_gone() {
+        let mut segments = three();
+        assert_eq!(
+            [7, 8, 9, 10, 11].map(|no| segments.position(no)),
+            [None, Some(0), Some(1), Some(2), None]
+        );
+        assert!(segments.remove(9).is_some() && segments.remove(9).is_none());
+        assert_eq!([8, 9, 10, 11].map(|no| segments.position(no)), [Some(0), None, Some(1), None]);
+        assert!(segments.remove(8).is_some());
+        assert_eq!([8, 9, 10, 11].map(|no| segments.position(no)), [None, None, Some(0), None]);
+        assert!(segments.remove(10).is_some() && segments.position(10).is_none());
+    }
+}

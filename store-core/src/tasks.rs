@@ -1,0 +1,322 @@
+//! Tasks: who is to make which replica, and how far that is. Bounded queues; what a task means is `master/tasks.rs`'.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use te_core::Instant;
+
+use crate::message::{SegmentNo, TaskCause, TaskId, TaskInfo, TaskState};
+use crate::segments::Placed;
+use crate::{ErrorCode, Key, TenantNo};
+
+/// Limits of tasks, drains and reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaskConfig {
+    /// Most tasks that wait or run. Default 10,000.
+    pub unfinished_max: u32,
+    /// Most finished tasks that are remembered. Default 10,000.
+    pub finished_max: u32,
+    /// Most tasks that a node is at. Default 16.
+    pub per_node_max: u32,
+    /// How long a task may wait for its node, ms. Default 300,000.
+    pub pending_timeout_ms: u32,
+    /// How long a node may be at one, ms; what it holds is a zombie's then. Default 60,000.
+    pub processing_timeout_ms: u32,
+    /// Most tries of a task. Default 3.
+    pub attempts_max: u32,
+    /// Most moves under way for each segment that is drained. Default 16.
+    pub drain_moves_max: u32,
+    /// Readers that must have found a replica bad before it is dropped. Default 2.
+    pub bad_reports_min: u32,
+}
+
+impl Default for TaskConfig {
+    fn default() -> Self {
+        Self {
+            unfinished_max: 10_000,
+            finished_max: 10_000,
+            per_node_max: 16,
+            pending_timeout_ms: 300_000,
+            processing_timeout_ms: 60_000,
+            attempts_max: 3,
+            drain_moves_max: 16,
+            bad_reports_min: 2,
+        }
+    }
+}
+
+/// One replica to be.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) tenant: TenantNo,
+    pub(crate) key: Box<[u8]>,
+    /// The object's entry, as long as that has this generation.
+    pub(crate) index: u32,
+    pub(crate) generation: u64,
+    pub(crate) len: u64,
+    pub(crate) source: Option<SegmentNo>,
+    /// The target that was asked for.
+    pub(crate) wanted: Option<SegmentNo>,
+    pub(crate) cause: TaskCause,
+    pub(crate) state: TaskState,
+    pub(crate) error: Option<ErrorCode>,
+    pub(crate) attempts: u32,
+    /// Names the latest try, once it is processed; in limbo, too.
+    pub(crate) attempt: u64,
+    /// Space for the new replica: reserved while the task is unfinished.
+    pub(crate) placed: Placed,
+    /// Whose that space is.
+    pub(crate) node: u64,
+    pub(crate) created: Instant,
+    /// When it has waited, or run, for too long.
+    pub(crate) deadline: Instant,
+}
+
+impl Task {
+    pub(crate) fn info(&self, id: TaskId, now: Instant) -> TaskInfo<'_> {
+        TaskInfo {
+            id,
+            key: Key(&self.key),
+            len: self.len,
+            state: self.state,
+            cause: self.cause,
+            source: self.source,
+            target: (self.placed != Placed::NOWHERE).then_some(self.placed.segment).or(self.wanted),
+            attempts: self.attempts,
+            error: self.error,
+            age_ms: if now > self.created { (now - self.created).as_millis() as u64 } else { 0 },
+        }
+    }
+}
+
+/// Tasks by number, and what is due.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    map: BTreeMap<TaskId, Task>,
+    last: TaskId,
+    /// Unfinished ones, by their object.
+    by_object: BTreeSet<(u64, TaskId)>,
+    /// Unfinished ones, by their node: what waits, in its order, and what runs.
+    waiting: BTreeMap<u64, VecDeque<TaskId>>,
+    running: BTreeMap<u64, BTreeSet<TaskId>>,
+    deadlines: BTreeSet<(Instant, TaskId)>,
+    finished: VecDeque<TaskId>,
+    finished_max: usize,
+    pending: u32,
+    processing: u32,
+}
+
+impl Tasks {
+    /// None; numbers begin after `last`.
+    pub(crate) fn after(last: TaskId, finished_max: u32) -> Self {
+        Self {
+            map: BTreeMap::new(),
+            last,
+            by_object: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            finished: VecDeque::new(),
+            finished_max: finished_max as usize,
+            pending: 0,
+            processing: 0,
+        }
+    }
+
+    pub(crate) fn pending(&self) -> u32 {
+        self.pending
+    }
+
+    pub(crate) fn processing(&self) -> u32 {
+        self.processing
+    }
+
+    pub(crate) fn finished(&self) -> usize {
+        self.finished.len()
+    }
+
+    /// Adds one that is pending.
+    pub(crate) fn add(&mut self, task: Task) -> TaskId {
+        self.last += 1;
+        let id = self.last;
+        self.map.insert(id, task);
+        self.enter(id);
+        id
+    }
+
+    pub(crate) fn get(&self, id: TaskId) -> Option<&Task> {
+        self.map.get(&id)
+    }
+
+    /// From `id` on.
+    pub(crate) fn from(&self, id: TaskId) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.map.range(id..).map(|(id, task)| (*id, task))
+    }
+
+    /// Unfinished tasks of an object.
+    pub(crate) fn of_object(&self, generation: u64) -> impl Iterator<Item = (TaskId, &Task)> {
+        let ids = self.by_object.range((generation, 0)..=(generation, TaskId::MAX));
+        ids.filter_map(|(_, id)| Some((*id, self.map.get(id)?)))
+    }
+
+    /// Whether a node has anything to do, or to go on with.
+    pub(crate) fn has_work(&self, node: u64) -> bool {
+        // The steady state is that there is none at all.
+        self.pending + self.processing > 0
+            && (self.waiting.contains_key(&node) || self.running.contains_key(&node))
+    }
+
+    pub(crate) fn running(&self, node: u64) -> impl Iterator<Item = TaskId> {
+        self.running.get(&node).into_iter().flatten().copied()
+    }
+
+    pub(crate) fn next_waiting(&self, node: u64) -> Option<TaskId> {
+        self.waiting.get(&node)?.front().copied()
+    }
+
+    /// A pending task is begun: a try of its own name.
+    pub(crate) fn start(&mut self, id: TaskId, attempt: u64, deadline: Instant) {
+        self.leave(id);
+        if let Some(task) = self.map.get_mut(&id) {
+            (task.state, task.attempt, task.deadline) = (TaskState::Processing, attempt, deadline);
+            task.attempts += 1;
+        }
+        self.enter(id);
+    }
+
+    /// Back to those that wait, with space elsewhere.
+    pub(crate) fn requeue(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+        self.leave(id);
+        if let Some(task) = self.map.get_mut(&id) {
+            (task.state, task.placed, task.node, task.deadline) =
+                (TaskState::Pending, placed, node, deadline);
+        }
+        self.enter(id);
+    }
+
+    /// The try is over, whatever comes next: the space is not the task's any more.
+    pub(crate) fn failed(&mut self, id: TaskId, error: ErrorCode) -> Placed {
+        let Some(task) = self.map.get_mut(&id) else { return Placed::NOWHERE };
+        task.error = Some(error);
+        core::mem::replace(&mut task.placed, Placed::NOWHERE)
+    }
+
+    /// For a moment, an unfinished task is none of its object's.
+    pub(crate) fn set_aside(&mut self, id: TaskId) {
+        if let Some(task) = self.map.get(&id) {
+            self.by_object.remove(&(task.generation, id));
+        }
+    }
+
+    /// The moment is over.
+    pub(crate) fn put_back(&mut self, id: TaskId) {
+        if let Some(task) = self.map.get(&id) {
+            self.by_object.insert((task.generation, id));
+        }
+    }
+
+    /// Nothing will change any more. Forgets the oldest of too many.
+    pub(crate) fn finish(&mut self, id: TaskId, state: TaskState) {
+        self.leave(id);
+        if let Some(task) = self.map.get_mut(&id) {
+            task.state = state;
+        }
+        self.finished.push_back(id);
+        while self.finished.len() > self.finished_max {
+            if let Some(oldest) = self.finished.pop_front() {
+                self.map.remove(&oldest);
+            }
+        }
+    }
+
+    /// A finished one begins anew, with these tries behind it forgotten.
+    pub(crate) fn revive(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+        self.finished.retain(|finished| *finished != id);
+        if let Some(task) = self.map.get_mut(&id) {
+            (task.state, task.error, task.attempts) = (TaskState::Pending, None, 0);
+            (task.placed, task.node, task.deadline) = (placed, node, deadline);
+        }
+        self.enter(id);
+    }
+
+    /// One that has waited or run for too long.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<TaskId> {
+        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
+    }
+
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Unfinished ones that have space on a segment.
+    pub(crate) fn on_segment(&self, no: SegmentNo) -> impl Iterator<Item = TaskId> {
+        let unfinished = self.by_object.iter().map(|(_, id)| *id);
+        unfinished.filter(move |id| self.map.get(id).is_some_and(|task| task.placed.segment == no))
+    }
+
+    /// Unfinished ones that move from a segment, because it is drained, and that no node is at.
+    pub(crate) fn draining(&self, no: SegmentNo) -> impl Iterator<Item = TaskId> {
+        let unfinished = self.by_object.iter().map(|(_, id)| *id);
+        unfinished.filter(move |id| {
+            self.map.get(id).is_some_and(|task| {
+                task.cause == TaskCause::Drain && task.source == Some(no) && task.state == TaskState::Pending
+            })
+        })
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // The keys, and what a map of this size takes, roughly.
+        self.map.values().map(|task| task.key.len()).sum::<usize>()
+            + self.map.len() * (size_of::<Task>() + 128)
+    }
+
+    fn enter(&mut self, id: TaskId) {
+        let Some(task) = self.map.get(&id) else { return };
+        self.by_object.insert((task.generation, id));
+        self.deadlines.insert((task.deadline, id));
+        if task.state == TaskState::Pending {
+            self.pending += 1;
+            self.waiting.entry(task.node).or_default().push_back(id);
+        } else {
+            self.processing += 1;
+            self.running.entry(task.node).or_default().insert(id);
+        }
+    }
+
+    /// Takes an unfinished one off everything that it is on.
+    fn leave(&mut self, id: TaskId) {
+        let Some(task) = self.map.get(&id).filter(|task| !task.state.is_finished()) else { return };
+        self.by_object.remove(&(task.generation, id));
+        self.deadlines.remove(&(task.deadline, id));
+        let node = task.node;
+        if task.state == TaskState::Pending {
+            self.pending -= 1;
+            if let Some(waiting) = self.waiting.get_mut(&node) {
+                if waiting.front() == Some(&id) {
+                    waiting.pop_front();
+                } else {
+                    waiting.retain(|waiting| *waiting != id);
+                }
+                if waiting.is_empty() {
+                    self.waiting.remove(&node);
+                }
+            }
+        } else {
+            self.processing -= 1;
+            if let Some(running) = self.running.get_mut(&node) {
+                running.remove(&id);
+                if running.is_empty() {
+                    self.running.remove(&node);
+                }
+            }
+        }
+    }
+}
+
+/// When a task that begins to wait or run now has done so for too long.
+pub(crate) fn deadline(now: Instant, timeout_ms: u32) -> Instant {
+    now + Duration::from_millis(timeout_ms.into())
+}

@@ -1,0 +1,80 @@
+//! The status page in a browser without a window. Skipped, by name, where there is no Chromium.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| {
+        let version =
+            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        version.is_ok_and(|status| status.success())
+    });
+    if browser.is_none() {
+        eprintln!("no Chromium here: the status page is not looked at (Debian has the package `chromium`)");
+    }
+    let name = browser.unwrap_or_default();
+    let trials = [
+        ("the_page_shows_what_the_master_says_and_names_stay_text", shows as fn(&str) -> Result<(), Failed>),
+        ("the_page_says_that_a_master_without_nodes_wants_one", wants_a_node),
+    ];
+    let trials = trials
+        .map(|(title, test)| Trial::test(title, move || test(name)).with_ignored_flag(browser.is_none()));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// The document as it is after its script has had a few seconds of virtual time.
+fn dom(browser: &str, url: &str) -> Result<String, Failed> {
+    let profile = tempfile::tempdir()?;
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+        .args(["--virtual-time-budget=4000", "--timeout=60000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(url)
+        .stdin(Stdio::null())
+        .output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn holds(document: &str, parts: &[&str]) -> Result<(), Failed> {
+    match parts.iter().find(|part| !document.contains(**part)) {
+        Some(part) => Err(format!("no {part:?} in\n{document}").into()),
+        None => Ok(()),
+    }
+}
+
+fn shows(browser: &str) -> Result<(), Failed> {
+    let master = common::start();
+    common::fill(master.rpc_addr());
+    let url = format!("http://{}/", master.http_addr().unwrap());
+    let document = dom(browser, &url)?;
+    holds(
+        &document,
+        &[
+            "Serving",
+            "40.0 KiB",
+            "1.0 MiB",
+            "3.9 %",
+            "0000000000000abc",
+            "<strong>10</strong>",
+            "&lt;img src=x",
+        ],
+    )?;
+    if document.contains("<img") {
+        return Err("the name of a segment became markup".into());
+    }
+    Ok(())
+}
+
+fn wants_a_node(browser: &str) -> Result<(), Failed> {
+    let master = common::start();
+    let document = dom(browser, &format!("http://{}/", master.http_addr().unwrap()))?;
+    holds(&document, &["No node has mounted memory", "class=\"bad\""])
+}

@@ -1,0 +1,315 @@
+//! A store under load for minutes, while its processes are killed, stopped and restarted.
+//!
+//! ```text
+//!   process    one slot each for the master, the nodes and the clients; a slot's process dies and is started again
+//!   faults     what is done to whom, from a seed
+//!   flat       memory and descriptors of every process over time, and whether they grow
+//! ```
+//!
+//! The processes are roles of `store-client/examples/soak.rs`. Clients derive every byte that they store from its key and
+//! its put, and check every byte that they read. The soak fails when a byte was wrong, when memory or descriptors of a
+//! process grow (see `flat`), when a process ends that nobody ended, or when nothing was read or stored.
+
+mod faults;
+mod flat;
+mod process;
+
+use crate::cmd::Cmd;
+use crate::host::Host;
+use crate::stats;
+use anyhow::{Context as _, Result, bail, ensure};
+use faults::Faults;
+use flat::Flat;
+use nix::sys::signal::{SigSet, Signal};
+use process::{Process, Role, Slot};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Options of `cargo xtask soak`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// Client processes.
+    #[arg(long, default_value_t = 3)]
+    clients: usize,
+    /// Node processes.
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    /// Memory of each node, MiB. Little, so that there is eviction all the time.
+    #[arg(long, default_value_t = 16)]
+    node_mib: u64,
+    /// Keys that clients choose from.
+    #[arg(long, default_value_t = 4096)]
+    keys: u64,
+    /// What faults and loads follow from; the time when not given. Processes race all the same.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// No faults.
+    #[arg(long)]
+    calm: bool,
+    /// Write what was seen, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The built example `soak` of store-client; built with `--release` when not given.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+const TICK: Duration = Duration::from_millis(50);
+const SAMPLE: Duration = Duration::from_secs(1);
+const PROGRESS: Duration = Duration::from_secs(10);
+/// How long processes may take to end when they are told to.
+const END_MAX: Duration = Duration::from_secs(20);
+
+/// Runs the soak and prints what was seen.
+///
+/// # Errors
+/// When a promise was broken, or it cannot run at all.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    ensure!(args.clients > 0 && args.nodes > 0, "--clients and --nodes must be at least 1");
+    ensure!((0.05..=1e6).contains(&args.minutes), "--minutes must be at least 0.05");
+    let interrupted = catch_interrupts()?;
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => build()?,
+    };
+    let seed = args.seed.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
+    });
+    eprintln!("soak: seed {seed}, {} min, Ctrl-C ends it early", args.minutes);
+    let mut soak = Soak::start(args, binary, seed)?;
+    let ended = soak.run(&interrupted);
+    let report = soak.end();
+    println!("{}", report.text());
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report.json(args, seed))?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    ended?;
+    report.judge()
+}
+
+fn build() -> Result<PathBuf> {
+    let host = Host::probe()?;
+    let build = Cmd::new("cargo build --quiet --release -p store-client --example soak");
+    eprintln!("$ {build}");
+    build.run(&host.root, None).context("the example `soak` of store-client does not build")?;
+    Ok(host.target_dir.join("release/examples/soak"))
+}
+
+/// Ctrl-C and SIGTERM are taken by a thread that only waits for them. Children are born without the block.
+fn catch_interrupts() -> Result<Arc<AtomicBool>> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set.thread_block().context("cannot block signals")?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
+    std::thread::spawn(move || {
+        if set.wait().is_ok() {
+            told.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(interrupted)
+}
+
+struct Soak {
+    slots: Vec<Slot>,
+    faults: Option<Faults>,
+    flat: Flat,
+    began: Instant,
+    until: Instant,
+}
+
+impl Soak {
+    fn start(args: &Args, binary: PathBuf, seed: u64) -> Result<Self> {
+        let address = free_address()?;
+        let binary = Arc::new(binary);
+        let slot = |role: Role, words: Vec<String>| Slot::new(role, Arc::clone(&binary), words);
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let master = address.to_string();
+        let mut slots = vec![slot(Role::Master, words(&["master", &master]))];
+        for node in 0..args.nodes {
+            let bytes = (args.node_mib << 20).to_string();
+            slots.push(slot(Role::Node(node), words(&["node", &format!("node-{node}"), &master, &bytes])));
+        }
+        for client in 0..args.clients {
+            let seed = seed.wrapping_add(client as u64).to_string();
+            let keys = args.keys.to_string();
+            let who = client.to_string();
+            slots.push(slot(Role::Client(client), words(&["client", &who, &master, &seed, &keys])));
+        }
+        for slot in &mut slots {
+            slot.start().with_context(|| format!("{} does not start", slot.role))?;
+            slot.wait_until_ready(Instant::now() + END_MAX)?;
+        }
+        let began = Instant::now();
+        let length = Duration::from_secs_f64(args.minutes * 60.0);
+        let faults = (!args.calm).then(|| Faults::new(seed, began, length));
+        Ok(Self { slots, faults, flat: Flat::new(length), began, until: began + length })
+    }
+
+    /// Until the time is over or somebody interrupts.
+    fn run(&mut self, interrupted: &AtomicBool) -> Result<()> {
+        let (mut sample_at, mut progress_at) = (self.began, self.began + PROGRESS);
+        while Instant::now() < self.until {
+            if interrupted.load(Ordering::Relaxed) {
+                eprintln!("soak: interrupted");
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+            let now = Instant::now();
+            for slot in &mut self.slots {
+                slot.turn(now)?;
+            }
+            if let Some(faults) = &mut self.faults {
+                faults.turn(now, &mut self.slots)?;
+            }
+            if now >= sample_at {
+                let at = now - self.began;
+                let running = self.slots.iter().filter_map(|slot| Some((slot.role, slot.process()?)));
+                running
+                    .for_each(|(role, process)| self.flat.sample(at, role, process.pid(), process.age(now)));
+                sample_at = now + SAMPLE;
+            }
+            if now >= progress_at {
+                self.say_progress(now);
+                progress_at = now + PROGRESS;
+            }
+        }
+        Ok(())
+    }
+
+    fn say_progress(&self, now: Instant) {
+        let counts = totals(&self.slots);
+        let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+        eprintln!(
+            "soak: {} of {}: {} puts, {} hits of {} gets, {} wrong, {} faults",
+            stats::duration(now - self.began),
+            stats::duration(self.until - self.began),
+            count("puts"),
+            count("hits"),
+            count("gets"),
+            count("wrong"),
+            self.faults.as_ref().map_or(0, Faults::total),
+        );
+    }
+
+    /// Ends every process and gives what was seen.
+    fn end(mut self) -> Report {
+        let length = self.began.elapsed();
+        // Clients first: they would complain of what is missing.
+        for slot in self.slots.iter_mut().rev() {
+            slot.end(Instant::now() + END_MAX);
+        }
+        Report {
+            length,
+            counts: totals(&self.slots),
+            complaints: self.slots.iter().flat_map(|slot| slot.complaints()).collect(),
+            faults: self.faults.take().map(Faults::into_counts).unwrap_or_default(),
+            growths: self.flat.growths(),
+        }
+    }
+}
+
+/// The sum of what all clients counted, in all their lives.
+fn totals(slots: &[Slot]) -> BTreeMap<String, u64> {
+    let mut sum = BTreeMap::new();
+    for (name, count) in slots.iter().flat_map(Slot::counts) {
+        *sum.entry(name).or_default() += count;
+    }
+    sum
+}
+
+/// A port that was free a moment ago; the master has to come back under the same.
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?)
+}
+
+struct Report {
+    length: Duration,
+    counts: BTreeMap<String, u64>,
+    complaints: Vec<String>,
+    faults: BTreeMap<&'static str, u64>,
+    growths: Vec<flat::Growth>,
+}
+
+impl Report {
+    fn count(&self, name: &str) -> u64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    fn text(&self) -> String {
+        let mut rows = vec![
+            ["process", "RSS, MiB", "grew by", "bound", "descriptors", "grew by", "lives", ""]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        for growth in &self.growths {
+            rows.push(growth.row());
+        }
+        let list = |counts: &mut dyn Iterator<Item = (String, u64)>| {
+            counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+        };
+        let counts = list(&mut self.counts.iter().map(|(name, count)| (name.clone(), *count)));
+        let faults = list(&mut self.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)));
+        let mut text = format!(
+            "ran for {}\ncounted: {counts}\nfaults: {faults}\n\n\
+             Memory and descriptors: mean over the second half, and growth over it as a line through the samples.\n{}",
+            stats::duration(self.length),
+            stats::table(&rows)
+        );
+        for complaint in &self.complaints {
+            text.push_str(&format!("\n{complaint}"));
+        }
+        let verdict = match self.judge() {
+            Ok(()) => "0 wrong bytes, memory and descriptors flat".to_owned(),
+            Err(error) => format!("FAILED: {error}"),
+        };
+        format!("{text}\n{verdict}")
+    }
+
+    fn json(&self, args: &Args, seed: u64) -> Value {
+        json!({
+            "seed": seed,
+            "seconds": self.length.as_secs_f64(),
+            "clients": args.clients,
+            "nodes": args.nodes,
+            "node_mib": args.node_mib,
+            "keys": args.keys,
+            "counts": self.counts,
+            "faults": self.faults,
+            "complaints": self.complaints,
+            "processes": self.growths.iter().map(flat::Growth::json).collect::<Vec<_>>(),
+            "passed": self.judge().is_ok(),
+        })
+    }
+
+    fn judge(&self) -> Result<()> {
+        if self.count("wrong") > 0 {
+            bail!("{} objects had wrong bytes", self.count("wrong"));
+        }
+        if let Some(complaint) = self.complaints.first() {
+            bail!("{complaint}");
+        }
+        if let Some(growth) = self.growths.iter().find(|growth| !growth.is_flat()) {
+            bail!("{} grows: see the table", growth.role());
+        }
+        ensure!(self.count("puts") > 0 && self.count("hits") > 0, "nothing was stored and read");
+        Ok(())
+    }
+}
+
+impl Drop for Soak {
+    fn drop(&mut self) {
+        // Only after an error: nobody is left behind.
+        self.slots.iter_mut().filter_map(Slot::take).for_each(Process::kill);
+    }
+}
