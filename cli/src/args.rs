@@ -119,6 +119,7 @@ pub(crate) enum Command {
     Rm(rm::Args),
     Ls(ls::Args),
     Stat(stat::Args),
+    Top(top::Args),
     Config(config::Args),
     Admin(admin::Args),
     Replay(replay::Args),

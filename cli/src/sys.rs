@@ -58,6 +58,14 @@ pub(crate) fn interrupted() -> Option<Exit> {
     }
 }
 
+/// Columns and lines of the terminal that stdout is, if it is one.
+pub(crate) fn terminal_size() -> Option<(usize, usize)> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCGWINSZ (ioctl_tty(2)) writes one `winsize`, which outlives the call.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col.into(), size.ws_row.into()))
+}
+
 /// Sleeps until somebody asks us to end, at most `timeout`; says how, if so. Burns no CPU.
 pub(crate) fn wait_for_interrupt(timeout: Option<Duration>) -> Option<Exit> {
     let mut event = libc::pollfd { fd: EVENT.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };

@@ -246,6 +246,7 @@ impl Master {
         if entry.is_complete() {
             return if entry.checksum == checksum { Ok(()) } else { Err(ErrorCode::InvalidWrite) };
         }
+        self.stats.put_bytes_total += entry.len;
         self.objects.complete(now, index, checksum, follows);
         self.stats.put_ends_total += 1;
         Ok(())
@@ -320,6 +321,7 @@ impl Master {
         };
         self.objects.lease(now, index, now + self.lease(), follows);
         self.stats.get_hits_total += 1;
+        self.stats.get_bytes_total += object.len;
         if self.hot.is_on() {
             self.heated(now, index);
         }

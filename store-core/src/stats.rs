@@ -47,6 +47,10 @@ pub struct Stats {
     pub gets_total: u64,
     /// Of these, found readable.
     pub get_hits_total: u64,
+    /// Bytes of these: what readers were told where to find.
+    pub get_bytes_total: u64,
+    /// Bytes of puts committed, each object counted once.
+    pub put_bytes_total: u64,
     /// Keys asked by exists.
     pub exists_total: u64,
     /// Of these, found readable.

@@ -171,7 +171,7 @@ impl Snapshot {
         uptime.set(self.uptime.as_secs_f64());
         registry.register("uptime_seconds", "Time since the start", uptime);
         // The encoder appends `_total`.
-        let counters: [(&str, &str, u64); 22] = [
+        let counters: [(&str, &str, u64); 24] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
@@ -181,6 +181,8 @@ impl Snapshot {
             ("zombies", "Puts of dead writers", stats.zombies_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
+            ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),
+            ("put_bytes", "Bytes of puts committed", stats.put_bytes_total),
             ("exists", "Keys asked by exists", stats.exists_total),
             ("exists_hits", "Keys found by exists", stats.exists_hits_total),
             ("removes", "Objects removed on request", stats.removes_total),

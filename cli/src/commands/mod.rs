@@ -16,6 +16,7 @@ pub(crate) mod put;
 pub(crate) mod replay;
 pub(crate) mod rm;
 pub(crate) mod stat;
+pub(crate) mod top;
 pub(crate) mod topology;
 
 use std::time::{Duration, Instant};
@@ -44,6 +45,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Rm(args) => rm::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Top(args) => top::run(args),
         Command::Config(args) => config::run(args, cli.config.as_deref()),
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),

@@ -5,6 +5,8 @@ mod list;
 mod tasks;
 mod tenants;
 
+pub(crate) use list::{SegmentRow, ask_segments, segment_table, share};
+
 use crate::Outcome;
 use crate::exit::EXIT_CODES;
 
