@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{admin, bench, config, doctor, get, ls, master, node, put, replay, rm, stat, topology};
+use crate::commands::{
+    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, topology,
+};
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
 
@@ -111,6 +113,7 @@ impl Global {
 pub(crate) enum Command {
     Master(master::Args),
     Node(node::Args),
+    Gateway(gateway::Args),
     Put(put::Args),
     Get(get::Args),
     Rm(rm::Args),
