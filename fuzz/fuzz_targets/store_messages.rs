@@ -3,7 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, CancelTasks, ClearReplicas, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks, Find, FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart, QueryHosts, QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, RemoveMany, ReportReplicas, RetryTasks, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
+    Beat, CancelTasks, ClearReplicas, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction,
+    FetchTasks, Find, FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd,
+    PutRevoke, PutStart, QueryHosts, QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, RemoveMany,
+    ReportReplicas, RetryTasks, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
