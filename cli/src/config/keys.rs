@@ -19,7 +19,9 @@ const SOURCES: [(&str, &str); 5] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
-            include_str!("../../../store-core/src/tenant.rs")
+            include_str!("../../../store-core/src/tenant.rs"),
+            include_str!("../../../store-core/src/tasks.rs"),
+            include_str!("../../../store-core/src/heat.rs")
         ),
     ),
     (
