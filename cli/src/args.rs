@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{admin, bench, config, doctor, get, ls, master, node, put, replay, rm, stat, topology};
+use crate::commands::{
+    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, topology,
+};
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
 
@@ -80,7 +82,11 @@ impl Cli {
                     .hint("write a level such as `debug`, or `info,store_master=debug`")
             })?,
         };
-        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A log that cannot be written is lost. To say so on stderr would end the process, for that is what is full.
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .log_internal_errors(false);
         match log.format {
             LogFormat::Text => {
                 let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -107,6 +113,7 @@ impl Global {
 pub(crate) enum Command {
     Master(master::Args),
     Node(node::Args),
+    Gateway(gateway::Args),
     Put(put::Args),
     Get(get::Args),
     Rm(rm::Args),

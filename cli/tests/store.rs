@@ -89,7 +89,7 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
 #[test]
 fn objects_go_where_they_are_wished_and_the_segments_show_it() {
     let mut args = vec!["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
-    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--slow-start-ms", "0"]);
+    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--store-slow-start-ms", "0"]);
     let master = Daemon::start(&args);
     let address = master.text("rpc");
     let node =
@@ -253,4 +253,60 @@ fn doctor_finds_a_master_that_is_there_and_one_that_is_not() {
     assert_eq!(verdict(&json(&gone)), "fail");
     assert_exit(&gone, 1);
     assert!(stdout(&run(&["doctor"])).contains("open files"));
+}
+
+#[test]
+fn tenants_do_not_meet_and_bulk_commands_are_about_ones_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenants.toml");
+    let text =
+        "[[tenants]]\nname = \"a\"\nsecret = \"sesame\"\n[[tenants]]\nname = \"b\"\nquota_objects = 2\n";
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let admin = ["--store-admin-secret", "root"];
+    let daemon = ["master", "--listen", "127.0.0.1:0", "--http", "none", "--json", "--tenants", file];
+    let master = Daemon::start(&[&daemon[..], &admin].concat());
+    let address = master.text("rpc");
+    let node = [
+        "node",
+        "--master",
+        &address,
+        "--memory",
+        "16MiB",
+        "--name",
+        "n1",
+        "--http-listen",
+        "none",
+        "--json",
+    ];
+    let _node = Daemon::start(&[&node[..], &["--admin-secret", "root"]].concat());
+    let store = |args: &[&str]| run(&[args, &["--master", &address]].concat());
+    let a = |args: &[&str]| store(&[args, &["--tenant", "a", "--tenant-secret", "sesame"]].concat());
+    let b = |args: &[&str]| store(&[args, &["--tenant", "b"]].concat());
+
+    for args in [&["ls"][..], &["ls", "--tenant", "a"], &["ls", "--tenant", "c"]] {
+        let refused = store(args);
+        assert_exit(&refused, 1);
+        assert!(stderr(&refused).contains("does not let tenant"), "{}", stderr(&refused));
+    }
+    for key in ["k1", "k2", "other"] {
+        assert_exit(&a(&["put", key, file]), 0);
+        assert_exit(&b(&["put", key, file]), 0);
+    }
+    assert_eq!(stdout(&a(&["ls", "--json", "--regex", "^k[0-9]$"])).lines().count(), 2);
+    assert_eq!(stdout(&b(&["ls", "--json"])).lines().count(), 2, "its quota");
+    assert_exit(&a(&["ls", "--regex", "("]), 2);
+    assert_eq!(json(&a(&["rm", "--regex", "^k", "--json"]))["removed"], 2);
+    assert_eq!(stdout(&a(&["ls", "--json"])).lines().count(), 1);
+    assert_eq!(json(&b(&["rm", "--all", "--json"]))["removed"], 2);
+    assert_eq!(stdout(&a(&["ls", "--json"])).lines().count(), 1, "not the other's");
+
+    let refused = a(&["admin", "tenants", "--set", "c"]);
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("admin secret"), "{}", stderr(&refused));
+    let root = |args: &[&str]| store(&[args, &["--tenant", "a", "--admin-secret", "root"]].concat());
+    let listed = stdout(&root(&["admin", "tenants", "--set", "c", "--quota", "1MiB", "--json"]));
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    let listed = stdout(&root(&["admin", "tenants", "--remove", "a", "--force"]));
+    assert!(listed.contains("1 MiB") && !listed.contains("\na "), "{listed}");
 }

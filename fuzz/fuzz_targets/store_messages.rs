@@ -3,10 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use store_core::message::{
-    Beat, CancelTasks, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks,
-    FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart,
-    QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, ReportReplicas, RetryTasks, Segments, Unmount,
-    WhyKept,
+    Beat, CancelTasks, ClearReplicas, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction, FetchTasks, Find, FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd, PutRevoke, PutStart, QueryHosts, QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, RemoveMany, ReportReplicas, RetryTasks, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
 };
 use store_core::{Frame, Header, Kind, Operation};
 
@@ -63,6 +60,13 @@ fuzz_target!(|bytes: &[u8]| {
         Some(Kind::EvictNow) => both::<EvictNow>(body),
         Some(Kind::ListNodes) => both::<ListNodes>(body),
         Some(Kind::WhyKept) => both::<WhyKept>(body),
+        Some(Kind::TenantList) => both::<TenantList>(body),
+        Some(Kind::TenantSet) => both::<TenantSet>(body),
+        Some(Kind::TenantRemove) => both::<TenantRemove>(body),
+        Some(Kind::Find) => both::<Find>(body),
+        Some(Kind::RemoveMany) => both::<RemoveMany>(body),
+        Some(Kind::QueryHosts) => both::<QueryHosts>(body),
+        Some(Kind::ClearReplicas) => both::<ClearReplicas>(body),
         Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
         Some(Kind::FindReplicas) => both::<FindReplicas>(body),
         Some(Kind::CreateTasks) => both::<CreateTasks>(body),

@@ -22,6 +22,7 @@ pub struct ClientConfig {
     /// Times of the connection to it.
     pub rpc: RpcConfig,
     /// Which tenant this is, and what proves it. Default the default tenant.
+    #[serde(skip)]
     pub identity: Identity,
     /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
     pub engine: te_engine::Config,
@@ -52,6 +53,7 @@ pub struct NodeConfig {
     /// Times of the connection to it.
     pub rpc: RpcConfig,
     /// What proves that it may contribute memory. Default nobody's, with no secret.
+    #[serde(skip)]
     pub identity: Identity,
     /// Memory to contribute, bytes.
     pub capacity_bytes: u64,

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use store_core::message::Export;
 use te_engine::{
-    Access, BatchHandle, Config, Engine, MemSpan, Metadata, PeerToPeer, RegionId, RegisterError,
-    RequestStatus, SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
+    Access, BatchHandle, Config, Engine, MemSpan, PeerToPeer, RegionId, RegisterError, RequestStatus,
+    SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
     TransferRequest,
 };
 
@@ -63,6 +63,10 @@ impl Fabric {
 
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
         self.engine.alloc_shared(len, Access::LOCAL)
+    }
+
+    pub(crate) fn alloc_lent(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
+        self.engine.alloc_lent(len, Access::LOCAL)
     }
 
     /// # Safety

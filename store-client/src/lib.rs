@@ -15,6 +15,7 @@
 //! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
 //! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
 //! [`AsyncClient`] is a client on a thread of its own, for tasks. [`RpcConnection`] is the bare connection, for tools and for load.
+//! [`LocalClient`] has neither engine nor fabric: it asks the node on its machine, which runs a [`LocalServer`] (module [`local`]).
 //!
 //! ```
 //! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
@@ -50,6 +51,7 @@ mod client;
 mod config;
 mod error;
 mod fabric;
+pub mod local;
 mod memory;
 mod metrics;
 mod mover;
@@ -60,9 +62,13 @@ mod segments;
 mod sys;
 
 pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
-pub use client::{Client, Counters, ListEntry, ListPage, PARTS_MAX, SegmentEntry, TaskEntry, TaskPage};
+pub use client::{
+    BulkRemoval, Client, Counters, ListEntry, ListPage, ObjectInfo, PARTS_MAX, SegmentEntry, TaskEntry,
+    TaskPage,
+};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
+pub use local::{LocalBuffer, LocalClient, LocalServer};
 pub use memory::{BufferRange, Fragment};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};

@@ -124,6 +124,7 @@ mod master;
 pub mod message;
 mod nodes;
 mod objects;
+mod pattern;
 pub mod placement;
 mod room;
 mod segments;

@@ -5,6 +5,7 @@
 //! outlives the object (*leased*); its bytes come back when the lease is over, whatever anybody says.
 
 use alloc::collections::BinaryHeap;
+use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use foldhash::fast::FixedState;
@@ -13,7 +14,7 @@ use te_core::Instant;
 
 use crate::TenantNo;
 use crate::blocks::stored_len;
-use crate::objects::{Placements, Removed};
+use crate::objects::{Placements, Removed, charge};
 use crate::segments::Segments;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +41,18 @@ pub(crate) struct Limbo {
     /// One entry for each put that was held. It may name what is gone or was put off; `held` decides.
     queue: BinaryHeap<Reverse<(Instant, u64)>>,
     bytes: [u64; 2],
+    /// By tenant, as its quota counts them.
+    charged: Vec<u64>,
 }
 
 impl Limbo {
     pub(crate) fn new() -> Self {
-        Self { held: HashMap::with_hasher(FixedState::with_seed(0)), queue: BinaryHeap::new(), bytes: [0; 2] }
+        Self {
+            held: HashMap::with_hasher(FixedState::with_seed(0)),
+            queue: BinaryHeap::new(),
+            bytes: [0; 2],
+            charged: Vec::new(),
+        }
     }
 
     /// Holds the replicas of a put back until `until`.
@@ -53,6 +61,10 @@ impl Limbo {
         let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
+        if self.charged.len() <= usize::from(tenant) {
+            self.charged.resize(usize::from(tenant) + 1, 0);
+        }
+        self.charged[usize::from(tenant)] += charge(len, replicas.as_slice().len());
         self.held.insert(generation, Held { tenant, replicas, len, until, reason });
         self.queue.push(Reverse((until, generation)));
     }
@@ -101,12 +113,13 @@ impl Limbo {
 
     /// A segment is going away, and with it what was held back there. Called while it is still mounted.
     pub(crate) fn drop_segment(&mut self, no: u32, rounded: impl Fn(u64) -> u64) {
-        let bytes = &mut self.bytes;
+        let (bytes, charged) = (&mut self.bytes, &mut self.charged);
         self.held.retain(|_, held| {
             if held.replicas.as_slice().iter().all(|placed| placed.segment != no) {
                 return true;
             }
             bytes[held.reason as usize] -= rounded(held.len);
+            charged[usize::from(held.tenant)] -= charge(held.len, 1);
             held.replicas.drop_segment(no)
         });
     }
@@ -120,6 +133,11 @@ impl Limbo {
         self.bytes[reason as usize]
     }
 
+    /// Bytes of a tenant's that are held back, as its quota counts them.
+    pub(crate) fn charged(&self, tenant: TenantNo) -> u64 {
+        self.charged.get(usize::from(tenant)).copied().unwrap_or(0)
+    }
+
     pub(crate) fn memory_bytes(&self) -> usize {
         self.held.allocation_size() + self.queue.capacity() * size_of::<Reverse<(Instant, u64)>>()
     }
@@ -128,6 +146,7 @@ impl Limbo {
         if let Some(held) = self.held.remove(&generation) {
             let bytes: u64 = held.replicas.as_slice().iter().map(|placed| segments.free(placed)).sum();
             self.bytes[held.reason as usize] -= bytes;
+            self.charged[usize::from(held.tenant)] -= charge(held.len, held.replicas.as_slice().len());
         }
     }
 }

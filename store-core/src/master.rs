@@ -19,6 +19,7 @@ mod admin;
 mod drain;
 mod evict;
 mod hot;
+mod queries;
 mod reports;
 mod tasks;
 mod tenants;
@@ -39,7 +40,8 @@ use crate::message::{
     UnmountSegment,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements, State};
+use crate::objects::{Entry, New, Objects, Placements, State, charge};
+use crate::pattern::Pattern;
 use crate::placement::Ask;
 use crate::segments::{HELD, Placed, Segment, Segments};
 use crate::tasks::Tasks;
@@ -84,6 +86,8 @@ pub struct Master {
     starved: bool,
     /// The watermark has nothing to look for before this.
     evict_again_at: Instant,
+    /// The regular expression of the query that was answered last.
+    pattern: Option<Pattern>,
     /// Further counters of eviction; gauges are filled in by [`Self::eviction`].
     report: EvictionReport,
     tasks: Tasks,
@@ -101,7 +105,7 @@ impl Master {
     /// A setting is out of its limits.
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self {
+        let mut this = Self {
             tenants: Tenants::new(&config),
             segments: Segments::after(
                 config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
@@ -122,13 +126,16 @@ impl Master {
             starved: false,
             evict_again_at: Instant::ZERO,
             report: EvictionReport::default(),
+            pattern: None,
             tasks: Tasks::after(u64::from(config.epoch) << 32, config.tasks.finished_max),
             drains: BTreeMap::new(),
             hot: Hot::new(&config.replication),
             suspects: Suspects::default(),
             task_report: TaskReport::default(),
             config,
-        })
+        };
+        this.add_tenants();
+        Ok(this)
     }
 
     /// Allocates space for a new object, alone in its batch, and once.
@@ -176,19 +183,21 @@ impl Master {
         if !self.objects.has_room(key.tenant, &retention) {
             return Err(ErrorCode::KeysUltraLimit);
         }
-        if retention.pin == Pin::Hard && !self.may_pin(len) {
+        if retention.pin == Pin::Hard && !self.may_pin(key.tenant, len) {
             self.stats.puts_no_room_total += 1;
             return Err(ErrorCode::NoAvailableHandle);
         }
         if let Some(index) = found {
             self.displace(now, index)?;
         }
-        if self.objects.len() >= self.config.objects_max && !self.evict_one(now) {
+        if self.objects.len() >= self.config.objects_max && !self.evict_one(now, key.tenant) {
             return Err(ErrorCode::KeysUltraLimit);
         }
+        self.keep_quota(now, key.tenant, len)?;
         self.evict_to_watermark(now, EVICTIONS_PER_PUT);
-        let placed =
-            self.place(now, stored_len(len), options).inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        let placed = self
+            .place(now, key.tenant, stored_len(len), options)
+            .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }
@@ -338,21 +347,7 @@ impl Master {
         force: bool,
     ) -> Result<(), ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
-        let entry = self.objects.entry(index);
-        if !force && !entry.is_complete() {
-            return Err(ErrorCode::ReplicaIsNotReady);
-        }
-        if !force && entry.is_leased(now) {
-            return Err(ErrorCode::ObjectHasLease);
-        }
-        let hold = if !entry.is_complete() {
-            Some((now + millis(self.config.put_start_release_timeout_ms), Reason::Zombie))
-        } else {
-            entry.is_leased(now).then_some((entry.time, Reason::Leased))
-        };
-        self.drop_object(index, hold);
-        self.stats.removes_total += 1;
-        Ok(())
+        self.remove_at(now, index, force)
     }
 
     /// Calls `each` for a page of the default tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to stop early.
@@ -646,6 +641,7 @@ impl Master {
     fn place(
         &mut self,
         now: Instant,
+        tenant: TenantNo,
         len: u64,
         options: &PutOptions,
     ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
@@ -660,13 +656,17 @@ impl Master {
         let mut placed = Short::new();
         let first = match self.segments.place(&ask, &[]) {
             Some(first) => first,
-            None => self.place_by_eviction(now, len, placement).ok_or(ErrorCode::NoAvailableHandle)?,
+            None => {
+                self.place_by_eviction(now, tenant, len, placement).ok_or(ErrorCode::NoAvailableHandle)?
+            }
         };
         let _ = placed.push(first);
         // Eviction may have vacated a slot of the slab, which the object will then have.
         ask.tag = self.objects.next_index();
         // Further replicas are a wish: nothing is evicted for them.
-        while placed.len() < usize::from(options.replicas) {
+        while placed.len() < usize::from(options.replicas)
+            && self.has_quota(tenant, charge(len, placed.len() + 1))
+        {
             ask.at_any_price = false;
             let mut next = self.segments.place(&ask, &placed);
             if next.is_none() {

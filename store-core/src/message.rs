@@ -37,6 +37,13 @@
 //! | [`ReadTaskReport`] | – · – | [`TaskReport`] · – | changes nothing |
 //!
 //! Every operation may be sent again when its answer was lost: the last column says what the second one does.
+//! | [`TenantList`] | – · names, none for all | – · [`TenantUsage`] or error | changes nothing |
+//! | [`TenantSet`] | [`TenantSetting`] · – | – · – | sets the same |
+//! | [`TenantRemove`] | name · – | – · – | `TenantNotRegistered`: as wanted |
+//! | [`Find`] | [`FindQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
+//! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds less |
+//! | [`QueryHosts`] | – · [`Whereabouts`] | – · [`Hosts`] or error | changes nothing |
+//! | [`ClearReplicas`] | segment, or none for all · [`Key`]s | – · `()` or error | `ObjectNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! ```
 //! use store_core::{Frame, Key, message::{Get, Operation}};
@@ -67,6 +74,9 @@ pub use tasks::*;
 pub const REPLICAS_MAX: usize = 8;
 /// Longest name and longest endpoint of a segment, bytes.
 pub const NAME_BYTES_MAX: usize = 256;
+
+/// Most hosts of a node in an answer.
+pub const HOSTS_MAX: usize = 8;
 
 /// The number of a segment in its master's life: counted up, never used twice.
 pub type SegmentNo = u32;
@@ -313,6 +323,21 @@ operations! {
     DrainStatus = 50, ((), SegmentNo) -> ((), Result<DrainInfo, ErrorCode>);
     /// Counters and gauges of tasks, drains, heat and reports.
     ReadTaskReport = 51, ((), ()) -> (TaskReport, ());
+    /// What tenants use and may: these, or all for none. Whoever is no admin learns of no other than its own.
+    TenantList = 60, ((), &'a str) -> ((), Result<TenantUsage<'a>, ErrorCode>);
+    /// Adds or changes a tenant. For admins.
+    TenantSet = 61, (TenantSetting<'a>, ()) -> ((), ());
+    /// Forgets a tenant that has no objects. For admins.
+    TenantRemove = 62, (&'a str, ()) -> ((), ());
+    /// Keys that a regular expression matches, a page at a time.
+    Find = 70, (FindQuery<'a>, ()) -> (ListPosition, Listed<'a>);
+    /// Forgets all objects of a tenant, or those whose key a regular expression matches, a page at a time.
+    RemoveMany = 71, (RemoveQuery<'a>, ()) -> (RemovedPage, ());
+    /// The hosts that nodes or segments are on.
+    QueryHosts = 72, ((), Whereabouts) -> ((), Result<Hosts<'a>, ErrorCode>);
+    /// Drops the replicas of objects on a segment; none: on all of them. What has none left is gone. What somebody reads or
+    /// writes is left alone.
+    ClearReplicas = 73, (Option<SegmentNo>, Key<'a>) -> ((), Result<(), ErrorCode>);
 }
 
 /// A client or a node introduces itself.
@@ -670,6 +695,97 @@ pub struct SegmentInfo<'a> {
     /// Longest object for which there is room without eviction, bytes; a little more may fit.
     pub free_bytes_largest: u64,
 }
+
+/// What a tenant is to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantSetting<'a> {
+    /// Its name, 1 to 64 bytes.
+    pub name: &'a str,
+    /// As in [`TenantConfig`](crate::TenantConfig).
+    pub quota_bytes: Option<u64>,
+    /// As in [`TenantConfig`](crate::TenantConfig).
+    pub quota_objects: Option<u32>,
+    /// As in [`TenantConfig`](crate::TenantConfig).
+    pub guaranteed_bytes: u64,
+    /// Its new secret, empty for none; none: as it was.
+    #[serde(borrow)]
+    pub secret: Option<Key<'a>>,
+}
+
+/// What a tenant uses and may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantUsage<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Most bytes; none: all there are.
+    pub quota_bytes: Option<u64>,
+    /// Most objects; none: as many as there can be.
+    pub quota_objects: Option<u32>,
+    /// Bytes that the puts of others do not take from it.
+    pub guaranteed_bytes: u64,
+    /// Its clients need a secret.
+    pub has_secret: bool,
+    /// Bytes of its objects, in grains of 64, each copy counted, those being written included.
+    pub bytes: u64,
+    /// Bytes that are held back for its readers and writers, and count as well.
+    pub held_bytes: u64,
+    /// Bytes that it has pinned for good, each object counted once.
+    pub hard_pinned_bytes: u64,
+    /// Its objects, those being written included.
+    pub objects: u64,
+    /// Objects of it that were evicted, for whomever.
+    pub evictions_total: u64,
+    /// Puts that its quota refused.
+    pub refusals_total: u64,
+}
+
+/// Which keys to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindQuery<'a> {
+    /// A regular expression, of at most 1,024 bytes, that matches anywhere in a key unless it is anchored. The syntax is
+    /// that of the crate `regex`, on bytes: classes are ASCII. What compiles to too much is refused.
+    pub pattern: &'a str,
+    /// 0 to begin; then what the answer before gave.
+    pub cursor: u64,
+    /// Most keys in the answer; at most `KEYS_PER_BATCH_MAX`.
+    pub limit: u32,
+}
+
+/// What to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoveQuery<'a> {
+    /// As in [`FindQuery`]; none: all objects.
+    pub pattern: Option<&'a str>,
+    /// 0 to begin; then what the answer before gave.
+    pub cursor: u64,
+    /// As in [`Removal`].
+    pub force: bool,
+}
+
+/// What became of a page of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedPage {
+    /// 0: that was all. A page may be empty and still not be the last.
+    pub cursor: u64,
+    /// Objects that are gone.
+    pub removed: u32,
+    /// Left, because somebody may be reading them.
+    pub leased: u32,
+    /// Left, because they are being written.
+    pub unfinished: u32,
+}
+
+/// A node or a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Whereabouts {
+    /// A node.
+    Node(u64),
+    /// A segment.
+    Segment(SegmentNo),
+}
+
+/// Hosts, each once: what stands before the port in the endpoints of segments.
+pub type Hosts<'a> = Short<&'a str, HOSTS_MAX>;
 
 /// What keeps an object from eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -12,9 +12,11 @@
 mod groups;
 mod leases;
 mod retention;
+mod shares;
 
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
+use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::time::Duration;
 
@@ -24,7 +26,7 @@ use foldhash::quality::FixedState;
 use hashbrown::{HashMap, HashTable};
 use te_core::Instant;
 
-use crate::eviction::{Eviction, EvictionPolicy, List, Nodes, Place};
+use crate::eviction::{Eviction as _, EvictionPolicy, List, Nodes, Place};
 use crate::message::Retention;
 use crate::segments::Placed;
 use crate::slab::Chunks;
@@ -33,6 +35,8 @@ use groups::Groups;
 use leases::LeaseCount;
 use retention::Kept;
 pub(crate) use retention::{Removed, Why};
+use shares::Order;
+pub(crate) use shares::{Usage, charge};
 
 /// What state an entry is in, that is what it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +44,10 @@ pub(crate) use retention::{Removed, Why};
 pub(crate) enum State {
     /// Being written; `time` is when it was started. On a list, oldest start first.
     Processing,
-    /// Readable, and softly pinned; on a list, oldest revival first.
-    Soft,
     /// Readable, and pinned for good; on a list.
     Hard,
+    /// Readable, and softly pinned; on a list of its tenant's, oldest revival first.
+    Soft,
     /// Readable. A reader was at it when its turn to be evicted came.
     Aside,
     /// Readable, and with the policy.
@@ -227,7 +231,10 @@ pub(crate) struct Objects {
     nodes: Nodes,
     /// Indexed by `State`, as far as that has a list.
     lists: [List; LISTS],
-    policy: Box<dyn Eviction>,
+    /// By tenant.
+    orders: Vec<Order>,
+    /// By tenant.
+    usage: Vec<Usage>,
     /// What an object has that most have not.
     kept: HashMap<u32, Kept, FixedState>,
     groups: Groups,
@@ -235,6 +242,8 @@ pub(crate) struct Objects {
     wakings: Times,
     /// Objects that are aside.
     aside: u32,
+    /// Objects that are softly pinned.
+    soft: u32,
     /// When objects with a time to live are over. May name what is gone.
     expiries: Times,
     /// Entries of `kept` with a time to live that runs.
@@ -252,7 +261,7 @@ impl Objects {
         soft_pin_ttl: Duration,
         lease: Duration,
     ) -> Self {
-        Self {
+        let mut this = Self {
             entries: Chunks::new(),
             vacant: List::EMPTY,
             table: HashTable::new(),
@@ -261,18 +270,22 @@ impl Objects {
             complete_bytes: 0,
             nodes: Nodes::new(),
             lists: [List::EMPTY; LISTS],
-            policy: policy.build(),
+            orders: Vec::new(),
+            usage: Vec::new(),
             kept: HashMap::with_hasher(FixedState::with_seed(hash_seed)),
             groups: Groups::new(hash_seed),
             wakings: Times::new(),
             aside: 0,
+            soft: 0,
             expiries: Times::new(),
             mortal: 0,
             soft_pin_ttl,
             leases: LeaseCount::new(lease),
             hard_bytes: 0,
             why: Why::default(),
-        }
+        };
+        this.add_share(0, policy);
+        this
     }
 
     pub(crate) fn find(&self, key: FullKey<'_>) -> Option<u32> {
@@ -326,6 +339,9 @@ impl Objects {
                 | mark(new.place.last, Entry::LAST)
                 | mark(new.place.returning, Entry::RETURNING),
         };
+        let usage = &mut self.usage[usize::from(entry.tenant)];
+        usage.objects += 1;
+        usage.bytes += entry.charge();
         let index = match self.vacant.front() {
             None => {
                 self.nodes.push();
@@ -358,6 +374,9 @@ impl Objects {
             slot.remove();
         }
         let entry = &mut self.entries[index];
+        let usage = &mut self.usage[usize::from(entry.tenant)];
+        usage.objects -= 1;
+        usage.bytes -= entry.charge();
         if entry.is_complete() {
             self.complete_bytes -= entry.len;
             self.leases.ended(entry.time);
@@ -378,25 +397,31 @@ impl Objects {
 
     /// Forgets the replica on a segment; gives whether any is left.
     pub(crate) fn drop_segment(&mut self, index: u32, segment: u32) -> bool {
-        let replicas = &mut self.entries[index].replicas;
-        self.heap_bytes -= replicas.heap_bytes();
-        let left = replicas.drop_segment(segment);
-        self.heap_bytes += replicas.heap_bytes();
+        let entry = &mut self.entries[index];
+        let usage = &mut self.usage[usize::from(entry.tenant)];
+        usage.bytes -= entry.charge();
+        self.heap_bytes -= entry.replicas.heap_bytes();
+        let left = entry.replicas.drop_segment(segment);
+        self.heap_bytes += entry.replicas.heap_bytes();
+        usage.bytes += entry.charge();
         left
     }
 
     /// Adds a replica of a complete object. There must be fewer than an object can have.
     pub(crate) fn add_replica(&mut self, index: u32, placed: Placed) {
-        let replicas = &mut self.entries[index].replicas;
-        self.heap_bytes -= replicas.heap_bytes();
+        let entry = &mut self.entries[index];
+        let usage = &mut self.usage[usize::from(entry.tenant)];
+        usage.bytes -= entry.charge();
+        self.heap_bytes -= entry.replicas.heap_bytes();
         let mut all: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> =
             crate::codec::Short::new();
-        for placed in replicas.as_slice().iter().chain([&placed]) {
+        for placed in entry.replicas.as_slice().iter().chain([&placed]) {
             // The caller has seen that they fit.
             let _ = all.push(*placed);
         }
-        *replicas = Placements::new(&all);
-        self.heap_bytes += replicas.heap_bytes();
+        entry.replicas = Placements::new(&all);
+        self.heap_bytes += entry.replicas.heap_bytes();
+        usage.bytes += entry.charge();
     }
 
     /// Takes the replica on a segment out.
@@ -436,7 +461,8 @@ impl Objects {
             + self.nodes.memory_bytes()
             + self.table.allocation_size()
             + self.heap_bytes
-            + self.policy.memory_bytes()
+            + self.orders.iter().map(|order| order.policy.memory_bytes()).sum::<usize>()
+            + self.orders.capacity() * (size_of::<Order>() + size_of::<Usage>())
             + self.kept.allocation_size()
             + self.groups.memory_bytes()
             + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()

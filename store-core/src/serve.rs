@@ -8,8 +8,7 @@ use te_core::Instant;
 
 use crate::master::Rights;
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Listed, NextVictim, Operation, PutWindow, Welcome,
-    encode_failure,
+    self, Answer, Kind, Lease, ListPosition, Operation, PutWindow, Welcome, encode_failure,
 };
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
 use crate::{ErrorCode, FullKey, Key, Master, Place, Session, TenantNo};
@@ -33,7 +32,7 @@ impl Master {
             Some(Kind::Hello) => self.hello(session, frame, out),
             Some(kind) => {
                 let rights = self.rights(session);
-                self.permit(kind, rights).and_then(|tenant| self.serve(now, kind, tenant, frame, out))
+                self.permit(kind, rights).and_then(|tenant| self.serve(now, kind, tenant, rights, frame, out))
             }
         };
         if let Err(error) = result {
@@ -60,8 +59,11 @@ impl Master {
         match kind {
             _ if !rights.known => Err(ErrorCode::TenantNotRegistered),
             Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
-            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments => Ok(0),
-            Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(0),
+            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments | Kind::QueryHosts => Ok(0),
+            Kind::TenantSet | Kind::TenantRemove if !rights.admin => Err(ErrorCode::PermissionDenied),
+            Kind::TenantSet | Kind::TenantRemove => Ok(0),
+            Kind::TenantList if rights.admin => Ok(0),
+            Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(rights.tenant.unwrap_or(0)),
             Kind::FetchTasks
             | Kind::EndTasks
             | Kind::OrderSegments
@@ -92,6 +94,7 @@ impl Master {
         now: Instant,
         kind: Kind,
         tenant: TenantNo,
+        rights: Rights,
         frame: &Frame<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), ErrorCode> {
@@ -151,17 +154,9 @@ impl Master {
             }
             Kind::List => {
                 let (query, _) = message::List::decode_request(body).map_err(WireError::code)?;
-                let mut page: Vec<Listed<'_>> = Vec::new();
-                let mut bytes = 0;
-                let cursor = self.list_of(now, tenant, &query, |listed| {
-                    bytes += listed.key.0.len();
-                    let fits = bytes <= LIST_BYTES_MAX;
-                    if fits {
-                        page.push(listed);
-                    }
-                    fits
-                });
-                message::List::encode_response(out, id, &ListPosition { cursor }, page.into_iter())
+                let mut page = Page::default();
+                let cursor = self.list_of(now, tenant, &query, |listed| page.push(listed, listed.key));
+                message::List::encode_response(out, id, &ListPosition { cursor }, page.items.into_iter())
             }
             Kind::Segments => {
                 let (_, wanted) = message::Segments::decode_request(body).map_err(WireError::code)?;
@@ -174,23 +169,76 @@ impl Master {
                 }
             }
             Kind::ReadStats => {
-                message::ReadStats::encode_response(out, id, &self.stats(), core::iter::empty())
+                let all = rights.admin || !self.config().multi_tenants;
+                let stats = if all { self.stats() } else { self.stats_of(tenant) };
+                message::ReadStats::encode_response(out, id, &stats, core::iter::empty())
             }
             Kind::ExplainEviction => {
                 let (limit, _) = message::ExplainEviction::decode_request(body).map_err(WireError::code)?;
                 let limit = (limit as usize).min(KEYS_PER_BATCH_MAX);
-                let mut next: Vec<NextVictim<'_>> = Vec::new();
-                let mut bytes = 0;
-                self.next_victims(now, |victim| {
-                    bytes += victim.key.0.len();
-                    let fits = next.len() < limit && bytes <= LIST_BYTES_MAX;
-                    if fits {
-                        next.push(victim);
-                    }
-                    fits
+                let mut next = Page::default();
+                self.next_victims(now, tenant, |victim| {
+                    next.items.len() < limit && next.push(victim, victim.key)
                 });
-                message::ExplainEviction::encode_response(out, id, &self.eviction(), next.into_iter())
+                let report = if rights.admin || !self.config().multi_tenants {
+                    self.eviction()
+                } else {
+                    self.eviction_of(tenant)
+                };
+                message::ExplainEviction::encode_response(out, id, &report, next.items.into_iter())
             }
+            Kind::TenantList => {
+                let (_, names) = message::TenantList::decode_request(body).map_err(WireError::code)?;
+                let unknown = ErrorCode::TenantNotRegistered;
+                if !rights.admin {
+                    // There is no other as far as it can tell.
+                    let own = self.usage_of(tenant);
+                    let all = core::iter::repeat_n(Ok(own), usize::from(names.is_empty()));
+                    let named = names.map(|name| if name == own.name { Ok(own) } else { Err(unknown) });
+                    let answers: Vec<_> = all.chain(named).collect();
+                    message::TenantList::encode_response(out, id, &(), answers.into_iter())
+                } else if names.is_empty() {
+                    let all: Vec<_> = self.tenants().take(KEYS_PER_BATCH_MAX).map(Ok).collect();
+                    message::TenantList::encode_response(out, id, &(), all.into_iter())
+                } else {
+                    let named = names.map(|name| self.tenant(name).ok_or(unknown));
+                    message::TenantList::encode_response(out, id, &(), named)
+                }
+            }
+            Kind::TenantSet => {
+                let (setting, _) = message::TenantSet::decode_request(body).map_err(WireError::code)?;
+                self.set_tenant(&setting)?;
+                message::TenantSet::encode_response(out, id, &(), core::iter::empty())
+            }
+            Kind::TenantRemove => {
+                let (name, _) = message::TenantRemove::decode_request(body).map_err(WireError::code)?;
+                self.remove_tenant(name)?;
+                message::TenantRemove::encode_response(out, id, &(), core::iter::empty())
+            }
+            Kind::Find => {
+                let (query, _) = message::Find::decode_request(body).map_err(WireError::code)?;
+                let mut page = Page::default();
+                let cursor = self.find(now, tenant, &query, |listed| page.push(listed, listed.key))?;
+                message::Find::encode_response(out, id, &ListPosition { cursor }, page.items.into_iter())
+            }
+            Kind::RemoveMany => {
+                let (query, _) = message::RemoveMany::decode_request(body).map_err(WireError::code)?;
+                let page = self.remove_many(now, tenant, &query)?;
+                message::RemoveMany::encode_response(out, id, &page, core::iter::empty())
+            }
+            Kind::QueryHosts => {
+                let (_, asked) = message::QueryHosts::decode_request(body).map_err(WireError::code)?;
+                message::QueryHosts::encode_response(out, id, &(), asked.map(|of| self.hosts(of)))
+            }
+            Kind::ClearReplicas => batch::<message::ClearReplicas>(
+                self,
+                tenant,
+                body,
+                id,
+                out,
+                &(),
+                |master, _, segment, key| master.clear_replica(now, key.of(tenant), *segment),
+            ),
             Kind::ReadConfig => {
                 message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
             }
@@ -235,6 +283,30 @@ impl Master {
             lease_ms: config.lease_ttl_ms,
             node_ttl_ms: config.node_ttl_ms,
         }
+    }
+}
+
+/// Items with a key, as many as fit an answer.
+struct Page<T> {
+    items: Vec<T>,
+    key_bytes: usize,
+}
+
+impl<T> Default for Page<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), key_bytes: 0 }
+    }
+}
+
+impl<T> Page<T> {
+    /// Whether it fitted.
+    fn push(&mut self, item: T, key: Key<'_>) -> bool {
+        self.key_bytes += key.0.len();
+        let fits = self.key_bytes <= LIST_BYTES_MAX;
+        if fits {
+            self.items.push(item);
+        }
+        fits
     }
 }
 

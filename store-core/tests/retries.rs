@@ -3,7 +3,7 @@
 
 use store_core::client::{Action, ClientConfig, PutItem, PutOp, TransferEnd};
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Session};
+use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Secret, Session, TenantConfig};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -17,6 +17,11 @@ fn master() -> Master {
         put_start_discard_timeout_ms: 3_000,
         put_start_release_timeout_ms: 60_000,
         node_ttl_ms: 1_000_000,
+        multi_tenants: true,
+        tenants: ["default", "spare"]
+            .map(|name| TenantConfig { name: name.into(), ..TenantConfig::default() })
+            .to_vec(),
+        admin_secret: Secret::new(b"root"),
         ..MasterConfig::default()
     };
     let mut master = Master::new(config).unwrap();
@@ -52,9 +57,18 @@ fn request<O: Operation>(ask: &O::Ask<'_>, item: Option<O::AskItem<'_>>) -> Vec<
     out
 }
 
+/// A session that may ask everything.
+fn admin(master: &mut Master) -> Session {
+    let mut session = Session::default();
+    let greeting = request::<Hello>(&Greeting { admin: Key(b"root"), ..Greeting::default() }, None);
+    master.handle(at(0), &mut session, &Frame::parse(&greeting).unwrap().unwrap().0, &mut Vec::new());
+    session
+}
+
 fn handle(master: &mut Master, ms: u64, request: &[u8]) -> Vec<u8> {
+    let mut session = admin(master);
     let mut out = Vec::new();
-    master.handle(at(ms), &mut Session::default(), &Frame::parse(request).unwrap().unwrap().0, &mut out);
+    master.handle(at(ms), &mut session, &Frame::parse(request).unwrap().unwrap().0, &mut out);
     out
 }
 
@@ -110,8 +124,8 @@ fn a_key_that_a_batch_has_twice_is_taken_the_second_time() {
     let items = [NewObject { key: Key(b"k"), len: LEN }; 2];
     PutStart::encode_request(&mut batch, 7, &nonce(9), items.into_iter()).unwrap();
     let mut answers = [at(0), at(1)].map(|now| {
-        let mut out = Vec::new();
-        master.handle(now, &mut Session::default(), &Frame::parse(&batch).unwrap().unwrap().0, &mut out);
+        let (mut session, mut out) = (admin(&mut master), Vec::new());
+        master.handle(now, &mut session, &Frame::parse(&batch).unwrap().unwrap().0, &mut out);
         out
     });
     let [first, again] = &mut answers;
@@ -162,9 +176,12 @@ fn a_start_is_given_up_after_its_tries_and_tried_once_without_a_nonce() {
 }
 
 /// What the second of two equal requests is to do.
+#[derive(Clone, Copy)]
 enum Again {
     /// Answers the same.
     Same,
+    /// Succeeds, and says that there was less to do.
+    Less,
     /// Answers for its only item, or as a whole, that there is nothing left to do.
     Refused(ErrorCode),
 }
@@ -180,6 +197,9 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let commit = Commit { key: Key(b"open"), generation: open.generation, checksum: 6 };
     let revocation = Revocation { key: Key(b"given up"), generation: given_up.generation, quiet: true };
     let new = NewObject { key: Key(b"new"), len: LEN };
+    let idle = master.put_start(now, b"idle", LEN, &PutOptions::DEFAULT).unwrap();
+    master.put_end(now, b"idle", idle.generation, 1).unwrap();
+    let every = RemoveQuery { pattern: None, cursor: 0, force: true };
     let list = ListQuery { prefix: Key(b""), cursor: 0, limit: 10 };
     let copied = master.put_start(now, b"copied", LEN, &PutOptions::DEFAULT).unwrap();
     master.put_end(now, b"copied", copied.generation, 7).unwrap();
@@ -243,6 +263,21 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
         (Kind::OrderSegments, request::<OrderSegments>(&(), Some(maintain)), Again::Same),
         (Kind::DrainStatus, request::<DrainStatus>(&(), Some(1)), Again::Same),
         (Kind::ReadTaskReport, request::<ReadTaskReport>(&(), None), Again::Same),
+        (Kind::TenantList, request::<TenantList>(&(), Some("default")), Again::Same),
+        (
+            Kind::TenantSet,
+            request::<TenantSet>(&TenantSetting { name: "default", ..Default::default() }, None),
+            Again::Same,
+        ),
+        (
+            Kind::TenantRemove,
+            request::<TenantRemove>(&"spare", None),
+            Again::Refused(ErrorCode::TenantNotRegistered),
+        ),
+        (Kind::Find, request::<Find>(&FindQuery { pattern: "^k$", cursor: 0, limit: 10 }, None), Again::Same),
+        (Kind::QueryHosts, request::<QueryHosts>(&(), Some(Whereabouts::Node(1))), Again::Same),
+        (Kind::ClearReplicas, request::<ClearReplicas>(&None, Some(Key(b"idle"))), gone),
+        (Kind::RemoveMany, request::<RemoveMany>(&every, None), Again::Less),
         (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),
     ]
 }
@@ -261,10 +296,18 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
         let second = handle(&mut master, 20, &request);
         match again {
             Again::Same => assert_eq!(first, second, "{kind:?}"),
+            Again::Less => {
+                let frame = Frame::parse(&second).unwrap().unwrap().0;
+                let (page, _) = RemoveMany::decode_response(&frame).unwrap();
+                assert_eq!((page.cursor, page.removed), (0, 0), "{kind:?}");
+            }
             Again::Refused(code) => {
                 let frame = Frame::parse(&second).unwrap().unwrap().0;
                 let found = match kind {
                     Kind::PutRevoke => PutRevoke::decode_response(&frame).map(|(_, mut items)| items.next()),
+                    Kind::ClearReplicas => {
+                        ClearReplicas::decode_response(&frame).map(|(_, mut items)| items.next())
+                    }
                     Kind::Remove => Remove::decode_response(&frame).map(|(_, mut items)| items.next()),
                     Kind::ReportReplicas => ReportReplicas::decode_response(&frame)
                         .map(|(_, mut items)| items.next().map(|found| found.map(|_| ()))),

@@ -45,8 +45,27 @@ pub struct Config {
     pub stop_ms_max: u32,
     /// Requests that take longer are logged, with the operation that they belong to, milliseconds; 0: none. Default 100.
     pub slow_request_ms: u32,
+    /// Whether `/metadata` is served beside them, where engines register and look up names of segments. Whoever reaches
+    /// `http_listen` may write there. Default true.
+    pub metadata_server: bool,
+    /// What may be kept there.
+    pub metadata: MetadataLimits,
     /// The state machine's own: leases, limits, eviction.
     pub store: store_core::MasterConfig,
+}
+
+/// What the metadata server may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetadataLimits {
+    /// Keys at a time. Default 65,536.
+    pub keys_max: u32,
+    /// Longest key, bytes. Default 512.
+    pub key_bytes_max: u32,
+    /// Longest value, bytes. Default 1 MiB.
+    pub value_bytes_max: u32,
+    /// Keys, values and 128 bytes for each, together, bytes. Default 64 MiB.
+    pub bytes_max: u64,
 }
 
 impl Config {
@@ -80,6 +99,8 @@ impl Default for Config {
             rpc_listen: SocketAddr::new(loopback, 50051),
             rpc_unix: None,
             http_listen: Some(SocketAddr::new(loopback, 9003)),
+            metadata_server: true,
+            metadata: MetadataLimits::default(),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
             buffered_mib_max: 256,
@@ -90,6 +111,12 @@ impl Default for Config {
             slow_request_ms: 100,
             store: store_core::MasterConfig::default(),
         }
+    }
+}
+
+impl Default for MetadataLimits {
+    fn default() -> Self {
+        Self { keys_max: 65_536, key_bytes_max: 512, value_bytes_max: 1 << 20, bytes_max: 64 << 20 }
     }
 }
 

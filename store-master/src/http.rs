@@ -72,7 +72,8 @@ impl Http {
         self.addr
     }
 
-    pub(crate) fn start(&mut self) -> io::Result<()> {
+    /// Serves, and `others` beside its own routes.
+    pub(crate) fn start(&mut self, others: Router) -> io::Result<()> {
         let Some(listener) = self.listener.take() else { return Ok(()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
@@ -88,6 +89,7 @@ impl Http {
                 .route("/metrics", get(metrics))
                 .merge(admin::routes())
                 .with_state(asker)
+                .merge(others)
                 .into_make_service_with_connect_info::<SocketAddr>();
             tokio::select! {
                 result = async { axum::serve(listener, router).await } => {

@@ -11,6 +11,8 @@
 //!                       └──────────────────────────────┘       └──────────────────────┘
 //! ```
 //!
+//! - `/metadata` on the HTTP port is a small server of names, for engines that look each other up; the master itself does not use
+//!   it. `metadata_server: false` leaves it out.
 //! - Nobody else touches the master, so nothing is locked. Requests that arrived together are answered with one write.
 //! - It spins for `spin_us` after the last request, then sleeps in the kernel: an idle master burns no CPU.
 //! - Whatever a peer sends, the worst is the end of its own connection, after an answer that says why.
@@ -39,9 +41,10 @@ mod connection;
 mod epoch;
 mod error;
 mod http;
+mod metadata;
 mod metrics;
 mod server;
 
-pub use config::Config;
+pub use config::{Config, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};
 pub use server::{MasterHandle, MasterServer, Stopper};

@@ -23,6 +23,7 @@ use crate::connection::{Connection, Handler, Pumped, Stream, answer_status};
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::http::{Http, Question};
+use crate::metadata;
 use crate::metrics::{RequestCounters, Snapshot};
 
 const TCP: Token = Token(usize::MAX);
@@ -135,7 +136,8 @@ impl MasterServer {
     pub fn run(self) -> Result<(), ServeError> {
         let mut http = self.http;
         if let Some(http) = &mut http {
-            http.start().map_err(ServeError::Poll)?;
+            let metadata = self.config.metadata_server.then(|| metadata::router(self.config.metadata));
+            http.start(metadata.unwrap_or_default()).map_err(ServeError::Poll)?;
         }
         info!(rpc = %self.rpc_addr, "master serves");
         let now = Instant::now();

@@ -10,6 +10,7 @@ use std::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
+use crate::metadata::{MetadataSource, is_segment_name};
 
 /// Everything an engine can be told. `Config::default()` listens on loopback and uses every fabric of this build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,6 +50,8 @@ pub struct Config {
     pub mailbox_commands_max: u32,
     /// The control port's limits.
     pub control: ControlConfig,
+    /// Where segments are looked up by name, and this one's name there.
+    pub metadata: MetadataConfig,
     /// The TCP fabric.
     pub tcp: TcpConfig,
     /// The RDMA fabric.
@@ -99,6 +102,21 @@ pub struct ControlConfig {
     pub notifications_max: u32,
     /// Longest name and message of one notification together, bytes.
     pub notification_bytes_max: u32,
+}
+
+/// Names of segments. See [`metadata`](crate::metadata).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetadataConfig {
+    /// Where names are looked up.
+    pub source: MetadataSource,
+    /// Under which name this engine's memory is registered there, while it runs: 1 to 128 of `A–Z a–z 0–9 . _ - /`, a letter or
+    /// digit first. Without it, peers open it by its address alone.
+    pub name: Option<String>,
+    /// How long the name outlives an engine that died, milliseconds; 1000 to 3600000. Renewed at a third of it.
+    pub ttl_ms: u32,
+    /// How long one request to one server takes at most, milliseconds; 1 to 60000.
+    pub timeout_ms: u32,
 }
 
 /// What the TCP fabric can be told.
@@ -207,6 +225,7 @@ impl Config {
                 return Err(StartError::Config { field, need: "must be 4096 to 1073741824" });
             }
         }
+        self.metadata.validate()?;
         if self.advertise_host.is_none() && self.listen.ip().is_unspecified() {
             return Err(StartError::Config {
                 field: "advertise_host",
@@ -241,6 +260,7 @@ impl Default for Config {
             drain_ms: 1000,
             mailbox_commands_max: 1024,
             control: ControlConfig::default(),
+            metadata: MetadataConfig::default(),
             tcp: TcpConfig::default(),
             rdma: RdmaConfig::default(),
         }
@@ -342,6 +362,39 @@ impl Default for ControlConfig {
     }
 }
 
+impl MetadataConfig {
+    fn validate(&self) -> Result<(), StartError> {
+        let refuse = |field, need| Err(StartError::Config { field, need });
+        if let Some(need) = self.source.missing_feature() {
+            return refuse("metadata.source", need);
+        }
+        if let Some(name) = &self.name {
+            if !is_segment_name(name) {
+                return refuse(
+                    "metadata.name",
+                    "must be 1 to 128 letters, digits and . _ - /, beginning with a letter or digit",
+                );
+            }
+            if self.source.is_peer_to_peer() {
+                return refuse("metadata.name", "needs metadata.source, a server to be registered at");
+            }
+        }
+        if !(1000..=3_600_000).contains(&self.ttl_ms) {
+            return refuse("metadata.ttl_ms", "must be 1000 to 3600000");
+        }
+        if !(1..=60_000).contains(&self.timeout_ms) {
+            return refuse("metadata.timeout_ms", "must be 1 to 60000");
+        }
+        Ok(())
+    }
+}
+
+impl Default for MetadataConfig {
+    fn default() -> Self {
+        Self { source: MetadataSource::default(), name: None, ttl_ms: 15_000, timeout_ms: 2000 }
+    }
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
@@ -423,6 +476,25 @@ mod tests {
                 other => panic!("{field}: {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn metadata_that_cannot_be_is_refused_by_name() {
+        let none = MetadataConfig { source: "http://h:1".parse().unwrap(), ..MetadataConfig::default() };
+        let named = |name: &str| Some(name.into());
+        for (field, metadata) in [
+            ("metadata.name", MetadataConfig { name: named("n"), ..MetadataConfig::default() }),
+            ("metadata.name", MetadataConfig { name: named("host:1"), ..none.clone() }),
+            ("metadata.ttl_ms", MetadataConfig { ttl_ms: 999, ..none.clone() }),
+            ("metadata.timeout_ms", MetadataConfig { timeout_ms: 0, ..none.clone() }),
+        ] {
+            match (Config { metadata, ..Config::default() }).validate() {
+                Err(StartError::Config { field: found, .. }) => assert_eq!(found, field),
+                other => panic!("{field}: {other:?}"),
+            }
+        }
+        let metadata = MetadataConfig { name: named("prefill/3"), ..none };
+        Config { metadata, ..Config::default() }.validate().unwrap();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::string::String;
 
 use te_core::{Error, Status};
 
+use crate::metadata::MetadataError;
 use crate::topology::MatrixFileError;
 
 /// Why an engine did not start.
@@ -80,8 +81,17 @@ pub enum RegisterError {
 pub enum SegmentError {
     /// The handle names nothing: never opened, or closed.
     NotFound,
-    /// The name is not `host:port`.
+    /// The name is neither `host:port` nor one that is looked up here.
     Name(String),
+    /// The directory knows no segment of this name.
+    Unknown {
+        /// The segment.
+        name: String,
+        /// Which directory was asked.
+        server: String,
+    },
+    /// The directory could not tell.
+    Metadata(MetadataError),
     /// The owner could not be asked for its descriptor.
     Unreachable {
         /// The segment.
@@ -309,8 +319,18 @@ impl fmt::Display for SegmentError {
         match self {
             Self::NotFound => f.write_str("no such segment: it was never opened, or is closed"),
             Self::Name(name) => {
-                write!(f, "segment name {name:?} is not host:port: use the name its owner prints")
+                write!(
+                    f,
+                    "segment name {name:?} is not host:port: use the name its owner prints, and say in `metadata` where \
+                     others are looked up"
+                )
             }
+            Self::Unknown { name, server } => write!(
+                f,
+                "nobody has registered a segment {name:?}: {server}: check the name, and that its owner runs and uses the \
+                 same directory"
+            ),
+            Self::Metadata(error) => write!(f, "looking the segment up: {error}"),
             Self::Unreachable { name, reason } => {
                 write!(
                     f,
@@ -349,7 +369,11 @@ impl fmt::Display for SegmentError {
 
 impl StdError for SegmentError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        if let Self::NoRail { source, .. } = self { Some(source) } else { None }
+        match self {
+            Self::NoRail { source, .. } => Some(source),
+            Self::Metadata(source) => Some(source),
+            _ => None,
+        }
     }
 }
 

@@ -13,9 +13,9 @@ use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
 
 use crate::config::Config;
 use crate::control::Inbox;
-use crate::engine::{self, Engine, Rail};
+use crate::engine::{self, Engine, Rail, SegmentOwner};
 use crate::error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
-use crate::metadata::Metadata;
+use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
 use crate::request::{
@@ -38,7 +38,7 @@ impl TransferEngine {
         Self::start_with(config, None)
     }
 
-    /// As [`start`](Self::start), with another source of descriptors than asking peers themselves.
+    /// As [`start`](Self::start), with another way from names to owners than [`Config::metadata`]'s.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -62,11 +62,12 @@ impl TransferEngine {
     ) -> Result<Self, StartError> {
         let engine = Engine::start_over(config.clone(), metadata, rails)?;
         let (name, incarnation) = (engine.name().into(), engine.incarnation());
-        let (metadata, inbox) = engine.parts();
+        let (metadata, registration, inbox) = engine.parts();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
         let worker = Worker::new(engine, link.clone());
         let thread = std::thread::Builder::new().name("te-worker".into()).spawn(move || worker.run())?;
-        Ok(Self(Arc::new(Inner { link, thread: Some(thread), config, name, incarnation, metadata, inbox })))
+        let thread = Some(thread);
+        Ok(Self(Arc::new(Inner { link, thread, config, name, incarnation, metadata, registration, inbox })))
     }
 
     /// The name under which peers open this engine's memory: `host:port` of its control port.
@@ -85,6 +86,18 @@ impl TransferEngine {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.config
+    }
+
+    /// How this engine's name stands in the directory.
+    #[must_use]
+    pub fn registration(&self) -> Registration {
+        self.0.registration.registration()
+    }
+
+    /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
+    #[must_use]
+    pub fn wait_registered(&self, timeout: Duration) -> Registration {
+        self.0.registration.wait(timeout)
     }
 
     /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
@@ -199,16 +212,17 @@ impl TransferEngine {
         }
     }
 
-    /// Opens the memory that the engine called `name` (`host:port`) exports. Asks it for its descriptor; waits for the answer
-    /// at most `control.timeout_ms`. Opening a segment again refreshes it and gives the same handle, unless its owner
+    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Asks it
+    /// for its descriptor; waits for the answer at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory's. Opening a segment again refreshes it and gives the same handle, unless its owner
     /// has restarted: then the handle is new, and the old one refuses work with [`SegmentError::Restarted`].
     ///
     /// # Errors
     /// See [`SegmentError`].
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, SegmentError> {
-        let descriptor = self.0.metadata.fetch(name)?;
+        let (endpoint, descriptor) =
+            engine::peer_to_peer(&self.0.config).describe(&*self.0.metadata, name)?;
         let name: String = name.into();
-        self.call_segment(move |engine| engine.attach_segment(&name, &descriptor))
+        self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
     }
 
     /// Learns which regions the owner has registered and unregistered since.
@@ -216,8 +230,10 @@ impl TransferEngine {
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
     pub fn refresh_segment(&self, segment: SegmentHandle) -> Result<(), SegmentError> {
-        let (name, _) = self.call_segment(move |engine| engine.segment_name(segment))?;
-        let descriptor = self.0.metadata.fetch(&name)?;
+        let SegmentOwner { name, endpoint, .. } =
+            self.call_segment(move |engine| engine.segment_owner(segment))?;
+        let peers = engine::peer_to_peer(&self.0.config);
+        let descriptor = peers.describe_again(&*self.0.metadata, &name, &endpoint)?;
         self.call_segment(move |engine| engine.sync_segment(segment, &descriptor))
     }
 
@@ -302,8 +318,8 @@ impl TransferEngine {
     /// # Errors
     /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
     pub fn notify(&self, segment: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
-        let (peer, incarnation) = self.call_segment(move |engine| engine.segment_name(segment))?;
-        let told = engine::notify(&self.0.config, &peer, incarnation, name, message);
+        let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
+        let told = engine::notify(&self.0.config, &owner, name, message);
         if let Err(SegmentError::Restarted { found, .. }) = told {
             self.note_restart(segment, found);
         }
@@ -321,8 +337,8 @@ impl TransferEngine {
     /// # Errors
     /// `NotFound`, `Closed`. That nobody answers is not an error but [`Liveness::Unreachable`].
     pub fn probe(&self, segment: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
-        let (name, expected) = self.call_segment(move |engine| engine.segment_name(segment))?;
-        let liveness = engine::probe(&self.0.config, &name, expected, timeout);
+        let owner = self.call_segment(move |engine| engine.segment_owner(segment))?;
+        let liveness = engine::probe(&self.0.config, &owner, timeout);
         if let Liveness::Restarted { found, .. } = liveness {
             self.note_restart(segment, found);
         }
@@ -454,6 +470,7 @@ pub(crate) struct Inner {
     name: String,
     incarnation: u64,
     metadata: Arc<dyn Metadata>,
+    registration: KeeperState,
     inbox: Arc<Inbox>,
 }
 

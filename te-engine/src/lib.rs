@@ -19,7 +19,8 @@
 //!   control port (one thread): descriptor?  notify  probe     ◄── peers' open_segment, notify, probe
 //! ```
 //!
-//! * **A segment is a peer's exported memory**, called by the `host:port` of its control port. Opening it asks the peer for its
+//! * **A segment is a peer's exported memory**, called by the `host:port` of its control port, or by a name that a directory
+//!   knows ([`metadata`]). Opening it asks the peer for its
 //!   descriptor: regions by address, rights, what each fabric needs, and the *incarnation* of the process. After a restart
 //!   the old handle is refused ([`SegmentError::Restarted`]), not misread.
 //! * **Remote addresses are the owner's own**, as [`SharedRegion::addr`] gives them; a request lies in one region.
@@ -87,8 +88,9 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
+pub mod host;
 mod local;
-mod metadata;
+pub mod metadata;
 mod payload;
 #[cfg(feature = "rdma")]
 mod rdma;
@@ -103,7 +105,9 @@ pub mod topology;
 mod transfer;
 mod worker;
 
-pub use config::{Config, ControlConfig, Fabrics, RdmaConfig, TcpConfig, TopologySource, UnknownFabric};
+pub use config::{
+    Config, ControlConfig, Fabrics, MetadataConfig, RdmaConfig, TcpConfig, TopologySource, UnknownFabric,
+};
 pub use descriptor::{Descriptor, RegionDescriptor};
 #[cfg(feature = "testkit")]
 pub use engine::Rail;
@@ -111,7 +115,9 @@ pub use engine::{Engine, FenceHandle};
 pub use error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
 pub use handle::TransferEngine;
 pub use local::LocalTransport;
-pub use metadata::{Metadata, PeerToPeer};
+pub use metadata::{
+    Directory, Located, Metadata, MetadataError, MetadataSource, PeerToPeer, Registration, SourceError,
+};
 pub use payload::Payload;
 pub use region::SharedRegion;
 pub use request::{

@@ -51,6 +51,18 @@ impl SharedRegion {
         self.memory.view()
     }
 
+    /// A descriptor of its memory, for a process on this host to [map](crate::host::BorrowedMemory). Whoever has it can read
+    /// and write all of the region for as long as they like.
+    ///
+    /// # Errors
+    /// `PermissionDenied` unless it was allocated to be lent ([`Engine::alloc_lent`](crate::Engine::alloc_lent)).
+    pub fn lend(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+        if !self.memory.peers_may_write() {
+            return Err(std::io::ErrorKind::PermissionDenied.into());
+        }
+        self.memory.share(true).map_err(Into::into)
+    }
+
     /// Copies bytes out.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! A cluster of processes on this machine, for the length of one command.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,12 @@ pub(crate) struct NodeReady {
     /// Where people look, if anywhere.
     #[serde(default)]
     pub(crate) http: Option<String>,
+    /// Where light clients of this machine connect, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) local: Option<PathBuf>,
+    /// Where it speaks HTTP, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gateway: Option<String>,
 }
 
 /// What to start.
@@ -55,6 +62,8 @@ pub(crate) struct ClusterConfig {
     pub(crate) lease_ms: Option<u32>,
     /// How the object to evict is chosen, if not as by default.
     pub(crate) eviction: Option<EvictionPolicy>,
+    /// Where the first node serves light clients, if anywhere.
+    pub(crate) local: Option<PathBuf>,
     /// Passed on to children.
     pub(crate) global: Global,
 }
@@ -98,6 +107,9 @@ impl Cluster {
             args.extend(["--name".to_owned(), format!("node-{index}")]);
             args.extend(["--memory".to_owned(), config.node_bytes.to_string()]);
             args.extend(["--fabric".to_owned(), config.fabric.name().to_owned()]);
+            if let (0, Some(path)) = (index, &config.local) {
+                args.extend(["--local".to_owned(), path.display().to_string()]);
+            }
             nodes.push(Child::start(format!("node-{index}"), &args)?);
         }
         for node in &mut nodes {

@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ErrorCode};
+use store_client::local::LocalError;
+use store_client::{Client, ErrorCode, LocalClient};
 
 use crate::args::Global;
+use crate::commands::local::{self, LocalArg};
 use crate::commands::{available_memory, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -37,13 +39,15 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only what comes after this many bytes.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0))]
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), conflicts_with = "local")]
     offset: ByteSize,
     /// Only this many bytes; without it all to the end.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", conflicts_with = "local")]
     length: Option<ByteSize>,
     #[command(flatten)]
     flags: FlagsOfClient,
+    #[command(flatten)]
+    local: LocalArg,
     /// Print one JSON object about it; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
@@ -58,6 +62,11 @@ struct Fetched<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    let master = &args.flags.settings().cluster.master;
+    if let Some(client) = args.local.connect(master, local::ARENA_BYTES)? {
+        let started = Instant::now();
+        return deliver(args, &get_local(args, client)?, started);
+    }
     let mut config = args.flags.settings().client.clone();
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
         config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
@@ -69,12 +78,35 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         fetch(args, &mut client)?
     };
     let Some(value) = value else { return fail(miss(args, &client)) };
+    deliver(args, &value, started)
+}
+
+/// By way of the node on this machine.
+fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
+    let key = args.key.as_bytes();
+    let value = match client.get(key) {
+        // It has to fit the arena.
+        Err(LocalError::ArenaFull { wanted, .. }) => {
+            drop(client);
+            let master = &args.flags.settings().cluster.master;
+            args.local.connect(master, wanted)?.map_or(Ok(None), |mut client| client.get(key))
+        }
+        value => value,
+    };
+    match value {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) => fail(not_found(args)),
+        Err(error) => Err(local::failure(&args.key, &error).into()),
+    }
+}
+
+fn deliver(args: &Args, value: &[u8], started: Instant) -> Outcome {
     let seconds = rounded(started.elapsed().as_secs_f64());
     let Some(file) = &args.output else {
-        output::print_bytes(&value)?;
+        output::print_bytes(value)?;
         return Ok(Exit::Ok);
     };
-    write_whole(file, &value)?;
+    write_whole(file, value)?;
     if args.json {
         output::print_json(&Fetched { key: &args.key, bytes: value.len() as u64, seconds, file })?;
     }
@@ -121,6 +153,11 @@ fn miss(args: &Args, client: &Client) -> Failure {
         return Failure::failed(format!("{key}: reading took longer than the lease"))
             .hint("raise the master's --lease-ms");
     }
+    not_found(args)
+}
+
+fn not_found(args: &Args) -> Failure {
+    let key = printable(&args.key);
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 use store_core::Key;
-use store_core::message::{List, ListQuery};
+use store_core::message::{Find, FindQuery, List, ListQuery};
 
-use crate::commands::{MasterArg, no_master};
+use crate::commands::{MasterArg, bad_pattern, no_master};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, LiveTable};
 use crate::size::ByteSize;
@@ -13,6 +13,7 @@ use crate::{Outcome, output};
 const AFTER_HELP: &str = "Examples:
   snowskin ls
   snowskin ls kv/llama-3/ --limit 20
+  snowskin ls --regex '^kv/.*/layer1[0-9]$'
   snowskin ls --json | jq -r 'select(.bytes > 1048576) | .key'";
 
 /// List keys, with sizes, copies and state
@@ -24,6 +25,9 @@ pub(crate) struct Args {
     /// Only keys that begin so.
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
+    /// Only keys that this regular expression matches, anywhere unless it is anchored.
+    #[arg(long, value_name = "PATTERN", conflicts_with = "prefix")]
+    regex: Option<String>,
     /// Most keys to list [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -60,7 +64,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
             cursor,
             limit: page.min(u32::try_from(left).unwrap_or(u32::MAX)),
         };
-        let (position, listed) = rpc.call::<List>(&query, std::iter::empty()).map_err(no_master)?;
+        let (position, listed) = match &args.regex {
+            None => rpc.call::<List>(&query, std::iter::empty()).map_err(no_master)?,
+            Some(pattern) => {
+                let query = FindQuery { pattern, cursor, limit: query.limit };
+                rpc.call::<Find>(&query, std::iter::empty()).map_err(bad_pattern)?
+            }
+        };
         cursor = position.cursor;
         let rows: Vec<Row> = listed
             .map(|listed| Row {

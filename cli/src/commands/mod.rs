@@ -5,9 +5,12 @@ pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod doctor;
+pub(crate) mod gateway;
 pub(crate) mod get;
+pub(crate) mod local;
 pub(crate) mod ls;
 pub(crate) mod master;
+mod metadata;
 pub(crate) mod node;
 pub(crate) mod put;
 pub(crate) mod replay;
@@ -19,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
@@ -35,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     match &cli.command {
         Command::Master(args) => master::run(args),
         Command::Node(args) => node::run(args, global),
+        Command::Gateway(args) => gateway::run(args),
         Command::Put(args) => put::run(args, global),
         Command::Get(args) => get::run(args, global),
         Command::Rm(args) => rm::run(args),
@@ -64,9 +68,16 @@ impl MasterArg {
 
     /// A connection for questions that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
-        let client = &self.flags.settings().client;
-        RpcConnection::connect_as(self.address().clone(), client.rpc, client.identity.clone())
-            .map_err(no_master)
+        let settings = self.flags.settings();
+        let identity = settings.cluster.identity();
+        RpcConnection::connect_as(self.address().clone(), settings.client.rpc, identity).map_err(no_master)
+    }
+
+    /// The same as another tenant, for an admin.
+    pub(crate) fn connect_to(&self, tenant: &str) -> anyhow::Result<RpcConnection> {
+        let settings = self.flags.settings();
+        let identity = Identity { tenant: tenant.to_owned(), ..settings.cluster.identity() };
+        RpcConnection::connect_as(self.address().clone(), settings.client.rpc, identity).map_err(no_master)
     }
 }
 
@@ -79,6 +90,16 @@ pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
     } else {
         failure.into()
     }
+}
+
+/// Says what a regular expression may be when the master refused one.
+pub(crate) fn bad_pattern(error: RpcError) -> anyhow::Error {
+    if !matches!(error, RpcError::Refused(ErrorCode::InvalidParams)) {
+        return no_master(error);
+    }
+    Failure::usage("--regex: not a regular expression, or a too large one".to_owned())
+        .hint("1,024 bytes at most, ASCII classes, no look-around; split it up, or use a prefix")
+        .into()
 }
 
 /// Says the same when a client or a node did not start for this reason, and else what went wrong.

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use store_client::Node;
+use anyhow::Context as _;
+use store_client::local::{LocalServerConfig, make_default_path};
+use store_client::{LocalServer, Node};
 
 use crate::args::Global;
 use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
+use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
 use crate::config::FlagsOfNode;
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -20,6 +23,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --memory 8GiB
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
+  snowskin node --local auto        and then: snowskin get greeting --local auto
+  snowskin node --gateway 127.0.0.1:9005
   snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
@@ -70,16 +75,21 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if let Some(http) = &http {
         http.running(Arc::clone(&node));
     }
-    let endpoint = node.endpoint().to_owned();
+    let (local, gateway) = ways_in(args)?;
     let ready = NodeReady {
         ready: "node".to_owned(),
         name,
-        endpoint,
+        endpoint: node.endpoint().to_owned(),
         memory_bytes: bytes,
         http: http.as_ref().map(|http| http.addr().to_string()),
+        local: local.as_ref().map(|local| local.path().to_owned()),
+        gateway: gateway.as_ref().map(|gateway| gateway.addr().to_string()),
     };
     announce(args.json, &ready, || {
-        format!("node {} ready at {}: lends {}\n", ready.name, ready.endpoint, memory)
+        let local = ready.local.as_ref().map(|path| format!(", local clients at {}", path.display()));
+        let gateway = ready.gateway.as_ref().map(|addr| format!(", HTTP without authentication at {addr}"));
+        let (local, gateway) = (local.unwrap_or_default(), gateway.unwrap_or_default());
+        format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, memory)
     });
     let mut mounted = true;
     while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
@@ -96,7 +106,35 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if let Some(http) = &http {
         http.stopping();
     }
+    // Whoever comes in by this node may still want to read from it.
+    drop(gateway);
+    drop(local);
     // Unmounts. Should a question still hold it, that ends it.
     drop(node);
     Ok(Exit::Ok)
+}
+
+/// The local socket and the gateway, as far as they are wanted.
+fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)> {
+    let settings = args.flags.settings();
+    let node = &settings.node.node;
+    let mut store = settings.client.clone();
+    // Other nodes must be able to reach what they are asked to move bytes to, as they reach this one.
+    store.engine.listen.set_ip(node.engine.listen.ip());
+    store.engine.advertise_host.clone_from(&node.engine.advertise_host);
+    store.engine.fabrics = node.engine.fabrics;
+    let local = match &settings.node.local {
+        None => None,
+        Some(path) => {
+            let path = if path.as_os_str() == "auto" {
+                make_default_path(&store.master).context("--local auto: no place for the socket")?
+            } else {
+                path.clone()
+            };
+            Some(LocalServer::start(LocalServerConfig::new(path, store.clone())).context("--local")?)
+        }
+    };
+    let gateway = settings.node.gateway;
+    let gateway = gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
+    Ok((local, gateway))
 }

@@ -2,15 +2,17 @@
 
 use std::io::Read as _;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ErrorCode, Placement, PutOptions};
+use store_client::local::LocalError;
+use store_client::{Client, ErrorCode, LocalClient, Placement, PutOptions};
 use store_core::message::{Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
 use crate::args::Global;
+use crate::commands::local::{self, LocalArg};
 use crate::commands::{available_memory, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -42,16 +44,16 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
     /// Try this segment first; several are tried in order. `snowskin stat` names them.
-    #[arg(long, value_name = "SEGMENT")]
+    #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     prefer_segment: Vec<String>,
     /// Do not use this segment; may be given several times.
-    #[arg(long, value_name = "SEGMENT")]
+    #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     exclude_segment: Vec<String>,
     /// Try the node first that this segment is of, for every copy.
-    #[arg(long, value_name = "SEGMENT")]
+    #[arg(long, value_name = "SEGMENT", conflicts_with = "local")]
     same_node: Option<String>,
     /// Never two copies on one node, even if there are fewer then.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "local")]
     distinct_nodes: bool,
     /// Spare it from eviction as long as there is anything else to evict, and somebody reads it now and then.
     #[arg(long, conflicts_with = "hard_pin")]
@@ -70,6 +72,8 @@ pub(crate) struct Args {
     replace: bool,
     #[command(flatten)]
     flags: FlagsOfClient,
+    #[command(flatten)]
+    local: LocalArg,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -85,6 +89,10 @@ struct Stored<'a> {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let value = read_value(args)?;
     let bytes = value.len() as u64;
+    let master = &args.flags.settings().cluster.master;
+    if let Some(client) = args.local.connect(master, bytes)? {
+        return put_local(args, client, &value);
+    }
     let config = args.flags.settings().client.clone();
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
@@ -96,10 +104,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
     match client.put(args.key.as_bytes(), &value, &options) {
         Ok(true) => {}
-        Ok(false) => {
-            let message = format!("{}: there is an object under this key already", printable(&args.key));
-            return fail(Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it"));
-        }
+        Ok(false) => return fail(taken(args)),
         Err(error) if error.code() == ErrorCode::NoAvailableHandle => {
             let failure = Failure::failed(format!("{}: {error}", printable(&args.key)));
             return fail(
@@ -108,9 +113,33 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         }
         Err(error) => return Err(refused_in(&client, &args.key, &error)),
     }
-    let seconds = rounded(started.elapsed().as_secs_f64());
+    let elapsed = started.elapsed();
     drop(bar);
+    report(args, bytes, elapsed)
+}
+
+/// By way of the node on this machine.
+fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
+    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
+    let failed = |error: LocalError| local::failure(&args.key, &error);
+    let started = Instant::now();
+    if args.replace {
+        client.remove(args.key.as_bytes(), true).map_err(failed)?;
+    }
+    match client.put(args.key.as_bytes(), value, &options).map_err(failed)? {
+        true => report(args, value.len() as u64, started.elapsed()),
+        false => fail(taken(args)),
+    }
+}
+
+fn taken(args: &Args) -> Failure {
+    let message = format!("{}: there is an object under this key already", printable(&args.key));
+    Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it")
+}
+
+fn report(args: &Args, bytes: u64, elapsed: Duration) -> Outcome {
     if args.json {
+        let seconds = rounded(elapsed.as_secs_f64());
         output::print_json(&Stored { key: &args.key, bytes, seconds })?;
     }
     Ok(Exit::Ok)
@@ -152,7 +181,7 @@ fn retention(args: &Args) -> Retention {
 }
 
 /// FNV-1a, 64 bits (Fowler, Noll and Vo): any program can compute it for the same name.
-fn group_number(name: &str) -> u64 {
+pub(crate) fn group_number(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

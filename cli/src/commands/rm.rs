@@ -1,16 +1,20 @@
 //! `snowskin rm`: forget objects.
 
 use serde::Serialize;
-use store_core::message::{Removal, Remove};
+use store_client::RpcConnection;
+use store_core::message::{Removal, Remove, RemoveMany, RemoveQuery};
 use store_core::{ErrorCode, Key};
 
-use crate::commands::{MasterArg, no_master};
+use crate::commands::{MasterArg, bad_pattern, no_master};
 use crate::exit::{EXIT_CODES, Exit};
+use crate::output::thousands;
 use crate::{Outcome, output};
 
 const AFTER_HELP: &str = "Examples:
   snowskin rm greeting
   snowskin rm --force a b c
+  snowskin rm --regex '^kv/llama-2/'
+  snowskin rm --all --tenant team-a
   snowskin ls kv/ --json | jq -r .key | xargs snowskin rm";
 
 /// Remove objects
@@ -20,8 +24,14 @@ const AFTER_HELP: &str = "Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Keys to remove.
-    #[arg(required = true, value_name = "KEY")]
+    #[arg(required_unless_present_any = ["regex", "all"], value_name = "KEY")]
     keys: Vec<String>,
+    /// All keys that this regular expression matches, anywhere unless it is anchored.
+    #[arg(long, value_name = "PATTERN", conflicts_with = "keys")]
+    regex: Option<String>,
+    /// All keys of the tenant.
+    #[arg(long, conflicts_with_all = ["keys", "regex"])]
+    all: bool,
     /// Even while it is read or written.
     #[arg(short, long)]
     force: bool,
@@ -42,6 +52,9 @@ struct Removed<'a> {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let mut rpc = args.master.connect()?;
+    if args.all || args.regex.is_some() {
+        return run_many(args, &mut rpc);
+    }
     let batch = rpc.welcome().keys_per_batch_max.max(1) as usize;
     let mut worst = Exit::Ok;
     for keys in args.keys.chunks(batch) {
@@ -67,4 +80,40 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
     }
     Ok(worst)
+}
+
+#[derive(Debug, Default, Serialize)]
+struct RemovedMany {
+    removed: u64,
+    leased: u64,
+    unfinished: u64,
+}
+
+fn run_many(args: &Args, rpc: &mut RpcConnection) -> Outcome {
+    let mut sum = RemovedMany::default();
+    let mut query = RemoveQuery { pattern: args.regex.as_deref(), cursor: 0, force: args.force };
+    loop {
+        let (page, _) = rpc.call::<RemoveMany>(&query, std::iter::empty()).map_err(bad_pattern)?;
+        sum.removed += u64::from(page.removed);
+        sum.leased += u64::from(page.leased);
+        sum.unfinished += u64::from(page.unfinished);
+        query.cursor = page.cursor;
+        if page.cursor == 0 {
+            break;
+        }
+    }
+    if args.json {
+        output::print_json(&sum)?;
+    } else {
+        output::print(&format!("{} removed\n", thousands(sum.removed)))?;
+    }
+    if sum.leased + sum.unfinished == 0 {
+        return Ok(Exit::Ok);
+    }
+    eprintln!(
+        "snowskin: {} left because they are read, {} because they are written: try again later, or --force",
+        thousands(sum.leased),
+        thousands(sum.unfinished)
+    );
+    Ok(Exit::Failed)
 }

@@ -148,6 +148,7 @@ fn value_name(key: &Key) -> &'static str {
         _ if key.path.ends_with("_us") => "µs",
         "SocketAddr" => "ADDR:PORT",
         "Address" => "HOST:PORT",
+        "MetadataSource" => "URL",
         "PathBuf" => "PATH",
         "bool" => "BOOL",
         "f64" => "SHARE",

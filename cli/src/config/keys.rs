@@ -19,9 +19,9 @@ const SOURCES: [(&str, &str); 5] = [
         "store_core",
         concat!(
             include_str!("../../../store-core/src/config.rs"),
-            include_str!("../../../store-core/src/tenant.rs"),
+            include_str!("../../../store-core/src/heat.rs"),
             include_str!("../../../store-core/src/tasks.rs"),
-            include_str!("../../../store-core/src/heat.rs")
+            include_str!("../../../store-core/src/tenant.rs")
         ),
     ),
     (
@@ -35,8 +35,11 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 21] = [
+const FLAGS: [(&str, &str); 28] = [
     ("cluster.master", "master"),
+    ("cluster.tenant", "tenant"),
+    ("cluster.tenant_secret", "tenant-secret"),
+    ("cluster.admin_secret", "admin-secret"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
     ("master.rpc_listen", "listen"),
@@ -56,11 +59,22 @@ const FLAGS: [(&str, &str); 21] = [
     ("node.engine.listen", "listen"),
     ("node.engine.advertise_host", "advertise"),
     ("node.engine.fabrics", "fabric"),
+    ("node.engine.metadata.source", "metadata"),
+    ("node.engine.metadata.name", "segment"),
+    ("node.local", "local"),
+    ("node.gateway", "gateway"),
     ("client.engine.fabrics", "fabric"),
 ];
 
 /// Variables that are older, or shorter, than the rule's.
-const VARIABLES: [(&str, &str); 2] = [("cluster.master", "SNOWSKIN_MASTER"), ("log.filter", "SNOWSKIN_LOG")];
+const VARIABLES: [(&str, &str); 6] = [
+    ("cluster.master", "SNOWSKIN_MASTER"),
+    ("cluster.tenant", "SNOWSKIN_TENANT"),
+    ("cluster.tenant_secret", "SNOWSKIN_TENANT_SECRET"),
+    ("cluster.admin_secret", "SNOWSKIN_ADMIN_SECRET"),
+    ("log.filter", "SNOWSKIN_LOG"),
+    ("node.engine.metadata.source", "SNOWSKIN_METADATA"),
+];
 
 /// One setting.
 #[derive(Clone, Debug)]
@@ -181,6 +195,9 @@ impl Key {
             "SocketAddr" => "ADDR:PORT".to_owned(),
             "Address" => "HOST:PORT, or unix:PATH".to_owned(),
             "Fabrics" => "auto, or some of local,shm,rdma,tcp".to_owned(),
+            "MetadataSource" => "p2p, http://HOST:PORT/metadata, redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
+                                 etcd://HOST:PORT[,HOST:PORT]"
+                .to_owned(),
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),

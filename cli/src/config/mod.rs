@@ -65,11 +65,38 @@ pub(crate) enum LogFormat {
 }
 
 /// What every process of a cluster but the master needs to know.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ClusterSettings {
     /// The master, as host:port or unix:/path/of/socket.
     pub(crate) master: store_client::Address,
+    /// The tenant whose objects commands are about, where the master has tenants.
+    pub(crate) tenant: String,
+    /// The tenant's secret, if it has one. A variable or a file is a better place than a flag, which others on the machine see.
+    pub(crate) tenant_secret: store_core::Secret,
+    /// The admin's secret: for nodes, where the master has tenants, and for who administers.
+    pub(crate) admin_secret: store_core::Secret,
+}
+
+impl ClusterSettings {
+    pub(crate) fn identity(&self) -> store_client::Identity {
+        store_client::Identity {
+            tenant: self.tenant.clone(),
+            secret: self.tenant_secret.clone(),
+            admin: self.admin_secret.clone(),
+        }
+    }
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self {
+            master: store_client::Address::default(),
+            tenant: store_core::DEFAULT_TENANT.to_owned(),
+            tenant_secret: store_core::Secret::default(),
+            admin_secret: store_core::Secret::default(),
+        }
+    }
 }
 
 /// A node, as this program runs it.
@@ -78,6 +105,11 @@ pub(crate) struct ClusterSettings {
 pub(crate) struct NodeSettings {
     /// Where `/health`, `/ready` and `/metrics` are served, ADDR:PORT; `none`: not at all.
     pub(crate) http_listen: Option<SocketAddr>,
+    /// The path of a Unix socket for light clients on this machine, for this user alone, or `auto` for where they look by
+    /// themselves; `none`: they are not served.
+    pub(crate) local: Option<PathBuf>,
+    /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
+    pub(crate) gateway: Option<SocketAddr>,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }
@@ -220,6 +252,8 @@ impl Loaded {
         let settings = &mut self.settings;
         settings.node.node.master = settings.cluster.master.clone();
         settings.client.master = settings.cluster.master.clone();
+        settings.client.identity = settings.cluster.identity();
+        settings.node.node.identity.admin = settings.cluster.admin_secret.clone();
         if settings.node.node.name.is_empty() {
             settings.node.node.name = process_name();
         }

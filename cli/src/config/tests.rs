@@ -99,7 +99,7 @@ fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
 fn secrets_are_masked_where_settings_are_shown() {
     let text = "[master.store]\nhash_seed = 77\nadmin_secret = \"sesame\"\nmulti_tenants = true\n\
                 [[master.store.tenants]]\nname = \"a\"\nsecret = \"sesame\"\nquota_bytes = 64\n\
-                [client.identity]\nadmin = \"sesame\"\n";
+                [cluster]\nadmin_secret = \"sesame\"\ntenant_secret = \"sesame\"\n";
     let loaded = read(text, &[], &[]).unwrap();
     let tenant = &loaded.settings.master.store.tenants[0];
     assert!(tenant.secret.matches(b"sesame") && tenant.quota_bytes == Some(64));
@@ -137,4 +137,22 @@ fn the_reference_page_is_what_the_program_says() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/config.md");
     let page = std::fs::read_to_string(path).unwrap_or_default();
     assert!(page == reference::page(), "run `cargo xtask reference`, read the diff, and commit it");
+}
+
+#[test]
+fn a_password_in_a_connection_string_is_used_and_not_shown() {
+    let key = keys::find("node.engine.metadata.source").unwrap();
+    let url = "redis://u:hunter2@127.0.0.1:1/0";
+    // With or without the feature that it needs: what is refused is not repeated.
+    match read("", &[], &[(key.path.as_str(), url)]) {
+        Ok(loaded) => {
+            assert_eq!(loaded.shown(key), "\"redis://u:***@127.0.0.1:1/0\"");
+            assert_eq!(loaded.settings.node.node.engine.metadata.source, url.parse().unwrap());
+        }
+        Err(error) => assert!(error.contains("redis") && !error.contains("hunter2"), "{error}"),
+    }
+    for bad in ["redis://u:hunter2@nowhere", "hunter2"] {
+        let error = read("", &[("SNOWSKIN_METADATA", bad)], &[]).unwrap_err();
+        assert!(error.contains("etcd://") && !error.contains("hunter2"), "{error}");
+    }
 }

@@ -65,6 +65,11 @@ impl Daemon {
 
     /// Ends it in order and gives its exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
+        self.end()
+    }
+
+    /// The same, where it is part of something.
+    pub(crate) fn end(&mut self) -> Option<i32> {
         signal(self.child.id(), "TERM");
         let status = wait(&mut self.child).expect("it ends");
         status.code()

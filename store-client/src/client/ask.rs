@@ -1,7 +1,7 @@
 //! What is one call and one answer: whether, what and where, and forgetting.
 
 use store_core::message::{
-    Exists, List, ListPosition, ListQuery, ReadStats, Removal, Remove, Segments as AskSegments,
+    Exists, List, ListPosition, ListQuery, Listed, ReadStats, Removal, Remove, Segments as AskSegments,
 };
 use store_core::{ErrorCode, Key, Stats};
 
@@ -117,15 +117,7 @@ impl Client {
         self.rpc.begin_trace();
         let query = ListQuery { prefix: Key(prefix), cursor, limit };
         let (ListPosition { cursor }, listed) = self.rpc.call::<List>(&query, std::iter::empty())?;
-        let entries = listed
-            .map(|entry| ListEntry {
-                key: entry.key.0.to_vec(),
-                len: entry.len,
-                replicas: entry.replicas,
-                complete: entry.complete,
-                leased: entry.leased,
-            })
-            .collect();
+        let entries = listed.map(self::listed).collect();
         self.note_connection();
         Ok(ListPage { entries, cursor })
     }
@@ -161,5 +153,15 @@ impl Client {
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;
         self.note_connection();
         Ok(stats)
+    }
+}
+
+pub(super) fn listed(entry: Listed<'_>) -> ListEntry {
+    ListEntry {
+        key: entry.key.0.to_vec(),
+        len: entry.len,
+        replicas: entry.replicas,
+        complete: entry.complete,
+        leased: entry.leased,
     }
 }

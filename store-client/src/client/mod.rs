@@ -1,10 +1,13 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs` and `tasks.rs` are what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs`, `queries.rs` and
+//! `tasks.rs` are what needs none.
 
 mod ask;
 mod get;
+mod object;
 mod put;
+mod queries;
 mod tasks;
 
 use std::collections::hash_map::RandomState;
@@ -27,6 +30,8 @@ use crate::segments::Segments;
 
 pub use ask::{ListEntry, ListPage, SegmentEntry};
 pub(crate) use get::{Part, part};
+pub use object::ObjectInfo;
+pub use queries::BulkRemoval;
 pub use tasks::{TaskEntry, TaskPage};
 
 /// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.

@@ -32,7 +32,6 @@ pub(crate) mod trial;
 #[cfg(test)]
 mod model;
 
-use alloc::boxed::Box;
 use core::fmt::{self, Debug};
 use core::str::FromStr;
 
@@ -73,12 +72,12 @@ impl EvictionPolicy {
         }
     }
 
-    pub(crate) fn build(self) -> Box<dyn Eviction> {
+    pub(crate) fn build(self) -> Policy {
         match self {
-            Self::Trial => Box::new(trial::Trial::new()),
-            Self::Lru => Box::new(lru::Lru::new()),
-            Self::Sieve => Box::new(sieve::Sieve::new()),
-            Self::Fifo => Box::new(fifo::Fifo::new()),
+            Self::Trial => Policy::Trial(trial::Trial::new()),
+            Self::Lru => Policy::Lru(lru::Lru::new()),
+            Self::Sieve => Policy::Sieve(sieve::Sieve::new()),
+            Self::Fifo => Policy::Fifo(fifo::Fifo::new()),
         }
     }
 }
@@ -166,4 +165,66 @@ pub(crate) trait Eviction: Debug + Send {
     }
     /// Calls `each` for candidates in the order in which they would go if nothing happened, until it gives false.
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool);
+}
+
+/// One of the policies. An enum rather than a pointer, because every put and every first read of a lease goes through it.
+#[derive(Debug)]
+pub(crate) enum Policy {
+    Trial(trial::Trial),
+    Lru(lru::Lru),
+    Sieve(sieve::Sieve),
+    Fifo(fifo::Fifo),
+}
+
+macro_rules! each_policy {
+    ($policy:expr, $it:ident => $call:expr) => {
+        match $policy {
+            Policy::Trial($it) => $call,
+            Policy::Lru($it) => $call,
+            Policy::Sieve($it) => $call,
+            Policy::Fifo($it) => $call,
+        }
+    };
+}
+
+impl Eviction for Policy {
+    fn insert(&mut self, nodes: &mut Nodes, index: u32, hash: u64, place: Place) {
+        each_policy!(self, it => it.insert(nodes, index, hash, place));
+    }
+
+    fn touch(&mut self, nodes: &mut Nodes, index: u32, follows: bool) {
+        each_policy!(self, it => it.touch(nodes, index, follows));
+    }
+
+    fn remove(&mut self, nodes: &mut Nodes, index: u32) {
+        each_policy!(self, it => it.remove(nodes, index));
+    }
+
+    fn put_back(&mut self, nodes: &mut Nodes, index: u32) {
+        each_policy!(self, it => it.put_back(nodes, index));
+    }
+
+    fn victim(&mut self, nodes: &mut Nodes) -> Option<u32> {
+        each_policy!(self, it => it.victim(nodes))
+    }
+
+    fn evict(&mut self, nodes: &mut Nodes, index: u32, hash: u64) {
+        each_policy!(self, it => it.evict(nodes, index, hash));
+    }
+
+    fn len(&self) -> u32 {
+        each_policy!(self, it => it.len())
+    }
+
+    fn remembers(&self, hash: u64) -> bool {
+        each_policy!(self, it => it.remembers(hash))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        each_policy!(self, it => it.memory_bytes())
+    }
+
+    fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool) {
+        each_policy!(self, it => it.preview(nodes, each));
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
-use super::{Eviction, EvictionPolicy, Nodes, Place};
+use super::{Eviction, EvictionPolicy, Nodes, Place, Policy};
 
 /// What a policy is asked to do. Objects are named by a small number; their hash is that number's.
 #[derive(Clone, Debug)]
@@ -215,7 +215,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn agrees(mut policy: Box<dyn Eviction>, mut model: impl Model, ops: &[Op]) -> Result<(), TestCaseError> {
+fn agrees(mut policy: Policy, mut model: impl Model, ops: &[Op]) -> Result<(), TestCaseError> {
     let mut nodes = Nodes::new();
     (0..OBJECTS).for_each(|object| assert_eq!(nodes.push(), object));
     let mut inside = [false; OBJECTS as usize];

@@ -8,12 +8,13 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::Master;
+use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::message::{EvictionReport, Kept, NextVictim, Pin};
-use crate::objects::Placements;
+use crate::objects::{Placements, charge};
 use crate::placement::Ask;
 use crate::segments::Placed;
-use crate::{ErrorCode, FullKey, Key, Placement};
+use crate::{ErrorCode, FullKey, Key, Placement, TenantNo};
 
 /// How long the watermark waits after it found nothing to evict, before it looks again.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
@@ -55,10 +56,15 @@ impl Master {
         }
     }
 
-    /// Calls `each` for the objects that would be evicted next, first the first, until it gives false. Some of them may be
+    /// Calls `each` for the objects of a tenant that would be evicted next, first the first, until it gives false. Some of them may be
     /// leased: they would be set aside.
-    pub fn next_victims<'a>(&'a self, now: Instant, mut each: impl FnMut(NextVictim<'a>) -> bool) {
-        self.objects.preview(&mut |index| {
+    pub fn next_victims<'a>(
+        &'a self,
+        now: Instant,
+        tenant: TenantNo,
+        mut each: impl FnMut(NextVictim<'a>) -> bool,
+    ) {
+        self.objects.preview(tenant, &mut |index| {
             let entry = self.objects.entry(index);
             each(NextVictim {
                 key: Key(entry.key.as_slice()),
@@ -86,15 +92,61 @@ impl Master {
         Ok(kept.or((self.objects.lease_end(index) > now).then_some(Kept::Leased)))
     }
 
-    pub(super) fn may_pin(&self, len: u64) -> bool {
-        let most = self.segments.capacity_bytes() as f64 * self.config.hard_pin_share_max;
-        self.objects.hard_bytes().saturating_add(len) as f64 <= most
+    /// Whether a tenant may pin so many bytes more for good. Its own share is of its quota; and of what all may pin, what is
+    /// guaranteed to the others remains theirs.
+    pub(super) fn may_pin(&self, tenant: TenantNo, len: u64) -> bool {
+        let share = self.config.hard_pin_share_max;
+        let capacity = self.segments.capacity_bytes();
+        let most = |bytes: u64| bytes.min(capacity) as f64 * share;
+        let own = self.objects.usage(tenant);
+        let pinned = own.hard_bytes.saturating_add(len) as f64;
+        if pinned > most(own.quota_bytes) {
+            return false;
+        }
+        if self.objects.is_single() || pinned <= most(own.guaranteed_bytes) {
+            return pinned <= most(capacity);
+        }
+        let others = self.objects.usages().iter().enumerate().filter(|(no, _)| *no != usize::from(tenant));
+        let taken: f64 =
+            others.map(|(_, usage)| (usage.hard_bytes as f64).max(most(usage.guaranteed_bytes))).sum();
+        taken + pinned <= most(capacity)
+    }
+
+    /// Evicts a tenant's own objects until it may have another of `len` bytes.
+    ///
+    /// # Errors
+    /// `TenantQuotaExceeded`: nothing more of it can go, or the object is larger than all it may have.
+    pub(super) fn keep_quota(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<(), ErrorCode> {
+        let bytes = charge(stored_len(len), 1);
+        if self.has_quota(tenant, bytes) {
+            return Ok(());
+        }
+        let usage = self.objects.usage(tenant);
+        if bytes <= usage.quota_bytes && usage.quota_objects > 0 {
+            for _ in 0..self.config.evictions_per_call_max {
+                self.objects.settle(now);
+                if self.evict_from(now, tenant).is_none() {
+                    break;
+                }
+                if self.has_quota(tenant, bytes) {
+                    return Ok(());
+                }
+            }
+        }
+        self.objects.usage_mut(tenant).refusals_total += 1;
+        Err(ErrorCode::TenantQuotaExceeded)
+    }
+
+    /// Whether a tenant may have another object of so many bytes, all copies together.
+    pub(super) fn has_quota(&self, tenant: TenantNo, bytes: u64) -> bool {
+        self.objects.usage(tenant).has_room(bytes, self.limbo.charged(tenant))
     }
 
     /// Evicts until an object of `len` bytes fits where the last victim was; if nothing can go, takes whatever place is left.
     pub(super) fn place_by_eviction(
         &mut self,
         now: Instant,
+        tenant: TenantNo,
         len: u64,
         placement: &Placement,
     ) -> Option<Placed> {
@@ -108,14 +160,14 @@ impl Master {
         let mut budget = share.max(len.saturating_mul(4));
         let ask = |tag| Ask { now, len, tag, placement, near: Short::of(0), at_any_price: true };
         for _ in 0..self.config.evictions_per_call_max {
-            if spoilt && !self.victim_would_serve(now, &ask(0)) {
+            if spoilt && !self.victim_would_serve(now, tenant, &ask(0)) {
                 let place = self.segments.place(&ask(self.objects.next_index()), &[]);
                 if place.is_some() {
                     return place;
                 }
                 spoilt = false;
             }
-            let Some(victim) = self.evict(now) else { break };
+            let Some(victim) = self.evict(now, Some(tenant)) else { break };
             self.report.evicted_for_room_total += victim.objects;
             let ask = ask(self.objects.next_index());
             let mut place =
@@ -133,9 +185,10 @@ impl Master {
     }
 
     /// Whether the next victim lies where the replica could go, and nobody asked to spare it.
-    fn victim_would_serve(&mut self, now: Instant, ask: &Ask<'_>) -> bool {
+    fn victim_would_serve(&mut self, now: Instant, tenant: TenantNo, ask: &Ask<'_>) -> bool {
         self.objects.settle(now);
-        let victim = self.objects.victim(now, self.config.evictions_per_call_max);
+        let gives = self.objects.furthest_over(now).unwrap_or(tenant);
+        let victim = self.objects.victim(now, gives, self.config.evictions_per_call_max);
         let victim = victim.filter(|index| self.objects.hold_of(*index).0 == Pin::None);
         let replicas = victim.map(|index| self.objects.entry(index).replicas.as_slice());
         replicas.is_some_and(|replicas| {
@@ -167,7 +220,7 @@ impl Master {
                 self.evicting = false;
                 return;
             }
-            if !self.evict_one(now) {
+            if self.evict(now, None).is_none() {
                 // Everything is leased, pinned or being written. What keeps the mark passed may also be held back: then
                 // the next put or timeout tries again.
                 self.evicting = false;
@@ -177,27 +230,44 @@ impl Master {
         }
     }
 
-    pub(super) fn evict_one(&mut self, now: Instant) -> bool {
-        self.evict(now).is_some()
+    pub(super) fn evict_one(&mut self, now: Instant, tenant: TenantNo) -> bool {
+        self.evict(now, Some(tenant)).is_some()
     }
 
     /// Objects and bytes of what was evicted, with its group.
     pub(super) fn evict_next(&mut self, now: Instant) -> Option<(u64, u64)> {
-        self.evict(now).map(|victim| (victim.objects, victim.bytes))
+        self.evict(now, None).map(|victim| (victim.objects, victim.bytes))
     }
 
-    /// Evicts what the policy wants to go first and nobody may be reading, with its group.
-    fn evict(&mut self, now: Instant) -> Option<Victim> {
+    /// Evicts from the tenant that is furthest above what is guaranteed to it; if none is, from the one whose put it is for.
+    fn evict(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
         self.objects.settle(now);
         if let Some(placed) = self.shed_extra(now) {
             let replicas = Placements::new(&[placed.0]);
             return Some(Victim { replicas, bytes: placed.1, objects: 0 });
         }
-        let Some(index) = self.objects.victim(now, self.config.evictions_per_call_max) else {
+        let victim =
+            if self.objects.is_single() { self.evict_from(now, 0) } else { self.evict_fairly(now, tenant) };
+        if victim.is_none() {
             self.stats.evictions_starved_total += u64::from(!self.starved);
             self.starved = true;
-            return None;
-        };
+        }
+        victim
+    }
+
+    fn evict_fairly(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
+        while let Some(most) = self.objects.furthest_over(now) {
+            if let Some(victim) = self.evict_from(now, most) {
+                return Some(victim);
+            }
+            self.objects.starve(most, now + EVICTION_RETRY);
+        }
+        self.evict_from(now, tenant?)
+    }
+
+    /// Evicts what the tenant's policy wants to go first and nobody may be reading, with its group.
+    fn evict_from(&mut self, now: Instant, tenant: TenantNo) -> Option<Victim> {
+        let index = self.objects.victim(now, tenant, self.config.evictions_per_call_max)?;
         self.starved = false;
         self.report.soft_pinned_evicted_total += u64::from(self.objects.hold_of(index).0 == Pin::Soft);
         let mut victim = Victim { replicas: Placements::NONE, bytes: 0, objects: 0 };
@@ -212,6 +282,7 @@ impl Master {
                 victim.replicas = removed.replicas;
             }
         });
+        self.objects.usage_mut(tenant).evictions_total += victim.objects;
         self.stats.evictions_total += victim.objects;
         self.stats.evicted_bytes_total += victim.bytes;
         self.report.groups_evicted_total += u64::from(victim.objects > 1);

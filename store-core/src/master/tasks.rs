@@ -23,7 +23,7 @@ use crate::limbo::Reason;
 use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
-use crate::objects::{Placements, Removed};
+use crate::objects::{Placements, Removed, charge};
 use crate::placement::Ask;
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
@@ -245,6 +245,12 @@ impl Master {
         }
         if self.tasks.pending() + self.tasks.processing() >= self.config.tasks.unfinished_max {
             return Err(ErrorCode::TaskPendingLimitExceeded);
+        }
+        // Nothing is evicted for a copy, of its tenant's either.
+        let charged = charge(stored_len(entry.len), 1);
+        let usage = self.objects.usage(entry.tenant);
+        if wish.source.is_none() && !usage.has_bytes(charged, self.limbo.charged(entry.tenant)) {
+            return Err(ErrorCode::TenantQuotaExceeded);
         }
         let (placed, node) = self.find_place(now, wish)?;
         let entry = self.objects.entry(wish.index);

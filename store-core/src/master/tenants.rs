@@ -7,10 +7,10 @@ use foldhash::quality::FixedState;
 use hashbrown::HashMap;
 
 use super::Master;
-use crate::message::Greeting;
+use crate::message::{EvictionReport, Greeting, TenantSetting, TenantUsage};
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX, TENANT_BYTES_MAX};
 use crate::wire::VERSION;
-use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, TenantConfig, TenantNo};
+use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
 
 /// What a connection may: whose objects its requests are about, and what else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +28,13 @@ pub(crate) struct Rights {
 pub(crate) struct Tenants {
     list: Vec<Tenant>,
     names: HashMap<String, TenantNo, FixedState>,
+    /// Numbers of tenants that are gone.
+    free: Vec<TenantNo>,
 }
 
 #[derive(Debug)]
 struct Tenant {
+    name: String,
     secret: Secret,
     /// Which of those that had the number.
     life: u32,
@@ -42,25 +45,36 @@ struct Tenant {
 impl Tenants {
     pub(crate) fn new(config: &MasterConfig) -> Self {
         let names = HashMap::with_hasher(FixedState::with_seed(config.hash_seed));
-        let mut this = Self { list: Vec::new(), names };
-        this.list.push(Tenant { secret: Secret::default(), life: 0, open: !config.multi_tenants });
-        this.names.insert(DEFAULT_TENANT.into(), 0);
-        config.tenants.iter().for_each(|tenant| {
-            this.set(tenant);
-        });
+        let mut this = Self { list: Vec::new(), names, free: Vec::new() };
+        let no = this.add(DEFAULT_TENANT);
+        this.list[usize::from(no)].open = !config.multi_tenants;
         this
     }
 
-    /// Adds a tenant, or changes it; gives its number.
-    fn set(&mut self, config: &TenantConfig) -> TenantNo {
-        let next = self.list.len() as TenantNo;
-        let no = *self.names.entry_ref(config.name.as_str()).or_insert(next);
-        if no == next {
-            self.list.push(Tenant { secret: Secret::default(), life: 0, open: true });
-        }
+    fn add(&mut self, name: &str) -> TenantNo {
+        let no = self.free.pop().unwrap_or_else(|| {
+            self.list.push(Tenant { name: String::new(), secret: Secret::default(), life: 0, open: false });
+            (self.list.len() - 1) as TenantNo
+        });
         let tenant = &mut self.list[usize::from(no)];
-        (tenant.secret, tenant.open) = (config.secret.clone(), true);
+        (tenant.name, tenant.secret, tenant.open) = (name.into(), Secret::default(), true);
+        self.names.insert(name.into(), no);
         no
+    }
+
+    /// Its sessions are over. The default tenant keeps its number, because keys without a tenant have it.
+    fn remove(&mut self, no: TenantNo) {
+        let tenant = &mut self.list[usize::from(no)];
+        (tenant.secret, tenant.open) = (Secret::default(), false);
+        tenant.life = tenant.life.wrapping_add(1);
+        if no != 0 {
+            self.names.remove(&tenant.name);
+            self.free.push(no);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.names.len()
     }
 
     fn named(&self, name: &str) -> Option<TenantNo> {
@@ -120,14 +134,141 @@ impl Master {
         }
     }
 
-    fn create_tenant(&mut self, name: &str) -> Result<TenantNo, ErrorCode> {
-        let Some(like) = self.config.tenant_default.as_ref().filter(|_| self.config.multi_tenants) else {
-            return Err(ErrorCode::TenantNotRegistered);
-        };
-        if self.tenants.list.len() >= self.config.tenants_max as usize {
-            return Err(ErrorCode::TenantNotRegistered);
+    /// Every tenant that clients can be, or that still has something, in the order of their numbers.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantUsage<'_>> {
+        (0..self.tenants.list.len()).filter_map(|no| {
+            let usage = self.usage_of(no as TenantNo);
+            let empty = usage.objects == 0 && usage.held_bytes == 0;
+            (self.tenants.list[no].open || !empty).then_some(usage)
+        })
+    }
+
+    /// What a tenant uses and may.
+    #[must_use]
+    pub fn tenant(&self, name: &str) -> Option<TenantUsage<'_>> {
+        self.tenants.named(name).map(|no| self.usage_of(no))
+    }
+
+    pub(crate) fn usage_of(&self, no: TenantNo) -> TenantUsage<'_> {
+        let (tenant, usage) = (&self.tenants.list[usize::from(no)], self.objects.usage(no));
+        TenantUsage {
+            name: &tenant.name,
+            quota_bytes: (usage.quota_bytes != u64::MAX).then_some(usage.quota_bytes),
+            quota_objects: (usage.quota_objects != u32::MAX).then_some(usage.quota_objects),
+            guaranteed_bytes: usage.guaranteed_bytes,
+            has_secret: tenant.secret.is_set(),
+            bytes: usage.bytes,
+            held_bytes: self.limbo.charged(no),
+            hard_pinned_bytes: usage.hard_bytes,
+            objects: usage.objects.into(),
+            evictions_total: usage.evictions_total,
+            refusals_total: usage.refusals_total,
         }
-        let tenant = TenantConfig { name: name.into(), ..like.clone() };
-        Ok(self.tenants.set(&tenant))
+    }
+
+    /// What a tenant may know of [`Self::stats`]: its own objects, and the room that there is for them.
+    pub(crate) fn stats_of(&self, no: TenantNo) -> Stats {
+        let (usage, held) = (self.objects.usage(no), self.limbo.charged(no));
+        Stats {
+            objects: usage.objects.into(),
+            object_bytes: usage.bytes,
+            segments: self.segments.len() as u64,
+            nodes: self.nodes.len() as u64,
+            capacity_bytes: self.segments.capacity_bytes().min(usage.quota_bytes),
+            used_bytes: usage.bytes + held,
+            evictions_total: usage.evictions_total,
+            ..Stats::default()
+        }
+    }
+
+    /// What a tenant may know of [`Self::eviction`]: its own part.
+    pub(crate) fn eviction_of(&self, no: TenantNo) -> EvictionReport {
+        let usage = self.objects.usage(no);
+        let (candidates, soft) = self.objects.may_go(no);
+        let quota = self.segments.capacity_bytes().min(usage.quota_bytes);
+        EvictionReport {
+            policy: self.config.eviction,
+            candidates: candidates.into(),
+            kept_soft_pinned: soft.into(),
+            hard_pinned_bytes: usage.hard_bytes,
+            used_bytes: usage.bytes + self.limbo.charged(no),
+            high_mark_bytes: quota,
+            low_mark_bytes: quota,
+            evictions_total: usage.evictions_total,
+            ..EvictionReport::default()
+        }
+    }
+
+    /// Adds a tenant, or changes what it may. Objects that it has above a lower quota go with its next puts. Its sessions go
+    /// on, also with another secret.
+    ///
+    /// # Errors
+    /// `InvalidParams` for a name, a secret or a guarantee that cannot be, and for a tenant besides the default one where
+    /// there are no others; `KeysUltraLimit`: too many tenants.
+    pub fn set_tenant(&mut self, setting: &TenantSetting<'_>) -> Result<(), ErrorCode> {
+        let known = self.tenants.names.get(setting.name).copied();
+        let secret = match (setting.secret, known) {
+            (Some(secret), _) => Secret::new(secret.0),
+            (None, Some(no)) => self.tenants.list[usize::from(no)].secret.clone(),
+            (None, None) => Secret::default(),
+        };
+        let config = TenantConfig {
+            name: setting.name.into(),
+            quota_bytes: setting.quota_bytes,
+            quota_objects: setting.quota_objects,
+            guaranteed_bytes: setting.guaranteed_bytes,
+            secret,
+        };
+        if !config.is_valid() || (setting.name != DEFAULT_TENANT && !self.config.multi_tenants) {
+            return Err(ErrorCode::InvalidParams);
+        }
+        self.configure_tenant(&config).map(|_| ())
+    }
+
+    /// Forgets a tenant without objects. Its sessions are refused from here.
+    ///
+    /// # Errors
+    /// `TenantNotRegistered`; `TenantNotEmpty` while it has objects, or space that is held back; `InvalidParams` for the only
+    /// tenant there is.
+    pub fn remove_tenant(&mut self, name: &str) -> Result<(), ErrorCode> {
+        let no = self.tenants.named(name).ok_or(ErrorCode::TenantNotRegistered)?;
+        if !self.config.multi_tenants {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if self.objects.usage(no).objects > 0 || self.limbo.charged(no) > 0 {
+            return Err(ErrorCode::TenantNotEmpty);
+        }
+        self.tenants.remove(no);
+        self.objects.clear_share(no, self.config.eviction);
+        Ok(())
+    }
+
+    pub(super) fn add_tenants(&mut self) {
+        for tenant in self.config.tenants.clone() {
+            // Their number was checked.
+            let _ = self.configure_tenant(&tenant);
+        }
+    }
+
+    fn configure_tenant(&mut self, config: &TenantConfig) -> Result<TenantNo, ErrorCode> {
+        let no = match self.tenants.names.get(config.name.as_str()) {
+            Some(no) => *no,
+            None if self.tenants.count() >= self.config.tenants_max as usize => {
+                return Err(ErrorCode::KeysUltraLimit);
+            }
+            None => self.tenants.add(&config.name),
+        };
+        let tenant = &mut self.tenants.list[usize::from(no)];
+        (tenant.secret, tenant.open) = (config.secret.clone(), true);
+        self.objects.add_share(no, self.config.eviction);
+        self.objects.limit(no, config);
+        Ok(no)
+    }
+
+    fn create_tenant(&mut self, name: &str) -> Result<TenantNo, ErrorCode> {
+        let like = self.config.tenant_default.as_ref().filter(|_| self.config.multi_tenants);
+        let tenant =
+            TenantConfig { name: name.into(), ..like.ok_or(ErrorCode::TenantNotRegistered)?.clone() };
+        self.configure_tenant(&tenant).map_err(|_| ErrorCode::TenantNotRegistered)
     }
 }

@@ -20,7 +20,8 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::groups::GroupId;
-use super::{Entry, Objects, Placements, State};
+use super::{Entry, Objects, Order, Placements, State};
+use crate::eviction::Eviction as _;
 use crate::eviction::Place;
 use crate::message::{Pin, Retention};
 use crate::{FullKey, TenantNo};
@@ -176,7 +177,9 @@ impl Objects {
             State::Aside => {
                 self.aside -= 1;
                 self.entries[index].state = State::Candidate;
-                self.policy.put_back(&mut self.nodes, index);
+                let (order, nodes) = self.order(index);
+                order.policy.put_back(nodes, index);
+                self.fed(index);
             }
             _ => {
                 self.detach(index);
@@ -187,21 +190,24 @@ impl Objects {
         }
     }
 
-    /// Who is to be evicted. Looks at `looks_max` candidates at most, and sets those aside that somebody may be reading.
-    pub(crate) fn victim(&mut self, now: Instant, looks_max: u32) -> Option<u32> {
+    /// Whom of a tenant's is to be evicted. Looks at `looks_max` candidates at most, and sets those aside that somebody may be reading.
+    pub(crate) fn victim(&mut self, now: Instant, tenant: TenantNo, looks_max: u32) -> Option<u32> {
         for _ in 0..looks_max {
-            let Some(index) = self.policy.victim(&mut self.nodes) else { break };
+            let order = &mut self.orders[usize::from(tenant)];
+            let Some(index) = order.policy.victim(&mut self.nodes) else { break };
             let end = self.lease_end(index);
             if end <= now {
                 return Some(index);
             }
-            self.policy.remove(&mut self.nodes, index);
+            let order = &mut self.orders[usize::from(tenant)];
+            order.policy.remove(&mut self.nodes, index);
             self.entries[index].state = State::Aside;
             self.aside += 1;
             self.wake_at(end, index);
             self.why.leased_total += 1;
         }
-        if self.policy.len() > 0 { None } else { self.soft_victim(now) }
+        let left = self.orders[usize::from(tenant)].policy.len();
+        if left > 0 { None } else { self.soft_victim(now, tenant) }
     }
 
     /// Evicts an object and with it its group.
@@ -216,13 +222,17 @@ impl Objects {
         }
     }
 
-    /// How many keys of a batch, from its beginning, came back soon after their eviction: all up to the last that did.
+    /// How many keys of a batch of one tenant, from its beginning, came back soon after their eviction: all up to the last
+    /// that did.
     pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) -> usize {
+        let mut keys = keys.peekable();
+        let Some(first) = keys.peek() else { return 0 };
+        let policy = &self.orders[usize::from(first.tenant)].policy;
         // A policy without a memory, or that has not evicted yet.
-        if self.policy.memory_bytes() == 0 {
+        if policy.memory_bytes() == 0 {
             return 0;
         }
-        let known = |key: FullKey<'a>| self.policy.remembers(self.hash(key));
+        let known = |key: FullKey<'a>| policy.remembers(self.hash(key));
         keys.enumerate().filter(|(_, key)| known(*key)).last().map_or(0, |(at, _)| at + 1)
     }
 
@@ -257,21 +267,28 @@ impl Objects {
         self.expiries.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// When there will be something to evict, as far as leases decide it.
+    /// When there will be something to evict for all, as far as leases decide it.
     pub(crate) fn evictable_at(&self) -> Option<Instant> {
-        if self.policy.len() > 0 {
-            return Some(Instant::ZERO);
-        }
-        let soft = self.lists[State::Soft as usize].front().map(|index| self.lease_end(index));
         let aside = self.wakings.peek().filter(|_| self.aside > 0).map(|Reverse((at, ..))| *at);
-        [soft, aside].into_iter().flatten().min()
+        let mut soonest = aside;
+        for (order, usage) in self.orders.iter().zip(&self.usage) {
+            if !self.is_single() && !usage.gives() {
+                continue;
+            }
+            if order.policy.len() > 0 {
+                return Some(Instant::ZERO);
+            }
+            let soft = order.soft.front().map(|index| self.lease_end(index));
+            soonest = [soonest, soft].into_iter().flatten().min();
+        }
+        soonest
     }
 
     pub(crate) fn census(&self) -> Census {
         Census {
-            candidates: self.policy.len(),
+            candidates: self.orders.iter().map(|order| order.policy.len()).sum(),
             aside: self.aside,
-            soft: self.lists[State::Soft as usize].len(),
+            soft: self.soft,
             hard: self.lists[State::Hard as usize].len(),
             held_by_group: self.groups.held(),
             groups: self.groups.len(),
@@ -282,9 +299,9 @@ impl Objects {
         }
     }
 
-    /// Calls `each` for candidates, the next to go first, until it gives false.
-    pub(crate) fn preview(&self, each: &mut dyn FnMut(u32) -> bool) {
-        self.policy.preview(&self.nodes, each);
+    /// Calls `each` for a tenant's candidates, the next to go first, until it gives false.
+    pub(crate) fn preview(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
+        self.orders[usize::from(tenant)].policy.preview(&self.nodes, each);
     }
 
     /// How many go with an object, itself included.
@@ -303,11 +320,6 @@ impl Objects {
         }
     }
 
-    /// Bytes of objects that are pinned for good, those being written included, each counted once.
-    pub(crate) fn hard_bytes(&self) -> u64 {
-        self.hard_bytes
-    }
-
     /// Notes what a new object has that most have not.
     pub(super) fn keep(&mut self, index: u32, retention: &Retention) {
         let mut kept = Kept {
@@ -319,7 +331,9 @@ impl Objects {
             at: 0,
         };
         if retention.pin == Pin::Hard {
-            self.hard_bytes += self.entries[index].len;
+            let Entry { len, tenant, .. } = self.entries[index];
+            self.hard_bytes += len;
+            self.usage[usize::from(tenant)].hard_bytes += len;
         }
         if let Some(id) = kept.group {
             self.rest(id);
@@ -341,7 +355,9 @@ impl Objects {
         let Some(kept) = self.kept.remove(&index) else { return };
         self.mortal -= u32::from(kept.expires.is_some());
         if kept.pin == Pin::Hard {
-            self.hard_bytes -= self.entries[index].len;
+            let Entry { len, tenant, .. } = self.entries[index];
+            self.hard_bytes -= len;
+            self.usage[usize::from(tenant)].hard_bytes -= len;
         }
         if let Some(id) = kept.group {
             let moved = self.groups.with(id, |group| {
@@ -389,15 +405,18 @@ impl Objects {
     /// Somebody reads it. `fresh`: nobody did until now.
     fn used(&mut self, index: u32, fresh: bool, follows: bool) {
         match self.entries[index].state {
-            State::Candidate if fresh => self.policy.touch(&mut self.nodes, index, follows),
+            State::Candidate if fresh => {
+                let (order, nodes) = self.order(index);
+                order.policy.touch(nodes, index, follows);
+            }
             State::Soft => self.entries[index].marks |= Entry::RENEWED,
             _ => {}
         }
     }
 
-    fn soft_victim(&mut self, now: Instant) -> Option<u32> {
+    fn soft_victim(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
         for _ in 0..SOFT_LOOKS_MAX {
-            let index = self.lists[State::Soft as usize].front()?;
+            let index = self.orders[usize::from(tenant)].soft.front()?;
             self.nodes.look();
             let group = self.group_of(index).and_then(|id| self.groups.get(id));
             let stays = group.is_some_and(|group| group.hard > 0 || group.unfinished > 0);
@@ -413,15 +432,16 @@ impl Objects {
     }
 
     fn rotate_soft(&mut self, index: u32) {
-        let list = &mut self.lists[State::Soft as usize];
-        list.unlink(&mut self.nodes, index);
-        list.push_back(&mut self.nodes, index);
+        let (Order { soft, .. }, nodes) = self.order(index);
+        soft.unlink(nodes, index);
+        soft.push_back(nodes, index);
     }
 
     fn evict_one(&mut self, index: u32) -> Removed {
         if self.entries[index].state == State::Candidate {
             let hash = self.hash(self.entries[index].full_key());
-            self.policy.evict(&mut self.nodes, index, hash);
+            let (order, nodes) = self.order(index);
+            order.policy.evict(nodes, index, hash);
             self.entries[index].state = State::Member;
             self.lead_lost(index);
         }
@@ -436,7 +456,9 @@ impl Objects {
         }
         let hash = self.hash(self.entries[index].full_key());
         self.entries[index].state = State::Candidate;
-        self.policy.insert(&mut self.nodes, index, hash, place);
+        let (order, nodes) = self.order(index);
+        order.policy.insert(nodes, index, hash, place);
+        self.fed(index);
     }
 
     /// Lets somebody stand for the group if it can go.
@@ -449,7 +471,9 @@ impl Objects {
         self.groups.with(id, |group| group.lead = Some(lead));
         let hash = self.hash(self.entries[lead].full_key());
         self.entries[lead].state = State::Candidate;
-        self.policy.insert(&mut self.nodes, lead, hash, Place { returning: true, ..Place::ALONE });
+        let (order, nodes) = self.order(lead);
+        order.policy.insert(nodes, lead, hash, Place { returning: true, ..Place::ALONE });
+        self.fed(lead);
     }
 
     /// Nobody stands for the group any more: it cannot go.
@@ -465,7 +489,14 @@ impl Objects {
         let entry = &mut self.entries[index];
         entry.state = state;
         entry.marks &= !Entry::RENEWED;
-        self.lists[state as usize].push_back(&mut self.nodes, index);
+        if state == State::Soft {
+            let (order, nodes) = self.order(index);
+            order.soft.push_back(nodes, index);
+            self.soft += 1;
+            self.fed(index);
+        } else {
+            self.lists[state as usize].push_back(&mut self.nodes, index);
+        }
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| match state {
                 State::Soft => group.soft += 1,
@@ -479,11 +510,19 @@ impl Objects {
     fn detach(&mut self, index: u32) {
         let state = self.entries[index].state;
         match state {
-            State::Processing | State::Soft | State::Hard => {
+            State::Processing | State::Hard => {
                 self.lists[state as usize].unlink(&mut self.nodes, index);
             }
             State::Aside => self.aside -= 1,
-            State::Candidate => self.policy.remove(&mut self.nodes, index),
+            State::Soft => {
+                let (order, nodes) = self.order(index);
+                order.soft.unlink(nodes, index);
+                self.soft -= 1;
+            }
+            State::Candidate => {
+                let (order, nodes) = self.order(index);
+                order.policy.remove(nodes, index);
+            }
             State::Member | State::Vacant => {}
         }
         if let Some(id) = self.group_of(index) {
@@ -529,7 +568,7 @@ impl Objects {
 
     /// Notes when a lease or a soft pin is over, at the earliest.
     fn wake_at(&mut self, at: Instant, index: u32) {
-        let sleeping = self.aside + self.lists[State::Soft as usize].len();
+        let sleeping = self.aside + self.soft;
         if self.wakings.len() >= TIMES_SLACK + 2 * sleeping as usize {
             let mut wakings = core::mem::take(&mut self.wakings);
             wakings.retain(|Reverse((_, generation, index))| {

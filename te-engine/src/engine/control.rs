@@ -9,32 +9,42 @@ use te_core::{Error, Memory, RegionId};
 
 use super::Engine;
 use super::segments::{Attached, Segment};
-use crate::config::Config;
+use crate::config::{Config, MetadataConfig};
 use crate::control::{Answer, Request, call};
 use crate::descriptor::Descriptor;
-use crate::error::SegmentError;
-use crate::metadata::{Metadata, PeerToPeer};
+use crate::error::{SegmentError, StartError};
+use crate::metadata::{Directory, Entry, Keeper, KeeperState, Metadata, PeerToPeer, Registration};
 use crate::request::{Liveness, Notification, RemoteRegion, SegmentHandle};
 
 impl Engine {
-    /// Opens the memory that the engine called `name` (`host:port`) exports. Asks it for its descriptor; waits for the answer
-    /// at most `control.timeout_ms`. Opening a segment again refreshes it and gives the same handle, unless its owner
+    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Asks it
+    /// for its descriptor; waits for the answer at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory's. Opening a segment again refreshes it and gives the same handle, unless its owner
     /// has restarted: then the handle is new, and the old one refuses work with [`SegmentError::Restarted`].
     ///
     /// # Errors
     /// See [`SegmentError`].
     pub fn open_segment(&mut self, name: &str) -> Result<SegmentHandle, SegmentError> {
-        let descriptor = self.metadata.fetch(name)?;
-        self.attach_segment(name, &descriptor)
+        let (endpoint, descriptor) = peer_to_peer(&self.config).describe(&*self.metadata, name)?;
+        self.attach_at(name, &endpoint, &descriptor)
     }
 
-    /// Opens a segment whose descriptor is known already.
+    /// Opens a segment whose descriptor is known already; `name` is its owner's `host:port`.
     ///
     /// # Errors
     /// `NoRail` when no region can be reached, `Full`.
     pub fn attach_segment(
         &mut self,
         name: &str,
+        descriptor: &Descriptor,
+    ) -> Result<SegmentHandle, SegmentError> {
+        self.attach_at(name, name, descriptor)
+    }
+
+    /// Opens the segment `name`, whose owner is at `endpoint`.
+    pub(crate) fn attach_at(
+        &mut self,
+        name: &str,
+        endpoint: &str,
         descriptor: &Descriptor,
     ) -> Result<SegmentHandle, SegmentError> {
         if let Some(handle) = self.segments.find(name) {
@@ -52,6 +62,7 @@ impl Engine {
         }
         let handle = self.segments.insert(Segment {
             name: name.into(),
+            endpoint: endpoint.into(),
             incarnation: descriptor.incarnation,
             version: 0,
             opens: 1,
@@ -71,8 +82,8 @@ impl Engine {
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
     pub fn refresh_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
-        let (name, _) = self.segment_name(handle)?;
-        let descriptor = self.metadata.fetch(&name)?;
+        let SegmentOwner { name, endpoint, .. } = self.segment_owner(handle)?;
+        let descriptor = peer_to_peer(&self.config).describe_again(&*self.metadata, &name, &endpoint)?;
         self.sync_segment(handle, &descriptor)
     }
 
@@ -108,8 +119,8 @@ impl Engine {
     /// # Errors
     /// `Refused` when it is too long or the owner's queue is full; `Unreachable`, `Restarted`.
     pub fn notify(&mut self, handle: SegmentHandle, name: &str, message: &[u8]) -> Result<(), SegmentError> {
-        let (segment, incarnation) = self.segment_name(handle)?;
-        let told = notify(&self.config, &segment, incarnation, name, message);
+        let owner = self.segment_owner(handle)?;
+        let told = notify(&self.config, &owner, name, message);
         if let Err(SegmentError::Restarted { found, .. }) = told {
             self.note_restart(handle, found);
         }
@@ -126,21 +137,34 @@ impl Engine {
     /// # Errors
     /// `NotFound`. That nobody answers is not an error but [`Liveness::Unreachable`].
     pub fn probe(&mut self, handle: SegmentHandle, timeout: Duration) -> Result<Liveness, SegmentError> {
-        let (name, expected) = self.segment_name(handle)?;
-        let liveness = probe(&self.config, &name, expected, timeout);
+        let owner = self.segment_owner(handle)?;
+        let liveness = probe(&self.config, &owner, timeout);
         if let Liveness::Restarted { found, .. } = liveness {
             self.note_restart(handle, found);
         }
         Ok(liveness)
     }
 
-    /// The name and incarnation that a segment was opened with.
+    /// How this engine's name stands in the directory.
+    #[must_use]
+    pub fn registration(&self) -> Registration {
+        self.registration.registration()
+    }
+
+    /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
+    #[must_use]
+    pub fn wait_registered(&self, timeout: Duration) -> Registration {
+        self.registration.wait(timeout)
+    }
+
+    /// Whom a segment was opened of.
     ///
     /// # Errors
-    /// `NotFound`; `Restarted` when it is known to have.
-    pub(crate) fn segment_name(&self, handle: SegmentHandle) -> Result<(String, u64), SegmentError> {
+    /// `NotFound`.
+    pub(crate) fn segment_owner(&self, handle: SegmentHandle) -> Result<SegmentOwner, SegmentError> {
         let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
-        Ok((segment.name.clone(), segment.incarnation))
+        let Segment { name, endpoint, incarnation, .. } = segment;
+        Ok(SegmentOwner { name: name.clone(), endpoint: endpoint.clone(), incarnation: *incarnation })
     }
 
     /// The segment refuses work from here on.
@@ -245,8 +269,51 @@ impl Engine {
     }
 
     /// What a thread that does not own the engine needs to talk to peers.
-    pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, Arc<crate::control::Inbox>) {
-        (self.metadata.clone(), self.inbox.clone())
+    pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, KeeperState, Arc<crate::control::Inbox>) {
+        (self.metadata.clone(), self.registration.clone(), self.inbox.clone())
+    }
+}
+
+/// Whom a segment was opened of.
+pub(crate) struct SegmentOwner {
+    pub(crate) name: String,
+    pub(crate) endpoint: String,
+    pub(crate) incarnation: u64,
+}
+
+/// Where names are looked up, and who keeps ours there.
+pub(super) struct Naming {
+    pub(super) metadata: Arc<dyn Metadata>,
+    pub(super) keeper: Option<Keeper>,
+    pub(super) registration: KeeperState,
+}
+
+impl Naming {
+    /// Starts to register this engine, which peers reach at `endpoint`, if it has a name. `metadata` stands before the
+    /// configuration's directory.
+    pub(super) fn start(
+        config: &Config,
+        metadata: Option<Arc<dyn Metadata>>,
+        endpoint: &str,
+        incarnation: u64,
+    ) -> Result<Self, StartError> {
+        let MetadataConfig { source, name, ttl_ms, timeout_ms } = &config.metadata;
+        let millis = |millis: u32| Duration::from_millis(millis.into());
+        let need = "names a server that this build lacks";
+        let directory = Directory::open(source, millis(*timeout_ms))
+            .map_err(|_| StartError::Config { field: "metadata.source", need })?
+            .map(Arc::new);
+        let keeper = match (&directory, name) {
+            (Some(directory), Some(name)) => {
+                let entry = Entry { name: name.clone(), endpoint: endpoint.into(), incarnation };
+                Some(Keeper::start(directory.clone(), entry, millis(*ttl_ms))?)
+            }
+            _ => None,
+        };
+        let registration = keeper.as_ref().map_or(KeeperState::new(Registration::None), Keeper::state);
+        let directory = directory.map(|directory| directory as Arc<dyn Metadata>);
+        let metadata = metadata.or(directory).unwrap_or_else(|| Arc::new(peer_to_peer(config)));
+        Ok(Self { metadata, keeper, registration })
     }
 }
 
@@ -256,7 +323,7 @@ enum AttachError {
     Segment(SegmentError),
 }
 
-pub(super) fn peer_to_peer(config: &Config) -> PeerToPeer {
+pub(crate) fn peer_to_peer(config: &Config) -> PeerToPeer {
     PeerToPeer { timeout: timeout(config), frame_bytes_max: config.control.frame_bytes_max }
 }
 
@@ -267,11 +334,12 @@ fn timeout(config: &Config) -> Duration {
 /// Sends a notification. Blocks.
 pub(crate) fn notify(
     config: &Config,
-    segment: &str,
-    incarnation: u64,
+    owner: &SegmentOwner,
     name: &str,
     message: &[u8],
 ) -> Result<(), SegmentError> {
+    let SegmentOwner { name: segment, endpoint, incarnation } = owner;
+    let incarnation = *incarnation;
     let refused = |what| Err(SegmentError::Refused { name: segment.into(), what });
     if name.len() + message.len() > config.control.notification_bytes_max as usize {
         return refused(
@@ -279,10 +347,10 @@ pub(crate) fn notify(
         );
     }
     let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
-    match call(segment, &request, timeout(config), config.control.frame_bytes_max)? {
+    match call(endpoint, &request, timeout(config), config.control.frame_bytes_max)? {
         Answer::Taken => Ok(()),
         Answer::Restarted { found } => {
-            Err(SegmentError::Restarted { name: segment.into(), expected: incarnation, found })
+            Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
         }
         Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
         Answer::InboxFull => refused("too many messages wait there: try again when it has taken some"),
@@ -294,8 +362,9 @@ pub(crate) fn notify(
 }
 
 /// Asks whether a peer lives. Blocks.
-pub(crate) fn probe(config: &Config, name: &str, expected: u64, timeout: Duration) -> Liveness {
-    match call(name, &Request::Probe, timeout, config.control.frame_bytes_max) {
+pub(crate) fn probe(config: &Config, owner: &SegmentOwner, timeout: Duration) -> Liveness {
+    let expected = owner.incarnation;
+    match call(&owner.endpoint, &Request::Probe, timeout, config.control.frame_bytes_max) {
         Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
         Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
         Ok(_) => Liveness::Unreachable,

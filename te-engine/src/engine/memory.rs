@@ -162,14 +162,28 @@ impl Engine {
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
     pub fn alloc_shared(&mut self, len: usize, access: Access) -> Result<SharedRegion, RegisterError> {
+        self.alloc_as(len, access, access.contains(Access::REMOTE_WRITE))
+    }
+
+    /// As [`alloc_shared`](Self::alloc_shared), to be [lent](SharedRegion::lend) to a process on this host that has no engine.
+    /// Whatever `access` says, that process can write it at any time: what is read from it is checked, or not believed.
+    ///
+    /// # Errors
+    /// As [`alloc_shared`](Self::alloc_shared).
+    pub fn alloc_lent(&mut self, len: usize, access: Access) -> Result<SharedRegion, RegisterError> {
+        self.alloc_as(len, access, true)
+    }
+
+    fn alloc_as(
+        &mut self,
+        len: usize,
+        access: Access,
+        peers_may_write: bool,
+    ) -> Result<SharedRegion, RegisterError> {
         if len == 0 {
             return Err(RegisterError::Empty);
         }
-        let options = AllocOptions {
-            peers_may_write: access.contains(Access::REMOTE_WRITE),
-            populate: false,
-            huge_pages: true,
-        };
+        let options = AllocOptions { peers_may_write, populate: false, huge_pages: true };
         let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
         self.register_shared(memory, access)
     }

@@ -27,14 +27,15 @@ use crate::control::{Inbox, Server};
 use crate::copier::rights;
 use crate::descriptor::Published;
 use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
-use crate::metadata::Metadata;
+use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
 use crate::spin::Spin;
 use crate::sums::{self, Note};
 use crate::sys::park;
 use crate::tiers::Tiers;
 use crate::topology::Affinity;
-pub(crate) use control::{notify, probe};
+use control::Naming;
+pub(crate) use control::{SegmentOwner, notify, peer_to_peer, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
@@ -82,6 +83,9 @@ pub struct Engine {
     published: Arc<Published>,
     inbox: Arc<Inbox>,
     metadata: Arc<dyn Metadata>,
+    registration: KeeperState,
+    /// Peers must not find us by a name when nobody serves.
+    _keeper: Option<Keeper>,
     checked: Vec<te_core::TransferRequest>,
     slices: Box<[Slice; GO]>,
     completions: Box<[Completion; GO]>,
@@ -128,7 +132,7 @@ impl Engine {
         Self::start_with(config, None)
     }
 
-    /// As [`start`](Self::start), with another source of descriptors than asking peers themselves.
+    /// As [`start`](Self::start), with another way from names to owners than [`Config::metadata`]'s.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -152,6 +156,8 @@ impl Engine {
     ) -> Result<Self, StartError> {
         config.validate()?;
         let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
+        let Naming { metadata, keeper, registration } =
+            Naming::start(&config, metadata, &published.name, published.incarnation)?;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),
@@ -177,7 +183,9 @@ impl Engine {
             ended: None,
             published,
             inbox,
-            metadata: metadata.unwrap_or_else(|| Arc::new(control::peer_to_peer(&config))),
+            metadata,
+            registration,
+            _keeper: keeper,
             checked: Vec::new(),
             slices: Box::new([empty; GO]),
             completions: Box::new([Completion::applied(Token(0)); GO]),

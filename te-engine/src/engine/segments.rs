@@ -24,6 +24,8 @@ struct Row {
 
 pub(super) struct Segment {
     pub(super) name: String,
+    /// `host:port` of its owner.
+    pub(super) endpoint: String,
     pub(super) incarnation: u64,
     pub(super) version: u64,
     /// Times it was opened and not closed.

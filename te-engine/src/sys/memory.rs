@@ -133,6 +133,19 @@ impl Mapping {
         Ok(Self { map, delta: delta as usize, len, writable })
     }
 
+    /// Where it is mapped.
+    pub(crate) fn span(&self) -> MemSpan {
+        // `new` mapped as many bytes, so they fit an address.
+        MemSpan::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len as usize)
+    }
+
+    /// Its bytes, whoever may write them; `None` when it is mapped for reading alone.
+    pub(crate) fn view(&self) -> Option<VolatileSpan<'_>> {
+        // SAFETY: mapped readable and writable as long as `self`, sealed against shrinking; no reference to it is ever made,
+        // the pointer leaves this module as a `MemSpan` alone, whose every use is unsafe.
+        self.writable.then(|| unsafe { VolatileSpan::new(self.span()) })
+    }
+
     fn window(&self) -> Window<'_> {
         // SAFETY: mapped as long as `self`, sealed against shrinking, never referenced.
         unsafe { Window::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len, self.writable) }

@@ -21,4 +21,4 @@ pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use numa::node_of;
 pub(crate) use park::park;
 pub use park::wait_readable;
-pub(crate) use socket::{SeqSocket, own_uid};
+pub(crate) use socket::{SeqSocket, own_uid, peer_uid, recv_with_fd, send_with_fd};

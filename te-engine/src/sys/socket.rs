@@ -48,37 +48,21 @@ impl SeqSocket {
 
     /// The user that the peer ran as when it connected.
     pub(crate) fn peer_uid(&self) -> Result<u32, Errno> {
-        getsockopt(&self.0, PeerCredentials).map(|peer| peer.uid())
+        peer_uid(self.0.as_fd())
     }
 
     /// Sends one message, whole or not at all.
     pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        let fds: &[RawFd] = &fd.map_or([-1], |fd| [fd.as_raw_fd()]);
-        let rights = [ControlMessage::ScmRights(fds)];
-        let control: &[ControlMessage<'_>] = if fd.is_some() { &rights } else { &[] };
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(message)], control, flags, None).map(drop)
+        send_with_fd(self.0.as_fd(), message, fd).map(drop)
     }
 
     /// The next message, if one waits: its length (0: the peer has closed) and the descriptor that came with it.
     pub(crate) fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
-        let mut control = Control([0; CONTROL_BYTES]);
-        let mut iov = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
-        // SAFETY: all zeroes is a `msghdr` without anything.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
-        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), CONTROL_BYTES as _);
-        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-        // SAFETY: the header points to `out` and `control` with their lengths, and both outlive the call.
-        let count = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, flags) };
-        let count = match Errno::result(count) {
-            Ok(count) => count as usize,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(errno) => return Err(errno),
-        };
-        // All are taken, whatever else is wrong with the message, so that those we did not ask for are closed.
-        let first = take_fds(&header);
-        Ok(Some((count, first)))
+        match recv_with_fd(self.0.as_fd(), out) {
+            Ok(received) => Ok(Some(received)),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn new() -> Result<Self, Errno> {
@@ -91,6 +75,41 @@ impl AsFd for SeqSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The user that the peer of a Unix socket ran as when it connected.
+pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    getsockopt(&socket, PeerCredentials).map(|peer| peer.uid())
+}
+
+/// Sends bytes, and a descriptor with the first of them; blocks where the socket does. How many bytes went.
+pub(crate) fn send_with_fd(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let fds: &[RawFd] = &fd.map_or([-1], |fd| [fd.as_raw_fd()]);
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control: &[ControlMessage<'_>] = if fd.is_some() { &rights } else { &[] };
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
+}
+
+/// Receives bytes, and the descriptor that came with them; blocks where the socket does. 0 bytes: the peer has closed.
+pub(crate) fn recv_with_fd(
+    socket: BorrowedFd<'_>,
+    out: &mut [u8],
+) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut iov = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    // SAFETY: all zeroes is a `msghdr` without anything.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
+    (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), CONTROL_BYTES as _);
+    // SAFETY: the header points to `out` and `control` with their lengths, and both outlive the call.
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    let count = Errno::result(count)? as usize;
+    // All are taken, whatever else is wrong with the message, so that those we did not ask for are closed.
+    Ok((count, take_fds(&header)))
 }
 
 /// The user that this process runs as.

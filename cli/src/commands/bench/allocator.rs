@@ -278,13 +278,13 @@ impl Report<'_> {
                     let published = published::strategy(strategy, paired, skewed, segments, replicas);
                     let row = Row::of(Workload::Cluster, allocator, segments, replicas).measured(measured);
                     let object_bytes = (!paired).then_some(published::KV_BYTES);
-                    let strategy = Some(strategy.name());
-                    self.rows.push(Row { strategy, object_bytes, skewed, published, ..row });
+                    let strategy = strategy.name();
+                    self.rows.push(Row { strategy: Some(strategy), object_bytes, skewed, published, ..row });
                     let cells = [
                         if paired { "paired" } else { "kv" }.to_owned(),
                         format!("{segments}{}", if skewed { " skewed" } else { "" }),
                         replicas.to_string(),
-                        strategy.unwrap_or_default().to_owned(),
+                        strategy.to_owned(),
                         allocator.to_string(),
                         share(measured.utilisation_min),
                         share(measured.utilisation),
@@ -307,9 +307,9 @@ impl Report<'_> {
         if !self.wants(Workload::Scale) {
             return Ok(None);
         }
-        self.heading(
-            "4 KiB objects in 4 GiB: ns a put while half is free; ns a removal and a put while nothing is",
-        )?;
+        self.heading("4 KiB objects: ns a put while half is free; ns a removal and a put while nothing is")?;
+        // A million of them; fewer when less is measured, but some for every segment.
+        let capacity = self.args.allocations.clamp(16 << 10, 1 << 20) * 4096;
         let mut table = LiveTable::new(&[
             ("segments", Align::Right),
             ("strategy        ", Align::Left),
@@ -319,7 +319,7 @@ impl Report<'_> {
         ]);
         for segments in [1, 16, 256, 4096] {
             for (strategy, allocator) in self.combinations() {
-                let segment_bytes = (4 << 30) / segments as u64;
+                let segment_bytes = capacity / segments as u64;
                 let cluster =
                     Cluster { allocator, strategy, segments, replicas: 1, skewed: false, segment_bytes };
                 let (room, full) = cluster.scale(self.args.allocations)?;
@@ -429,12 +429,12 @@ impl Random {
 }
 
 /// Reads the name of an allocator, and lists all in the help.
-pub(crate) fn allocator_parser() -> impl clap::builder::TypedValueParser<Value = AllocatorKind> {
+fn allocator_parser() -> impl clap::builder::TypedValueParser<Value = AllocatorKind> {
     PossibleValuesParser::new(AllocatorKind::ALL.iter().map(|kind| kind.name())).try_map(|name| name.parse())
 }
 
 /// Reads the name of an allocation strategy, and lists all in the help.
-pub(crate) fn strategy_parser() -> impl clap::builder::TypedValueParser<Value = AllocationStrategy> {
+fn strategy_parser() -> impl clap::builder::TypedValueParser<Value = AllocationStrategy> {
     let names = AllocationStrategy::ALL.iter().map(|strategy| strategy.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }

@@ -1,6 +1,7 @@
 //! `snowskin bench`: measurements that anybody can repeat.
 
-pub(crate) mod allocator;
+mod allocator;
+mod local;
 mod master;
 mod store;
 mod target;
@@ -38,6 +39,7 @@ enum What {
     Store(store::Args),
     Master(master::Args),
     Allocator(allocator::Args),
+    Local(local::Args),
     Target(target::Args),
 }
 
@@ -47,6 +49,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Store(args) => store::run(args, global),
         What::Master(args) => master::run(args, global),
         What::Allocator(args) => allocator::run(args, global),
+        What::Local(args) => local::run(args, global),
         What::Target(args) => target::run(args),
     }
 }

@@ -149,6 +149,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
             // Removed objects give their space back when nobody can be reading them any more.
             lease_ms: Some(1000),
             eviction: None,
+            local: None,
             global,
         })?),
     };

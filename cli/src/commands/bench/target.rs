@@ -1,15 +1,17 @@
 //! `snowskin bench target`: memory that `bench transfer` reads and writes.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use te_engine::{Access, Config, TransferEngine};
+use te_engine::{Access, Config, Registration, TransferEngine};
 
 use crate::commands::FabricChoice;
 use crate::commands::master::{announce, wait_for_signal};
-use crate::exit::{EXIT_CODES, Exit};
+use crate::commands::metadata::MetadataArg;
+use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::size::ByteSize;
-use crate::{Outcome, sys};
+use crate::{Outcome, fail, sys};
 
 const AFTER_HELP: &str = "Examples:
   snowskin bench target --listen 10.0.0.7:7400                         on one machine,
@@ -28,6 +30,11 @@ pub(super) struct Args {
     /// The host under which it is found, when --listen is a wildcard such as 0.0.0.0.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
+    #[command(flatten)]
+    metadata: MetadataArg,
+    /// Name under which it is registered there, while it runs.
+    #[arg(long, value_name = "NAME")]
+    segment: Option<String>,
     /// Memory to export.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     memory: ByteSize,
@@ -71,7 +78,12 @@ pub(super) fn run(args: &Args) -> Outcome {
     config.tcp.checksum = args.checksum;
     config.tcp.congestion.clone_from(&args.congestion);
     config.rdma.devices.clone_from(&args.device);
+    config.metadata = args.metadata.config_of(args.segment.as_deref())?;
+    let wait = Duration::from_millis(config.metadata.timeout_ms.into()) * 2;
     let engine = TransferEngine::start(config)?;
+    if let Registration::Failed(error) = engine.wait_registered(wait) {
+        return fail(Failure::failed(format!("--segment: {error}")));
+    }
     let region = engine.alloc_shared(usize::try_from(args.memory.bytes())?, Access::all())?;
     touch(&region)?;
     let endpoint = engine.name().to_owned();

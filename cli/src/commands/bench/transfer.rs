@@ -11,6 +11,7 @@ use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, SharedRegion, St
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
 use crate::args::Global;
+use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::histogram::Histogram;
@@ -33,7 +34,8 @@ Examples:
   snowskin bench transfer --fabric tcp --op read --block 4KiB --batch 1 --duration 5 --json
   snowskin bench transfer --fabric tcp --verify --duration 1
   snowskin bench transfer --target 10.0.0.7:7400 --fabric tcp --lanes 4
-  snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB";
+  snowskin bench transfer --target 10.0.0.7:7400 --fabric rdma --device mlx5_0,mlx5_1 --block 1MiB
+  snowskin bench transfer --target prefill/3 --metadata http://10.0.0.5:9003/metadata";
 
 /// Measure transfers between two processes, over each fabric
 ///
@@ -60,9 +62,11 @@ pub(super) struct Args {
     /// Seconds for each combination.
     #[arg(long, default_value_t = 3.0, value_name = "S")]
     duration: f64,
-    /// A `bench target` to use instead of one started for the purpose.
-    #[arg(long, value_name = "HOST:PORT")]
+    /// A `bench target` to use instead of one started for the purpose: HOST:PORT, or its --segment, looked up with --metadata.
+    #[arg(long, value_name = "SEGMENT")]
     target: Option<String>,
+    #[command(flatten)]
+    metadata: MetadataArg,
     /// Longest buffer on either side.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     window: ByteSize,
@@ -256,7 +260,7 @@ fn check_rdma(args: &Args) -> anyhow::Result<()> {
             Failure::usage("--fabric rdma: this build has no RDMA").hint("build it with `--features rdma`"),
         );
     }
-    match Engine::start(config(args, Fabrics::RDMA)) {
+    match Engine::start(config(args, Fabrics::RDMA)?) {
         Ok(_) => Ok(()),
         Err(error) => fail(
             Failure::failed(format!("--fabric rdma: {error}")).hint("`snowskin doctor` says what is missing"),
@@ -325,7 +329,7 @@ impl Target {
         Ok(match (combination.via, &args.target) {
             (Via::Memcpy, _) => Self::None,
             (Via::Local, _) => {
-                let mut engine = Engine::start(config(args, Fabrics::LOCAL))?;
+                let mut engine = Engine::start(config(args, Fabrics::LOCAL)?)?;
                 let region = engine.alloc_shared(usize::try_from(bytes)?, Access::all())?;
                 touch(&region)?;
                 Self::Here(Box::new(engine))
@@ -364,15 +368,15 @@ impl Target {
     }
 }
 
-fn config(args: &Args, fabrics: Fabrics) -> Config {
-    let mut config = Config { fabrics, ..Config::default() };
+fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
+    let mut config = Config { fabrics, metadata: args.metadata.config()?, ..Config::default() };
     config.slice_bytes = u32::try_from(args.slice.bytes()).unwrap_or(u32::MAX);
     config.spin_us = args.spin_us;
     config.tcp.lanes = args.lanes;
     config.tcp.checksum = args.checksum;
     config.tcp.congestion.clone_from(&args.congestion);
     config.rdma.devices.clone_from(&args.device);
-    config
+    Ok(config)
 }
 
 fn measure(args: &Args, combination: Combination, global: Global) -> anyhow::Result<Row> {
@@ -508,7 +512,7 @@ impl Transfers {
             Via::Auto => Fabrics::default(),
             Via::Local | Via::Memcpy => Fabrics::LOCAL,
         };
-        let mut engine = Engine::start(config(args, fabrics))?;
+        let mut engine = Engine::start(config(args, fabrics)?)?;
         let places = places(args, &combination);
         let local = engine.alloc_shared(usize::try_from(places * block)?, Access::LOCAL)?;
         touch(&local)?;

@@ -145,6 +145,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         fabric: args.fabric,
         lease_ms: Some(args.lease_ms),
         eviction: Some(args.eviction),
+        local: None,
         global,
     };
     let mut cluster = Cluster::start(&config)?;

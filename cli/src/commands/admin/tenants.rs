@@ -1,0 +1,123 @@
+//! `snowskin admin tenants`: who shares the store, and what each may use.
+
+use serde::Serialize;
+use store_core::Key;
+use store_core::message::{
+    RemoveMany, RemoveQuery, TenantList, TenantRemove, TenantSet, TenantSetting, TenantUsage,
+};
+
+use crate::commands::{MasterArg, no_master};
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::output::{Align, Table, printable, thousands};
+use crate::size::ByteSize;
+use crate::{Outcome, output};
+
+const AFTER_HELP: &str = "Examples:
+  snowskin admin tenants
+  snowskin admin tenants --set team-a --quota 64GiB --guaranteed 16GiB
+  snowskin admin tenants --remove team-a --force         and all its objects
+
+Changes last until the master ends: what is to last belongs into its settings.";
+
+/// List tenants with what they use, or change one
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// Add this tenant, or change what it may: what is not given is without a limit.
+    #[arg(long, value_name = "TENANT", conflicts_with = "remove")]
+    set: Option<String>,
+    /// Most bytes, as 64GiB; each copy counts.
+    #[arg(long, value_name = "SIZE", requires = "set")]
+    quota: Option<ByteSize>,
+    /// Most objects.
+    #[arg(long, value_name = "N", requires = "set")]
+    quota_objects: Option<u32>,
+    /// What the puts of others do not take from it.
+    #[arg(long, value_name = "SIZE", requires = "set")]
+    guaranteed: Option<ByteSize>,
+    /// A file with its new secret; without it, the secret stays.
+    #[arg(long, value_name = "FILE", requires = "set")]
+    new_secret: Option<std::path::PathBuf>,
+    /// Forget this tenant; it must have no objects.
+    #[arg(long, value_name = "TENANT")]
+    remove: Option<String>,
+    /// Remove its objects before.
+    #[arg(long, requires = "remove")]
+    force: bool,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON object a tenant.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    #[serde(flatten)]
+    usage: TenantUsage<'a>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let mut rpc = args.master.connect()?;
+    if let Some(name) = &args.set {
+        let secret = args.new_secret.as_ref().map(std::fs::read_to_string).transpose();
+        let secret = secret.map_err(|error| Failure::usage(format!("--new-secret: {error}")))?;
+        let setting = TenantSetting {
+            name,
+            quota_bytes: args.quota.map(|size| size.0),
+            quota_objects: args.quota_objects,
+            guaranteed_bytes: args.guaranteed.map_or(0, |size| size.0),
+            secret: secret.as_deref().map(|text| Key(text.trim_end().as_bytes())),
+        };
+        rpc.call::<TenantSet>(&setting, std::iter::empty()).map_err(no_master)?;
+    }
+    if let Some(name) = &args.remove {
+        if args.force {
+            let mut theirs = args.master.connect_to(name)?;
+            let mut query = RemoveQuery { pattern: None, cursor: 0, force: true };
+            loop {
+                let (page, _) = theirs.call::<RemoveMany>(&query, std::iter::empty()).map_err(no_master)?;
+                query.cursor = page.cursor;
+                if page.cursor == 0 {
+                    break;
+                }
+            }
+        }
+        rpc.call::<TenantRemove>(&name.as_str(), std::iter::empty()).map_err(no_master)?;
+    }
+    let ((), usages) = rpc.call::<TenantList>(&(), std::iter::empty()).map_err(no_master)?;
+    let usages = usages.filter_map(Result::ok);
+    if args.json {
+        usages.map(|usage| Row { usage }).try_for_each(|row| output::print_json(&row))?;
+    } else {
+        output::print(&render(usages))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn render<'a>(usages: impl Iterator<Item = TenantUsage<'a>>) -> String {
+    let mut table = Table::new(&[
+        ("tenant", Align::Left),
+        ("objects", Align::Right),
+        ("used", Align::Right),
+        ("held back", Align::Right),
+        ("quota", Align::Right),
+        ("guaranteed", Align::Right),
+        ("evicted", Align::Right),
+        ("refused", Align::Right),
+    ]);
+    let size = |bytes| ByteSize(bytes).approximate();
+    for usage in usages {
+        table.row([
+            printable(usage.name),
+            thousands(usage.objects),
+            size(usage.bytes),
+            size(usage.held_bytes),
+            usage.quota_bytes.map_or_else(|| "none".to_owned(), size),
+            size(usage.guaranteed_bytes),
+            thousands(usage.evictions_total),
+            thousands(usage.refusals_total),
+        ]);
+    }
+    table.render()
+}

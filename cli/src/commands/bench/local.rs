@@ -1,0 +1,275 @@
+//! `snowskin bench local`: the light local client beside the embedded one, turn by turn in one run.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use store_client::local::LocalConfig;
+use store_client::{BufferRange, Client, ClientConfig, LocalBuffer, LocalClient, PutOptions, SharedRegion};
+
+use super::cpu_s_per_gib;
+use crate::args::Global;
+use crate::commands::FabricChoice;
+use crate::commands::cluster::{Cluster, ClusterConfig};
+use crate::commands::local::failure;
+use crate::content::mix;
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::histogram::Histogram;
+use crate::output::{Align, LiveTable, figure, rounded};
+use crate::progress::Bar;
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output, sys};
+
+const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation under way at a time, straight
+from and into registered memory; what is read is checked against its checksum. They take turns, so that
+whatever else the machine does meets both. CPU time is that of client, master and node.
+
+Examples:
+  snowskin bench local
+  snowskin bench local --value 64KiB,16MiB --rounds 20 --json";
+
+/// Measure the light local client beside the embedded one
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(super) struct Args {
+    /// Bytes of an object.
+    #[arg(long, value_delimiter = ',', default_values = ["4KiB", "1MiB"], value_name = "SIZE,…")]
+    value: Vec<ByteSize>,
+    /// Turns that each client has for each operation and size.
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Milliseconds of one turn.
+    #[arg(long, default_value_t = 200, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    turn_ms: u64,
+    /// Print one JSON array of objects.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    op: &'static str,
+    value: u64,
+    client: &'static str,
+    ops_s: f64,
+    gb_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    cpu_s_per_gib: f64,
+}
+
+/// Memory of the node.
+const NODE_BYTES: u64 = 1 << 30;
+/// Longest object: four of them fit the node and the arena.
+const VALUE_BYTES_MAX: u64 = 64 << 20;
+/// Objects that are read in turn.
+const OBJECTS: u64 = 64;
+
+/// A client, and memory for one object.
+enum Way {
+    Embedded(Box<Client>, SharedRegion),
+    Local(Box<LocalClient>, LocalBuffer),
+}
+
+impl Way {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Embedded(..) => "embedded",
+            Self::Local(..) => "local",
+        }
+    }
+
+    fn put(&mut self, key: &[u8], len: u64) -> anyhow::Result<()> {
+        let options = PutOptions::default();
+        let stored = match self {
+            Self::Embedded(client, buffer) => {
+                client.put_from(key, BufferRange::part(buffer, 0, len), &options)?
+            }
+            Self::Local(client, buffer) => {
+                client.put_from(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
+            }
+        };
+        anyhow::ensure!(stored, "an object of an earlier turn has the same key");
+        Ok(())
+    }
+
+    fn get(&mut self, key: &[u8], len: u64) -> anyhow::Result<()> {
+        let found = match self {
+            Self::Embedded(client, buffer) => client.get_into(key, BufferRange::part(buffer, 0, len))?,
+            Self::Local(client, buffer) => {
+                client.get_into(key, buffer.part(0, len)).map_err(|error| failure("", &error))?
+            }
+        };
+        anyhow::ensure!(found == Some(len), "an object that was stored is not there any more");
+        Ok(())
+    }
+
+    fn remove(&mut self, keys: &[Vec<u8>]) -> anyhow::Result<()> {
+        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        match self {
+            Self::Embedded(client, _) => drop(client.batch_remove(&keys, true)?),
+            Self::Local(client, _) => {
+                drop(client.batch_remove(&keys, true).map_err(|error| failure("", &error))?);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Measured {
+    latency: Histogram,
+    elapsed: Duration,
+    cpu: Duration,
+}
+
+pub(super) fn run(args: &Args, global: Global) -> Outcome {
+    let longest = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
+    if args.value.iter().any(|value| value.bytes() == 0) || longest > VALUE_BYTES_MAX {
+        let message = format!("--value: choose 1 B to {}", ByteSize(VALUE_BYTES_MAX));
+        return fail(Failure::usage(message));
+    }
+    sys::catch_interrupts();
+    let socket = std::env::temp_dir().join(format!("snowskin-bench-{}.sock", std::process::id()));
+    let mut cluster = Cluster::start(&ClusterConfig {
+        nodes: 1,
+        node_bytes: NODE_BYTES,
+        fabric: FabricChoice::Auto,
+        // Removed objects give their space back when nobody can be reading them any more.
+        lease_ms: Some(1000),
+        eviction: None,
+        local: Some(socket.clone()),
+        global,
+    })?;
+    let config = ClientConfig::new(cluster.address().parse()?);
+    let mut embedded = Client::connect(config).map_err(crate::commands::no_start)?;
+    let region = embedded.alloc(usize::try_from(longest)?)?;
+    let arena_bytes = 2 * longest.max(1 << 20);
+    let mut local = LocalClient::connect(LocalConfig { arena_bytes, ..LocalConfig::new(&socket) })
+        .map_err(|error| failure("", &error))?;
+    let buffer = local.alloc(longest).map_err(|error| failure("", &error))?;
+    let zeros = vec![0; usize::try_from(longest)?];
+    region.write(0, &zeros)?;
+    buffer.write(0, &zeros).map_err(|error| failure("", &error))?;
+    let mut ways = [Way::Embedded(Box::new(embedded), region), Way::Local(Box::new(local), buffer)];
+
+    let bar = Bar::new(2 * args.value.len() as u64, "combinations", global.quiet);
+    let mut table = LiveTable::new(&[
+        ("op", Align::Left),
+        ("value", Align::Right),
+        ("client  ", Align::Left),
+        ("calls/s", Align::Right),
+        ("GB/s", Align::Right),
+        ("p50 µs", Align::Right),
+        ("p99 µs", Align::Right),
+        ("CPU s/GiB", Align::Right),
+    ]);
+    let mut rows = Vec::new();
+    for value in args.value.iter().map(|value| value.bytes()) {
+        for op in ["put", "get"] {
+            let measured = measure(args, &mut ways, op, value, &mut cluster)?;
+            if let Some(exit) = sys::interrupted() {
+                return Ok(exit);
+            }
+            for (way, measured) in ways.iter().zip(measured) {
+                let row = row(op, value, way.name(), &measured);
+                if !args.json {
+                    let cells = [
+                        op.to_owned(),
+                        ByteSize(value).to_string(),
+                        row.client.to_owned(),
+                        figure(row.ops_s),
+                        figure(row.gb_s),
+                        figure(row.p50_us),
+                        figure(row.p99_us),
+                        figure(row.cpu_s_per_gib),
+                    ];
+                    bar.suspend(|| table.row(&cells))?;
+                }
+                rows.push(row);
+            }
+            bar.set(rows.len() as u64 / 2);
+        }
+    }
+    drop((bar, ways));
+    cluster.stop();
+    if args.json {
+        output::print_json(&rows)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn measure(
+    args: &Args,
+    ways: &mut [Way; 2],
+    op: &'static str,
+    value: u64,
+    cluster: &mut Cluster,
+) -> anyhow::Result<[Measured; 2]> {
+    let turn = Duration::from_millis(args.turn_ms);
+    // As many as a quarter of the node holds: then a put finds room without anything being evicted.
+    let objects = (NODE_BYTES / 4 / value).clamp(1, OBJECTS);
+    let mut number = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64));
+    let mut key = || {
+        number = number.wrapping_add(1);
+        format!("bench/{number:016x}").into_bytes()
+    };
+    let stored: Vec<_> = (0..if op == "get" { objects } else { 0 }).map(|_| key()).collect();
+    for key in &stored {
+        ways[0].put(key, value)?;
+    }
+    let mut measured = [Measured::default(), Measured::default()];
+    // The first turn of each warms it up.
+    for round in 0..=args.rounds {
+        for (way, measured) in ways.iter_mut().zip(&mut measured) {
+            let before = cluster.cpu().total();
+            let started = Instant::now();
+            let mut written = Vec::new();
+            let mut latency = Histogram::new();
+            while started.elapsed() < turn && sys::interrupted().is_none() {
+                let at = latency.count() as usize;
+                let (took, full) = match stored.is_empty() {
+                    true => {
+                        written.push(key());
+                        let begun = Instant::now();
+                        way.put(&written[at], value)?;
+                        (begun.elapsed(), written.len() as u64 >= objects * 2)
+                    }
+                    false => {
+                        let begun = Instant::now();
+                        way.get(&stored[at % stored.len()], value)?;
+                        (begun.elapsed(), false)
+                    }
+                };
+                latency.record(took);
+                if full {
+                    break;
+                }
+            }
+            let (elapsed, cpu) = (started.elapsed(), cluster.cpu().total().saturating_sub(before));
+            way.remove(&written)?;
+            if round > 0 {
+                measured.latency.merge(&latency);
+                measured.elapsed += elapsed;
+                measured.cpu += cpu;
+            }
+        }
+    }
+    ways[0].remove(&stored)?;
+    Ok(measured)
+}
+
+fn row(op: &'static str, value: u64, client: &'static str, measured: &Measured) -> Row {
+    let calls = measured.latency.count();
+    let bytes = calls * value;
+    let seconds = measured.elapsed.as_secs_f64();
+    Row {
+        op,
+        value,
+        client,
+        ops_s: rounded(calls as f64 / seconds),
+        gb_s: rounded(bytes as f64 / seconds / 1e9),
+        p50_us: rounded(measured.latency.quantile_us(0.5)),
+        p99_us: rounded(measured.latency.quantile_us(0.99)),
+        cpu_s_per_gib: rounded(cpu_s_per_gib(measured.cpu, bytes)),
+    }
+}

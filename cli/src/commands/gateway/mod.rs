@@ -1,0 +1,200 @@
+//! `snowskin gateway`: the store over HTTP, for programs without a client library, and for people who look for something.
+//!
+//! ```text
+//!   HTTP ──▶ server (one thread: connections, limits, time) ──▶ objects (what is offered)
+//!                                                                  │ jobs, a short queue
+//!                                                                  ▼
+//!                                                               pool: threads, a store client each
+//! ```
+//!
+//! Values pass through memory here, whole, and are checked like any client's. It has no authentication: who reaches its port
+//! can read, store and remove.
+
+mod objects;
+mod parse;
+mod pool;
+mod server;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use store_client::ClientConfig;
+use tokio::sync::Semaphore;
+
+use crate::commands::master::{announce, wait_for_signal};
+use crate::commands::no_start;
+use crate::config::FlagsOfClient;
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::size::ByteSize;
+use crate::{Outcome, fail, sys};
+use objects::{App, Counters};
+use pool::{Pool, Threads};
+use server::Server;
+
+const AFTER_HELP: &str =
+    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or
+behind something that asks who is there.
+
+Examples:
+  snowskin gateway
+  curl -T block.kv localhost:9005/v1/objects/chat/7/0?ttl_ms=600000
+  curl -r 0-1023 localhost:9005/v1/objects/chat/7/0
+  curl localhost:9005/v1/objects?prefix=chat/
+  curl localhost:9005/openapi.json";
+
+/// Run an HTTP gateway: objects over PUT, GET, HEAD and DELETE
+///
+/// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). `snowskin node
+/// --gateway` runs the same within a node.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
+pub(crate) struct Args {
+    /// Where to listen; port 0 picks one.
+    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    flags: FlagsOfClient,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Say where it listens as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a gateway holds its clients to.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct LimitArgs {
+    /// Clients of the store, a thread and an engine each: as many requests are served at a time.
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: u16,
+    /// Connections at a time; more wait.
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    connections_max: u16,
+    /// Longest object.
+    #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+    body_bytes_max: ByteSize,
+    /// Memory for objects on their way, all together.
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    buffered_bytes: ByteSize,
+    /// How long the head of a request may take, and a connection may lie idle, milliseconds.
+    #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    head_ms_max: u32,
+    /// How long the body of a request may take, milliseconds.
+    #[arg(long, default_value_t = 60_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    body_ms_max: u32,
+    /// How long a client may take nothing of an answer, milliseconds.
+    #[arg(long, default_value_t = 30_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    stall_ms_max: u32,
+}
+
+impl Default for LimitArgs {
+    fn default() -> Self {
+        Self {
+            clients: 2,
+            connections_max: 256,
+            body_bytes_max: ByteSize(256 << 20),
+            buffered_bytes: ByteSize(1 << 30),
+            head_ms_max: 10_000,
+            body_ms_max: 60_000,
+            stall_ms_max: 30_000,
+        }
+    }
+}
+
+/// What a gateway says when it serves.
+#[derive(Serialize)]
+struct Ready {
+    ready: &'static str,
+    http: String,
+}
+
+/// A gateway that serves. Dropping it stops it: requests under way have a little time to end.
+pub(crate) struct Gateway {
+    server: Option<Server>,
+    threads: Option<Threads>,
+    addr: SocketAddr,
+}
+
+/// How long requests under way have to end when a gateway stops.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Gateway {
+    /// Connects to the store, listens and serves, held to the defaults.
+    ///
+    /// # Errors
+    /// No master; an address that cannot be had.
+    pub(crate) fn start(listen: SocketAddr, store: &ClientConfig) -> anyhow::Result<Self> {
+        Self::start_with(listen, store, LimitArgs::default())
+    }
+
+    fn start_with(listen: SocketAddr, store: &ClientConfig, limits: LimitArgs) -> anyhow::Result<Self> {
+        let (body, buffered) = (limits.body_bytes_max.bytes(), limits.buffered_bytes.bytes());
+        if body == 0 || buffered < body || buffered > BUFFERED_BYTES_MAX {
+            let message =
+                "--body-bytes-max and --buffered-bytes: choose 1 B or more, and room for one object at least";
+            return fail(Failure::usage(message).hint("both are 1 TiB at most"));
+        }
+        let mut store = store.clone();
+        store.value_bytes_max = body;
+        let (pool, threads) =
+            Pool::start(&store, limits.clients, usize::from(limits.connections_max)).map_err(no_start)?;
+        let app = App {
+            pool,
+            counters: Arc::new(Counters::default()),
+            budget: Arc::new(Semaphore::new(usize::try_from(buffered.div_ceil(1024))?)),
+            limits: objects::Limits { body_bytes_max: body, body_time_max: ms(limits.body_ms_max) },
+        };
+        let http = server::Limits {
+            connections_max: limits.connections_max.into(),
+            head_time_max: ms(limits.head_ms_max),
+            stall_time_max: ms(limits.stall_ms_max),
+            grace: GRACE,
+        };
+        let server = Server::start(listen, objects::router(app), http)
+            .with_context(|| format!("cannot listen at {listen}"))?;
+        let addr = server.addr();
+        if !addr.ip().is_loopback() {
+            tracing::warn!("the gateway at {addr} has no authentication, and is not on loopback");
+        }
+        Ok(Self { server: Some(server), threads: Some(threads), addr })
+    }
+
+    /// Where it listens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+/// As many as the budget can count.
+const BUFFERED_BYTES_MAX: u64 = 1 << 40;
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // With the server its handles of the pool go, and then the pool's threads.
+        drop(self.server.take());
+        if let Some(threads) = self.threads.take() {
+            threads.join();
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    sys::catch_interrupts();
+    sys::lift_file_limit();
+    let gateway = Gateway::start_with(args.listen, &args.flags.settings().client, args.limits)?;
+    let ready = Ready { ready: "gateway", http: gateway.addr().to_string() };
+    announce(args.json, &ready, || {
+        format!("gateway ready at http://{}/v1/objects: no authentication\n", ready.http)
+    });
+    wait_for_signal();
+    tracing::info!("stopping");
+    drop(gateway);
+    Ok(Exit::Ok)
+}
+
+fn ms(ms: u32) -> Duration {
+    Duration::from_millis(ms.into())
+}

@@ -1,0 +1,51 @@
+//! Segments by name, with the master as the directory.
+
+mod common;
+
+use common::{Daemon, assert_exit, json, run, snowskin, stderr};
+
+#[test]
+fn a_target_is_found_by_the_name_under_which_the_master_keeps_it() {
+    let mut master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
+    let metadata = format!("http://{}/metadata", master.ready["http"].as_str().unwrap());
+    let segment = ["--metadata", &metadata, "--segment", "decode/1"];
+    let target = Daemon::start(&[&["bench", "target", "--memory", "1MiB", "--json"], &segment[..]].concat());
+    let small =
+        ["--fabric", "shm", "--op", "read", "--block", "4KiB", "--batch", "1", "--duration", "0.1", "--json"];
+    let bench =
+        |name| [&["bench", "transfer", "--target", name, "--metadata", &metadata], &small[..]].concat();
+    let found = run(&bench("decode/1"));
+    assert_exit(&found, 0);
+    assert!(json(&found)[0]["batches"].as_u64().unwrap() > 0);
+    let unknown = run(&bench("decode/2"));
+    assert_exit(&unknown, 1);
+    assert!(
+        stderr(&unknown).contains("nobody has registered a segment \"decode/2\""),
+        "{}",
+        stderr(&unknown)
+    );
+    // A later one of the same name would take it. One that finds no directory says so instead of serving nobody.
+    drop(target);
+    let _ = master.child.kill();
+    let _ = master.child.wait();
+    let alone = run(&[&["bench", "target", "--memory", "1MiB", "--json"], &segment[..]].concat());
+    assert_exit(&alone, 1);
+    assert!(stderr(&alone).contains("is it running"), "{}", stderr(&alone));
+}
+
+#[test]
+fn a_password_is_in_no_message() {
+    for url in ["redis://u:hunter2@nowhere", "redis://u:hunter2@127.0.0.1:1/0"] {
+        for output in [
+            run(&["bench", "target", "--metadata", url, "--segment", "a", "--memory", "1MiB"]),
+            snowskin(&["bench", "target", "--segment", "a", "--memory", "1MiB"])
+                .env("SNOWSKIN_METADATA", url)
+                .output()
+                .unwrap(),
+            snowskin(&["bench", "target", "--help"]).env("SNOWSKIN_METADATA", url).output().unwrap(),
+        ] {
+            let all = format!("{output:?}");
+            assert!(!all.contains("hunter2"), "{all}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The client's side of the arena: which parts of it are whose.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use store_core::allocator::{Allocator as _, Block, OffsetAllocator};
+use te_engine::MemSpan;
+use te_engine::host::BorrowedMemory;
+
+use super::error::LocalError;
+use super::protocol::Span;
+
+/// Memory that the node lent to one connection.
+#[derive(Debug)]
+pub(super) struct Arena {
+    memory: BorrowedMemory,
+    rows: Mutex<Rows>,
+}
+
+#[derive(Debug)]
+struct Rows {
+    allocator: OffsetAllocator,
+    /// Parts whose buffer is gone, and which may still be written: not given out again until the node says that they are not.
+    held: Vec<(Block, Span)>,
+}
+
+impl Arena {
+    pub(super) fn new(memory: BorrowedMemory) -> Self {
+        let allocator = OffsetAllocator::new(memory.span().len() as u64);
+        Self { memory, rows: Mutex::new(Rows { allocator, held: Vec::new() }) }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.memory.span().len() as u64
+    }
+
+    pub(super) fn alloc(self: &Arc<Self>, len: u64) -> Result<LocalBuffer, LocalError> {
+        let mut rows = self.rows();
+        match rows.allocator.allocate(len.max(1), 0) {
+            Some((block, offset)) => {
+                let arena = Arc::clone(self);
+                Ok(LocalBuffer { arena, block, span: Span { offset, len }, held: AtomicBool::new(false) })
+            }
+            None => Err(LocalError::ArenaFull {
+                wanted: len,
+                largest_free: rows.allocator.largest_free(),
+                arena_bytes: self.len(),
+            }),
+        }
+    }
+
+    /// Parts that nobody has and that may still be written.
+    pub(super) fn held(&self) -> Vec<Span> {
+        self.rows().held.iter().map(|&(_, span)| span).collect()
+    }
+
+    /// These are not written any more.
+    pub(super) fn settled(&self, spans: &[Span]) {
+        let mut rows = self.rows();
+        let Rows { allocator, held } = &mut *rows;
+        held.retain(|(block, span)| {
+            let over = spans.contains(span);
+            if over {
+                allocator.free(*block);
+            }
+            !over
+        });
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of a local client's arena. The node copies objects from and into it directly, and can write it at any time, so its
+/// bytes are copied in and out, never borrowed (L7). Dropping it gives the part back; it may outlive its client.
+pub struct LocalBuffer {
+    arena: Arc<Arena>,
+    block: Block,
+    span: Span,
+    /// Something may still write it, though the operation it was for is over.
+    held: AtomicBool,
+}
+
+/// A part of a [`LocalBuffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct LocalRange<'a> {
+    pub(super) buffer: &'a LocalBuffer,
+    /// Where in the buffer, bytes.
+    pub(super) offset: u64,
+    /// Bytes.
+    pub(super) len: u64,
+}
+
+impl LocalBuffer {
+    /// Bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.span.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.span.len == 0
+    }
+
+    /// All of it.
+    #[must_use]
+    pub const fn all(&self) -> LocalRange<'_> {
+        LocalRange { buffer: self, offset: 0, len: self.span.len }
+    }
+
+    /// `len` bytes from `offset` on. One that does not lie inside is refused where it is used.
+    #[must_use]
+    pub const fn part(&self, offset: u64, len: u64) -> LocalRange<'_> {
+        LocalRange { buffer: self, offset, len }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Held` while something may still write the buffer. Nothing was copied.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        let at = self.at(offset, out.len() as u64)?;
+        self.arena.memory.view().read(at, out).map_err(|_| LocalError::OutOfRange)
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), LocalError> {
+        let at = self.at(offset, bytes.len() as u64)?;
+        self.arena.memory.view().write(at, bytes).map_err(|_| LocalError::OutOfRange)
+    }
+
+    /// A copy of all of it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn to_vec(&self) -> Result<Vec<u8>, LocalError> {
+        let mut bytes = vec![0; self.span.len as usize];
+        self.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Where it is, for callers that reach it by address. It stays mapped as long as the buffer lives.
+    #[must_use]
+    pub fn span(&self) -> MemSpan {
+        let whole = self.arena.memory.span();
+        MemSpan::new(whole.as_ptr().wrapping_add(self.span.offset as usize), self.span.len as usize)
+    }
+
+    pub(super) fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        Arc::ptr_eq(&self.arena, arena)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+    }
+
+    pub(super) const fn in_arena(&self) -> Span {
+        self.span
+    }
+
+    /// Leaves the first `len` bytes.
+    pub(super) fn truncate(&mut self, len: u64) {
+        self.span.len = self.span.len.min(len);
+    }
+
+    fn at(&self, offset: u64, len: u64) -> Result<u64, LocalError> {
+        if self.is_held() {
+            return Err(LocalError::Held);
+        }
+        self.all().sub(offset, len).ok_or(LocalError::OutOfRange)
+    }
+}
+
+impl LocalRange<'_> {
+    /// Where in the arena `len` bytes from `offset` of the range on lie; `None` when they do not lie inside it.
+    fn sub(&self, offset: u64, len: u64) -> Option<u64> {
+        (offset.checked_add(len)? <= self.len).then_some(self.buffer.span.offset + self.offset + offset)
+    }
+
+    /// As a request names it; `None` when it does not lie inside its buffer.
+    pub(super) fn in_arena(&self) -> Option<Span> {
+        let inside = self.offset.checked_add(self.len)? <= self.buffer.span.len;
+        inside.then_some(Span { offset: self.buffer.span.offset + self.offset, len: self.len })
+    }
+}
+
+impl Drop for LocalBuffer {
+    fn drop(&mut self) {
+        let mut rows = self.arena.rows();
+        if self.held.load(Ordering::Acquire) {
+            rows.held.push((self.block, self.span));
+        } else {
+            rows.allocator.free(self.block);
+        }
+    }
+}
+
+impl fmt::Debug for LocalBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalBuffer")
+            .field("offset", &self.span.offset)
+            .field("len", &self.span.len)
+            .field("held", &self.is_held())
+            .finish()
+    }
+}

@@ -1,0 +1,205 @@
+//! Why a local client or server could not.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use store_core::{ErrorCode, WireError};
+
+use super::protocol::Refusal;
+
+/// Why an operation of a local client did not succeed. A miss is not an error.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LocalError {
+    /// No node there.
+    Connect {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Somebody else's node.
+    Stranger {
+        /// Where.
+        path: PathBuf,
+        /// Whose.
+        uid: u32,
+    },
+    /// The node does not take this client.
+    Refused(Refusal),
+    /// The connection broke; whether the request was carried out is not known.
+    Lost {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No answer in time; whether the request was carried out is not known. The arena was given up.
+    TimedOut {
+        /// How long it was waited for.
+        call_ms_max: u32,
+    },
+    /// The request cannot be sent, or the answer cannot be read.
+    Wire(WireError),
+    /// The arena could not be mapped.
+    Map {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The arena has no room for it.
+    ArenaFull {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes of the longest free part.
+        largest_free: u64,
+        /// Bytes of the arena.
+        arena_bytes: u64,
+    },
+    /// The buffer is of an arena that was given up.
+    OtherArena,
+    /// A fabric, or a node that was given up, may still write the buffer.
+    Held,
+    /// The range does not lie inside its buffer.
+    OutOfRange,
+    /// The store, or the operation, said no.
+    Store(ErrorCode),
+}
+
+/// Why a server for local clients did not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LocalStartError {
+    /// A field of the configuration cannot be.
+    Config {
+        /// Which.
+        field: &'static str,
+        /// What it may be.
+        need: &'static str,
+    },
+    /// Somebody serves there already.
+    InUse {
+        /// Where.
+        path: PathBuf,
+    },
+    /// It cannot listen there.
+    Bind {
+        /// Where.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No thread, or nothing to poll with.
+    System(io::Error),
+}
+
+impl LocalError {
+    /// As one of the store's codes.
+    #[must_use]
+    pub const fn code(&self) -> ErrorCode {
+        match self {
+            Self::Store(code) | Self::Refused(Refusal::Store(code)) => *code,
+            Self::TimedOut { .. } => ErrorCode::RpcTimeout,
+            Self::Refused(Refusal::Version { .. }) => ErrorCode::InvalidVersion,
+            Self::Refused(_) | Self::Held => ErrorCode::UnavailableInCurrentStatus,
+            Self::Wire(error) => error.code(),
+            Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
+            Self::OtherArena | Self::OutOfRange => ErrorCode::InvalidParams,
+            Self::Connect { .. } | Self::Stranger { .. } | Self::Lost { .. } | Self::Map { .. } => {
+                ErrorCode::RpcFail
+            }
+        }
+    }
+}
+
+impl fmt::Display for LocalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect { path, source } => write!(
+                f,
+                "no node at {}: {source}: start one with a local socket (`snowskin node --local`), and name the same path",
+                path.display()
+            ),
+            Self::Stranger { path, uid } => write!(
+                f,
+                "the node at {} runs as user {uid}: trust that user by number, or use a node of your own",
+                path.display()
+            ),
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Lost { source } => write!(f, "the connection to the node broke: {source}: try again"),
+            Self::TimedOut { call_ms_max } => write!(
+                f,
+                "the node did not answer within {call_ms_max} ms: check its load, or raise `call_ms_max`; buffers are to be \
+                 allocated anew"
+            ),
+            Self::Wire(error) => error.fmt(f),
+            Self::Map { source } => write!(f, "the node's arena cannot be mapped: {source}"),
+            Self::ArenaFull { wanted, largest_free, arena_bytes } => write!(
+                f,
+                "{wanted} bytes do not fit the arena: of {arena_bytes} bytes, {largest_free} are free in one piece: drop \
+                 buffers, or ask for a larger arena"
+            ),
+            Self::OtherArena => {
+                f.write_str("the buffer is of a connection that is gone: allocate another, and fill it again")
+            }
+            Self::Held => f.write_str(
+                "a transfer that was given up may still write the buffer: try again later, or use another",
+            ),
+            Self::OutOfRange => {
+                f.write_str("the range does not lie inside its buffer: check offset and length")
+            }
+            Self::Store(code) => code.fmt(f),
+        }
+    }
+}
+
+impl StdError for LocalError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Connect { source, .. } | Self::Lost { source } | Self::Map { source } => Some(source),
+            Self::Wire(error) => Some(error),
+            Self::Store(code) => Some(code),
+            _ => None,
+        }
+    }
+}
+
+impl From<ErrorCode> for LocalError {
+    fn from(code: ErrorCode) -> Self {
+        Self::Store(code)
+    }
+}
+
+impl From<WireError> for LocalError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+impl fmt::Display for LocalStartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
+            Self::InUse { path } => {
+                write!(f, "another node serves local clients at {}: choose another path", path.display())
+            }
+            Self::Bind { path, source } => {
+                write!(
+                    f,
+                    "cannot listen at {}: {source}: choose a path in a directory that this user may write, of 107 \
+                     bytes at most",
+                    path.display()
+                )
+            }
+            Self::System(error) => write!(f, "the system refused: {error}"),
+        }
+    }
+}
+
+impl StdError for LocalStartError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Bind { source, .. } | Self::System(source) => Some(source),
+            _ => None,
+        }
+    }
+}

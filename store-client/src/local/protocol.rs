@@ -1,0 +1,356 @@
+//! What a local client and a node say to each other over their Unix socket.
+//!
+//! Frames are those of the store's RPC ([`store_core::wire`]) under a kind of their own, with a lower limit on their length;
+//! bodies are postcard. Requests are answered in the order in which they were sent. No value travels here: requests name ranges
+//! of the connection's arena, by offset and length, and there is no way to name another's.
+//!
+//! | Request | Answer |
+//! |---|---|
+//! | `Hello`: version, tenant, bytes of arena wanted; first, and once | `Welcome`, with the arena's descriptor, or `Refused` |
+//! | `Put`: options; key and range of each | for each `()` or error |
+//! | `Get`: key and range of each | for each [`Got`] |
+//! | `Exists`, `Remove`: keys | for each `bool`; `()` or error |
+//! | `Settled`: ranges that a fabric might still have been writing | for each whether it is not any more |
+//!
+//! A frame that does not decode, or breaks the order, ends the connection.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use store_core::message::PutOptions;
+use store_core::wire::{HEADER_BYTES, KEY_BYTES_MAX};
+use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
+
+/// Spoken by both sides; a peer with another one is refused.
+pub(super) const VERSION: u16 = 1;
+/// Of all frames of this protocol. The RPC of masters has no such kind, so neither takes the other for its own.
+const KIND: u8 = 90;
+/// Longest frame, header included, bytes.
+pub(super) const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Most keys in one request.
+pub(super) const KEYS_PER_REQUEST_MAX: usize = 1024;
+/// Most bytes of keys in one request: with everything else of a thousand keys, well inside a frame.
+pub(super) const KEY_BYTES_PER_REQUEST_MAX: usize = 512 << 10;
+/// Longest name of a tenant, bytes.
+const TENANT_BYTES_MAX: usize = 64;
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request<'a> {
+    Hello {
+        version: u16,
+        tenant: &'a str,
+        arena_bytes: u64,
+    },
+    Put {
+        options: PutOptions,
+        #[serde(borrow)]
+        items: Vec<Item<'a>>,
+    },
+    Get {
+        #[serde(borrow)]
+        items: Vec<Item<'a>>,
+    },
+    Exists {
+        #[serde(borrow)]
+        keys: Vec<Key<'a>>,
+    },
+    Remove {
+        force: bool,
+        #[serde(borrow)]
+        keys: Vec<Key<'a>>,
+    },
+    Settled {
+        ranges: Vec<Span>,
+    },
+}
+
+/// A key, and where its bytes come from or go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Item<'a> {
+    #[serde(borrow)]
+    pub(super) key: Key<'a>,
+    pub(super) span: Span,
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    /// May go on; the descriptor of the arena comes with it.
+    Welcome { arena_bytes: u64 },
+    /// May not; the connection is closed.
+    Refused(Refusal),
+    /// Of `Put` and `Remove`.
+    Done(Vec<Result<(), ErrorCode>>),
+    /// Of `Get`.
+    Got(Vec<Got>),
+    /// Of `Exists` and `Settled`.
+    Whether(Vec<bool>),
+    /// The request failed as a whole.
+    Failed(ErrorCode),
+}
+
+/// How one key of a get ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Got {
+    /// So many bytes lie in its range, and their checksum is the committed one.
+    Read(u64),
+    /// Not there, or not intact, or not in time.
+    Miss,
+    /// So many bytes, more than its range has.
+    TooLong(u64),
+    /// A fabric may still write its range.
+    Held,
+    Failed(ErrorCode),
+}
+
+/// Why a node does not take a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It speaks another version.
+    Version {
+        /// Which.
+        theirs: u16,
+    },
+    /// The user is neither the node's own, nor root, nor one that was allowed.
+    User {
+        /// Who.
+        uid: u32,
+    },
+    /// The node acts for another tenant.
+    Tenant,
+    /// The node has as many clients as it takes.
+    Clients {
+        /// How many.
+        clients_max: u32,
+    },
+    /// The arenas of all clients have as many bytes as the node lends.
+    Memory {
+        /// How many are left.
+        bytes_left: u64,
+    },
+    /// The node cannot work for anybody now.
+    Store(ErrorCode),
+}
+
+impl Request<'_> {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// `Kind`, `Body`, `TooManyKeys`: the connection cannot go on.
+    pub(super) fn decode<'a>(frame: &Frame<'a>) -> Result<Request<'a>, WireError> {
+        if frame.header.kind != KIND || frame.header.response {
+            return Err(WireError::Kind(frame.header.kind));
+        }
+        let request: Request<'a> = decode(frame.body)?;
+        request.check()?;
+        Ok(request)
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        let (count, long) = match self {
+            Request::Hello { tenant, .. } => (0, tenant.len() > TENANT_BYTES_MAX),
+            Request::Put { items, .. } | Request::Get { items } => {
+                (items.len(), items.iter().any(|item| item.key.0.len() > KEY_BYTES_MAX))
+            }
+            Request::Exists { keys } | Request::Remove { keys, .. } => {
+                (keys.len(), keys.iter().any(|key| key.0.len() > KEY_BYTES_MAX))
+            }
+            Request::Settled { ranges } => (ranges.len(), false),
+        };
+        if count > KEYS_PER_REQUEST_MAX {
+            return Err(WireError::TooManyKeys { keys: count });
+        }
+        if long { Err(WireError::Body) } else { Ok(()) }
+    }
+}
+
+impl Answer {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// `Kind`, `Body`.
+    pub(super) fn decode(frame: &Frame<'_>) -> Result<Self, WireError> {
+        if frame.header.kind != KIND || !frame.header.response {
+            return Err(WireError::Kind(frame.header.kind));
+        }
+        decode(frame.body)
+    }
+}
+
+/// Appends a frame.
+///
+/// # Errors
+/// `TooLong`; `out` is as it was.
+pub(super) fn encode<T: Serialize>(
+    out: &mut Vec<u8>,
+    request_id: u64,
+    response: bool,
+    message: &T,
+) -> Result<(), WireError> {
+    let header = Header { kind: KIND, response, request_id, status: 0 };
+    let mut frame = FrameWriter::begin(out, &header);
+    let body = std::mem::take(frame.body());
+    *frame.body() = postcard::to_extend(message, body).map_err(|_| WireError::Body)?;
+    let bytes = frame.body_len();
+    if bytes > FRAME_BYTES_MAX - HEADER_BYTES {
+        return Err(WireError::TooLong { bytes });
+    }
+    frame.finish()
+}
+
+fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, WireError> {
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(WireError::Body),
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version { theirs } => write!(
+                f,
+                "the client speaks local protocol {theirs}, the node {VERSION}: run the same release on both sides"
+            ),
+            Self::User { uid } => {
+                write!(
+                    f,
+                    "user {uid} may not use this node: run as the node's user, or have the node allow it"
+                )
+            }
+            Self::Tenant => {
+                f.write_str("the node acts for another tenant: name that one, or use another node")
+            }
+            Self::Clients { clients_max } => write!(
+                f,
+                "the node has {clients_max} local clients, which is its limit: close some, or raise `clients_max`"
+            ),
+            Self::Memory { bytes_left } => write!(
+                f,
+                "the node has {bytes_left} bytes left for arenas: ask for a smaller one, close other clients, or raise \
+                 `arenas_bytes_max`"
+            ),
+            Self::Store(code) => write!(f, "the node cannot use the store: {code}"),
+        }
+    }
+}
+
+/// Takes `bytes` for a request and for an answer: what is understood comes back the same.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn round_trip(bytes: &[u8]) {
+    fn again<T: Serialize>(message: &T, response: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode(&mut out, 7, response, message).expect("it fitted a frame before");
+        out
+    }
+    for response in [false, true] {
+        let header = Header { kind: KIND, response, request_id: 7, status: 0 };
+        let frame = Frame { header, body: &bytes[..bytes.len().min(FRAME_BYTES_MAX / 4)] };
+        if let Ok(request) = Request::decode(&frame) {
+            let out = again(&request, false);
+            let frame = Frame::parse(&out).expect("our own").expect("complete").0;
+            assert_eq!(Request::decode(&frame).expect("our own"), request);
+        }
+        if let Ok(answer) = Answer::decode(&frame) {
+            let out = again(&answer, true);
+            let frame = Frame::parse(&out).expect("our own").expect("complete").0;
+            assert_eq!(Answer::decode(&frame).expect("our own"), answer);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use store_core::message::Retention;
+
+    use super::*;
+
+    fn sent(request: &Request<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode(&mut out, 9, false, request).unwrap();
+        out
+    }
+
+    #[test]
+    fn requests_survive_the_wire_and_no_prefix_is_one() {
+        let span = Span { offset: 1 << 40, len: 4096 };
+        let items = vec![Item { key: Key(b"a"), span }, Item { key: Key(&[0xff; 1024]), span }];
+        let retention = Retention { ttl_ms: Some(5), ..Retention::DEFAULT };
+        let options = PutOptions { retention, ..PutOptions::DEFAULT };
+        let requests = [
+            Request::Hello { version: VERSION, tenant: "default", arena_bytes: 1 << 26 },
+            Request::Put { options, items: items.clone() },
+            Request::Get { items },
+            Request::Exists { keys: vec![Key(b"a"), Key(b"b")] },
+            Request::Remove { force: true, keys: vec![Key(b"a")] },
+            Request::Settled { ranges: vec![span] },
+        ];
+        for request in requests {
+            let out = sent(&request);
+            let (frame, len) = Frame::parse(&out).unwrap().unwrap();
+            assert_eq!((len, frame.header.request_id), (out.len(), 9));
+            assert_eq!(Request::decode(&frame).unwrap(), request);
+            for len in 0..frame.body.len() {
+                let part = Frame { body: &frame.body[..len], ..frame };
+                assert_eq!(Request::decode(&part), Err(WireError::Body), "{request:?} cut at {len}");
+            }
+            let answer = Frame { header: Header { response: true, ..frame.header }, ..frame };
+            assert_eq!(Request::decode(&answer), Err(WireError::Kind(KIND)), "an answer is no request");
+        }
+    }
+
+    #[test]
+    fn limits_hold_before_anything_is_done() {
+        let too_many = Request::Exists { keys: vec![Key(b"k"); KEYS_PER_REQUEST_MAX + 1] };
+        let out = sent(&too_many);
+        let frame = Frame::parse(&out).unwrap().unwrap().0;
+        assert_eq!(Request::decode(&frame), Err(WireError::TooManyKeys { keys: KEYS_PER_REQUEST_MAX + 1 }));
+        for request in [
+            Request::Exists { keys: vec![Key(&[0; KEY_BYTES_MAX + 1])] },
+            Request::Hello { version: 1, tenant: &"t".repeat(65), arena_bytes: 1 },
+        ] {
+            let out = sent(&request);
+            assert_eq!(Request::decode(&Frame::parse(&out).unwrap().unwrap().0), Err(WireError::Body));
+        }
+        let long = Request::Exists { keys: vec![Key(&[0; 1024]); 1024] };
+        let mut out = vec![1, 2, 3];
+        assert!(matches!(encode(&mut out, 1, false, &long), Err(WireError::TooLong { .. })));
+        assert_eq!(out, [1, 2, 3], "what was there before is as it was");
+        // A count that no frame could hold allocates nothing to speak of.
+        round_trip(&[3, 0xff, 0xff, 0xff, 0xff, 0x0f]);
+    }
+
+    #[test]
+    fn a_frame_of_the_masters_rpc_is_not_taken_for_ours() {
+        use store_core::message::{Operation as _, ReadStats};
+        let mut out = Vec::new();
+        ReadStats::encode_request(&mut out, 1, &(), std::iter::empty()).unwrap();
+        let frame = Frame::parse(&out).unwrap().unwrap().0;
+        assert!(matches!(Request::decode(&frame), Err(WireError::Kind(_))));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error() {
+        let mut state = 1u64;
+        for _ in 0..20_000 {
+            let mut bytes = Vec::new();
+            for _ in 0..state % 40 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                // Small numbers make variants and counts that exist.
+                bytes.push((state >> 60) as u8 * u8::from(state & 7 != 0));
+            }
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            round_trip(&bytes);
+        }
+    }
+}

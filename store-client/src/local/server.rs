@@ -1,0 +1,366 @@
+//! [`LocalServer`]: who listens for local clients, lets them in, and hands each to a worker.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use te_engine::host;
+
+use super::client::answers;
+use super::error::LocalStartError;
+use super::protocol::{Answer, Refusal, encode};
+use super::worker::Worker;
+use crate::config::ClientConfig;
+
+/// What a [`LocalServer`] can be told.
+#[derive(Clone, Debug)]
+pub struct LocalServerConfig {
+    /// Where to listen. What is left of a server that died is replaced; one that lives is not.
+    pub path: PathBuf,
+    /// The socket's mode. Default `0600`: our own user.
+    pub mode: u32,
+    /// Users beside our own and root that are let in, should `mode` let them come. Default none.
+    pub allowed_uids: Vec<u32>,
+    /// How workers use the store, and for which tenant. They connect when the first client comes.
+    pub client: ClientConfig,
+    /// Workers: a thread and an engine each. 1 to 64; default 2.
+    pub workers: u16,
+    /// Clients at a time. 1 to 2,048; default 64.
+    pub clients_max: u32,
+    /// Longest arena of one client, bytes; more is not given. Default 1 GiB.
+    pub arena_bytes_max: u64,
+    /// Arenas of all clients together, bytes. Default 8 GiB.
+    pub arenas_bytes_max: u64,
+    /// How long a client may take to say hello, milliseconds. Default 2,000.
+    pub hello_ms_max: u32,
+    /// How long a worker spins after its last request before it sleeps in the kernel, microseconds. Default 50.
+    pub spin_us: u32,
+}
+
+impl LocalServerConfig {
+    /// The defaults, to listen there.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, client: ClientConfig) -> Self {
+        Self {
+            path: path.into(),
+            mode: 0o600,
+            allowed_uids: Vec::new(),
+            client,
+            workers: 2,
+            clients_max: 64,
+            arena_bytes_max: 1 << 30,
+            arenas_bytes_max: 8 << 30,
+            hello_ms_max: 2_000,
+            spin_us: 50,
+        }
+    }
+
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// Names the field and what it may be.
+    pub fn validate(&self) -> Result<(), LocalStartError> {
+        let wrong = |field, need| Err(LocalStartError::Config { field, need });
+        if self.client.validate().is_err() {
+            return wrong("client", "must be valid by itself");
+        }
+        if !(1..=64).contains(&self.workers) {
+            return wrong("workers", "must be 1 to 64");
+        }
+        if !(1..=2048).contains(&self.clients_max) {
+            return wrong("clients_max", "must be 1 to 2048");
+        }
+        if self.arena_bytes_max == 0 || usize::try_from(self.arena_bytes_max).is_err() {
+            return wrong("arena_bytes_max", "must be at least 1");
+        }
+        if self.mode & !0o777 != 0 || self.mode & 0o600 != 0o600 {
+            return wrong("mode", "must let our own user read and write, and have no bits beyond 0777");
+        }
+        Ok(())
+    }
+}
+
+/// Serves local clients, from threads of its own. Dropping it stops it.
+#[derive(Debug)]
+pub struct LocalServer {
+    path: PathBuf,
+    /// Device and inode of the socket, so that nobody else's is removed.
+    file: Option<(u64, u64)>,
+    shared: Arc<Shared>,
+    /// Of every thread.
+    wakers: Vec<Arc<Waker>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What a [`LocalServer`] has seen since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalStats {
+    /// Clients now.
+    pub clients: u32,
+    /// Arenas of clients now, and of those that have gone and whose memory might still be touched, bytes.
+    pub arenas_bytes: u64,
+    /// Clients that were let in.
+    pub clients_total: u64,
+    /// Connections that were turned away.
+    pub refused_total: u64,
+    /// Requests that were answered.
+    pub requests_total: u64,
+    /// Connections that ended because of what they sent.
+    pub broken_total: u64,
+}
+
+/// What its threads have in common.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) stop: AtomicBool,
+    pub(super) clients: AtomicU32,
+    pub(super) arenas_bytes: AtomicU64,
+    pub(super) clients_total: AtomicU64,
+    pub(super) refused_total: AtomicU64,
+    pub(super) requests_total: AtomicU64,
+    pub(super) broken_total: AtomicU64,
+    /// For tests: the next read of a worker looks as if it did not drain, until it is told that it has.
+    #[cfg(test)]
+    pub(super) stick: AtomicBool,
+    #[cfg(test)]
+    pub(super) unstick: AtomicBool,
+}
+
+/// A worker, as the acceptor sees it.
+struct Desk {
+    clients: Sender<UnixStream>,
+    waker: Arc<Waker>,
+    load: Arc<AtomicU32>,
+}
+
+struct Acceptor {
+    config: LocalServerConfig,
+    listener: UnixListener,
+    poll: Poll,
+    desks: Vec<Desk>,
+    shared: Arc<Shared>,
+}
+
+impl LocalServer {
+    /// Listens and starts the threads.
+    ///
+    /// # Errors
+    /// See [`LocalStartError`].
+    pub fn start(config: LocalServerConfig) -> Result<Self, LocalStartError> {
+        config.validate()?;
+        let listener = bind(&config.path, config.mode)?;
+        let file = fs::symlink_metadata(&config.path).ok().map(|meta| (meta.dev(), meta.ino()));
+        let mut this = Self {
+            path: config.path.clone(),
+            file,
+            shared: Arc::new(Shared::default()),
+            wakers: Vec::new(),
+            threads: Vec::new(),
+        };
+        // Should one of the threads not start, dropping `this` stops the others.
+        this.spawn(config, listener).map_err(LocalStartError::System)?;
+        Ok(this)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it has seen.
+    #[must_use]
+    pub fn stats(&self) -> LocalStats {
+        LocalStats {
+            clients: self.shared.clients.load(Ordering::Relaxed),
+            arenas_bytes: self.shared.arenas_bytes.load(Ordering::Relaxed),
+            clients_total: self.shared.clients_total.load(Ordering::Relaxed),
+            refused_total: self.shared.refused_total.load(Ordering::Relaxed),
+            requests_total: self.shared.requests_total.load(Ordering::Relaxed),
+            broken_total: self.shared.broken_total.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends what is under way, closes all connections, removes the socket. An operation that waits for a dead node may take
+    /// as long as the store's own timeouts allow.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn spawn(&mut self, config: LocalServerConfig, listener: UnixListener) -> io::Result<()> {
+        let mut desks = Vec::new();
+        for index in 0..config.workers {
+            let poll = Poll::new()?;
+            let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+            let (clients, newcomers) = channel();
+            let load = Arc::new(AtomicU32::new(0));
+            let worker =
+                Worker::new(config.clone(), poll, newcomers, Arc::clone(&load), Arc::clone(&self.shared));
+            let thread =
+                thread::Builder::new().name(format!("snowskin-local{index}")).spawn(move || worker.run())?;
+            self.threads.push(thread);
+            self.wakers.push(Arc::clone(&waker));
+            desks.push(Desk { clients, waker, load });
+        }
+        let poll = Poll::new()?;
+        self.wakers.push(Arc::new(Waker::new(poll.registry(), WAKE)?));
+        listener.set_nonblocking(true)?;
+        let acceptor = Acceptor { config, listener, poll, desks, shared: Arc::clone(&self.shared) };
+        let thread = thread::Builder::new().name("snowskin-accept".into()).spawn(move || acceptor.run())?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        if self.threads.is_empty() {
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        for waker in &self.wakers {
+            if let Err(error) = waker.wake() {
+                log::warn!("waking a thread of the local server: {error}");
+            }
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("a thread of the local server panicked");
+            }
+        }
+        // Another server may have taken the path since.
+        let now = fs::symlink_metadata(&self.path).ok().map(|meta| (meta.dev(), meta.ino()));
+        if self.file.is_some() && now == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for LocalServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+pub(super) const WAKE: Token = Token(usize::MAX);
+const LISTEN: Token = Token(0);
+/// How long not to listen after a client could not be accepted: no descriptor is left, and who waits would wake us again.
+const REST: Duration = Duration::from_millis(100);
+
+impl Acceptor {
+    fn run(mut self) {
+        let raw = std::os::fd::AsRawFd::as_raw_fd(&self.listener);
+        let registered = self.poll.registry().register(&mut SourceFd(&raw), LISTEN, Interest::READABLE);
+        if let Err(error) = registered {
+            return log::error!("local clients cannot be heard: {error}");
+        }
+        let mut events = Events::with_capacity(4);
+        let mut rest = None;
+        while !self.shared.stop.load(Ordering::Acquire) {
+            match self.poll.poll(&mut events, rest) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    return log::error!("local clients cannot be heard: {error}");
+                }
+                _ => {}
+            }
+            rest = self.accept();
+        }
+    }
+
+    /// Lets in all who wait. After a failure, how long to wait before the next try.
+    fn accept(&self) -> Option<Duration> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(error) => {
+                    log::warn!("accepting a local client failed: {error}");
+                    return Some(REST);
+                }
+            }
+        }
+    }
+
+    fn admit(&self, stream: UnixStream) {
+        if let Err(refusal) = self.examine(&stream) {
+            self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
+            log::warn!("a local client was turned away: {refusal}");
+            turn_away(&stream, refusal);
+            return;
+        }
+        let Some(desk) = self.desks.iter().min_by_key(|desk| desk.load.load(Ordering::Relaxed)) else {
+            return;
+        };
+        self.shared.clients.fetch_add(1, Ordering::Relaxed);
+        self.shared.clients_total.fetch_add(1, Ordering::Relaxed);
+        desk.load.fetch_add(1, Ordering::Relaxed);
+        if desk.clients.send(stream).is_err() {
+            // A worker that is gone has stopped, or could not go on.
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        } else if let Err(error) = desk.waker.wake() {
+            log::warn!("waking a worker of the local server: {error}");
+        }
+    }
+
+    fn examine(&self, stream: &UnixStream) -> Result<(), Refusal> {
+        let uid = host::peer_uid(stream.as_fd()).unwrap_or(u32::MAX);
+        let known = uid == 0 || uid == host::own_uid() || self.config.allowed_uids.contains(&uid);
+        if !known {
+            return Err(Refusal::User { uid });
+        }
+        let clients_max = self.config.clients_max;
+        if self.shared.clients.load(Ordering::Relaxed) >= clients_max {
+            return Err(Refusal::Clients { clients_max });
+        }
+        Ok(())
+    }
+}
+
+/// Says why, if there is room for it, and hangs up.
+fn turn_away(mut stream: &UnixStream, refusal: Refusal) {
+    let mut out = Vec::new();
+    if encode(&mut out, 0, true, &Answer::Refused(refusal)).is_ok() && stream.set_nonblocking(true).is_ok() {
+        let _ = stream.write(&out);
+    }
+}
+
+/// Listens at `path`. A socket that nobody serves any more is replaced.
+fn bind(path: &Path, mode: u32) -> Result<UnixListener, LocalStartError> {
+    let failed = |source| LocalStartError::Bind { path: path.to_owned(), source };
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if answers(path) {
+                return Err(LocalStartError::InUse { path: path.to_owned() });
+            }
+            let is_socket = fs::symlink_metadata(path)
+                .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()));
+            if !is_socket {
+                return Err(failed(error));
+            }
+            fs::remove_file(path).map_err(failed)?;
+            UnixListener::bind(path).map_err(failed)?
+        }
+        bound => bound.map_err(failed)?,
+    };
+    // Whoever came before this has the right user, or is turned away for that.
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
+    Ok(listener)
+}

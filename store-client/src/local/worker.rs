@@ -1,0 +1,546 @@
+//! One worker of a local server: a thread, an engine, and the connections that it serves in turn.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mio::net::UnixStream;
+use mio::{Events, Interest, Poll, Token};
+use store_core::{ErrorCode, FrameBuffer, WireError};
+use te_engine::{SharedRegion, host};
+
+use super::protocol::{Answer, FRAME_BYTES_MAX, Got, Item, Refusal, Request, Span, VERSION, encode};
+use super::server::{LocalServerConfig, Shared, WAKE};
+use crate::client::Client;
+use crate::memory::BufferRange;
+
+pub(super) struct Worker {
+    config: LocalServerConfig,
+    poll: Poll,
+    newcomers: Receiver<std::os::unix::net::UnixStream>,
+    /// Connections of this worker, for whoever hands them out.
+    load: Arc<AtomicU32>,
+    shared: Arc<Shared>,
+    client: Option<Client>,
+    connections: Vec<Option<Connection>>,
+    /// Connections that may have something to read, or a request that is complete; each is in here once.
+    ready: VecDeque<usize>,
+    /// Arenas whose client is gone, and which the engine has not let go of yet.
+    ending: Vec<SharedRegion>,
+}
+
+struct Connection {
+    stream: UnixStream,
+    input: FrameBuffer,
+    /// An answer that is not sent yet; nothing more is read until it is.
+    out: Vec<u8>,
+    written: usize,
+    arena: Option<SharedRegion>,
+    since: Instant,
+    queued: bool,
+    /// Waits for room rather than for requests.
+    deaf: bool,
+    /// It was turned away: what is to be said is said, and that was it.
+    refused: bool,
+    /// The last read took all that there was room for: the kernel may not speak of the rest again.
+    unread: bool,
+    /// The peer has closed its side: read on until nothing is left, however little comes.
+    closing: bool,
+}
+
+/// What is to become of a connection.
+enum Next {
+    /// There may be more to do.
+    Again,
+    /// Nothing until the kernel says so.
+    Wait,
+    Close,
+}
+
+/// A connection that cannot go on.
+struct Broken;
+
+const EVENTS_MAX: usize = 64;
+const READ_BYTES: usize = 16 << 10;
+/// How often arenas of the dead, and clients that have not said hello, are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// How long to wait, at the end, for arenas that a fabric might still touch. What is left then goes with the engine, which
+/// knows what it must not free.
+const END_MAX: Duration = Duration::from_secs(2);
+
+impl Worker {
+    pub(super) fn new(
+        config: LocalServerConfig,
+        poll: Poll,
+        newcomers: Receiver<std::os::unix::net::UnixStream>,
+        load: Arc<AtomicU32>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            config,
+            poll,
+            newcomers,
+            load,
+            shared,
+            client: None,
+            connections: Vec::new(),
+            ready: VecDeque::new(),
+            ending: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(EVENTS_MAX);
+        let spin = Duration::from_micros(self.config.spin_us.into());
+        let mut spin_end = Instant::now();
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            let spins = now < spin_end;
+            let timeout = if !self.ready.is_empty() || spins {
+                Some(Duration::ZERO)
+            } else if self.has_deadlines() {
+                Some(TICK)
+            } else {
+                None
+            };
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    log::error!("a worker for local clients ends: {error}");
+                    break;
+                }
+                _ => {}
+            }
+            for event in &events {
+                match event.token() {
+                    WAKE => self.adopt(),
+                    Token(index) => self.note(index, event.is_read_closed()),
+                }
+            }
+            let served = self.turn();
+            if served {
+                spin_end = Instant::now() + spin;
+            } else if spins && events.is_empty() {
+                // Should a client wait for this very core, let it have it.
+                thread::yield_now();
+            }
+            self.tidy();
+        }
+        self.end();
+    }
+
+    /// Whether something is to be done even if nothing is heard.
+    fn has_deadlines(&self) -> bool {
+        !self.ending.is_empty()
+            || self.connections.iter().flatten().any(|connection| connection.arena.is_none())
+    }
+
+    fn adopt(&mut self) {
+        while let Ok(stream) = self.newcomers.try_recv() {
+            let index = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
+            let registered = stream.set_nonblocking(true).and_then(|()| {
+                let mut stream = UnixStream::from_std(stream);
+                self.poll.registry().register(&mut stream, Token(index), Interest::READABLE)?;
+                Ok(stream)
+            });
+            match registered {
+                Ok(stream) => {
+                    if index == self.connections.len() {
+                        self.connections.push(None);
+                    }
+                    self.connections[index] = Some(Connection {
+                        stream,
+                        input: FrameBuffer::new(),
+                        out: Vec::new(),
+                        written: 0,
+                        arena: None,
+                        since: Instant::now(),
+                        queued: false,
+                        deaf: false,
+                        refused: false,
+                        unread: false,
+                        closing: false,
+                    });
+                    self.note(index, false);
+                }
+                Err(error) => {
+                    log::warn!("a local client cannot be heard: {error}");
+                    self.count_out();
+                }
+            }
+        }
+    }
+
+    /// The kernel says that there is something.
+    fn note(&mut self, index: usize, closing: bool) {
+        let Some(Some(connection)) = self.connections.get_mut(index) else { return };
+        connection.closing |= closing;
+        if !connection.queued {
+            connection.queued = true;
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Each connection that is ready has one request served. Whether any had.
+    fn turn(&mut self) -> bool {
+        let mut served = false;
+        for _ in 0..self.ready.len() {
+            let Some(index) = self.ready.pop_front() else { break };
+            let Some(mut connection) = self.connections.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            connection.queued = false;
+            let next = self.serve(index, &mut connection, &mut served);
+            match next {
+                Next::Close => {
+                    self.close(connection);
+                    continue;
+                }
+                Next::Again => {
+                    connection.queued = true;
+                    self.ready.push_back(index);
+                }
+                Next::Wait => {}
+            }
+            self.connections[index] = Some(connection);
+        }
+        served
+    }
+
+    /// Serves one request, if one is there.
+    fn serve(&mut self, index: usize, connection: &mut Connection, served: &mut bool) -> Next {
+        let next = self.try_serve(index, connection, served);
+        next.unwrap_or_else(|Broken| {
+            self.shared.broken_total.fetch_add(1, Ordering::Relaxed);
+            Next::Close
+        })
+    }
+
+    fn try_serve(
+        &mut self,
+        index: usize,
+        connection: &mut Connection,
+        served: &mut bool,
+    ) -> Result<Next, Broken> {
+        if !connection.flush() {
+            return self.deafen(index, connection, true);
+        }
+        self.deafen(index, connection, false)?;
+        let mut input = std::mem::take(&mut connection.input);
+        let pending_bytes = input.pending_bytes();
+        let answered = match input.next_frame() {
+            Ok(Some(frame)) => match Request::decode(&frame) {
+                Ok(request) => {
+                    let id = frame.header.request_id;
+                    Some(self.answer(connection, id, &request))
+                }
+                Err(error) => Some(Err(broken(error))),
+            },
+            Ok(None) if pending_bytes > FRAME_BYTES_MAX => {
+                Some(Err(broken(WireError::TooLong { bytes: pending_bytes })))
+            }
+            Ok(None) => None,
+            Err(error) => Some(Err(broken(error))),
+        };
+        connection.input = input;
+        match answered {
+            Some(answered) => {
+                answered?;
+                *served = true;
+                if connection.refused {
+                    // If there is no room for a word, there is none to be had.
+                    connection.flush();
+                    return Ok(Next::Close);
+                }
+                self.shared.requests_total.fetch_add(1, Ordering::Relaxed);
+                if !connection.flush() {
+                    return self.deafen(index, connection, true);
+                }
+                // Whoever sends one request at a time has sent no other yet.
+                let more = connection.input.pending_bytes() > 0 || connection.unread || connection.closing;
+                Ok(if more { Next::Again } else { Next::Wait })
+            }
+            None => connection.fill(),
+        }
+    }
+
+    /// Waits for room, or for requests again.
+    fn deafen(&self, index: usize, connection: &mut Connection, deaf: bool) -> Result<Next, Broken> {
+        if deaf != connection.deaf {
+            let interest = if deaf { Interest::WRITABLE } else { Interest::READABLE };
+            let registry = self.poll.registry();
+            registry.reregister(&mut connection.stream, Token(index), interest).map_err(|error| {
+                log::warn!("a local client cannot be heard any more: {error}");
+                Broken
+            })?;
+            connection.deaf = deaf;
+        }
+        Ok(Next::Wait)
+    }
+
+    fn answer(&mut self, connection: &mut Connection, id: u64, request: &Request<'_>) -> Result<(), Broken> {
+        if let Request::Hello { version, tenant, arena_bytes } = *request {
+            return self.greet(connection, id, version, tenant, arena_bytes);
+        }
+        // Nothing before hello.
+        let arena = connection.arena.clone().ok_or(Broken)?;
+        let client = self.client.as_mut().ok_or(Broken)?;
+        #[cfg(test)]
+        {
+            if self.shared.stick.swap(false, Ordering::SeqCst) {
+                client.fabric_mut().stick_next(te_engine::Op::Read);
+            }
+            if self.shared.unstick.swap(false, Ordering::SeqCst) {
+                client.fabric_mut().unstick();
+            }
+        }
+        let answer = carry_out(client, &arena, request);
+        encode(&mut connection.out, id, true, &answer).map_err(broken)
+    }
+
+    fn greet(
+        &mut self,
+        connection: &mut Connection,
+        id: u64,
+        version: u16,
+        tenant: &str,
+        arena_bytes: u64,
+    ) -> Result<(), Broken> {
+        if connection.arena.is_some() {
+            return Err(Broken);
+        }
+        match self.lend(version, tenant, arena_bytes) {
+            Ok(arena) => {
+                let arena_bytes = arena.len() as u64;
+                connection.arena = Some(arena);
+                encode(&mut connection.out, id, true, &Answer::Welcome { arena_bytes }).map_err(broken)?;
+                connection.send_arena()
+            }
+            Err(refusal) => {
+                self.shared.refused_total.fetch_add(1, Ordering::Relaxed);
+                log::warn!("a local client was turned away: {refusal}");
+                connection.refused = true;
+                encode(&mut connection.out, id, true, &Answer::Refused(refusal)).map_err(broken)
+            }
+        }
+    }
+
+    fn lend(&mut self, version: u16, tenant: &str, arena_bytes: u64) -> Result<SharedRegion, Refusal> {
+        if version != VERSION {
+            return Err(Refusal::Version { theirs: version });
+        }
+        if tenant != self.config.client.identity.tenant {
+            return Err(Refusal::Tenant);
+        }
+        if self.client.is_none() {
+            let client = Client::connect(self.config.client.clone()).map_err(|error| {
+                log::warn!("local clients cannot be served: {error}");
+                Refusal::Store(ErrorCode::RpcFail)
+            })?;
+            self.client = Some(client);
+        }
+        let Some(client) = &mut self.client else { return Err(Refusal::Store(ErrorCode::InternalError)) };
+        let bytes = arena_bytes.clamp(1, self.config.arena_bytes_max);
+        let total = self.config.arenas_bytes_max;
+        let taken = self.shared.arenas_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            taken.checked_add(bytes).filter(|sum| *sum <= total)
+        });
+        if let Err(taken) = taken {
+            return Err(Refusal::Memory { bytes_left: total.saturating_sub(taken) });
+        }
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        client.alloc_lent(len).map_err(|error| {
+            self.shared.arenas_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            log::warn!("no arena of {bytes} bytes: {error}");
+            Refusal::Memory { bytes_left: 0 }
+        })
+    }
+
+    fn close(&mut self, mut connection: Connection) {
+        if let Err(error) = self.poll.registry().deregister(&mut connection.stream) {
+            log::debug!("a local client that has gone: {error}");
+        }
+        self.ending.extend(connection.arena.take());
+        self.count_out();
+    }
+
+    fn count_out(&self) {
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        self.load.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Unregisters arenas of the dead, and hangs up on those who do not say hello.
+    fn tidy(&mut self) {
+        if let Some(client) = &mut self.client {
+            #[cfg(test)]
+            if self.shared.unstick.swap(false, Ordering::SeqCst) {
+                client.fabric_mut().unstick();
+            }
+            let shared = &self.shared;
+            self.ending.retain(|arena| {
+                // What was given up keeps it, too, until that has drained.
+                let busy = client.is_held(BufferRange::all(arena)) || client.unregister(arena.id()).is_err();
+                if !busy {
+                    shared.arenas_bytes.fetch_sub(arena.len() as u64, Ordering::Relaxed);
+                }
+                busy
+            });
+        }
+        let hello = Duration::from_millis(self.config.hello_ms_max.into());
+        for slot in &mut self.connections {
+            if slot
+                .as_ref()
+                .is_some_and(|stranger| stranger.arena.is_none() && stranger.since.elapsed() > hello)
+                && let Some(mut stranger) = slot.take()
+            {
+                log::warn!("a local client that did not say hello is hung up on");
+                let _ = self.poll.registry().deregister(&mut stranger.stream);
+                self.shared.broken_total.fetch_add(1, Ordering::Relaxed);
+                self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+                self.load.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        for index in 0..self.connections.len() {
+            if let Some(connection) = self.connections[index].take() {
+                self.close(connection);
+            }
+        }
+        let deadline = Instant::now() + END_MAX;
+        loop {
+            self.tidy();
+            if self.ending.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if !self.ending.is_empty() {
+            log::warn!(
+                "{} arenas of local clients may still be touched; they go with the engine",
+                self.ending.len()
+            );
+        }
+    }
+}
+
+impl Connection {
+    /// Reads what is there.
+    fn fill(&mut self) -> Result<Next, Broken> {
+        let room = self.input.spare_mut(READ_BYTES);
+        let asked = room.len();
+        match self.stream.read(room) {
+            Ok(0) => Ok(Next::Close),
+            Ok(len) => {
+                self.input.filled(len);
+                self.unread = len == asked;
+                Ok(Next::Again)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Next::Wait),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Next::Again),
+            Err(error) => {
+                log::debug!("a local client, reading {asked} bytes: {error}");
+                Ok(Next::Close)
+            }
+        }
+    }
+
+    /// Sends what is to be sent. Whether all of it went; a peer that is gone shows when it is read.
+    fn flush(&mut self) -> bool {
+        while self.written < self.out.len() {
+            match self.stream.write(&self.out[self.written..]) {
+                Ok(len) => self.written += len,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.closing = true;
+                    break;
+                }
+            }
+        }
+        self.out.clear();
+        self.written = 0;
+        true
+    }
+
+    /// Sends the welcome, and the arena with its first byte.
+    fn send_arena(&mut self) -> Result<(), Broken> {
+        let arena = self.arena.as_ref().ok_or(Broken)?;
+        let sent = arena.lend().and_then(|lent| {
+            host::send_with_fd(self.stream.as_fd(), &self.out[self.written..], lent.as_fd())
+        });
+        match sent {
+            Ok(len) => {
+                self.written += len;
+                Ok(())
+            }
+            Err(error) => {
+                log::warn!("an arena cannot be handed over: {error}");
+                Err(Broken)
+            }
+        }
+    }
+}
+
+fn broken(error: WireError) -> Broken {
+    log::warn!("a local client is hung up on: {error}");
+    Broken
+}
+
+/// Does what a client that has said hello asks for.
+fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -> Answer {
+    let place = |span: Span| BufferRange { region: arena.id(), offset: span.offset, len: span.len };
+    let ranges =
+        |items: &'_ [Item<'_>]| -> Vec<BufferRange> { items.iter().map(|item| place(item.span)).collect() };
+    match request {
+        // Refused by whoever calls.
+        Request::Hello { .. } => Answer::Failed(ErrorCode::InvalidParams),
+        Request::Put { options, items } => {
+            let items: Vec<(&[u8], BufferRange)> =
+                items.iter().map(|item| item.key.0).zip(ranges(items)).collect();
+            Answer::Done(client.batch_put_from(&items, options))
+        }
+        Request::Get { items } => {
+            let items: Vec<(&[u8], BufferRange)> =
+                items.iter().map(|item| item.key.0).zip(ranges(items)).collect();
+            let results = client.batch_get_into(&items);
+            let got = results.into_iter().zip(&items).map(|(result, item)| got(client, item, result));
+            Answer::Got(got.collect())
+        }
+        Request::Exists { keys } => {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
+            client.batch_exists(&keys).map_or_else(|error| Answer::Failed(error.code()), Answer::Whether)
+        }
+        Request::Remove { force, keys } => {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
+            client.batch_remove(&keys, *force).map_or_else(|error| Answer::Failed(error.code()), Answer::Done)
+        }
+        Request::Settled { ranges } => {
+            Answer::Whether(ranges.iter().map(|span| !client.is_held(place(*span))).collect())
+        }
+    }
+}
+
+fn got(
+    client: &mut Client,
+    (key, range): &(&[u8], BufferRange),
+    result: Result<Option<u64>, ErrorCode>,
+) -> Got {
+    match result {
+        Ok(Some(len)) => Got::Read(len),
+        // Given up, and perhaps not drained: the client must not use the range.
+        Ok(None) | Err(ErrorCode::TransferFail) if client.is_held(*range) => Got::Held,
+        Ok(None) => Got::Miss,
+        Err(ErrorCode::BufferOverflow) => match client.look_up(key) {
+            Ok(Some(object)) => Got::TooLong(object.len),
+            Ok(None) => Got::Miss,
+            Err(error) => Got::Failed(error.code()),
+        },
+        Err(code) => Got::Failed(code),
+    }
+}

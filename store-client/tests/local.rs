@@ -1,0 +1,522 @@
+//! The light local client against a server for it, a node and a master: what works, what is refused, and who dies.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use common::{Process, client, eventually, master, node, pattern, role, say, wait_for_parent};
+use store_client::local::{LocalConfig, LocalError, LocalServerConfig, LocalStartError, Refusal};
+use store_client::{ClientConfig, ErrorCode, LocalClient, LocalServer, Node, PutOptions};
+use store_core::message::{Operation as _, ReadStats};
+use store_core::{Frame, FrameWriter, Header};
+use store_master::MasterHandle;
+
+const ONE: PutOptions = PutOptions::DEFAULT;
+const MIB: u64 = 1 << 20;
+/// A hello as it lies on the wire: variant, version, tenant, and 4,096 bytes of arena.
+const HELLO: &[u8] = b"\x00\x01\x07default\x80\x20";
+
+struct Store {
+    server: LocalServer,
+    _node: Node,
+    master: MasterHandle,
+    dir: tempfile::TempDir,
+}
+
+impl Store {
+    fn with(change: impl FnOnce(&mut LocalServerConfig)) -> Self {
+        let master = master();
+        let node = node("a", master.rpc_addr());
+        let dir = tempfile::tempdir().unwrap();
+        let client = ClientConfig::new(master.rpc_addr().into());
+        let mut config = LocalServerConfig::new(dir.path().join("local.sock"), client);
+        change(&mut config);
+        let server = LocalServer::start(config).unwrap();
+        Self { server, _node: node, master, dir }
+    }
+
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn config(&self) -> LocalConfig {
+        LocalConfig { arena_bytes: 8 * MIB, ..LocalConfig::new(self.server.path()) }
+    }
+
+    fn client(&self) -> LocalClient {
+        LocalClient::connect(self.config()).unwrap()
+    }
+
+    fn raw(&self) -> UnixStream {
+        UnixStream::connect(self.server.path()).unwrap()
+    }
+}
+
+/// Where children begin. As a test of its own it does nothing.
+#[test]
+fn entry() {
+    let Some(role) = role() else { return };
+    match role[0].as_str() {
+        "busy-client" => be_busy_client(&role),
+        "server" => be_server(&role),
+        _ => {}
+    }
+}
+
+/// Puts and gets for ever, until it is killed.
+fn be_busy_client(role: &[String]) {
+    let mut client = LocalClient::connect(LocalConfig::new(&role[1])).unwrap();
+    let big = pattern(7, 4 << 20);
+    say("connected");
+    for round in 0u64.. {
+        let key = format!("{}-{round}", role[2]);
+        let stored = client.put(key.as_bytes(), &big, &ONE);
+        // The pool fills up; what counts is what is under way when we die.
+        if matches!(stored, Ok(true)) {
+            assert_eq!(client.get(key.as_bytes()).unwrap_or(None).unwrap_or_else(|| big.clone()), big);
+        }
+        let _ = client.remove(key.as_bytes(), true);
+    }
+}
+
+/// The role `server PATH MASTER`.
+fn be_server(role: &[String]) {
+    let client = ClientConfig::new(role[2].parse().unwrap());
+    let server = LocalServer::start(LocalServerConfig::new(&role[1], client)).unwrap();
+    say("listening");
+    wait_for_parent();
+    server.stop();
+}
+
+#[test]
+fn what_one_way_puts_the_other_gets() {
+    let store = Store::new();
+    let (mut local, mut embedded) = (store.client(), client(store.master.rpc_addr()));
+    for (seed, len) in [1usize, 63, 4096, 65_536, 65_537, 1 << 20, 3_000_001].into_iter().enumerate() {
+        let value = pattern(seed as u64, len);
+        let (a, b) = (format!("local-{len}"), format!("embedded-{len}"));
+        assert!(local.put(a.as_bytes(), &value, &ONE).unwrap());
+        assert!(!local.put(a.as_bytes(), b"other", &ONE).unwrap(), "the key is taken");
+        assert_eq!(embedded.get(a.as_bytes()).unwrap().as_ref(), Some(&value));
+        assert!(embedded.put(b.as_bytes(), &value, &ONE).unwrap());
+        assert_eq!(local.get(b.as_bytes()).unwrap(), Some(value));
+        assert!(local.exists(b.as_bytes()).unwrap());
+    }
+    assert_eq!(local.get(b"nothing").unwrap(), None);
+    assert!(!local.exists(b"nothing").unwrap());
+    assert!(!local.remove(b"nothing", false).unwrap());
+    let leased = local.remove(b"local-1", false).unwrap_err();
+    assert_eq!(leased.code(), ErrorCode::ObjectHasLease);
+    assert!(local.remove(b"local-1", true).unwrap());
+    assert_eq!(embedded.get(b"local-1").unwrap(), None);
+    assert_eq!(local.put(b"empty", b"", &ONE).unwrap_err().code(), ErrorCode::InvalidParams);
+    assert_eq!(local.put(b"", b"x", &ONE).unwrap_err().code(), ErrorCode::InvalidKey);
+    assert!(store.server.stats().requests_total > 20);
+}
+
+#[test]
+fn batches_have_a_result_for_each_key_however_they_are_cut() {
+    // More values than the arena holds at once, and more keys than one request carries.
+    let store = Store::with(|config| config.arena_bytes_max = MIB);
+    let mut client = store.client();
+    assert_eq!(client.arena_bytes(), MIB, "the node gives less than was asked for");
+    let values: Vec<_> = (0..1500u64).map(|seed| pattern(seed, 1 + (seed as usize * 37) % 9000)).collect();
+    let keys: Vec<_> = (0..1500).map(|i| format!("k{i}")).collect();
+    let items: Vec<(&[u8], &[u8])> =
+        keys.iter().zip(&values).map(|(key, value)| (key.as_bytes(), &value[..])).collect();
+    assert!(client.batch_put(&items, &ONE).iter().all(Result::is_ok));
+    let again = client.batch_put(&items[..3], &ONE);
+    assert_eq!(again, [Err(ErrorCode::ObjectAlreadyExists); 3]);
+    let mut wanted: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    wanted.insert(700, b"missing");
+    let found = client.batch_get(&wanted);
+    assert_eq!(found.len(), 1501);
+    assert_eq!(found[700], Ok(None));
+    for (index, value) in values.iter().enumerate() {
+        let place = index + usize::from(index >= 700);
+        assert_eq!(found[place].as_ref().unwrap().as_ref(), Some(value), "{index}");
+    }
+    let there = client.batch_exists(&wanted).unwrap();
+    assert_eq!(there.iter().filter(|there| !**there).count(), 1);
+    let removed = client.batch_remove(&wanted, true).unwrap();
+    assert_eq!(removed[700], Err(ErrorCode::ObjectNotFound));
+    assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), 1500);
+}
+
+#[test]
+fn values_lie_in_the_arena_for_as_long_as_their_buffer() {
+    let store = Store::new();
+    let mut client = store.client();
+    let value = pattern(3, 100_000);
+    let buffer = client.alloc(200_000).unwrap();
+    buffer.write(50_000, &value).unwrap();
+    assert!(client.put_from(b"k", buffer.part(50_000, 100_000), &ONE).unwrap());
+    assert_eq!(client.get_into(b"k", buffer.part(0, 100_000)).unwrap(), Some(100_000));
+    let mut found = vec![0; 100_000];
+    buffer.read(0, &mut found).unwrap();
+    assert_eq!(found, value);
+    let got = client.get_buffer(b"k").unwrap().unwrap();
+    assert_eq!((got.len(), got.span().len()), (100_000, 100_000));
+    // What does not fit, and what lies outside.
+    assert_eq!(client.get_into(b"k", buffer.part(0, 99_999)).unwrap_err().code(), ErrorCode::BufferOverflow);
+    for (offset, len) in [(200_000, 1), (0, 200_001), (u64::MAX, 2), (1, u64::MAX)] {
+        let error = client.get_into(b"k", buffer.part(offset, len)).unwrap_err();
+        assert!(matches!(error, LocalError::OutOfRange), "{error}");
+    }
+    assert!(matches!(buffer.read(200_000, &mut [0]), Err(LocalError::OutOfRange)));
+    assert!(matches!(client.alloc(9 * MIB), Err(LocalError::ArenaFull { .. })));
+    assert!(matches!(client.put(b"l", &vec![1; 9 << 20], &ONE), Err(LocalError::ArenaFull { .. })));
+    // A buffer may outlive its client, and is of no use to another.
+    let mut other = store.client();
+    assert!(matches!(other.put_from(b"l", buffer.all(), &ONE), Err(LocalError::OtherArena)));
+    drop(client);
+    assert_eq!(got.to_vec().unwrap(), value);
+    drop(store);
+    assert_eq!(got.to_vec().unwrap(), value);
+}
+
+#[test]
+fn many_clients_share_a_few_workers() {
+    let store = Store::new();
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let mut client = store.client();
+            scope.spawn(move || {
+                for round in 0..30u64 {
+                    let key = format!("{thread}/{round}");
+                    let value = pattern(thread * 100 + round, 10_000 + round as usize);
+                    assert!(client.put(key.as_bytes(), &value, &ONE).unwrap());
+                    assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value));
+                }
+            });
+        }
+    });
+    eventually("all have gone", || store.server.stats().clients == 0);
+    eventually("their memory has gone with them", || store.server.stats().arenas_bytes == 0);
+    assert_eq!(store.server.stats().clients_total, 6);
+}
+
+#[test]
+fn a_writer_that_changes_its_arena_meanwhile_harms_nobody_else() {
+    let store = Store::new();
+    let (mut local, mut embedded) = (store.client(), client(store.master.rpc_addr()));
+    let other = pattern(1, 500_000);
+    assert!(embedded.put(b"other", &other, &ONE).unwrap());
+    let buffer = local.alloc(2 * MIB).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut byte = 0u8;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                byte = byte.wrapping_add(1);
+                buffer.write(0, &[byte; 4096]).unwrap();
+                buffer.write(2 * MIB - 4096, &[byte; 4096]).unwrap();
+            }
+        });
+        for round in 0..40 {
+            let key = format!("mine-{round}");
+            local.put_from(key.as_bytes(), buffer.all(), &ONE).unwrap();
+            // Either what was committed, or nothing: which of the two is the writer's luck.
+            let found = embedded.get(key.as_bytes()).unwrap();
+            assert!(found.is_none_or(|bytes| bytes.len() == 2 << 20));
+            assert_eq!(embedded.get(b"other").unwrap().as_ref(), Some(&other));
+            embedded.remove(key.as_bytes(), true).unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn clients_killed_in_the_middle_of_anything_leave_nothing_behind() {
+    let store = Store::new();
+    let mut witness = store.client();
+    let value = pattern(9, 300_000);
+    assert!(witness.put(b"witness", &value, &ONE).unwrap());
+    let path = store.server.path().to_str().unwrap().to_owned();
+    for round in 0..12u64 {
+        let mut doomed = Process::start("entry", &["busy-client", &path, &round.to_string()]);
+        // At another point of its loop each time.
+        std::thread::sleep(std::time::Duration::from_micros(500 + round * 1_700));
+        doomed.kill();
+        assert_eq!(witness.get(b"witness").unwrap().as_ref(), Some(&value));
+    }
+    eventually("only the witness is left", || store.server.stats().clients == 1);
+    let arena_bytes = witness.arena_bytes();
+    eventually("and only its arena", || store.server.stats().arenas_bytes == arena_bytes);
+    assert_eq!(store.server.stats().broken_total, 0);
+}
+
+#[test]
+fn a_node_that_dies_is_an_error_and_the_next_call_finds_its_successor() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let role = ["server", path.to_str().unwrap(), &master.rpc_addr().to_string()];
+    let mut server = Process::start("entry", &role);
+    let mut client = LocalClient::connect(LocalConfig::new(&path)).unwrap();
+    let value = pattern(2, 50_000);
+    assert!(client.put(b"k", &value, &ONE).unwrap());
+    let old = client.alloc(50_000).unwrap();
+    old.write(0, &value).unwrap();
+    server.kill();
+    let error = client.get(b"k").unwrap_err();
+    assert!(matches!(error, LocalError::Lost { .. }), "{error}");
+    let error = client.get(b"k").unwrap_err();
+    assert!(matches!(error, LocalError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("--local"), "{error}");
+    // The socket of the dead one is in nobody's way.
+    let _server = Process::start("entry", &role);
+    assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
+    assert_eq!(old.to_vec().unwrap(), value, "a buffer of the old arena can be read");
+    assert!(matches!(client.put_from(b"l", old.all(), &ONE), Err(LocalError::OtherArena)));
+}
+
+#[test]
+fn what_a_lost_node_was_reading_into_stays_held() {
+    let store = Store::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("relay");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut client = None;
+    std::thread::scope(|scope| {
+        // A node that welcomes, hears a question, and dies before it answers.
+        let relay = scope.spawn(|| relay_hello(&listener, store.server.path()));
+        client = Some(LocalClient::connect(LocalConfig::new(&path)).unwrap());
+        let (mut near, far) = relay.join().unwrap();
+        let client = client.as_mut().unwrap();
+        let buffer = client.alloc(1000).unwrap();
+        let idle = client.alloc(1000).unwrap();
+        scope.spawn(move || {
+            let _ = near.read(&mut [0; 4096]);
+            drop((near, far));
+        });
+        let error = client.get_into(b"k", buffer.all()).unwrap_err();
+        assert!(matches!(error, LocalError::Lost { .. }), "{error}");
+        assert!(matches!(buffer.read(0, &mut [0]), Err(LocalError::Held)));
+        assert!(idle.read(0, &mut [0]).is_ok(), "others are their owner's");
+    });
+}
+
+/// Lets one hello through to a real server and its answer back, descriptor and all.
+fn relay_hello(listener: &UnixListener, server: &Path) -> (UnixStream, UnixStream) {
+    use std::os::fd::AsFd as _;
+    let (mut near, _) = listener.accept().unwrap();
+    let mut far = UnixStream::connect(server).unwrap();
+    let mut bytes = [0; 4096];
+    let len = near.read(&mut bytes).unwrap();
+    far.write_all(&bytes[..len]).unwrap();
+    let (len, fd) = te_engine::host::recv_with_fd(far.as_fd(), &mut bytes).unwrap();
+    te_engine::host::send_with_fd(near.as_fd(), &bytes[..len], fd.unwrap().as_fd()).unwrap();
+    (near, far)
+}
+
+#[test]
+fn hostile_peers_are_hung_up_on_and_others_do_not_notice() {
+    let store = Store::with(|config| config.workers = 1);
+    let mut client = store.client();
+    let value = pattern(4, 10_000);
+    assert!(client.put(b"k", &value, &ONE).unwrap());
+
+    let mut rpc = Vec::new();
+    ReadStats::encode_request(&mut rpc, 1, &(), std::iter::empty()).unwrap();
+    let local = |body: &[u8]| {
+        let mut out = Vec::new();
+        let mut frame =
+            FrameWriter::begin(&mut out, &Header { kind: 90, response: false, request_id: 1, status: 0 });
+        frame.body().extend_from_slice(body);
+        frame.finish().unwrap();
+        out
+    };
+    let mut too_long = local(&vec![0; 2 << 20]);
+    too_long.truncate(1 << 21);
+    let hello = local(HELLO);
+    let twice = [hello.clone(), hello.clone()].concat();
+    let cases: [(&str, Vec<u8>); 8] = [
+        ("not of this protocol", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        ("a frame of the master's RPC", rpc),
+        ("an unknown request", local(&[99])),
+        ("a body that ends early", local(&[0, 1, 5])),
+        ("a request before hello", local(&[3, 0])),
+        ("a second hello", twice),
+        ("a count that no frame could hold", local(&[3, 0xff, 0xff, 0xff, 0xff, 0x0f])),
+        ("a frame that is too long", too_long),
+    ];
+    let broken = cases.len() as u64;
+    for (what, bytes) in cases {
+        let mut stream = store.raw();
+        // It may hang up before all is written.
+        let _ = stream.write_all(&bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        if what != "a second hello" {
+            assert_eq!(answer, b"", "{what}");
+        }
+        assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value), "{what}");
+    }
+    assert_eq!(store.server.stats().broken_total, broken);
+    eventually("they are gone", || store.server.stats().clients == 1);
+    // One that hangs up in the middle of a frame is no offender.
+    let mut stream = store.raw();
+    stream.write_all(&hello[..10]).unwrap();
+    drop(stream);
+    eventually("it is gone, too", || store.server.stats().clients == 1);
+    assert_eq!(store.server.stats().broken_total, broken);
+}
+
+#[test]
+fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
+    let store = Store::new();
+    let mut neighbour = store.client();
+    let secret = neighbour.alloc(4096).unwrap();
+    secret.write(0, &[7; 4096]).unwrap();
+    let mut stream = store.raw();
+    let send = |stream: &mut UnixStream, body: &[u8]| {
+        let mut out = Vec::new();
+        let mut frame =
+            FrameWriter::begin(&mut out, &Header { kind: 90, response: false, request_id: 5, status: 0 });
+        frame.body().extend_from_slice(body);
+        frame.finish().unwrap();
+        stream.write_all(&out).unwrap();
+        let mut bytes = [0; 256];
+        let len = stream.read(&mut bytes).unwrap();
+        Frame::parse(&bytes[..len]).unwrap().unwrap().0.body.to_vec()
+    };
+    assert_eq!(send(&mut stream, HELLO), [0, 0x80, 0x20]);
+    // A get of `k` into offset, len: beyond the end, over the edge, around the end of all numbers.
+    let into: [&[u8]; 3] =
+        [&[0x80, 0x20, 1], &[0xff, 0x1f, 2], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2]];
+    let invalid = {
+        let mut zigzag = Vec::new();
+        let mut code = ((-600i32 << 1) ^ (-600i32 >> 31)) as u32;
+        while code >= 0x80 {
+            zigzag.push(code as u8 | 0x80);
+            code >>= 7;
+        }
+        zigzag.push(code as u8);
+        zigzag
+    };
+    for place in into {
+        let request = [&[2, 1, 1, b'k'], place].concat();
+        let answer = send(&mut stream, &request);
+        // Got, one, failed, InvalidParams.
+        assert_eq!(answer, [&[3, 1, 4][..], &invalid].concat());
+    }
+    assert_eq!(secret.to_vec().unwrap(), [7; 4096]);
+}
+
+#[test]
+fn limits_and_identities_are_refused_by_name() {
+    let store = Store::with(|config| {
+        config.clients_max = 2;
+        config.arenas_bytes_max = 3 * MIB;
+        config.client.identity.tenant = "default".into();
+    });
+    let red = |arena_bytes| LocalConfig { arena_bytes, ..store.config() };
+    let refused = |config| match LocalClient::connect(config) {
+        Err(LocalError::Refused(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(LocalConfig { tenant: "blue".into(), ..store.config() }), Refusal::Tenant);
+    eventually("it is gone", || store.server.stats().clients == 0);
+    let first = LocalClient::connect(red(2 * MIB)).unwrap();
+    assert_eq!(refused(red(2 * MIB)), Refusal::Memory { bytes_left: MIB });
+    eventually("it is gone", || store.server.stats().clients == 1);
+    let second = LocalClient::connect(red(MIB)).unwrap();
+    assert_eq!(refused(red(1)), Refusal::Clients { clients_max: 2 });
+    drop((first, second));
+    eventually("all is free again", || store.server.stats().arenas_bytes == 0);
+    LocalClient::connect(red(3 * MIB)).unwrap();
+    assert!(store.server.stats().refused_total >= 3);
+}
+
+#[test]
+fn a_client_that_does_not_say_hello_or_reads_nothing_is_in_nobodys_way() {
+    let store = Store::with(|config| {
+        config.workers = 1;
+        config.hello_ms_max = 50;
+    });
+    let mut client = store.client();
+    let mut silent = store.raw();
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it is hung up on");
+
+    // One that asks and asks, and never reads an answer.
+    let mut deaf = store.raw();
+    let mut out = Vec::new();
+    let ask = |out: &mut Vec<u8>, body: &[u8]| {
+        let mut frame =
+            FrameWriter::begin(out, &Header { kind: 90, response: false, request_id: 5, status: 0 });
+        frame.body().extend_from_slice(body);
+        frame.finish().unwrap();
+    };
+    ask(&mut out, HELLO);
+    deaf.write_all(&out).unwrap();
+    out.clear();
+    for _ in 0..1000 {
+        ask(&mut out, &[5, 0]);
+    }
+    deaf.set_nonblocking(true).unwrap();
+    // Until both sockets are full.
+    let mut full = 0;
+    while full < 50 {
+        match deaf.write(&out) {
+            Ok(_) => full = 0,
+            Err(_) => full += 1,
+        }
+        client.exists(b"k").unwrap();
+    }
+    for _ in 0..100 {
+        assert!(!client.exists(b"k").unwrap());
+    }
+    // When it reads after all, it is answered to the end.
+    deaf.set_nonblocking(false).unwrap();
+    deaf.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    let mut bytes = [0; 1 << 16];
+    assert!(deaf.read(&mut bytes).unwrap() > 0);
+    drop(deaf);
+    eventually("it is gone", || store.server.stats().clients == 1);
+}
+
+#[test]
+fn the_socket_is_ours_alone_and_goes_with_its_server() {
+    let store = Store::new();
+    let path = store.server.path().to_owned();
+    let meta = std::fs::symlink_metadata(&path).unwrap();
+    assert_eq!(meta.permissions().mode() & 0o777, 0o600);
+    assert_eq!(meta.uid(), te_engine::host::own_uid());
+    let config = || LocalServerConfig::new(&path, ClientConfig::new(store.master.rpc_addr().into()));
+    assert!(matches!(LocalServer::start(config()), Err(LocalStartError::InUse { .. })));
+    assert_eq!(store.client().get(b"nothing").unwrap(), None, "the first serves on");
+    // A file that is no socket is nobody's to remove.
+    let file = store.dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let taken = LocalServer::start(LocalServerConfig { path: file.clone(), ..config() });
+    assert!(matches!(taken, Err(LocalStartError::Bind { .. })), "{taken:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+    for config in [
+        LocalServerConfig { workers: 0, ..config() },
+        LocalServerConfig { clients_max: 0, ..config() },
+        LocalServerConfig { mode: 0o444, ..config() },
+        LocalServerConfig { mode: 0o4600, ..config() },
+        LocalServerConfig { arena_bytes_max: 0, ..config() },
+    ] {
+        assert!(matches!(LocalServer::start(config), Err(LocalStartError::Config { .. })));
+    }
+    let Store { server, .. } = store;
+    server.stop();
+    assert!(!path.exists());
+}
+
+#[test]
+fn without_a_master_a_client_is_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut client = ClientConfig::new("127.0.0.1:1".parse().unwrap());
+    client.rpc.reconnect_ms_max = 10;
+    let server = LocalServer::start(LocalServerConfig::new(dir.path().join("s"), client)).unwrap();
+    let refused = LocalClient::connect(LocalConfig::new(server.path()));
+    assert!(matches!(refused, Err(LocalError::Refused(Refusal::Store(ErrorCode::RpcFail)))), "{refused:?}");
+}

@@ -1,0 +1,212 @@
+//! Questions about many objects at once, and bulk removal. Each call looks at a bounded part and says where to go on, so that
+//! nobody waits long for somebody else's question.
+
+use te_core::Instant;
+
+use super::{LIST_SCAN_MAX, Master, listing};
+use crate::limbo::Reason;
+use crate::message::{FindQuery, Hosts, Listed, RemoveQuery, RemovedPage, Whereabouts};
+use crate::objects::State;
+use crate::pattern::Pattern;
+use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
+
+/// Objects that one call of [`Master::remove_many`] removes.
+const REMOVALS_PER_CALL_MAX: u32 = 4_096;
+/// Segments of a node that are looked at for its hosts.
+const NODE_SEGMENTS_MAX: usize = 32;
+
+impl Master {
+    /// Calls `each` for a page of a tenant's keys that a regular expression matches; gives the cursor of the next page, 0 at
+    /// the end. Pages as [`Self::list`] does.
+    ///
+    /// # Errors
+    /// `InvalidParams`: no regular expression, or one that is too large.
+    pub fn find<'a>(
+        &'a mut self,
+        now: Instant,
+        tenant: TenantNo,
+        query: &FindQuery<'_>,
+        mut each: impl FnMut(Listed<'a>) -> bool,
+    ) -> Result<u64, ErrorCode> {
+        self.prepare(query.pattern)?;
+        let this: &'a Self = self;
+        let Some(pattern) = &this.pattern else { return Err(ErrorCode::InternalError) };
+        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
+        let (start, end) = this.scan(query.cursor);
+        let (mut found, mut key_bytes) = (0, 0);
+        for index in start..end {
+            let entry = this.objects.entry(index);
+            if entry.state == State::Vacant || entry.tenant != tenant {
+                continue;
+            }
+            let key = entry.key.as_slice();
+            key_bytes += key.len();
+            if key_bytes > pattern.key_bytes_max() {
+                return Ok(u64::from(index) + 1);
+            }
+            if !pattern.matches(key) {
+                continue;
+            }
+            if found == limit || !each(listing(entry, now)) {
+                return Ok(u64::from(index) + 1);
+            }
+            found += 1;
+        }
+        Ok(this.next_page(end))
+    }
+
+    /// Removes a page of a tenant's objects, as [`Self::remove`] does. Objects that are put meanwhile may stay.
+    ///
+    /// # Errors
+    /// `InvalidParams`: no regular expression, or one that is too large.
+    pub fn remove_many(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        query: &RemoveQuery<'_>,
+    ) -> Result<RemovedPage, ErrorCode> {
+        if let Some(text) = query.pattern {
+            self.prepare(text)?;
+        }
+        let (start, end) = self.scan(query.cursor);
+        let mut page = RemovedPage::default();
+        let mut key_bytes = 0;
+        for index in start..end {
+            let entry = self.objects.entry(index);
+            if entry.state == State::Vacant || entry.tenant != tenant {
+                continue;
+            }
+            page.cursor = u64::from(index) + 1;
+            if page.removed == REMOVALS_PER_CALL_MAX {
+                return Ok(page);
+            }
+            if let Some(pattern) = self.pattern.as_ref().filter(|_| query.pattern.is_some()) {
+                let key = entry.key.as_slice();
+                key_bytes += key.len();
+                if key_bytes > pattern.key_bytes_max() {
+                    return Ok(page);
+                }
+                if !pattern.matches(key) {
+                    continue;
+                }
+            }
+            match self.remove_at(now, index, query.force) {
+                Ok(()) => page.removed += 1,
+                Err(ErrorCode::ReplicaIsNotReady) => page.unfinished += 1,
+                Err(_) => page.leased += 1,
+            }
+        }
+        page.cursor = self.next_page(end);
+        Ok(page)
+    }
+
+    /// The hosts of a node or a segment.
+    ///
+    /// # Errors
+    /// `ClientNotFound`, `SegmentNotFound`.
+    pub fn hosts(&self, of: Whereabouts) -> Result<Hosts<'_>, ErrorCode> {
+        let numbers = match &of {
+            Whereabouts::Segment(no) => core::slice::from_ref(no),
+            Whereabouts::Node(node) => &self.nodes.get(*node).ok_or(ErrorCode::ClientNotFound)?.segments,
+        };
+        let mut hosts = Hosts::new();
+        for no in numbers.iter().take(NODE_SEGMENTS_MAX) {
+            let host = host_of(&self.segments.get(*no).ok_or(ErrorCode::SegmentNotFound)?.endpoint);
+            if !hosts.contains(&host) {
+                // What is more than fits is left out.
+                let _ = hosts.push(host);
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Drops an object's replicas on a segment, or all of them. An object that has none left is gone.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is written, `ReplicaNotFound`: none is there.
+    pub fn clear_replica<'k>(
+        &mut self,
+        now: Instant,
+        key: impl Into<FullKey<'k>>,
+        segment: Option<SegmentNo>,
+    ) -> Result<(), ErrorCode> {
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        let entry = self.objects.entry(index);
+        let Some(no) = segment else { return self.remove_at(now, index, false) };
+        let Some(placed) = entry.replicas.as_slice().iter().find(|placed| placed.segment == no).copied()
+        else {
+            return Err(ErrorCode::ReplicaNotFound);
+        };
+        if entry.replicas.as_slice().len() == 1 {
+            return self.remove_at(now, index, false);
+        }
+        self.check_removable(now, index)?;
+        self.objects.drop_segment(index, no);
+        self.segments.free(&placed);
+        Ok(())
+    }
+
+    /// Whether nobody reads or writes it.
+    fn check_removable(&self, now: Instant, index: u32) -> Result<(), ErrorCode> {
+        let entry = self.objects.entry(index);
+        match entry.is_complete() {
+            false => Err(ErrorCode::ReplicaIsNotReady),
+            true if entry.is_leased(now) => Err(ErrorCode::ObjectHasLease),
+            true => Ok(()),
+        }
+    }
+
+    /// Forgets an object; see [`Self::remove`].
+    pub(super) fn remove_at(&mut self, now: Instant, index: u32, force: bool) -> Result<(), ErrorCode> {
+        if !force {
+            self.check_removable(now, index)?;
+        }
+        let entry = self.objects.entry(index);
+        let hold = if !entry.is_complete() {
+            Some((now + super::millis(self.config.put_start_release_timeout_ms), Reason::Zombie))
+        } else {
+            entry.is_leased(now).then_some((entry.time, Reason::Leased))
+        };
+        self.drop_object(index, hold);
+        self.stats.removes_total += 1;
+        Ok(())
+    }
+
+    /// The slots that a call with this cursor looks at. A cursor is the next slot plus one, because 0 means the beginning,
+    /// and the end.
+    fn scan(&self, cursor: u64) -> (u32, u32) {
+        let start = u32::try_from(cursor.saturating_sub(1)).unwrap_or(u32::MAX);
+        (start, self.objects.slots().min(start.saturating_add(LIST_SCAN_MAX)))
+    }
+
+    fn next_page(&self, end: u32) -> u64 {
+        if end < self.objects.slots() { u64::from(end) + 1 } else { 0 }
+    }
+
+    /// Compiles a pattern, unless it is the one of the page before.
+    fn prepare(&mut self, text: &str) -> Result<(), ErrorCode> {
+        if self.pattern.as_ref().is_none_or(|pattern| pattern.text() != text) {
+            self.pattern = None;
+            self.pattern = Some(Pattern::new(text)?);
+        }
+        Ok(())
+    }
+}
+
+/// What stands before the port; an address in brackets without them.
+fn host_of(endpoint: &str) -> &str {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_what_stands_before_the_port() {
+        let hosts = ["n1:9000", "10.0.0.1:1", "[fe80::1%eth0]:9000", "bare"].map(host_of);
+        assert_eq!(hosts, ["n1", "10.0.0.1", "fe80::1%eth0", "bare"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Shares: what each tenant uses, what it may, and which of its objects may go.
+//!
+//! Every tenant has an eviction policy of its own, over the nodes that all have in common, so that what one tenant does never
+//! moves an object of another in its order. Which tenant gives when room is needed for all is decided by the figures in
+//! [`Usage`], a cache line each: with one tenant there is nothing to decide, with a thousand it takes as long as reading 64 KiB.
+
+use te_core::Instant;
+
+use super::{Entry, Objects};
+use crate::allocator::GRAIN_BYTES;
+use crate::blocks::stored_len;
+use crate::eviction::{Eviction as _, EvictionPolicy, List, Policy};
+use crate::{TenantConfig, TenantNo};
+
+/// Which of a tenant's objects may go.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) policy: Policy,
+    /// Softly pinned objects, the oldest revival first.
+    pub(super) soft: List,
+}
+
+/// What a tenant uses and what it may.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    /// Bytes of its objects, as [`charge`] counts them.
+    pub(crate) bytes: u64,
+    pub(crate) guaranteed_bytes: u64,
+    /// It had nothing that could be evicted, and is not asked again before this.
+    starved_until: Instant,
+    pub(crate) quota_bytes: u64,
+    /// Bytes of objects that are pinned for good, each counted once.
+    pub(crate) hard_bytes: u64,
+    pub(crate) evictions_total: u64,
+    pub(crate) refusals_total: u64,
+    pub(crate) objects: u32,
+    pub(crate) quota_objects: u32,
+}
+
+const _: () = assert!(size_of::<Usage>() <= 64);
+
+impl Usage {
+    const UNLIMITED: Self = Self {
+        bytes: 0,
+        guaranteed_bytes: 0,
+        starved_until: Instant::ZERO,
+        quota_bytes: u64::MAX,
+        hard_bytes: 0,
+        evictions_total: 0,
+        refusals_total: 0,
+        objects: 0,
+        quota_objects: u32::MAX,
+    };
+
+    /// Whether it may have another object of so many bytes, besides `held` bytes that are its, but no object's.
+    pub(crate) fn has_room(&self, bytes: u64, held: u64) -> bool {
+        self.objects < self.quota_objects && self.has_bytes(bytes, held)
+    }
+
+    /// Whether its objects may take so many bytes more.
+    pub(crate) fn has_bytes(&self, bytes: u64, held: u64) -> bool {
+        self.bytes.saturating_add(held).saturating_add(bytes) <= self.quota_bytes
+    }
+
+    /// Whether it gives when room is needed for all.
+    pub(super) fn gives(&self) -> bool {
+        self.over() > 0
+    }
+
+    /// Bytes above what is guaranteed to it.
+    fn over(&self) -> u64 {
+        self.bytes.saturating_sub(self.guaranteed_bytes)
+    }
+}
+
+/// What an object costs its tenant: what it takes up, in whole grains, for each copy.
+pub(crate) fn charge(len: u64, replicas: usize) -> u64 {
+    len.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(len).saturating_mul(replicas as u64)
+}
+
+impl Entry {
+    pub(super) fn charge(&self) -> u64 {
+        charge(stored_len(self.len), self.replicas.as_slice().len())
+    }
+}
+
+impl Objects {
+    /// Makes room for tenants up to this one.
+    pub(crate) fn add_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
+        while self.orders.len() <= usize::from(tenant) {
+            self.orders.push(Order { policy: policy.build(), soft: List::EMPTY });
+            self.usage.push(Usage::UNLIMITED);
+        }
+    }
+
+    /// A tenant without objects is gone, and its number free.
+    pub(crate) fn clear_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
+        self.orders[usize::from(tenant)] = Order { policy: policy.build(), soft: List::EMPTY };
+        self.usage[usize::from(tenant)] = Usage::UNLIMITED;
+    }
+
+    pub(crate) fn limit(&mut self, tenant: TenantNo, config: &TenantConfig) {
+        let usage = &mut self.usage[usize::from(tenant)];
+        usage.quota_bytes = config.quota_bytes.unwrap_or(u64::MAX);
+        usage.quota_objects = config.quota_objects.unwrap_or(u32::MAX);
+        usage.guaranteed_bytes = config.guaranteed_bytes;
+    }
+
+    pub(crate) fn usage(&self, tenant: TenantNo) -> &Usage {
+        &self.usage[usize::from(tenant)]
+    }
+
+    pub(crate) fn usage_mut(&mut self, tenant: TenantNo) -> &mut Usage {
+        &mut self.usage[usize::from(tenant)]
+    }
+
+    /// All of them.
+    pub(crate) fn usages(&self) -> &[Usage] {
+        &self.usage
+    }
+
+    /// Candidates and softly pinned objects of a tenant.
+    pub(crate) fn may_go(&self, tenant: TenantNo) -> (u32, u32) {
+        let order = &self.orders[usize::from(tenant)];
+        (order.policy.len(), order.soft.len())
+    }
+
+    /// Who gives when room is needed for all: the tenant that is furthest above what is guaranteed to it and, as far as is
+    /// known, has something to give. Nobody who is within it.
+    pub(crate) fn furthest_over(&self, now: Instant) -> Option<TenantNo> {
+        let asked = |(no, usage): (usize, &Usage)| (usage.starved_until <= now).then_some((usage.over(), no));
+        let (over, no) =
+            self.usage.iter().enumerate().filter_map(asked).max_by_key(|(over, no)| (*over, !*no))?;
+        (over > 0).then_some(no as TenantNo)
+    }
+
+    /// It has nothing to give for a while.
+    pub(crate) fn starve(&mut self, tenant: TenantNo, until: Instant) {
+        self.usage[usize::from(tenant)].starved_until = until;
+    }
+
+    /// There are no tenants but the default one.
+    pub(crate) fn is_single(&self) -> bool {
+        self.usage.len() == 1
+    }
+
+    pub(super) fn order(&mut self, index: u32) -> (&mut Order, &mut crate::eviction::Nodes) {
+        let tenant = self.entries[index].tenant;
+        (&mut self.orders[usize::from(tenant)], &mut self.nodes)
+    }
+
+    /// It has something to give again.
+    pub(super) fn fed(&mut self, index: u32) {
+        self.usage[usize::from(self.entries[index].tenant)].starved_until = Instant::ZERO;
+    }
+}

@@ -1,0 +1,163 @@
+//! etcd, by the JSON gateway of its v3 API: `POST /v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, bytes in base64, 64-bit numbers
+//! in strings. A key belongs to a lease, which its owner keeps alive; versions are `mod_revision`.
+//!
+//! <https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>
+
+use std::collections::HashMap;
+use std::format;
+use std::string::{String, ToString};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::vec::Vec;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use ureq::Agent;
+
+use super::directory::{Backend, Fault, Stored};
+use super::http;
+
+/// Longest answer: an entry in base64, and what is round it.
+const ANSWER_BYTES_MAX: usize = 16 << 10;
+
+pub(super) struct Etcd {
+    servers: Vec<String>,
+    /// The one that answered last.
+    current: AtomicUsize,
+    agent: Agent,
+    /// Leases of the keys that we have put.
+    leases: Mutex<HashMap<String, String>>,
+}
+
+impl Etcd {
+    pub(super) fn new(servers: &[String], timeout: Duration) -> Self {
+        let (current, leases) = (AtomicUsize::new(0), Mutex::default());
+        Self { servers: servers.into(), current, agent: http::agent(timeout), leases }
+    }
+
+    /// Asks one server after the other until one answers.
+    fn ask(&self, path: &str, body: &Value) -> Result<Value, Fault> {
+        let first = self.current.load(Ordering::Relaxed);
+        let mut last = Fault::Unreachable("no server".into());
+        for i in 0..self.servers.len() {
+            let index = (first + i) % self.servers.len();
+            let server = &self.servers[index];
+            match self.ask_one(server, path, body) {
+                Err(Fault::Unreachable(reason)) if self.servers.len() > 1 => {
+                    last = Fault::Unreachable(format!("{server}: {reason}"));
+                }
+                Err(Fault::Unreachable(reason)) => last = Fault::Unreachable(reason),
+                answer => {
+                    self.current.store(index, Ordering::Relaxed);
+                    return answer;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    fn ask_one(&self, server: &str, path: &str, body: &Value) -> Result<Value, Fault> {
+        let post = self.agent.post(format!("http://{server}/v3/{path}"));
+        let post = post.header("content-type", "application/json");
+        let mut response = post.send(body.to_string()).map_err(http::fault)?;
+        match response.status().as_u16() {
+            200 => {}
+            // Without a leader, or stopping: another one may do.
+            500 | 502..=504 => {
+                let Fault::Refused(reason) = http::refusal(response) else {
+                    return Err(Fault::Unreachable("no leader".into()));
+                };
+                return Err(Fault::Unreachable(reason));
+            }
+            _ => return Err(http::refusal(response)),
+        }
+        let bytes = http::body(&mut response, ANSWER_BYTES_MAX)?;
+        let bytes = bytes.ok_or(Fault::Garbage("more than an entry may have"))?;
+        serde_json::from_slice(&bytes).map_err(|_| strange())
+    }
+
+    /// A new lease for as long as `ttl`, in whole seconds.
+    fn grant(&self, ttl: Duration) -> Result<String, Fault> {
+        let seconds = ttl.as_millis().div_ceil(1000).to_string();
+        let answer = self.ask("lease/grant", &json!({ "TTL": seconds }))?;
+        answer["ID"].as_str().map(Into::into).ok_or_else(strange)
+    }
+
+    fn revoke(&self, lease: &str) {
+        // It ends by itself, too.
+        if let Err(fault) = self.ask("lease/revoke", &json!({ "ID": lease })) {
+            log::debug!("etcd: a lease is not revoked: {fault:?}");
+        }
+    }
+
+    /// Does `then` if the key is at `revision`.
+    fn compare(&self, key: &str, revision: &str, then: Value) -> Result<bool, Fault> {
+        let compare = json!({
+            "key": STANDARD.encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision,
+        });
+        let answer = self.ask("kv/txn", &json!({ "compare": [compare], "success": [then] }))?;
+        Ok(answer["succeeded"].as_bool().unwrap_or(false))
+    }
+
+    fn leases(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Backend for Etcd {
+    fn server(&self) -> String {
+        format!("etcd at {}", self.servers.join(","))
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Stored>, Fault> {
+        let answer = self.ask("kv/range", &json!({ "key": STANDARD.encode(key) }))?;
+        let Some(found) = answer["kvs"].get(0) else { return Ok(None) };
+        // An empty value is left out.
+        let value = STANDARD.decode(found["value"].as_str().unwrap_or_default()).map_err(|_| strange())?;
+        let tag = found["mod_revision"].as_str().ok_or_else(strange)?.into();
+        Ok(Some(Stored { value, tag }))
+    }
+
+    fn swap(&self, key: &str, old: Option<&Stored>, value: &[u8], ttl: Duration) -> Result<bool, Fault> {
+        let lease = self.grant(ttl)?;
+        let put = json!({ "key": STANDARD.encode(key), "value": STANDARD.encode(value), "lease": lease });
+        let revision = old.map_or("0", |old| &old.tag);
+        let put = self.compare(key, revision, json!({ "request_put": put }));
+        let unused = match put {
+            Ok(true) => self.leases().insert(key.into(), lease),
+            _ => Some(lease),
+        };
+        if let (Some(lease), Ok(_)) = (unused, &put) {
+            self.revoke(&lease);
+        }
+        put
+    }
+
+    fn remove(&self, key: &str, old: &Stored) -> Result<bool, Fault> {
+        let delete = json!({ "request_delete_range": { "key": STANDARD.encode(key) } });
+        let removed = self.compare(key, &old.tag, delete)?;
+        let lease = self.leases().remove(key);
+        if let Some(lease) = lease {
+            self.revoke(&lease);
+        }
+        Ok(removed)
+    }
+
+    /// By its lease: a write would add a revision each time.
+    fn renew(&self, key: &str, value: &[u8], _: Duration) -> Result<bool, Fault> {
+        let Some(lease) = self.leases().get(key).cloned() else { return Ok(false) };
+        if self.get(key)?.is_none_or(|stored| stored.value != value) {
+            return Ok(false);
+        }
+        let answer = self.ask("lease/keepalive", &json!({ "ID": lease }))?;
+        // A lease that is over has no time to live.
+        let ttl = answer["result"]["TTL"].as_str().and_then(|ttl| ttl.parse::<i64>().ok());
+        Ok(ttl.is_some_and(|ttl| ttl > 0))
+    }
+}
+
+fn strange() -> Fault {
+    Fault::Refused("its answer is not etcd's".into())
+}

@@ -1,0 +1,132 @@
+//! [`Keeper`]: the thread that keeps an engine's name registered.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{Directory, Entry, MetadataError};
+
+/// First pause after a failure; each further one is twice as long, up to a third of the time to live.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// How an engine's name stands in the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Registration {
+    /// The engine has no name, or there is no directory.
+    None,
+    /// The first attempt runs.
+    Pending,
+    /// Peers find it.
+    Registered,
+    /// The last attempt failed; it goes on trying. Peers find it until its time to live is over.
+    Failed(MetadataError),
+}
+
+/// Registers an entry, renews it, and takes it away when dropped. Never waits for anybody but in `drop`, for a request.
+pub(crate) struct Keeper {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    state: KeeperState,
+}
+
+/// What others see of it.
+#[derive(Clone)]
+pub(crate) struct KeeperState(Arc<(Mutex<Registration>, Condvar)>);
+
+impl Keeper {
+    pub(crate) fn start(directory: Arc<Directory>, entry: Entry, ttl: Duration) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let state = KeeperState::new(Registration::Pending);
+        let told = state.clone();
+        let thread = std::thread::Builder::new()
+            .name("te-metadata".into())
+            .spawn(move || keep(&directory, &entry, ttl, &told, &stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), state })
+    }
+
+    pub(crate) fn state(&self) -> KeeperState {
+        self.state.clone()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Hanging up is the sign.
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that keeps the segment's name registered panicked");
+        }
+    }
+}
+
+impl KeeperState {
+    pub(crate) fn new(registration: Registration) -> Self {
+        Self(Arc::new((Mutex::new(registration), Condvar::new())))
+    }
+
+    pub(crate) fn registration(&self) -> Registration {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits while it is pending, at most `timeout`.
+    pub(crate) fn wait(&self, timeout: Duration) -> Registration {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut now = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while *now == Registration::Pending {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                break;
+            }
+            let left = left.unwrap_or(Duration::from_secs(1));
+            now = self.0.1.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        now.clone()
+    }
+
+    fn set(&self, registration: Registration) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = registration;
+        self.0.1.notify_all();
+    }
+}
+
+fn keep(directory: &Directory, entry: &Entry, ttl: Duration, state: &KeeperState, stopped: &Receiver<()>) {
+    let mut pause = PAUSE_MIN;
+    let mut held = false;
+    loop {
+        let done = if held { directory.renew(entry, ttl) } else { directory.publish(entry, ttl) };
+        let before = state.registration();
+        let wait = match done {
+            Ok(()) => {
+                if before != Registration::Registered {
+                    log::info!("segment {:?} is registered: {}", entry.name, directory.server());
+                    state.set(Registration::Registered);
+                }
+                (held, pause) = (true, PAUSE_MIN);
+                ttl / 3
+            }
+            Err(error) => {
+                // Once for each kind of trouble.
+                if before != Registration::Failed(error.clone()) {
+                    log::warn!("segment {:?} is not registered: {error}", entry.name);
+                    state.set(Registration::Failed(error));
+                }
+                let wait = pause;
+                pause = (pause * 2).min(ttl / 3).max(PAUSE_MIN);
+                wait
+            }
+        };
+        if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+            break;
+        }
+    }
+    // With a server that does not answer, the time to live has to do.
+    if state.registration() == Registration::Registered
+        && let Err(error) = directory.withdraw(entry)
+    {
+        log::warn!("segment {:?} stays registered until its time is over: {error}", entry.name);
+    }
+}
