@@ -41,6 +41,7 @@ mod config;
 pub mod content;
 mod exit;
 pub mod histogram;
+mod http;
 mod output;
 mod process;
 mod progress;

@@ -87,6 +87,49 @@ fn bytes_from_stdin_come_back_and_a_taken_key_is_kept_unless_replaced() {
 }
 
 #[test]
+fn objects_go_where_they_are_wished_and_the_segments_show_it() {
+    let mut args = vec!["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"];
+    args.extend(["--allocator", "slab", "--allocation-strategy", "random", "--slow-start-ms", "0"]);
+    let master = Daemon::start(&args);
+    let address = master.text("rpc");
+    let node =
+        |name| Daemon::start(&["node", "--master", &address, "--memory", "16MiB", "--name", name, "--json"]);
+    let _nodes = [node("n1"), node("n2"), node("n3")];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("in.bin");
+    std::fs::write(&file, vec![7; 100_000]).unwrap();
+    let run = |args: &[&str]| snowskin(args).env("SNOWSKIN_MASTER", &address).output().unwrap();
+    let put = |key: &str, more: &[&str]| run(&[&["put", key, file.to_str().unwrap()], more].concat());
+    let segments = |key: &str| -> Vec<String> {
+        let object = json(&run(&["stat", key, "--json"]));
+        let name = |replica: &serde_json::Value| replica["segment"].as_str().unwrap().to_owned();
+        object["replicas"].as_array().unwrap().iter().map(name).collect()
+    };
+    let wish = ["--prefer-segment", "n3", "--prefer-segment", "n1", "--replicas", "2"];
+    assert_exit(&put("in-order", &wish), 0);
+    assert_eq!(segments("in-order"), ["n3", "n1"]);
+    assert_exit(
+        &put("without", &["--exclude-segment", "n1", "--exclude-segment", "n3", "--replicas", "3"]),
+        0,
+    );
+    assert_eq!(segments("without"), ["n2"]);
+    assert_exit(&put("near", &["--same-node", "n2", "--replicas", "2", "--distinct-nodes"]), 0);
+    assert_eq!((segments("near").len(), segments("near")[0].as_str()), (2, "n2"));
+    let unknown = put("nowhere", &["--prefer-segment", "n9"]);
+    assert_exit(&unknown, 1);
+    assert!(stderr(&unknown).contains("n9: no such segment"), "{}", stderr(&unknown));
+    let nine = ["--exclude-segment", "n1"].repeat(9);
+    assert_exit(&put("too-many", &nine), 2);
+    let cluster = json(&run(&["stat", "--json"]));
+    for segment in cluster["segment_list"].as_array().unwrap() {
+        let (free, used) = (&segment["free_bytes_largest"], segment["utilisation"].as_f64().unwrap());
+        assert!(free.as_u64().unwrap() < 16 << 20 && used > 0.005 && used < 0.05, "{segment}");
+    }
+    assert!(stdout(&run(&["stat"])).contains("largest free"));
+    assert_exit(&run(&["master", "--allocator", "buddy"]), 2);
+}
+
+#[test]
 fn pins_groups_and_times_to_live_are_put_and_explained() {
     let store = Store::start();
     let dir = tempfile::tempdir().unwrap();

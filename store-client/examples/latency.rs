@@ -5,12 +5,17 @@
 //! ```
 
 use std::env;
+use std::future::Future;
 use std::io::{BufRead, BufReader, Read};
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use store_client::{
-    Address, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig, RpcConnection,
+    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig,
+    RpcConnection,
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutAsk,
@@ -200,6 +205,7 @@ fn measure_store() -> Result<()> {
             measure_values(&mut client, name, value_bytes)?;
         }
         println!("{:?}", client.counters());
+        measure_tasks(client)?;
     }
     Ok(())
 }
@@ -246,6 +252,9 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
         Some(len) if len == value_bytes as u64 => Ok(()),
         _ => Err("missed".into()),
     })?;
+    if value_bytes > 1 << 16 {
+        measure_parts(client, &keys, value_bytes)?;
+    }
     const BATCH: usize = 16;
     let many = client.alloc(BATCH * value_bytes)?;
     let batches: Vec<Vec<u8>> = (0..keys.len() / BATCH).map(|i| i.to_le_bytes().to_vec()).collect();
@@ -270,6 +279,68 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     }
     client.unregister(region.id())?;
     Ok(())
+}
+
+/// Parts of objects, each verified by its own blocks.
+fn measure_parts(client: &mut Client, keys: &[Vec<u8>], value_bytes: usize) -> Result<()> {
+    let into = client.alloc(value_bytes)?;
+    let edge = value_bytes as u64 / 2 + 100;
+    for (what, offset, len) in [("4K part", edge, 4096), ("256K part", edge & !0xffff, 256 << 10)] {
+        sample(what, keys, len as usize, |key| {
+            match client.get_range_into(key, offset, BufferRange::part(&into, 0, len))? {
+                Some(read) if read == len => Ok(()),
+                _ => Err("missed".into()),
+            }
+        })?;
+    }
+    Ok(client.unregister(into.id())?)
+}
+
+/// Many tasks, one client: what waits goes together.
+fn measure_tasks(client: Client) -> Result<()> {
+    const TASKS: usize = 64;
+    let client = AsyncClient::start(client)?;
+    let value = vec![7; 4096];
+    let rounds: Vec<Vec<u8>> = (0..200_u32).map(|round| round.to_le_bytes().to_vec()).collect();
+    let key = |round: &[u8], task: usize| [round, &task.to_le_bytes()].concat();
+    sample("64 puts", &rounds, TASKS * value.len(), |round| {
+        let puts: Vec<_> = (0..TASKS)
+            .map(|task| client.put(key(round, task), value.clone(), &PutOptions::default()))
+            .collect();
+        block_on_all(puts).into_iter().try_for_each(|stored| Ok(stored.map(|_| ())?))
+    })?;
+    sample("64 gets", &rounds, TASKS * value.len(), |round| {
+        let gets: Vec<_> = (0..TASKS).map(|task| client.get(key(round, task))).collect();
+        block_on_all(gets).into_iter().try_for_each(|found| found?.map(|_| ()).ok_or_else(|| "missed".into()))
+    })?;
+    client.stop();
+    Ok(())
+}
+
+/// The least of an executor: polls all of them whenever it is woken.
+fn block_on_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    while outputs.iter().any(Option::is_none) {
+        let mut ready = false;
+        for (future, output) in futures.iter_mut().zip(&mut outputs).filter(|(_, output)| output.is_none()) {
+            if let Poll::Ready(value) = Pin::new(future).poll(&mut context) {
+                *output = Some(value);
+                ready = true;
+            }
+        }
+        if !ready {
+            std::thread::park();
+        }
+    }
+    outputs.into_iter().flatten().collect()
 }
 
 fn sample(

@@ -22,7 +22,6 @@ pub struct ClientConfig {
     /// Times of the connection to it.
     pub rpc: RpcConfig,
     /// Which tenant this is, and what proves it. Default the default tenant.
-    #[serde(skip)]
     pub identity: Identity,
     /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
     pub engine: te_engine::Config,
@@ -37,6 +36,8 @@ pub struct ClientConfig {
     pub unreachable_ms: u32,
     /// Tries of a call that may be repeated. Default 3.
     pub rpc_tries_max: u8,
+    /// Gets and puts that take longer are logged, with their number, milliseconds; 0: none. Default 1,000.
+    pub slow_operation_ms: u32,
 }
 
 /// What a [`Node`](crate::Node) can be told.
@@ -51,7 +52,6 @@ pub struct NodeConfig {
     /// Times of the connection to it.
     pub rpc: RpcConfig,
     /// What proves that it may contribute memory. Default nobody's, with no secret.
-    #[serde(skip)]
     pub identity: Identity,
     /// Memory to contribute, bytes.
     pub capacity_bytes: u64,
@@ -93,6 +93,7 @@ impl ClientConfig {
             value_bytes_max: 1 << 30,
             unreachable_ms: 500,
             rpc_tries_max: 3,
+            slow_operation_ms: 1_000,
         }
     }
 

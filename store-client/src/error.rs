@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use store_core::wire::VERSION;
-use store_core::{ErrorCode, WireError};
+use store_core::{ErrorCode, Trace, WireError};
 use te_engine::{RegisterError, StartError};
 
 /// Why the master gave no (good) answer.
@@ -35,6 +35,8 @@ pub enum RpcError {
     TimedOut {
         /// How long it was waited for.
         call_ms_max: u32,
+        /// The operation, as the master's log names it.
+        trace: Trace,
     },
     /// The master speaks another version.
     Version {
@@ -132,10 +134,11 @@ impl fmt::Display for RpcError {
             }
             Self::Lost { source } => write!(f, "the connection to the master broke: {source}: try again"),
             Self::Disconnected => f.write_str("not connected to the master: try again"),
-            Self::TimedOut { call_ms_max } => {
+            Self::TimedOut { call_ms_max, trace } => {
                 write!(
                     f,
-                    "the master did not answer within {call_ms_max} ms: check its load, or raise `call_ms_max`"
+                    "the master did not answer operation {trace} within {call_ms_max} ms: check its load, or raise \
+                     `call_ms_max`"
                 )
             }
             Self::Version { theirs } => {

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use store_core::message::Export;
 use te_engine::{
     Access, BatchHandle, Config, Engine, MemSpan, Metadata, PeerToPeer, RegionId, RegisterError,
-    RequestStatus, SegmentError, SegmentHandle, SharedRegion, StartError, Stats, Status, TransferError,
+    RequestStatus, SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
     TransferRequest,
 };
 
 /// One engine with one owner.
 pub(crate) struct Fabric {
     engine: Engine,
-    spin: Duration,
+    spin: Spin,
     descriptors: PeerToPeer,
     #[cfg(test)]
     stuck: Stuck,
@@ -45,7 +45,7 @@ impl Fabric {
 
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
-        let spin = Duration::from_micros(config.spin_us.into());
+        let spin = Spin::new(Duration::from_micros(config.spin_us.into()));
         let descriptors = PeerToPeer {
             timeout: Duration::from_millis(config.control.timeout_ms.into()),
             frame_bytes_max: config.control.frame_bytes_max,
@@ -126,20 +126,17 @@ impl Fabric {
 
     /// Polls until something has moved, at most until `deadline`; spins first, then sleeps.
     pub(crate) fn wait(&mut self, deadline: Instant) {
-        let started = Instant::now();
         loop {
             if self.engine.poll() > 0 {
-                return;
+                return self.spin.reset();
             }
             let now = Instant::now();
             if now >= deadline {
-                return;
+                return self.spin.reset();
             }
-            if now - started >= self.spin {
-                self.engine.park(Some((deadline - now).min(PARK_MAX)));
-                return;
+            if !self.spin.again() {
+                return self.engine.park(Some((deadline - now).min(PARK_MAX)));
             }
-            std::thread::yield_now();
         }
     }
 

@@ -51,6 +51,7 @@ mod config;
 mod error;
 mod fabric;
 mod memory;
+mod metrics;
 mod mover;
 mod node;
 mod quarantine;
@@ -70,5 +71,5 @@ pub use store_core::message::{
     DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,
     TaskReport, TaskState,
 };
-pub use store_core::{ErrorCode, SegmentNo, Stats};
+pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
 pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};

@@ -30,6 +30,9 @@ use tasks::{Mounted, Worker};
 pub struct Node {
     config: NodeConfig,
     endpoint: String,
+    capacity_bytes: u64,
+    engine: TransferEngine,
+    started: Instant,
     shared: Arc<Shared>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -40,6 +43,8 @@ pub struct Node {
 pub struct NodeStatusReport {
     /// The number under which its memory is mounted now; none: it is not.
     pub segment: Option<SegmentNo>,
+    /// Whether the master has answered lately: within the time after which it gives a silent node up.
+    pub heard: bool,
     /// Times it was mounted.
     pub mounts: u64,
     /// Heartbeats that were answered.
@@ -61,6 +66,8 @@ struct Shared {
     failures: AtomicU64,
     copies: AtomicU64,
     copy_failures: AtomicU64,
+    /// When the master answered last, and how long that counts.
+    heard: Mutex<Option<(Instant, Duration)>>,
     region: Mutex<Option<SharedRegion>>,
 }
 
@@ -90,6 +97,8 @@ impl Node {
         let shared = Arc::new(Shared::default());
         let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
         let asker = config.clone();
+        let capacity_bytes = config.capacity_bytes;
+        let handle = engine.clone();
         let mut keeper = Keeper {
             ttl: Duration::from_millis(rpc.welcome().node_ttl_ms.into()),
             config,
@@ -107,7 +116,17 @@ impl Node {
             .name("snowskin-node".into())
             .spawn(move || keeper.run(&stopped))
             .map_err(ConnectError::System)?;
-        Ok(Self { config: asker, endpoint, shared, stop: Some(stop), thread: Some(thread) })
+        let started = Instant::now();
+        Ok(Self {
+            config: asker,
+            endpoint,
+            capacity_bytes,
+            engine: handle,
+            started,
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Where clients' engines find its memory.
@@ -122,12 +141,21 @@ impl Node {
         let segment = self.shared.segment.load(Ordering::Relaxed);
         NodeStatusReport {
             segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
+            heard: self.shared.has_heard(),
             mounts: self.shared.mounts.load(Ordering::Relaxed),
             heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),
             failures: self.shared.failures.load(Ordering::Relaxed),
             copies: self.shared.copies.load(Ordering::Relaxed),
             copy_failures: self.shared.copy_failures.load(Ordering::Relaxed),
         }
+    }
+
+    /// What it has seen, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with `snowskin_node_` and
+    /// `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let engine = self.engine.stats();
+        crate::metrics::of_node(&self.status(), self.capacity_bytes, self.started.elapsed(), &engine)
     }
 
     /// The memory that is mounted now: for tests that corrupt it, and for the curious.
@@ -197,6 +225,17 @@ impl Drop for Node {
     }
 }
 
+impl Shared {
+    fn hears(&self, ttl: Duration) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), ttl));
+    }
+
+    fn has_heard(&self) -> bool {
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.is_some_and(|(at, ttl)| at.elapsed() < ttl)
+    }
+}
+
 impl Keeper {
     fn run(mut self, stopped: &Receiver<()>) {
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
@@ -225,9 +264,12 @@ impl Keeper {
             return self.mount();
         }
         let beat = Heartbeat { node: self.node, incarnation: self.incarnation };
+        let trace = self.rpc.begin_trace();
+        log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
         let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
         match status {
             Ok(status @ (NodeStatus::Ok | NodeStatus::Work)) => {
+                self.shared.hears(self.ttl);
                 self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
                 if status == NodeStatus::Work {
                     self.wake_worker();
@@ -277,6 +319,7 @@ impl Keeper {
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
                 self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
                 self.shared.mounts.fetch_add(1, Ordering::Relaxed);
+                self.shared.hears(self.ttl);
                 log::info!("node {}: {} bytes mounted as segment {}", self.config.name, len, mounted.segment);
                 Ok(())
             }

@@ -12,6 +12,8 @@
 mod address;
 mod stream;
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +21,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, WireError};
+use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, Trace, WireError};
+use te_engine::Spin;
 
 pub use address::Address;
 
@@ -53,7 +56,8 @@ impl Default for RpcConfig {
 }
 
 /// Who connects, to a master that has tenants. The default is the default tenant, without a secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Identity {
     /// Whose objects the connection is about, 1 to 64 bytes; empty: nobody's, which is enough for a node.
     pub tenant: String,
@@ -83,6 +87,7 @@ pub struct RpcConnection {
     id: u64,
     connects_total: u64,
     backoff: Duration,
+    spin: Spin,
 }
 
 /// What has arrived and is not yet consumed.
@@ -124,9 +129,10 @@ impl RpcConnection {
             input: Input::default(),
             out: Vec::new(),
             written: 0,
-            id: 0,
+            id: Trace::random(RandomState::new().build_hasher().finish()).base(),
             connects_total: 0,
             backoff: BACKOFF_MIN,
+            spin: Spin::new(Duration::from_micros(config.spin_us.into())),
         };
         this.dial()?;
         Ok(this)
@@ -149,6 +155,18 @@ impl RpcConnection {
     #[must_use]
     pub fn connects_total(&self) -> u64 {
         self.connects_total
+    }
+
+    /// Begins an operation: requests carry its number from here on, and the master's logs show it.
+    pub fn begin_trace(&mut self) -> Trace {
+        self.id = self.trace().next().base();
+        self.trace()
+    }
+
+    /// The number of the operation that requests belong to now.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        Trace::of(self.id)
     }
 
     /// Asks and waits for the answer; reconnects, and asks again (see the module).
@@ -206,7 +224,7 @@ impl RpcConnection {
 
     /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves.
     pub fn queue_raw(&mut self) -> (u64, &mut Vec<u8>) {
-        self.id += 1;
+        self.id = self.id.wrapping_add(1).max(1);
         (self.id, &mut self.out)
     }
 
@@ -234,7 +252,7 @@ impl RpcConnection {
                         Err(error) => return Err(lost(error)),
                     }
                     if Instant::now() >= deadline {
-                        return Err(RpcError::TimedOut { call_ms_max: self.config.call_ms_max });
+                        return Err(self.timed_out());
                     }
                 }
                 Err(error) => return Err(lost(error)),
@@ -373,6 +391,10 @@ impl RpcConnection {
         }
     }
 
+    fn timed_out(&self) -> RpcError {
+        RpcError::TimedOut { call_ms_max: self.config.call_ms_max, trace: self.trace() }
+    }
+
     fn call_deadline(&self) -> Instant {
         Instant::now() + Duration::from_millis(self.config.call_ms_max.into())
     }
@@ -402,19 +424,19 @@ impl RpcConnection {
         if let Some(len) = self.input.frame_len()? {
             return Ok(len);
         }
-        let spin_end = Instant::now() + Duration::from_micros(self.config.spin_us.into());
+        self.spin.reset();
         loop {
             if !self.fill_once()? {
-                let now = Instant::now();
-                if now >= deadline {
-                    return Err(RpcError::TimedOut { call_ms_max: self.config.call_ms_max });
-                }
-                if now < spin_end {
-                    // Should the master wait for this very core, let it have it.
-                    thread::yield_now();
+                // Should the master wait for this very core, it has it meanwhile.
+                if self.spin.again() {
                     continue;
                 }
-                self.fill_blocking(deadline - now)?;
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(self.timed_out());
+                }
+                self.stream.as_ref().ok_or(RpcError::Disconnected)?.wait(left);
+                continue;
             }
             if let Some(len) = self.input.frame_len()? {
                 return Ok(len);
@@ -433,20 +455,6 @@ impl RpcConnection {
                 Ok(true)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(lost(error)),
-        }
-    }
-
-    fn fill_blocking(&mut self, timeout: Duration) -> Result<(), RpcError> {
-        let stream = self.stream.as_mut().ok_or(RpcError::Disconnected)?;
-        let room = self.input.room(READ_BYTES);
-        match stream.read_blocking(room, timeout) {
-            Ok(0) => Err(lost(ErrorKind::UnexpectedEof.into())),
-            Ok(len) => {
-                self.input.end += len;
-                Ok(())
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(()),
             Err(error) => Err(lost(error)),
         }
     }

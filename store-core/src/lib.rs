@@ -133,6 +133,8 @@ mod slab;
 mod stats;
 mod tasks;
 mod tenant;
+mod times;
+mod trace;
 pub mod wire;
 
 pub use allocator::AllocatorKind;
@@ -152,4 +154,6 @@ pub use te_core::Instant;
 pub use tenant::{
     DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
 };
+pub use times::Times;
+pub use trace::Trace;
 pub use wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};

@@ -717,6 +717,8 @@ pub struct EvictionReport {
     pub evictions_total: u64,
     /// Bytes of them, each object counted once.
     pub evicted_bytes_total: u64,
+    /// Of the objects evicted, those that made room for a put that found none; the rest went at the watermark.
+    pub evicted_for_room_total: u64,
     /// Times that eviction was wanted and nothing could go.
     pub starved_total: u64,
     /// Candidates looked at: the work of it all.

@@ -8,7 +8,8 @@
 //!       4     2  version      2 bytes, this release speaks 1
 //!       6     1  kind         which operation, see [`Kind`](crate::message::Kind)
 //!       7     1  flags        bit 0: response. All other bits are 0
-//!       8     8  request_id   chosen by the asker, repeated in the response; responses may come in any order
+//!       8     8  request_id   chosen by the asker, repeated in the response; responses may come in any order. The upper 48
+//!                             bits are the number of the client's operation, see [`Trace`](crate::Trace)
 //!      16     4  status       0, or the negative error code of a request that failed as a whole. 0 in requests
 //!      20     4  body_len     bytes that follow; at most FRAME_BYTES_MAX - 24
 //!      24     …  body         postcard, see `message`

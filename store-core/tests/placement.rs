@@ -121,6 +121,35 @@ fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
 }
 
 #[test]
+fn room_that_may_not_be_used_keeps_nobody_from_evicting_where_it_may() {
+    for strategy in AllocationStrategy::ALL {
+        let mut master = store(*strategy, &[1, 2], 64 * KIB);
+        // What goes first lies on the segment that is excluded, which has room, too.
+        let on = |master: &mut Master, key: String, placement| {
+            let options = PutOptions { placement, ..PutOptions::DEFAULT };
+            let started = master.put_start(at(0), key.as_bytes(), KIB, &options).unwrap();
+            master.put_end(at(0), key.as_bytes(), started.generation, 1).unwrap();
+            started.replicas[0].segment
+        };
+        for turn in 0..8 {
+            assert_eq!(on(&mut master, format!("a{turn}"), Placement::on(1)), 1);
+        }
+        for turn in 0..64 {
+            assert_eq!(on(&mut master, format!("b{turn}"), Placement::on(2)), 2);
+        }
+        let options = PutOptions { placement: placement(&[], &[1]), ..PutOptions::DEFAULT };
+        for turn in 0..8 {
+            // 4 lengths may go for each.
+            let started = master.put_start(at(1), format!("c{turn}").as_bytes(), KIB, &options);
+            if let Ok(started) = started {
+                assert_eq!(segments_of(&started), [2]);
+            }
+        }
+        assert!(master.stats().puts_no_room_total <= 2, "{:?}", master.stats());
+    }
+}
+
+#[test]
 fn a_near_node_gets_every_replica_that_it_may_have() {
     for strategy in AllocationStrategy::ALL {
         let mut master = store(*strategy, &[1, 2, 7, 3, 7, 4], 64 * KIB);

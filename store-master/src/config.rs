@@ -43,6 +43,8 @@ pub struct Config {
     pub spin_us: u32,
     /// How long a graceful stop may take to hand out its last answers, milliseconds. Default 1 s.
     pub stop_ms_max: u32,
+    /// Requests that take longer are logged, with the operation that they belong to, milliseconds; 0: none. Default 100.
+    pub slow_request_ms: u32,
     /// The state machine's own: leases, limits, eviction.
     pub store: store_core::MasterConfig,
 }
@@ -85,6 +87,7 @@ impl Default for Config {
             idle_ms_max: 3_600_000,
             spin_us: 50,
             stop_ms_max: 1000,
+            slow_request_ms: 100,
             store: store_core::MasterConfig::default(),
         }
     }

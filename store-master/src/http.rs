@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -48,6 +49,7 @@ pub(crate) struct Http {
 pub(crate) struct Asker {
     requests: SyncSender<Question>,
     waker: Arc<Waker>,
+    stopping: Arc<AtomicBool>,
     admin_secret: Arc<Secret>,
 }
 
@@ -55,13 +57,14 @@ impl Http {
     pub(crate) fn bind(
         addr: SocketAddr,
         waker: Arc<Waker>,
+        stopping: Arc<AtomicBool>,
         admin_secret: Secret,
     ) -> io::Result<(Self, Receiver<Question>)> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
         let (requests, receiver) = sync_channel(QUESTIONS_MAX);
-        let asker = Asker { requests, waker, admin_secret: Arc::new(admin_secret) };
+        let asker = Asker { requests, waker, stopping, admin_secret: Arc::new(admin_secret) };
         Ok((Self { addr, listener: Some(listener), asker, running: None }, receiver))
     }
 
@@ -112,6 +115,11 @@ impl Drop for Http {
 }
 
 impl Asker {
+    /// It hands out its last answers, and answers no snapshot any more.
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
     /// `None`: the serving thread did not answer in time.
     pub(crate) async fn snapshot(&self) -> Option<Box<Snapshot>> {
         self.question(Question::Snapshot).await
@@ -135,14 +143,23 @@ impl Asker {
     }
 }
 
+/// Whether it lives: restart what says no.
 async fn health(State(asker): State<Asker>) -> Response {
+    if asker.is_stopping() {
+        return json(StatusCode::OK, "{\"status\":\"stopping\"}\n".into());
+    }
     match asker.snapshot().await {
         Some(snapshot) => json(StatusCode::OK, snapshot.health()),
         None => json(StatusCode::SERVICE_UNAVAILABLE, "{\"status\":\"stuck\"}\n".into()),
     }
 }
 
+/// Whether puts can succeed: send work elsewhere while it says no. Nodes do not ask; they mount to make it ready.
 async fn ready(State(asker): State<Asker>) -> Response {
+    if asker.is_stopping() {
+        let why = "{\"ready\":false,\"why\":\"the master is stopping\"}\n";
+        return json(StatusCode::SERVICE_UNAVAILABLE, why.into());
+    }
     match asker.snapshot().await {
         Some(snapshot) if snapshot.is_ready() => json(StatusCode::OK, "{\"ready\":true}\n".into()),
         Some(_) => json(

@@ -5,26 +5,33 @@ use std::fs;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use store_core::message::EvictionReport;
 use store_core::wire::HEADER_BYTES;
-use store_core::{ErrorCode, Kind, Master, Stats};
+use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
 /// [`ErrorCode::ALL`].
 #[derive(Clone, Debug)]
 pub(crate) struct RequestCounters {
     by_kind: Vec<[u64; RESULTS]>,
+    times: Vec<Times>,
+    /// Requests of a kind that are not timed before the next one is.
+    untimed: [u8; KINDS],
     unknown_total: u64,
     broken_total: u64,
 }
 
 const RESULTS: usize = ErrorCode::ALL.len() + 1;
 const KINDS: usize = 256;
+/// Of requests that come in numbers, one in so many is timed. Prime, so that no pattern of theirs falls in step with it.
+const TIMED_EVERY: u8 = 61;
 
 /// A copy of everything, taken between two requests.
 #[derive(Debug)]
@@ -49,8 +56,27 @@ pub(crate) struct SegmentUse {
 }
 
 impl RequestCounters {
-    /// Counts one request by the status of its answer.
-    pub(crate) fn count(&mut self, kind: u8, answer: &[u8]) {
+    /// Whether to time the next request of this kind. Reading the clock twice costs a good part of a lookup, so of the
+    /// requests that come by the million one in [`TIMED_EVERY`] is; all others are.
+    pub(crate) fn is_timed(&mut self, kind: u8) -> bool {
+        let left = &mut self.untimed[usize::from(kind)];
+        if *left > 0 {
+            *left -= 1;
+            return false;
+        }
+        if let Some(Kind::Get | Kind::Exists | Kind::PutStart | Kind::PutEnd) = Kind::from_byte(kind) {
+            *left = TIMED_EVERY - 1;
+        }
+        true
+    }
+
+    /// Counts how long one took.
+    pub(crate) fn time(&mut self, kind: u8, took: Duration) {
+        self.times[usize::from(kind)].record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Counts one request by the status of its answer, and gives that.
+    pub(crate) fn count(&mut self, kind: u8, answer: &[u8]) -> i32 {
         let status = match answer.get(STATUS_AT..STATUS_AT + 4) {
             Some(bytes) => i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
             None => 0,
@@ -64,6 +90,7 @@ impl RequestCounters {
             Some(_) => self.by_kind[usize::from(kind)][result] += 1,
             None => self.unknown_total += 1,
         }
+        status
     }
 
     /// Counts a stream that could not go on.
@@ -78,7 +105,13 @@ const _: () = assert!(STATUS_AT + 4 < HEADER_BYTES);
 
 impl Default for RequestCounters {
     fn default() -> Self {
-        Self { by_kind: vec![[0; RESULTS]; KINDS], unknown_total: 0, broken_total: 0 }
+        Self {
+            by_kind: vec![[0; RESULTS]; KINDS],
+            times: vec![Times::default(); KINDS],
+            untimed: [0; KINDS],
+            unknown_total: 0,
+            broken_total: 0,
+        }
     }
 }
 
@@ -100,6 +133,7 @@ impl Snapshot {
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("snowskin_master");
         self.register_requests(&mut registry);
+        registry.register_collector(Box::new(RequestTimes(self.requests.times.clone())));
         self.register_segments(&mut registry);
         self.register_eviction(&mut registry);
         let stats = &self.stats;
@@ -228,6 +262,14 @@ impl Snapshot {
             passed.get_or_create(&ReasonLabels { reason }).inc_by(value);
         }
         registry.register("eviction_passed_over", "Times that an object's turn came and it stayed", passed);
+        let causes = Family::<CauseLabels, Counter>::default();
+        let for_room = report.evicted_for_room_total;
+        for (cause, value) in
+            [("watermark", report.evictions_total.saturating_sub(for_room)), ("room", for_room)]
+        {
+            causes.get_or_create(&CauseLabels { cause }).inc_by(value);
+        }
+        registry.register("evictions_by_cause", "Objects evicted, by what wanted the space", causes);
         let counters = [
             ("eviction_looks", "Candidates looked at by eviction", report.looks_total),
             ("soft_pins_decayed", "Soft pins that ran out", report.soft_pins_decayed_total),
@@ -275,6 +317,33 @@ struct RequestLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CauseLabels {
+    cause: &'static str,
+}
+
+/// A histogram for each operation, by the number of its kind.
+#[derive(Debug)]
+struct RequestTimes(Vec<Times>);
+
+impl Collector for RequestTimes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Time in the state machine; of the most frequent operations a sample";
+        let mut family = encoder.encode_descriptor("request_seconds", help, None, MetricType::Histogram)?;
+        for kind in Kind::ALL {
+            let times = &self.0[usize::from(*kind as u8)];
+            let classes: Vec<(f64, u64)> = times.classes().collect();
+            family.encode_family(&[("op", kind.name())])?.encode_histogram::<NoLabelSet>(
+                times.sum_s(),
+                times.count(),
+                &classes,
+                None,
+            )?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
-use store_core::{ErrorCode, Frame, Master, Peer, Session, WireError};
+use store_core::{ErrorCode, Frame, Kind, Master, Peer, Session, Trace, WireError};
 use tracing::{debug, info, warn};
 
 use crate::Config;
@@ -28,6 +28,9 @@ use crate::metrics::{RequestCounters, Snapshot};
 const TCP: Token = Token(usize::MAX);
 const UNIX: Token = Token(usize::MAX - 1);
 const WAKE: Token = Token(usize::MAX - 2);
+/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+const CROWDED: Duration = Duration::from_micros(500);
+const CROWDED_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_PER_POLL_MAX: usize = 1024;
 /// How often connections are checked for stalling. Only while there are any.
@@ -91,9 +94,9 @@ impl MasterServer {
         };
         let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, questions) =
-                    Http::bind(addr, Arc::clone(&stopper.waker), config.store.admin_secret.clone())
-                        .map_err(listen_error("http_listen", &addr))?;
+                let (waker, stopping) = (Arc::clone(&stopper.waker), Arc::clone(&stopper.stop));
+                let (http, questions) = Http::bind(addr, waker, stopping, config.store.admin_secret.clone())
+                    .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
             None => (None, None),
@@ -140,13 +143,15 @@ impl MasterServer {
             backlog_bytes_max: self.config.backlog_bytes_max as usize,
             buffered_bytes_max: (self.config.buffered_mib_max as usize) << 20,
             buffered_bytes: 0,
-            config: self.config,
             started: now,
             answering: Answering {
                 master: self.master,
                 requests: RequestCounters::default(),
                 now: te_core::Instant::ZERO,
+                slow: slow_ms(self.config.slow_request_ms),
+                turn: Turn::default(),
             },
+            config: self.config,
             poll: self.poll,
             tcp: Some(self.tcp),
             unix: self.unix,
@@ -262,6 +267,20 @@ struct Answering {
     master: Master,
     requests: RequestCounters,
     now: te_core::Instant,
+    /// What takes longer is logged.
+    slow: Duration,
+    turn: Turn,
+}
+
+/// What one connection asked in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    requests: u32,
+    /// The last one.
+    kind: u8,
+    request_id: u64,
+    /// It was logged already.
+    told: bool,
 }
 
 impl Service {
@@ -269,11 +288,12 @@ impl Service {
         let mut events = Events::with_capacity(EVENTS_PER_POLL_MAX);
         let spin = Duration::from_micros(self.config.spin_us.into());
         let mut now = Instant::now();
-        let mut spin_until = now;
+        let (mut spin_until, mut crowded_until) = (now, now);
         while !self.stop.load(Ordering::Acquire) {
+            let spins = self.ready.is_empty() && now < spin_until;
             let timeout = if !self.ready.is_empty() {
                 Some(Duration::ZERO)
-            } else if now < spin_until {
+            } else if spins {
                 // Should the next asker wait for this very core, let it have it.
                 thread::yield_now();
                 Some(Duration::ZERO)
@@ -281,16 +301,20 @@ impl Service {
                 self.park_timeout(now)
             };
             self.wait(&mut events, timeout)?;
-            now = Instant::now();
+            let before = std::mem::replace(&mut now, Instant::now());
+            if spins && now - before >= CROWDED {
+                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
+            }
             self.dispatch(&events, now);
             // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
             // time seems to be over have long said that they live.
             let busy = !self.ready.is_empty();
-            self.pump_ready(now);
+            let ended = self.pump_ready(now);
             self.timeouts(now);
             if busy {
-                now = Instant::now();
-                spin_until = now + spin;
+                now = ended;
+                spin_until = if now < crowded_until { now } else { now + spin };
             }
         }
         self.drain(&mut events)
@@ -387,11 +411,12 @@ impl Service {
         }
     }
 
-    /// Gives each ready connection one turn.
-    fn pump_ready(&mut self, now: Instant) {
+    /// Gives each ready connection one turn; the time when the last one was over.
+    fn pump_ready(&mut self, now: Instant) -> Instant {
+        let mut began = now;
         self.answering.now = self.core_instant(now);
         for _ in 0..self.ready.len() {
-            let Some(index) = self.ready.pop_front() else { return };
+            let Some(index) = self.ready.pop_front() else { break };
             let Some(Some(connection)) = self.connections.get_mut(index) else { continue };
             connection.queued = false;
             let before = connection.buffered_bytes();
@@ -404,7 +429,11 @@ impl Service {
                 Pumped::More => self.enqueue(index),
                 Pumped::Closed => self.close(index),
             }
+            let ended = Instant::now();
+            self.answering.turn_ended(ended.saturating_duration_since(began));
+            began = ended;
         }
+        began
     }
 
     fn close(&mut self, index: usize) {
@@ -583,14 +612,54 @@ impl Service {
 impl Handler for Answering {
     fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
+        let (kind, request_id) = (frame.header.kind, frame.header.request_id);
+        let timed = self.requests.is_timed(kind).then(Instant::now);
         self.master.handle(self.now, session, &frame, out);
-        self.requests.count(frame.header.kind, out.get(start..).unwrap_or_default());
+        let status = self.requests.count(kind, out.get(start..).unwrap_or_default());
+        let mut told = false;
+        if let Some(began) = timed {
+            let took = began.elapsed();
+            self.requests.time(kind, took);
+            told = took >= self.slow;
+            if told {
+                tell_slow(kind, request_id, 1, took);
+            }
+        }
+        let requests = self.turn.requests + 1;
+        self.turn = Turn { requests, kind, request_id, told: told | self.turn.told };
+        debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
     }
 
     fn broken(&mut self, error: WireError) {
         debug!(%error, "stream broken");
         self.requests.count_broken();
     }
+}
+
+impl Answering {
+    /// A connection had its turn: requests that are not timed one by one are judged together.
+    fn turn_ended(&mut self, took: Duration) {
+        let turn = std::mem::take(&mut self.turn);
+        if took >= self.slow && turn.requests > 0 && !turn.told {
+            tell_slow(turn.kind, turn.request_id, turn.requests, took);
+        }
+    }
+}
+
+/// A threshold; 0 is none.
+fn slow_ms(ms: u32) -> Duration {
+    if ms == 0 { Duration::MAX } else { Duration::from_millis(ms.into()) }
+}
+
+fn name(kind: u8) -> &'static str {
+    Kind::from_byte(kind).map_or("unknown", Kind::name)
+}
+
+/// `requests` arrived together and took this long; `kind` is that of the last.
+#[cold]
+fn tell_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
+    let took_ms = took.as_millis() as u64;
+    warn!(op = name(kind), trace = %Trace::of(request_id), requests, took_ms, "slow request");
 }
 
 /// Says which address it was.

@@ -95,6 +95,7 @@ mod rdma;
 mod region;
 mod request;
 mod shm;
+mod spin;
 mod sums;
 mod sys;
 mod tiers;
@@ -118,7 +119,8 @@ pub use request::{
     Stats, TransferRequest,
 };
 pub use shm::ShmTransport;
-pub use sys::{crc32c_at, crc32c_of};
+pub use spin::Spin;
+pub use sys::{crc32c_at, crc32c_of, wait_readable};
 pub use te_core::crc32c_joined;
 pub use te_core::{
     Access, BatchHandle, Buffer, Error, ErrorKind, Location, MemSpan, Op, Outcome, RegionId, Registered,

@@ -162,6 +162,8 @@ pub struct RailStats {
     pub inflight_bytes: u64,
     /// Recent throughput, smoothed, GB/s (10⁹ bytes).
     pub ewma_gb_s: f64,
+    /// How long a slice takes, smoothed, nanoseconds.
+    pub slice_ns: u64,
     /// Whether the route leaves it out for now.
     pub paused: bool,
     /// Whether it works, but several times slower than others of its kind.

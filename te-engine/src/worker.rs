@@ -21,6 +21,7 @@ use crate::engine::{Ended, Engine, FenceHandle};
 use crate::error::{RegisterError, TransferError};
 use crate::payload::{Abandoned, Freed};
 use crate::request::SegmentHandle;
+use crate::spin::Spin;
 use crate::sys::park;
 use crate::transfer::{End, Shared};
 
@@ -192,7 +193,7 @@ pub(crate) struct Worker {
     link: Arc<Link>,
     /// What it sleeps on, beside the bell.
     event_sources: Vec<i32>,
-    spin: Duration,
+    spin: Spin,
     drain: Duration,
 }
 
@@ -202,7 +203,7 @@ impl Worker {
         let config = engine.config();
         let batches_max = config.batches_max as usize;
         let (spin, drain) = (config.spin_us.into(), config.drain_ms.into());
-        let (spin, drain) = (Duration::from_micros(spin), Duration::from_millis(drain));
+        let (spin, drain) = (Spin::new(Duration::from_micros(spin)), Duration::from_millis(drain));
         let event_sources = engine.event_sources().collect();
         let state = State {
             engine,
@@ -217,8 +218,7 @@ impl Worker {
     }
 
     /// Works until it is told to stop.
-    pub(crate) fn run(self) {
-        let mut idle_since = None;
+    pub(crate) fn run(mut self) {
         while !self.link.stop.load(Ordering::Acquire) {
             let (busy, idle_time, outbox) = {
                 let mut guard = self.link.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,14 +231,11 @@ impl Worker {
             };
             outbox.deliver();
             if busy {
-                idle_since = None;
+                self.spin.reset();
             } else if idle_time == Some(Duration::ZERO) {
                 // A rail has work that no event announces.
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin {
-                std::thread::yield_now();
-            } else {
+            } else if !self.spin.again() {
                 self.park();
-                idle_since = None;
             }
         }
         self.wind_up();

@@ -184,6 +184,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             commands(["cargo fmt --all --check", "cargo fmt --manifest-path fuzz/Cargo.toml --check"]),
         ),
         step("tidy", "house rules", 60, checks("sources, manifests, documents", tidy::run)),
+        step("alerts", "Prometheus' rules, and their tests", 60, alerts(host)),
         step("bindgen", "libibverbs' structures are as its headers say", 60, bindings()),
         step("clippy", "lints of everything, as users build it and with every feature", 600, lints(host)),
         step("features", "each feature alone, none, all", 600, feature_sets(host)),
@@ -219,6 +220,16 @@ fn commands<const N: usize>(lines: [&str; N]) -> Plan {
 
 fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
     Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
+}
+
+fn alerts(host: &Host) -> Plan {
+    if !host.promtool {
+        return Plan::Skip("promtool is not installed: `apt-get install prometheus`".to_owned());
+    }
+    commands([
+        "promtool check rules deploy/prometheus/alerts.yml",
+        "promtool test rules deploy/prometheus/alerts_test.yml",
+    ])
 }
 
 fn bindings() -> Plan {

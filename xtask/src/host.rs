@@ -17,6 +17,8 @@ pub(crate) struct Host {
     pub(crate) bare_metal_targets: Vec<String>,
     /// The target of this machine.
     pub(crate) host_target: String,
+    /// Prometheus' checker of rules.
+    pub(crate) promtool: bool,
     /// `cargo-nextest`.
     pub(crate) nextest: bool,
     /// `cargo-deny`.
@@ -84,6 +86,7 @@ impl Host {
             bare_metal_targets: installed_targets.lines().filter(bare_metal).map(str::to_owned).collect(),
             host_target: host_target.unwrap_or("x86_64-unknown-linux-gnu").to_owned(),
             nextest: Cmd::new("cargo nextest --version").stdout(&root).is_some(),
+            promtool: Cmd::new("promtool --version").stdout(&root).is_some(),
             deny: Cmd::new("cargo deny --version").stdout(&root).is_some(),
             nightly: nightly_works,
             miri: nightly_works && Cmd::new("cargo +nightly miri --version").stdout(&root).is_some(),

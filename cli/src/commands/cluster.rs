@@ -37,6 +37,9 @@ pub(crate) struct NodeReady {
     pub(crate) endpoint: String,
     /// What it lends, bytes.
     pub(crate) memory_bytes: u64,
+    /// Where people look, if anywhere.
+    #[serde(default)]
+    pub(crate) http: Option<String>,
 }
 
 /// What to start.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use store_client::{Client, ErrorCode};
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -86,7 +86,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
     let key = args.key.as_bytes();
     let offset = args.offset.bytes();
     let found = match args.length {
-        None if offset == 0 => return client.get(key).map_err(|error| refused(&args.key, &error)),
+        None if offset == 0 => return client.get(key).map_err(|error| refused_in(client, &args.key, &error)),
         None => client.get_range(key, offset..),
         Some(length) => match offset.checked_add(length.bytes()) {
             Some(end) if end > offset => client.get_range(key, offset..end),
@@ -98,7 +98,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
             let message = format!("{}: the object ends before that part does", printable(&args.key));
             Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
         }
-        _ => refused(&args.key, &error),
+        _ => refused_in(client, &args.key, &error),
     })
 }
 

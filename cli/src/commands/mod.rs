@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{Address, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
+use store_client::{Address, Client, ConnectError, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
@@ -64,7 +64,9 @@ impl MasterArg {
 
     /// A connection for questions that move no objects.
     pub(crate) fn connect(&self) -> anyhow::Result<RpcConnection> {
-        RpcConnection::connect(self.address().clone(), self.flags.settings().client.rpc).map_err(no_master)
+        let client = &self.flags.settings().client;
+        RpcConnection::connect_as(self.address().clone(), client.rpc, client.identity.clone())
+            .map_err(no_master)
     }
 }
 
@@ -85,6 +87,11 @@ pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
         ConnectError::Rpc(error) => no_master(error),
         error => error.into(),
     }
+}
+
+/// The same, and the number under which the master's log has the operation.
+pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyhow::Error {
+    refused(key, error).context(format!("operation {}", client.trace()))
 }
 
 /// An operation on `key` that the store refused.

@@ -1,5 +1,6 @@
 //! `snowskin node`: one process that lends memory to the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use store_client::Node;
@@ -10,6 +11,7 @@ use crate::commands::cluster::NodeReady;
 use crate::commands::master::announce;
 use crate::config::FlagsOfNode;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::http::NodeHttp;
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
@@ -18,6 +20,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin node --memory 8GiB
   snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
   snowskin node --listen 0.0.0.0:7400 --advertise node-7.example
+  snowskin node --http 10.0.0.7:9004                     /health, /ready, /metrics
   snowskin node --config /etc/snowskin.toml              see `snowskin config reference`";
 
 /// Run a node: it lends its memory to the store
@@ -53,12 +56,28 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
             .hint("lend less, or end something else first"),
         );
     }
+    let http = match args.flags.settings().node.http_listen {
+        Some(addr) => Some(NodeHttp::start(addr).map_err(|error| {
+            Failure::failed(format!("--http {addr}: {error}"))
+                .hint("choose another address, or stop what listens there")
+        })?),
+        None => None,
+    };
     let node = {
         let _bar = Bar::spinner(format!("mounting {}", memory), global.quiet);
-        Node::start(config).map_err(crate::commands::no_start)?
+        Arc::new(Node::start(config).map_err(crate::commands::no_start)?)
     };
+    if let Some(http) = &http {
+        http.running(Arc::clone(&node));
+    }
     let endpoint = node.endpoint().to_owned();
-    let ready = NodeReady { ready: "node".to_owned(), name, endpoint, memory_bytes: bytes };
+    let ready = NodeReady {
+        ready: "node".to_owned(),
+        name,
+        endpoint,
+        memory_bytes: bytes,
+        http: http.as_ref().map(|http| http.addr().to_string()),
+    };
     announce(args.json, &ready, || {
         format!("node {} ready at {}: lends {}\n", ready.name, ready.endpoint, memory)
     });
@@ -74,6 +93,10 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         mounted = now;
     }
     tracing::info!("stopping");
-    node.stop();
+    if let Some(http) = &http {
+        http.stopping();
+    }
+    // Unmounts. Should a question still hold it, that ends it.
+    drop(node);
     Ok(Exit::Ok)
 }

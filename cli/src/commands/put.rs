@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::{Client, ErrorCode, PutOptions};
+use store_client::{Client, ErrorCode, Placement, PutOptions};
 use store_core::message::{Pin, Retention};
+use store_core::placement::NAMED_MAX;
 
 use crate::args::Global;
-use crate::commands::{available_memory, refused};
+use crate::commands::{available_memory, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{printable, rounded};
@@ -23,7 +24,8 @@ const AFTER_HELP: &str = "Examples:
   echo hello | snowskin put greeting
   snowskin put model/layer0 layer0.bin --replicas 2 --replace
   snowskin put system-prompt prompt.kv --hard-pin
-  snowskin put chat/7/0 block.kv --group chat/7 --ttl-ms 600000";
+  snowskin put chat/7/0 block.kv --group chat/7 --ttl-ms 600000
+  snowskin put hot.kv --replicas 2 --distinct-nodes --exclude-segment node-3";
 
 /// Store a file, or stdin, under a key
 ///
@@ -39,6 +41,18 @@ pub(crate) struct Args {
     /// Copies to keep, each on another segment; fewer when there are not as many.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
+    /// Try this segment first; several are tried in order. `snowskin stat` names them.
+    #[arg(long, value_name = "SEGMENT")]
+    prefer_segment: Vec<String>,
+    /// Do not use this segment; may be given several times.
+    #[arg(long, value_name = "SEGMENT")]
+    exclude_segment: Vec<String>,
+    /// Try the node first that this segment is of, for every copy.
+    #[arg(long, value_name = "SEGMENT")]
+    same_node: Option<String>,
+    /// Never two copies on one node, even if there are fewer then.
+    #[arg(long)]
+    distinct_nodes: bool,
     /// Spare it from eviction as long as there is anything else to evict, and somebody reads it now and then.
     #[arg(long, conflicts_with = "hard_pin")]
     soft_pin: bool,
@@ -76,9 +90,10 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
-        client.remove(args.key.as_bytes(), true).map_err(|error| refused(&args.key, &error))?;
+        client.remove(args.key.as_bytes(), true).map_err(|error| refused_in(&client, &args.key, &error))?;
     }
-    let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
+    let placement = placement(args, &mut client)?;
+    let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
     match client.put(args.key.as_bytes(), &value, &options) {
         Ok(true) => {}
         Ok(false) => {
@@ -91,7 +106,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
                 failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),
             );
         }
-        Err(error) => return Err(refused(&args.key, &error)),
+        Err(error) => return Err(refused_in(&client, &args.key, &error)),
     }
     let seconds = rounded(started.elapsed().as_secs_f64());
     drop(bar);
@@ -99,6 +114,32 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         output::print_json(&Stored { key: &args.key, bytes, seconds })?;
     }
     Ok(Exit::Ok)
+}
+
+/// Names as the master's numbers.
+fn placement(args: &Args, client: &mut Client) -> anyhow::Result<Placement> {
+    let mut placement = Placement { distinct_nodes: args.distinct_nodes, ..Placement::ANY };
+    if args.prefer_segment.is_empty() && args.exclude_segment.is_empty() && args.same_node.is_none() {
+        return Ok(placement);
+    }
+    let segments = client.segments()?;
+    let find = |name: &String| {
+        segments.iter().find(|segment| segment.name == *name).ok_or_else(|| {
+            Failure::failed(format!("{}: no such segment", printable(name)))
+                .hint("`snowskin stat` lists them")
+        })
+    };
+    for (flag, names, list) in [
+        ("--prefer-segment", &args.prefer_segment, &mut placement.preferred),
+        ("--exclude-segment", &args.exclude_segment, &mut placement.excluded),
+    ] {
+        for name in names {
+            let full = |_| Failure::usage(format!("{flag}: at most {NAMED_MAX} segments"));
+            list.push(find(name)?.segment).map_err(full)?;
+        }
+    }
+    placement.near = args.same_node.as_ref().map(find).transpose()?.map(|segment| segment.node);
+    Ok(placement)
 }
 
 fn retention(args: &Args) -> Retention {

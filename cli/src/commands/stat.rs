@@ -9,7 +9,7 @@ use store_core::{Key, Stats};
 
 use crate::commands::{MasterArg, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
-use crate::output::{Align, Table, printable, thousands};
+use crate::output::{Align, Table, printable, rounded, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
@@ -43,6 +43,8 @@ struct Segment {
     node: String,
     capacity_bytes: u64,
     used_bytes: u64,
+    utilisation: f64,
+    free_bytes_largest: u64,
 }
 
 #[derive(Serialize)]
@@ -134,6 +136,7 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
         ("capacity", Align::Right),
         ("used", Align::Right),
         ("", Align::Right),
+        ("largest free", Align::Right),
         ("endpoint", Align::Left),
     ]);
     for segment in segments {
@@ -142,6 +145,7 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
             size(segment.capacity_bytes),
             size(segment.used_bytes),
             share(segment.used_bytes, segment.capacity_bytes),
+            size(segment.free_bytes_largest),
             printable(&segment.endpoint),
         ]);
     }
@@ -206,6 +210,8 @@ fn segments(rpc: &mut RpcConnection, which: &[u32]) -> anyhow::Result<Vec<Segmen
             node: format!("{:016x}", info.node),
             capacity_bytes: info.len,
             used_bytes: info.used,
+            utilisation: rounded(info.used as f64 / info.len.max(1) as f64),
+            free_bytes_largest: info.free_bytes_largest,
         })
         .collect())
 }
@@ -240,8 +246,10 @@ mod tests {
             node: String::new(),
             capacity_bytes: 1 << 20,
             used_bytes: 1 << 19,
+            utilisation: 0.5,
+            free_bytes_largest: 1 << 18,
         };
         let text = render_cluster("m:1", &Stats::default(), &[segment]);
-        assert!(!text.contains('\u{1b}') && text.contains("50.0 %"), "{text}");
+        assert!(!text.contains('\u{1b}') && text.contains("50.0 %") && text.contains("256"), "{text}");
     }
 }

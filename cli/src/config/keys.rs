@@ -20,7 +20,8 @@ const SOURCES: [(&str, &str); 5] = [
         concat!(
             include_str!("../../../store-core/src/config.rs"),
             include_str!("../../../store-core/src/heat.rs"),
-            include_str!("../../../store-core/src/tasks.rs")
+            include_str!("../../../store-core/src/tasks.rs"),
+            include_str!("../../../store-core/src/tenant.rs")
         ),
     ),
     (
@@ -34,7 +35,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 17] = [
+const FLAGS: [(&str, &str); 21] = [
     ("cluster.master", "master"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
@@ -44,8 +45,12 @@ const FLAGS: [(&str, &str); 17] = [
     ("master.store.lease_ttl_ms", "lease-ms"),
     ("master.store.eviction_high_watermark", "evict-above"),
     ("master.store.eviction", "eviction"),
+    ("master.store.allocator", "allocator"),
+    ("master.store.allocation_strategy", "allocation-strategy"),
+    ("master.store.slow_start_ms", "slow-start-ms"),
     ("master.store.soft_pin_ttl_ms", "soft-pin-ttl-ms"),
     ("master.store.node_ttl_ms", "node-ttl-ms"),
+    ("node.http_listen", "http"),
     ("node.capacity_bytes", "memory"),
     ("node.name", "name"),
     ("node.engine.listen", "listen"),
@@ -80,6 +85,8 @@ pub(crate) struct Key {
     pub(crate) variable_short: Option<&'static str>,
     /// The texts that an enumeration knows.
     pub(crate) choices: Vec<String>,
+    /// The fields of each table, where it is one, or a list of them.
+    pub(crate) parts: Vec<String>,
 }
 
 /// All of them, in the order of the structs.
@@ -155,7 +162,8 @@ impl Key {
 
     /// Never shown.
     pub(crate) fn is_secret(&self) -> bool {
-        ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word))
+        let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
+        named || self.rust_type == "Secret"
     }
 
     /// What it may be, for people.
@@ -168,7 +176,7 @@ impl Key {
             }
             "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number".to_owned(),
             "f64" | "f32" => "a number".to_owned(),
-            "String" => "a text".to_owned(),
+            "String" | "Secret" => "a text".to_owned(),
             "PathBuf" => "a path".to_owned(),
             "SocketAddr" => "ADDR:PORT".to_owned(),
             "Address" => "HOST:PORT, or unix:PATH".to_owned(),
@@ -176,7 +184,12 @@ impl Key {
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),
+            _ if !self.parts.is_empty() => format!("a table with {}", self.parts.join(", ")),
             other => other.to_owned(),
+        };
+        let kind = match self.rust_type.starts_with("Vec<") && !self.parts.is_empty() {
+            true => kind.replacen("a table", "a list of tables", 1),
+            false => kind,
         };
         if self.optional { format!("{kind}, or none") } else { kind }
     }
@@ -225,7 +238,13 @@ impl Sources {
             let path = format!("{prefix}{}", field.name);
             match nested.filter(|_| value.is_object()) {
                 Some(nested) => self.walk(nested, value, &format!("{path}."), keys),
-                None => keys.push(key(path, field, value)),
+                None => {
+                    let inner = field.rust_type.trim_start_matches("Option<").trim_start_matches("Vec<");
+                    let parts = self.resolve(krate, inner.trim_end_matches('>'));
+                    let parts = parts.and_then(|(krate, name)| self.0.get(&(krate, name.to_owned())));
+                    let parts = parts.into_iter().flatten().map(|part| part.name.clone()).collect();
+                    keys.push(Key { parts, ..key(path, field, value) });
+                }
             }
         }
     }
@@ -278,6 +297,7 @@ fn key(path: String, field: &Field, default: &Value) -> Key {
         variable: format!("SNOWSKIN_{}", path.replace('.', "_").to_uppercase()),
         variable_short: VARIABLES.iter().find(|(key, _)| *key == path).map(|(_, name)| *name),
         choices: Vec::new(),
+        parts: Vec::new(),
         path,
     }
 }

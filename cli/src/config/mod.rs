@@ -186,11 +186,12 @@ impl Loaded {
 
     /// A key's value, for people; secrets are masked.
     pub(crate) fn shown(&self, key: &Key) -> String {
-        let value = self.tree.pointer(&key.pointer()).unwrap_or(&Value::Null);
-        match key.is_secret() && *value != key.default {
-            true => "\"***\"".to_owned(),
-            false => keys::shown(value),
+        if key.is_secret() && self.is_given(&key.path) {
+            return "\"***\"".to_owned();
         }
+        // As the structs have it, not as it was written: they leave out secrets within a value.
+        let tree = serde_json::to_value(&self.settings).unwrap_or_default();
+        keys::shown(tree.pointer(&key.pointer()).unwrap_or(&Value::Null))
     }
 
     fn set(&mut self, entry: Entry) -> Result<(), Problem> {

@@ -97,7 +97,15 @@ fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
 
 #[test]
 fn secrets_are_masked_where_settings_are_shown() {
-    let loaded = read("[master.store]\nhash_seed = 77\n", &[], &[]).unwrap();
+    let text = "[master.store]\nhash_seed = 77\nadmin_secret = \"sesame\"\nmulti_tenants = true\n\
+                [[master.store.tenants]]\nname = \"a\"\nsecret = \"sesame\"\nquota_bytes = 64\n\
+                [client.identity]\nadmin = \"sesame\"\n";
+    let loaded = read(text, &[], &[]).unwrap();
+    let tenant = &loaded.settings.master.store.tenants[0];
+    assert!(tenant.secret.matches(b"sesame") && tenant.quota_bytes == Some(64));
+    for key in keys::all() {
+        assert!(!loaded.shown(key).contains("sesame"), "{}", key.path);
+    }
     assert_eq!(loaded.shown(keys::find("master.store.hash_seed").unwrap()), "\"***\"");
     assert_eq!(loaded.settings.master.store.hash_seed, 77);
 }

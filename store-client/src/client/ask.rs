@@ -67,6 +67,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        self.rpc.begin_trace();
         let mut found = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
             let (_, answers) = self.rpc.call::<Exists>(&(), keys.iter().map(|key| Key(key)))?;
@@ -97,6 +98,7 @@ impl Client {
         keys: &[&[u8]],
         force: bool,
     ) -> Result<Vec<Result<(), ErrorCode>>, StoreError> {
+        self.rpc.begin_trace();
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys, |key| key.len()) {
             let removals = keys.iter().map(|key| Removal { key: Key(key), force });
@@ -112,6 +114,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn list(&mut self, prefix: &[u8], cursor: u64, limit: u32) -> Result<ListPage, StoreError> {
+        self.rpc.begin_trace();
         let query = ListQuery { prefix: Key(prefix), cursor, limit };
         let (ListPosition { cursor }, listed) = self.rpc.call::<List>(&query, std::iter::empty())?;
         let entries = listed
@@ -132,6 +135,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn segments(&mut self) -> Result<Vec<SegmentEntry>, StoreError> {
+        self.rpc.begin_trace();
         let (_, infos) = self.rpc.call::<AskSegments>(&(), std::iter::empty())?;
         let entries = infos.filter_map(Result::ok).map(|info| SegmentEntry {
             segment: info.segment,
@@ -153,6 +157,7 @@ impl Client {
     /// # Errors
     /// A master that cannot be asked.
     pub fn stats(&mut self) -> Result<Stats, StoreError> {
+        self.rpc.begin_trace();
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;
         self.note_connection();
         Ok(stats)

@@ -4,6 +4,7 @@ use std::ops::{Bound, RangeBounds};
 
 use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
+use te_engine::Op;
 
 use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
@@ -224,7 +225,7 @@ impl Client {
         }
         self.counters.checksum_mismatches += u64::from(self.get.mismatches());
         self.report_bad_replicas();
-        self.end_operation();
+        self.end_operation(Op::Read, items, deadline);
     }
 
     fn get_actions(&mut self, buffers: &Buffers<'_>) {

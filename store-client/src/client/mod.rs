@@ -11,8 +11,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
-use store_core::ErrorCode;
 use store_core::client::{GetOp, PutOp};
+use store_core::{ErrorCode, Trace};
 use te_engine::{MemSpan, Op, RegionId, SharedRegion};
 
 use crate::bounce::Bounce;
@@ -20,6 +20,7 @@ use crate::config::ClientConfig;
 use crate::error::{ConnectError, RpcError, StoreError};
 use crate::fabric::Fabric;
 use crate::memory::{BufferRange, Held, Memory};
+use crate::metrics::{self, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
 use crate::segments::Segments;
@@ -49,6 +50,7 @@ pub struct Client {
     /// Who reports bad replicas: drawn at random when the client connects.
     reporter: u64,
     counters: Counters,
+    times: OperationTimes,
 }
 
 /// What a client has seen since it connected.
@@ -105,6 +107,7 @@ impl Client {
             nonces: 0,
             reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
+            times: OperationTimes::default(),
             config,
         };
         this.note_connection();
@@ -163,6 +166,19 @@ impl Client {
         }
     }
 
+    /// Counters, times of operations, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with
+    /// `snowskin_client_` and `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        metrics::of_client(&self.counters(), &self.times, &self.engine_stats())
+    }
+
+    /// The number of the last operation, as the logs of this client and of the master name it.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        self.rpc.trace()
+    }
+
     /// Counters of the engine and its rails.
     #[must_use]
     pub fn engine_stats(&self) -> te_engine::Stats {
@@ -183,6 +199,7 @@ impl Client {
 
     /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
+        self.rpc.begin_trace();
         self.mover.settle(&mut self.fabric);
         match self.rpc.refresh() {
             Ok(_) => self.note_connection(),
@@ -192,7 +209,17 @@ impl Client {
         Instant::now() + Duration::from_millis(self.config.transfer_ms_max.into())
     }
 
-    fn end_operation(&mut self) {
+    /// `op` is get or put, of so many items; `deadline` is what the operation began with.
+    fn end_operation(&mut self, op: Op, items: usize, deadline: Instant) {
+        let began = deadline - Duration::from_millis(self.config.transfer_ms_max.into());
+        let took = began.elapsed();
+        let times = if op == Op::Read { &mut self.times.get } else { &mut self.times.put };
+        times.record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        let slow = self.config.slow_operation_ms;
+        if slow > 0 && took >= Duration::from_millis(slow.into()) {
+            let name = if op == Op::Read { "get" } else { "put" };
+            log::warn!("{name} of {items} took {} ms (operation {})", took.as_millis(), self.trace());
+        }
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.fabric, shun);
@@ -210,7 +237,7 @@ impl Client {
     }
 
     fn call_failed(&mut self, error: RpcError) -> ErrorCode {
-        log::debug!("{error}");
+        log::debug!("operation {}: {error}", self.trace());
         let code = error.code();
         // Refusals of the connection as a whole, timeouts and breaks alike: the next call starts afresh.
         self.rpc.disconnect();

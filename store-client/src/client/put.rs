@@ -5,6 +5,7 @@ use std::time::Duration;
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
 use store_core::message::{PutAsk, PutOptions};
+use te_engine::Op;
 
 use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
@@ -159,7 +160,7 @@ impl Client {
                 self.wait(due, deadline);
             }
         }
-        self.end_operation();
+        self.end_operation(Op::Write, items, deadline);
         for item in 0..items {
             let result = self.put.result(item).unwrap_or(Err(ErrorCode::InternalError));
             match result {

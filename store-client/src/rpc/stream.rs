@@ -2,13 +2,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::Address;
 use crate::error::RpcError;
 
-/// Non-blocking but for [`Self::read_blocking`].
+/// Non-blocking.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
@@ -59,26 +60,13 @@ impl Stream {
         })
     }
 
-    /// Sleeps until something arrives, at most `timeout`.
-    pub(super) fn read_blocking(&mut self, buf: &mut [u8], timeout: Duration) -> io::Result<usize> {
-        // Zero would mean for ever.
-        let timeout = Some(timeout.max(Duration::from_micros(1)));
-        match self {
-            Self::Tcp(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(timeout)?;
-            }
-            Self::Unix(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(timeout)?;
-            }
-        }
-        let result = self.read_some(buf);
-        match self {
-            Self::Tcp(stream) => stream.set_nonblocking(true)?,
-            Self::Unix(stream) => stream.set_nonblocking(true)?,
-        }
-        result
+    /// Sleeps until something arrives, at most `timeout`. May wake early.
+    pub(super) fn wait(&self, timeout: Duration) {
+        let fd = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        };
+        te_engine::wait_readable(fd, timeout);
     }
 }
 

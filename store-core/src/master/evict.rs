@@ -104,15 +104,19 @@ impl Master {
         // An object that does not fit because the free space is scattered must not cost the whole cache; one that does fit,
         // but where it should not go or not yet, must not cost what would not help.
         let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
-        let spoilt = self.segments.has_room_elsewhere(len);
-        let least = len.saturating_mul(4);
-        let mut budget = if spoilt { least } else { share.max(least) };
+        let mut spoilt = self.segments.has_room_elsewhere(len);
+        let mut budget = share.max(len.saturating_mul(4));
         let ask = |tag| Ask { now, len, tag, placement, near: Short::of(0), at_any_price: true };
         for _ in 0..self.config.evictions_per_call_max {
             if spoilt && !self.victim_would_serve(now, &ask(0)) {
-                break;
+                let place = self.segments.place(&ask(self.objects.next_index()), &[]);
+                if place.is_some() {
+                    return place;
+                }
+                spoilt = false;
             }
             let Some(victim) = self.evict(now) else { break };
+            self.report.evicted_for_room_total += victim.objects;
             let ask = ask(self.objects.next_index());
             let mut place =
                 victim.replicas.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, &ask));

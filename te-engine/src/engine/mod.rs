@@ -29,6 +29,7 @@ use crate::descriptor::Published;
 use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::Metadata;
 use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::spin::Spin;
 use crate::sums::{self, Note};
 use crate::sys::park;
 use crate::tiers::Tiers;
@@ -55,6 +56,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
 pub struct Engine {
     config: Config,
+    spin: Spin,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
     /// Device and port of each rail, for people.
@@ -183,6 +185,7 @@ impl Engine {
             quarantined_batches: 0,
             quarantined_bytes: 0,
             _server: server,
+            spin: Spin::new(Duration::from_micros(config.spin_us.into())),
             config,
         })
     }
@@ -459,6 +462,7 @@ impl Engine {
                 errors: health.errors,
                 inflight_bytes: health.bytes_in_flight,
                 ewma_gb_s: health.bandwidth as f64 / 1e9,
+                slice_ns: health.slice_nanos,
                 paused: health.paused_until.is_some_and(|until| now < until),
                 slow: health.state == te_core::RailState::Slow,
                 pauses: health.pauses,
@@ -497,8 +501,6 @@ impl Engine {
         until: Option<Instant>,
         mut done: impl FnMut(&Self) -> Result<Option<T>, TransferError>,
     ) -> Result<T, TransferError> {
-        let spin = Duration::from_micros(u64::from(self.config.spin_us));
-        let mut idle_since = None;
         loop {
             let before = self.activity();
             let progressed = self.poll() > 0 || self.activity() != before;
@@ -510,11 +512,9 @@ impl Engine {
                 return Err(TransferError::WaitTimedOut);
             }
             if progressed {
-                idle_since = None;
-            } else if now - *idle_since.get_or_insert(now) >= spin {
+                self.spin.reset();
+            } else if !self.spin.again() {
                 self.park(until.map(|until| until - now));
-            } else {
-                std::thread::yield_now();
             }
         }
     }

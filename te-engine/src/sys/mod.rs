@@ -20,4 +20,5 @@ pub(crate) use held::{HeldSpan, Use, copy, copy_summed};
 pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use numa::node_of;
 pub(crate) use park::park;
+pub use park::wait_readable;
 pub(crate) use socket::{SeqSocket, own_uid};

@@ -1,6 +1,6 @@
 //! Sleeping until one of several descriptors is readable.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -8,6 +8,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Descriptors that one call waits on, at most.
 const FDS_MAX: usize = 40;
+
+/// Sleeps until a descriptor is readable or `timeout` is over. May wake early.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
+    park([fd.as_raw_fd()], Some(timeout));
+}
 
 /// Sleeps until one of `fds` is readable or `timeout` is over (`None`: no limit). May wake early.
 pub(crate) fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {

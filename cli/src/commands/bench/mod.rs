@@ -1,5 +1,6 @@
 //! `snowskin bench`: measurements that anybody can repeat.
 
+pub(crate) mod allocator;
 mod master;
 mod store;
 mod target;
@@ -19,9 +20,10 @@ const AFTER_HELP: &str =
 Examples:
   snowskin bench transfer --fabric shm --block 1MiB
   snowskin bench store --value 4KiB,1MiB --op get
-  snowskin bench master --op put --batch 1,128 --clients 2";
+  snowskin bench master --op put --batch 1,128 --clients 2
+  snowskin bench allocator --workload cluster";
 
-/// Measure transfers, the store, or the master
+/// Measure transfers, the store, the master, or allocation
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -35,6 +37,7 @@ enum What {
     Transfer(transfer::Args),
     Store(store::Args),
     Master(master::Args),
+    Allocator(allocator::Args),
     Target(target::Args),
 }
 
@@ -43,6 +46,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Transfer(args) => transfer::run(args, global),
         What::Store(args) => store::run(args, global),
         What::Master(args) => master::run(args, global),
+        What::Allocator(args) => allocator::run(args, global),
         What::Target(args) => target::run(args),
     }
 }

@@ -23,7 +23,8 @@ const AFTER_HELP: &str =
     "One client, one operation at a time, straight from and into registered memory; what is read is
 checked against its checksum. get reads one object at random of those stored before, batch-get
 --batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which
-is part of the time). With --plain objects come from and go to ordinary memory, which costs a copy.
+is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts
+one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy.
 Latency is that of one call; CPU time that of client, master and nodes (with --master, of this
 process alone).
 
@@ -32,7 +33,7 @@ Examples:
   snowskin bench store --value 1MiB --op get --fabric tcp
   snowskin bench store --op batch-get --batch 128 --json | jq '.[].gb_s'";
 
-/// Measure puts and gets of whole objects
+/// Measure puts and gets of objects
 ///
 /// Starts a master and nodes, or uses a store that is there, and measures from a client's side: a row for
 /// each combination of operation and object size.
@@ -89,11 +90,15 @@ enum What {
     BatchGet,
     /// Store --batch new objects in one call
     BatchPut,
+    /// Read a part of one
+    GetRange,
+    /// Store new objects, each from many pieces of memory
+    PutParts,
 }
 
 impl What {
     fn is_put(self) -> bool {
-        matches!(self, Self::Put | Self::BatchPut)
+        matches!(self, Self::Put | Self::BatchPut | Self::PutParts)
     }
 
     fn is_batch(self) -> bool {
@@ -124,6 +129,8 @@ const OBJECTS_MAX: u64 = 4096;
 const BUFFER_BYTES_MAX: u64 = 256 << 20;
 /// Objects that are stored in one call, where the buffer has room for them.
 const FILL_BATCH: u64 = 16;
+/// Pieces of memory that put-parts puts an object from.
+const PIECES: u64 = 16;
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
@@ -302,7 +309,8 @@ impl Bench {
             self.remove(first..self.next)?;
         }
         let calls = run.latency.count();
-        let bytes = (calls * batch - run.misses) * value;
+        let moved = if op == What::GetRange { part_of(value).1 } else { value };
+        let bytes = (calls * batch - run.misses) * moved;
         let seconds = if args.verify { run.latency.sum_s() } else { elapsed.as_secs_f64() };
         Ok(Row {
             op,
@@ -419,10 +427,73 @@ impl Bench {
             let elapsed = match run.op {
                 What::Put | What::BatchPut => self.put(run.value, run.batch, verify)?,
                 What::Get | What::BatchGet => self.read(run, &mut numbers, verify)?,
+                What::GetRange => self.read_part(run, verify)?,
+                What::PutParts => self.put_parts(run.value, verify)?,
             };
             run.latency.record(elapsed);
         }
         Ok(())
+    }
+
+    /// Stores the next object, from pieces of equal length.
+    fn put_parts(&mut self, value: u64, filled: bool) -> anyhow::Result<Duration> {
+        let number = self.next;
+        if filled {
+            let block = &mut self.scratch[..value as usize];
+            self.content.fill(number, block);
+            self.buffer.write(0, block)?;
+        }
+        let key = key_of(number);
+        let piece = value.div_ceil(PIECES);
+        let (stored, elapsed) = if self.plain {
+            let mut bytes = vec![0; value as usize];
+            self.buffer.read(0, &mut bytes)?;
+            let parts: Vec<&[u8]> = bytes.chunks(piece as usize).collect();
+            let started = Instant::now();
+            (self.client.put_parts(&key, &parts, &self.options), started.elapsed())
+        } else {
+            let range = |at| BufferRange::part(&self.buffer, at, piece.min(value - at));
+            let ranges: Vec<_> = (0..value).step_by(piece as usize).map(range).collect();
+            let started = Instant::now();
+            (self.client.put_from_buffers(&key, &ranges, &self.options), started.elapsed())
+        };
+        anyhow::ensure!(stored?, "an object of an earlier run has the same key: run again");
+        self.next += 1;
+        Ok(elapsed)
+    }
+
+    /// Reads a part of one object.
+    fn read_part(&mut self, run: &mut Run, verify: bool) -> anyhow::Result<Duration> {
+        run.random = run.random.wrapping_add(1);
+        let number = run.stored.start + mix(run.random) % (run.stored.end - run.stored.start);
+        let (key, (offset, len)) = (key_of(number), part_of(run.value));
+        let mut found = Vec::new();
+        let started = Instant::now();
+        let hit = if self.plain {
+            let part = self.client.get_range(&key, offset..offset + len);
+            part.map(|part| part.map(|part| found = part).is_some())
+        } else {
+            let into = BufferRange::part(&self.buffer, 0, len);
+            self.client.get_range_into(&key, offset, into).map(|read| read.is_some())
+        };
+        let elapsed = started.elapsed();
+        match hit {
+            Ok(true) if verify => {
+                if !self.plain {
+                    found = vec![0; len as usize];
+                    self.buffer.read(0, &mut found)?;
+                }
+                let block = &mut self.scratch[..run.value as usize];
+                self.content.fill(number, block);
+                block[offset as usize..][..len as usize].copy_from_slice(&found);
+                compare(&self.content, number, block)?;
+            }
+            Ok(true) => {}
+            Ok(false) => run.misses += 1,
+            Err(error) if error.code() == ErrorCode::TransferFail => run.misses += 1,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(elapsed)
     }
 
     fn read(&mut self, run: &mut Run, numbers: &mut Vec<u64>, verify: bool) -> anyhow::Result<Duration> {
@@ -477,6 +548,11 @@ impl Bench {
         }
         Ok(elapsed)
     }
+}
+
+/// Where the part that get-range reads begins, and its length.
+fn part_of(value: u64) -> (u64, u64) {
+    (value / 3, (value / 4).max(1))
 }
 
 fn compare(content: &Content, number: u64, block: &[u8]) -> anyhow::Result<()> {

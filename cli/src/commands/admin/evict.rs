@@ -1,40 +1,38 @@
-//! `snowskin admin`: what a master does by itself, and why.
+//! `snowskin admin evict`: what eviction does by itself and why, and eviction on demand.
 
 use serde::Serialize;
-use store_core::message::{EvictionReport, ExplainEviction, Kept, WhyKept};
+use store_core::message::{EvictNow, Evicted, EvictionReport, ExplainEviction, Kept, WhyKept};
 use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, Table, printable, thousands};
 use crate::size::ByteSize;
-use crate::{Outcome, output};
+use crate::{Outcome, output, sys};
 
 const AFTER_HELP: &str = "Examples:
   snowskin admin evict --explain
   snowskin admin evict --explain --next 3 greeting model/layer0
-  snowskin admin evict --explain --json | jq .report.kept_hard_pinned";
+  snowskin admin evict --explain --json | jq .report.kept_hard_pinned
+  snowskin admin evict --leave 10GiB";
 
-/// Look into a running master
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum What {
-    Evict(Evict),
-}
-
-/// Say what eviction did, what goes next, and what is kept and why
+/// Evict now, or say what eviction did, what goes next, and what is kept and why
+///
+/// With --leave or --leave-objects, objects go as the policy chooses until no more is left than that. What is leased,
+/// pinned for good or being written stays.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
-struct Evict {
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["explain", "leave", "leave_objects"]))]
+pub(super) struct Args {
     /// Explain; nothing is evicted.
-    #[arg(long, required = true)]
+    #[arg(long, conflicts_with_all = ["leave", "leave_objects"])]
     explain: bool,
+    /// Evict until at most this is allocated.
+    #[arg(long, value_name = "SIZE")]
+    leave: Option<ByteSize>,
+    /// Evict until there are at most so many objects.
+    #[arg(long, value_name = "N")]
+    leave_objects: Option<u64>,
     /// Name so many of those that go next.
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=4096))]
     next: u32,
@@ -70,8 +68,33 @@ struct Answer {
     kept: Option<&'static str>,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
-    let What::Evict(args) = &args.what;
+pub(super) fn run(args: &Args) -> Outcome {
+    if args.explain { explain(args) } else { evict(args) }
+}
+
+/// Asks until there is nothing left to ask for: one answer is bounded, so that nobody waits for it.
+fn evict(args: &Args) -> Outcome {
+    sys::catch_interrupts();
+    let leave = store_core::message::Evict {
+        objects_max: args.leave_objects.unwrap_or(u64::MAX),
+        used_bytes_max: args.leave.map_or(u64::MAX, ByteSize::bytes),
+    };
+    let mut rpc = args.master.connect()?;
+    let mut all = Evicted { more: true, ..Evicted::default() };
+    while all.more && sys::interrupted().is_none() {
+        let now = rpc.call::<EvictNow>(&leave, std::iter::empty()).map_err(no_master)?.0;
+        all = Evicted { objects: all.objects + now.objects, bytes: all.bytes + now.bytes, more: now.more };
+    }
+    if args.json {
+        output::print_json(&all)?;
+    } else {
+        let (objects, bytes) = (thousands(all.objects), ByteSize(all.bytes).approximate());
+        output::print(&format!("evicted {objects} objects, {bytes}\n"))?;
+    }
+    Ok(sys::interrupted().unwrap_or(Exit::Ok))
+}
+
+fn explain(args: &Args) -> Outcome {
     let mut rpc = args.master.connect()?;
     let (report, next) = {
         let (report, next) =

@@ -1,0 +1,242 @@
+//! Segments, nodes and settings, as the master has them.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use store_client::RpcConnection;
+use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, ReadConfig, SegmentState};
+use store_core::{MasterConfig, SegmentNo};
+
+use crate::commands::{MasterArg, no_master};
+use crate::exit::{EXIT_CODES, Exit};
+use crate::output::{Align, Table, figure, printable, thousands};
+use crate::size::ByteSize;
+use crate::{Outcome, output};
+
+/// List the segments: whose, where, how full, in which state
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Segments {
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the nodes: what they lend, and when they were heard of
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Nodes {
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show the settings that the master runs with
+///
+/// Secrets are left out.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Config {
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A segment, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SegmentRow {
+    pub(crate) segment: SegmentNo,
+    pub(crate) name: String,
+    pub(crate) endpoint: String,
+    pub(crate) node: String,
+    pub(crate) state: &'static str,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) free_bytes_largest: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeRow {
+    node: String,
+    incarnation: u64,
+    segments: u32,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    silent_ms: u64,
+}
+
+impl From<NodeInfo> for NodeRow {
+    fn from(info: NodeInfo) -> Self {
+        let NodeInfo { incarnation, segments, capacity, used, silent_ms, .. } = info;
+        let node = node_name(info.node);
+        Self { node, incarnation, segments, capacity_bytes: capacity, used_bytes: used, silent_ms }
+    }
+}
+
+/// How a node is written.
+pub(crate) fn node_name(node: u64) -> String {
+    format!("{node:016x}")
+}
+
+/// All segments, with their states.
+pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
+    let states: HashMap<SegmentNo, SegmentState> = {
+        let ((), drains) = rpc.call::<DrainStatus>(&(), std::iter::empty()).map_err(no_master)?;
+        drains.flatten().map(|drain| (drain.segment, drain.state)).collect()
+    };
+    let ((), found) = rpc.call::<message::Segments>(&(), std::iter::empty()).map_err(no_master)?;
+    let row = |info: message::SegmentInfo<'_>| SegmentRow {
+        segment: info.segment,
+        name: info.name.to_owned(),
+        endpoint: info.endpoint.to_owned(),
+        node: node_name(info.node),
+        state: states.get(&info.segment).copied().unwrap_or_default().name(),
+        capacity_bytes: info.len,
+        used_bytes: info.used,
+        free_bytes_largest: info.free_bytes_largest,
+    };
+    Ok(found.flatten().map(row).collect())
+}
+
+pub(super) fn segments(args: &Segments) -> Outcome {
+    let rows = ask_segments(&mut args.master.connect()?)?;
+    if args.json {
+        output::print_json(&rows)?;
+    } else {
+        output::print(&segment_table(&rows))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Segments, line by line.
+pub(crate) fn segment_table(rows: &[SegmentRow]) -> String {
+    if rows.is_empty() {
+        return "no node lends memory: `snowskin node --memory 1GiB`\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        ("no", Align::Right),
+        ("segment", Align::Left),
+        ("state", Align::Left),
+        ("capacity", Align::Right),
+        ("used", Align::Right),
+        ("", Align::Right),
+        ("largest free", Align::Right),
+        ("node", Align::Left),
+        ("endpoint", Align::Left),
+    ]);
+    for row in rows {
+        table.row([
+            row.segment.to_string(),
+            printable(&row.name),
+            row.state.to_owned(),
+            ByteSize(row.capacity_bytes).approximate(),
+            ByteSize(row.used_bytes).approximate(),
+            share(row.used_bytes, row.capacity_bytes),
+            ByteSize(row.free_bytes_largest).approximate(),
+            row.node.clone(),
+            printable(&row.endpoint),
+        ]);
+    }
+    table.render()
+}
+
+pub(super) fn nodes(args: &Nodes) -> Outcome {
+    let mut rpc = args.master.connect()?;
+    let ((), found) = rpc.call::<ListNodes>(&(), std::iter::empty()).map_err(no_master)?;
+    let rows: Vec<NodeRow> = found.map(NodeRow::from).collect();
+    if args.json {
+        output::print_json(&rows)?;
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&[
+        ("node", Align::Left),
+        ("segments", Align::Right),
+        ("capacity", Align::Right),
+        ("used", Align::Right),
+        ("", Align::Right),
+        ("silent for", Align::Right),
+    ]);
+    for row in &rows {
+        table.row([
+            row.node.clone(),
+            thousands(row.segments.into()),
+            ByteSize(row.capacity_bytes).approximate(),
+            ByteSize(row.used_bytes).approximate(),
+            share(row.used_bytes, row.capacity_bytes),
+            format!("{} s", figure(row.silent_ms as f64 / 1e3)),
+        ]);
+    }
+    output::print(&table.render())?;
+    Ok(Exit::Ok)
+}
+
+pub(super) fn config(args: &Config) -> Outcome {
+    let mut rpc = args.master.connect()?;
+    let config: MasterConfig = rpc.call::<ReadConfig>(&(), std::iter::empty()).map_err(no_master)?.0;
+    if args.json {
+        output::print_json(&config)?;
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&[("setting", Align::Left), ("value", Align::Left)]);
+    let mut rows = Vec::new();
+    flatten("", &serde_json::to_value(&config)?, &mut rows);
+    for (name, value) in rows {
+        table.row([name, printable(&value)]);
+    }
+    output::print(&table.render())?;
+    Ok(Exit::Ok)
+}
+
+/// `a.b.c` and a text for every leaf.
+fn flatten(path: &str, value: &serde_json::Value, rows: &mut Vec<(String, String)>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                flatten(&path, value, rows);
+            }
+        }
+        value => rows.push((path.to_owned(), value.to_string())),
+    }
+}
+
+/// `12.3 %`.
+pub(crate) fn share(part: u64, of: u64) -> String {
+    if of == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / of as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_listed_by_their_path() {
+        let value = serde_json::json!({ "a": 1, "b": { "c": "x", "d": [1, 2] } });
+        let mut rows = Vec::new();
+        flatten("", &value, &mut rows);
+        let rows: Vec<_> = rows.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(rows, [("a", "1"), ("b.c", "\"x\""), ("b.d", "[1,2]")]);
+    }
+
+    #[test]
+    fn names_of_others_cannot_drive_the_terminal() {
+        let row = SegmentRow {
+            segment: 1,
+            name: "evil\u{1b}[2J".into(),
+            endpoint: "h:1\u{7}".into(),
+            node: node_name(7),
+            state: "active",
+            capacity_bytes: 1 << 20,
+            used_bytes: 1 << 19,
+            free_bytes_largest: 1 << 18,
+        };
+        let text = segment_table(&[row]);
+        assert!(!text.contains(['\u{1b}', '\u{7}']) && text.contains("50.0 %"), "{text}");
+    }
+}

@@ -1,0 +1,41 @@
+//! `snowskin admin`: look into a running master, and tell it what to do.
+
+mod evict;
+mod list;
+mod tasks;
+
+use crate::Outcome;
+use crate::exit::EXIT_CODES;
+
+/// Look into a running master, and tell it what to do
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Segments(list::Segments),
+    Nodes(list::Nodes),
+    Config(list::Config),
+    Evict(evict::Args),
+    Drain(tasks::Drain),
+    Tasks(tasks::Tasks),
+    Copy(tasks::Copy),
+    Move(tasks::Move),
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    match &args.what {
+        What::Segments(args) => list::segments(args),
+        What::Nodes(args) => list::nodes(args),
+        What::Config(args) => list::config(args),
+        What::Evict(args) => evict::run(args),
+        What::Drain(args) => tasks::drain(args),
+        What::Tasks(args) => tasks::list(args),
+        What::Copy(args) => tasks::copy(args),
+        What::Move(args) => tasks::move_(args),
+    }
+}

@@ -1,0 +1,431 @@
+//! Replicas that are copied or moved, and segments that are drained.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use store_client::RpcConnection;
+use store_core::message::{
+    CancelTasks, CreateTasks, DrainInfo, DrainStatus, ListTasks, NewTask, OrderSegments, QueryTasks,
+    RetryTasks, SegmentOrder, SegmentState, TaskInfo, TaskQuery, TaskState,
+};
+use store_core::{ErrorCode, Key, SegmentNo};
+
+use super::list::{SegmentRow, ask_segments};
+use crate::commands::{MasterArg, no_master};
+use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::output::{Align, Table, figure, printable, thousands};
+use crate::size::ByteSize;
+use crate::{Outcome, fail, output, sys};
+
+/// How often something that goes on is asked after.
+const TURN: Duration = Duration::from_millis(200);
+/// Tasks of one page.
+const PAGE: u32 = 1_000;
+
+const DRAIN_HELP: &str = "Examples:
+  snowskin admin drain node-7 --wait          move all it has elsewhere, and say when that is done
+  snowskin admin drain node-7 --maintenance   take nothing new, go on serving
+  snowskin admin drain node-7 --undo          take it back into use";
+
+/// Move everything off segments, so that they can go without a loss
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{DRAIN_HELP}\n\n{EXIT_CODES}"))]
+pub(super) struct Drain {
+    /// Segments, by name or number, or nodes, by number; none: show those that are not active.
+    #[arg(value_name = "SEGMENT|NODE")]
+    which: Vec<String>,
+    /// Take nothing new; move nothing.
+    #[arg(long, conflicts_with = "undo", requires = "which")]
+    maintenance: bool,
+    /// Take them back into use.
+    #[arg(long, requires = "which")]
+    undo: bool,
+    /// Wait until they are empty, or nothing more can be moved.
+    #[arg(long, conflicts_with_all = ["maintenance", "undo"])]
+    wait: bool,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// List tasks: replicas that are being copied or moved
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Tasks {
+    /// Only these; none: all that are known.
+    #[arg(value_name = "ID")]
+    ids: Vec<u64>,
+    /// Only those in this state.
+    #[arg(long, value_name = "STATE", value_parser = ["pending", "processing", "done", "failed", "canceled"])]
+    state: Option<String>,
+    /// Give these tasks up.
+    #[arg(long, requires = "ids", conflicts_with_all = ["retry", "state"])]
+    cancel: bool,
+    /// Try these tasks again that were given up.
+    #[arg(long, requires = "ids", conflicts_with = "state")]
+    retry: bool,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Copy an object to another segment, verified
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Copy {
+    /// The object.
+    key: String,
+    /// Where to; without it, the master chooses.
+    #[arg(long, value_name = "SEGMENT")]
+    to: Option<String>,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Move a replica of an object to another segment, verified
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct Move {
+    /// The object.
+    key: String,
+    /// The replica that goes when the new one is readable.
+    #[arg(long, value_name = "SEGMENT")]
+    from: String,
+    /// Where to; without it, the master chooses.
+    #[arg(long, value_name = "SEGMENT")]
+    to: Option<String>,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, clap::Args)]
+struct How {
+    /// Wait for the end.
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    master: MasterArg,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct TaskRow {
+    id: u64,
+    key: String,
+    bytes: u64,
+    state: &'static str,
+    cause: &'static str,
+    from: Option<SegmentNo>,
+    to: Option<SegmentNo>,
+    attempts: u32,
+    error: Option<String>,
+    age_ms: u64,
+}
+
+impl From<TaskInfo<'_>> for TaskRow {
+    fn from(info: TaskInfo<'_>) -> Self {
+        Self {
+            id: info.id,
+            key: info.key.to_string(),
+            bytes: info.len,
+            state: info.state.name(),
+            cause: info.cause.name(),
+            from: info.source,
+            to: info.target,
+            attempts: info.attempts,
+            error: info.error.map(|error| error.to_string()),
+            age_ms: info.age_ms,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct DrainRow {
+    segment: SegmentNo,
+    name: String,
+    state: &'static str,
+    used_bytes: u64,
+    moving: u32,
+    moved_total: u64,
+    dropped_total: u64,
+    failed_total: u64,
+    left_no_room: u64,
+    left_unfinished: u64,
+}
+
+pub(super) fn drain(args: &Drain) -> Outcome {
+    sys::catch_interrupts();
+    let mut rpc = args.master.connect()?;
+    let known = ask_segments(&mut rpc)?;
+    let mut wanted = Vec::new();
+    for which in &args.which {
+        wanted.extend(named(&known, which)?);
+    }
+    let mut drains: Vec<DrainInfo> = if wanted.is_empty() {
+        status(&mut rpc, &[])?
+    } else {
+        let state = match (args.maintenance, args.undo) {
+            (true, _) => SegmentState::Maintenance,
+            (_, true) => SegmentState::Active,
+            _ => SegmentState::Draining,
+        };
+        let orders = wanted.iter().map(|&segment| SegmentOrder { segment, state });
+        let ((), found) = rpc.call::<OrderSegments>(&(), orders).map_err(no_master)?;
+        found
+            .collect::<Result<_, _>>()
+            .map_err(|code| anyhow::Error::from(store_client::StoreError::from(code)))?
+    };
+    while args.wait && drains.iter().any(|drain| goes_on(drain)) {
+        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+            return Ok(exit);
+        }
+        drains = status(&mut rpc, &wanted)?;
+    }
+    let rows: Vec<DrainRow> = drains.iter().map(|drain| row_of(drain, &known)).collect();
+    if args.json {
+        output::print_json(&rows)?;
+    } else {
+        output::print(&drain_table(&rows))?;
+    }
+    let stuck = args.wait && rows.iter().any(|row| row.state != SegmentState::Drained.name());
+    Ok(if stuck { Exit::Failed } else { Exit::Ok })
+}
+
+/// Whether a drain has something left that it can move.
+fn goes_on(drain: &DrainInfo) -> bool {
+    drain.state == SegmentState::Draining && (drain.left_no_room == 0 || drain.moving > 0)
+}
+
+fn status(rpc: &mut RpcConnection, which: &[SegmentNo]) -> anyhow::Result<Vec<DrainInfo>> {
+    let ((), found) = rpc.call::<DrainStatus>(&(), which.iter().copied()).map_err(no_master)?;
+    // A segment that went away meanwhile has nothing left to drain.
+    Ok(found.flatten().collect())
+}
+
+/// The segments that a name or a number means: one, or all of a node.
+fn named(known: &[SegmentRow], which: &str) -> anyhow::Result<Vec<SegmentNo>> {
+    let no = which.parse::<SegmentNo>().ok();
+    let found: Vec<SegmentNo> = known
+        .iter()
+        .filter(|row| row.name == which || Some(row.segment) == no || row.node == which)
+        .map(|row| row.segment)
+        .collect();
+    if found.is_empty() {
+        let failure = Failure::new(Exit::NotFound, format!("{}: no such segment or node", printable(which)));
+        return Err(failure.hint("`snowskin admin segments` lists them").into());
+    }
+    Ok(found)
+}
+
+fn row_of(drain: &DrainInfo, known: &[SegmentRow]) -> DrainRow {
+    let name = known.iter().find(|row| row.segment == drain.segment).map(|row| row.name.clone());
+    DrainRow {
+        segment: drain.segment,
+        name: name.unwrap_or_default(),
+        state: drain.state.name(),
+        used_bytes: drain.used_bytes,
+        moving: drain.moving,
+        moved_total: drain.moved_total,
+        dropped_total: drain.dropped_total,
+        failed_total: drain.failed_total,
+        left_no_room: drain.left_no_room,
+        left_unfinished: drain.left_unfinished,
+    }
+}
+
+fn drain_table(rows: &[DrainRow]) -> String {
+    if rows.is_empty() {
+        return "every segment is active\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        ("segment", Align::Left),
+        ("state", Align::Left),
+        ("used", Align::Right),
+        ("moving", Align::Right),
+        ("moved", Align::Right),
+        ("dropped", Align::Right),
+        ("failed", Align::Right),
+        ("no room elsewhere", Align::Right),
+        ("being written", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            printable(&row.name),
+            row.state.to_owned(),
+            ByteSize(row.used_bytes).approximate(),
+            thousands(row.moving.into()),
+            thousands(row.moved_total),
+            thousands(row.dropped_total),
+            thousands(row.failed_total),
+            thousands(row.left_no_room),
+            thousands(row.left_unfinished),
+        ]);
+    }
+    table.render()
+}
+
+pub(super) fn list(args: &Tasks) -> Outcome {
+    let mut rpc = args.master.connect()?;
+    let mut rows = Vec::new();
+    let mut missing = false;
+    if args.ids.is_empty() {
+        let mut query =
+            TaskQuery { cursor: 0, limit: PAGE, state: args.state.as_deref().and_then(state_named) };
+        loop {
+            let (at, found) = rpc.call::<ListTasks>(&query, std::iter::empty()).map_err(no_master)?;
+            rows.extend(found.map(TaskRow::from));
+            query.cursor = at.cursor;
+            if query.cursor == 0 {
+                break;
+            }
+        }
+    }
+    for ids in args.ids.chunks(PAGE as usize) {
+        let ids = ids.iter().copied();
+        let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match found {
+            Ok(task) => rows.push(TaskRow::from(task)),
+            Err(_) => missing = true,
+        };
+        if args.cancel {
+            rpc.call::<CancelTasks>(&(), ids).map_err(no_master)?.1.for_each(&mut take);
+        } else if args.retry {
+            rpc.call::<RetryTasks>(&(), ids).map_err(no_master)?.1.for_each(&mut take);
+        } else {
+            rpc.call::<QueryTasks>(&(), ids).map_err(no_master)?.1.for_each(&mut take);
+        }
+    }
+    show(&rows, args.json)?;
+    Ok(if missing { Exit::NotFound } else { Exit::Ok })
+}
+
+fn state_named(name: &str) -> Option<TaskState> {
+    let all =
+        [TaskState::Pending, TaskState::Processing, TaskState::Done, TaskState::Failed, TaskState::Canceled];
+    all.into_iter().find(|state| state.name() == name)
+}
+
+pub(super) fn copy(args: &Copy) -> Outcome {
+    create(&args.key, None, args.to.as_deref(), &args.how)
+}
+
+pub(super) fn move_(args: &Move) -> Outcome {
+    create(&args.key, Some(&args.from), args.to.as_deref(), &args.how)
+}
+
+fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome {
+    sys::catch_interrupts();
+    let mut rpc = how.master.connect()?;
+    let known = ask_segments(&mut rpc)?;
+    let one = |name: &str| match named(&known, name)?[..] {
+        [no] => Ok(no),
+        _ => fail(Failure::usage(format!("{}: a node with several segments: name one", printable(name)))),
+    };
+    let task = NewTask {
+        key: Key(key.as_bytes()),
+        source: from.map(one).transpose()?,
+        target: to.map(one).transpose()?,
+    };
+    let created = {
+        let ((), mut created) = rpc.call::<CreateTasks>(&(), std::iter::once(task)).map_err(no_master)?;
+        created.next().unwrap_or(Err(ErrorCode::InternalError))
+    };
+    let id = created.map_err(|code| crate::commands::refused(key, &code.into()))?;
+    loop {
+        let row = {
+            let ((), mut found) = rpc.call::<QueryTasks>(&(), std::iter::once(id)).map_err(no_master)?;
+            found.next().unwrap_or(Err(ErrorCode::TaskNotFound)).map(|task| (task.state, TaskRow::from(task)))
+        };
+        let (state, row) = row.map_err(|code| crate::commands::refused(key, &code.into()))?;
+        if !how.wait || state.is_finished() {
+            show(std::slice::from_ref(&row), how.json)?;
+            let failed = matches!(state, TaskState::Failed | TaskState::Canceled);
+            return Ok(if failed { Exit::Failed } else { Exit::Ok });
+        }
+        if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
+            return Ok(exit);
+        }
+    }
+}
+
+fn show(rows: &[TaskRow], json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::print_json(&rows);
+    }
+    if rows.is_empty() {
+        return output::print("no tasks\n");
+    }
+    let mut table = Table::new(&[
+        ("task", Align::Right),
+        ("object", Align::Left),
+        ("bytes", Align::Right),
+        ("state", Align::Left),
+        ("why", Align::Left),
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("tries", Align::Right),
+        ("age", Align::Right),
+        ("", Align::Left),
+    ]);
+    let no = |no: Option<SegmentNo>| no.map_or_else(|| "–".to_owned(), |no| no.to_string());
+    for row in rows {
+        table.row([
+            row.id.to_string(),
+            printable(&row.key),
+            thousands(row.bytes),
+            row.state.to_owned(),
+            row.cause.to_owned(),
+            no(row.from),
+            no(row.to),
+            row.attempts.to_string(),
+            format!("{} s", figure(row.age_ms as f64 / 1e3)),
+            row.error.clone().unwrap_or_default(),
+        ]);
+    }
+    output::print(&table.render())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_a_segment_or_all_of_a_node() {
+        let row = |segment, name: &str, node: &str| SegmentRow {
+            segment,
+            name: name.into(),
+            endpoint: String::new(),
+            node: node.into(),
+            state: "active",
+            capacity_bytes: 1,
+            used_bytes: 0,
+            free_bytes_largest: 1,
+        };
+        let known = [row(1, "a", "00aa"), row(2, "b", "00aa"), row(3, "c", "00cc")];
+        assert_eq!(named(&known, "b").unwrap(), [2]);
+        assert_eq!(named(&known, "3").unwrap(), [3]);
+        assert_eq!(named(&known, "00aa").unwrap(), [1, 2]);
+        assert!(named(&known, "d").is_err() && named(&known, "").is_err());
+    }
+
+    #[test]
+    fn a_drain_goes_on_until_it_is_empty_or_nothing_fits_elsewhere() {
+        let drain = DrainInfo { state: SegmentState::Draining, ..DrainInfo::default() };
+        assert!(goes_on(&drain));
+        assert!(!goes_on(&DrainInfo { left_no_room: 3, ..drain }));
+        assert!(goes_on(&DrainInfo { left_no_room: 3, moving: 1, ..drain }));
+        assert!(!goes_on(&DrainInfo { state: SegmentState::Drained, ..drain }));
+    }
+
+    #[test]
+    fn every_state_of_a_task_has_its_name_back() {
+        for state in ["pending", "processing", "done", "failed", "canceled"] {
+            assert_eq!(state_named(state).map(TaskState::name), Some(state));
+        }
+    }
+}

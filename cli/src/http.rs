@@ -1,0 +1,173 @@
+//! What people and their tools ask a node: `/health`, `/ready`, `/metrics`. The master's are its own.
+//!
+//! On a thread and a runtime of its own, from before the node's memory is there (which takes a second for each few GiB) until it
+//! is unmounted, so that whoever asks learns which of these it is.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use store_client::Node;
+use tokio::sync::oneshot;
+
+/// A node whose engine does not answer for longer is stuck.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The server. Dropping it stops it.
+#[derive(Debug)]
+pub(crate) struct NodeHttp {
+    addr: SocketAddr,
+    life: Life,
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+/// Where the node is in its life.
+#[derive(Clone, Default)]
+struct Life(Arc<Mutex<Phase>>);
+
+#[derive(Clone, Default)]
+enum Phase {
+    #[default]
+    Starting,
+    Running(Arc<Node>),
+    Stopping,
+}
+
+impl NodeHttp {
+    /// Listens and answers; the node starts now.
+    ///
+    /// # Errors
+    /// The address cannot be listened on, or there is no thread.
+    pub(crate) fn start(addr: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let addr = listener.local_addr()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let life = Life::default();
+        let router = Router::new()
+            .route("/health", get(health))
+            .route("/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .with_state(life.clone());
+        let serve = async move {
+            let listener = match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::error!(%error, "no /health and /metrics"),
+            };
+            tokio::select! {
+                result = async { axum::serve(listener, router).await } => {
+                    if let Err(error) = result {
+                        tracing::error!(%error, "no more /health and /metrics");
+                    }
+                }
+                _ = stopped => {}
+            }
+        };
+        let thread = thread::Builder::new().name("snowskin-http".into()).spawn(move || {
+            runtime.block_on(serve);
+            // A question that hangs in the engine must not keep the process.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { addr, life, running: Some((stop, thread)) })
+    }
+
+    /// Where it listens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The node runs.
+    pub(crate) fn running(&self, node: Arc<Node>) {
+        self.life.enter(Phase::Running(node));
+    }
+
+    /// The node unmounts now; answers go on until this is dropped.
+    pub(crate) fn stopping(&self) {
+        self.life.enter(Phase::Stopping);
+    }
+}
+
+impl Drop for NodeHttp {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.running.take() {
+            let _ = stop.send(());
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Life {
+    fn enter(&self, phase: Phase) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    fn phase(&self) -> Phase {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for Life {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.phase() {
+            Phase::Starting => "Starting",
+            Phase::Running(_) => "Running",
+            Phase::Stopping => "Stopping",
+        })
+    }
+}
+
+/// Whether it lives: restart what says no. A node that is not mounted lives; it mounts again by itself.
+async fn health(State(life): State<Life>) -> Response {
+    let status = match life.phase() {
+        Phase::Starting => "starting",
+        Phase::Stopping => "stopping",
+        Phase::Running(node) => match text(node).await {
+            Some(_) => "ok",
+            None => return json(StatusCode::SERVICE_UNAVAILABLE, "{\"status\":\"stuck\"}\n".to_owned()),
+        },
+    };
+    json(StatusCode::OK, format!("{{\"status\":\"{status}\"}}\n"))
+}
+
+/// Whether its memory is part of the store, as far as it knows.
+async fn ready(State(life): State<Life>) -> Response {
+    let why = match life.phase() {
+        Phase::Starting => "the node is starting",
+        Phase::Stopping => "the node is stopping",
+        Phase::Running(node) => match node.status() {
+            status if status.segment.is_none() => "not mounted: the master gave this node up",
+            status if !status.heard => "the master does not answer",
+            _ => return json(StatusCode::OK, "{\"ready\":true}\n".to_owned()),
+        },
+    };
+    json(StatusCode::SERVICE_UNAVAILABLE, format!("{{\"ready\":false,\"why\":\"{why}\"}}\n"))
+}
+
+async fn metrics(State(life): State<Life>) -> Response {
+    let Phase::Running(node) = life.phase() else { return StatusCode::SERVICE_UNAVAILABLE.into_response() };
+    match text(node).await {
+        Some(text) => {
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
+        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+/// `None`: the engine does not answer.
+async fn text(node: Arc<Node>) -> Option<String> {
+    let asked = tokio::task::spawn_blocking(move || node.metrics_text());
+    tokio::time::timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()
+}
+
+fn json(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

@@ -1,0 +1,198 @@
+//! What master, node and client tell Prometheus, and what is made of it: the reference, the dashboard, the alerts.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+
+use common::{Daemon, PATIENCE, signal};
+use store_client::{Client, ClientConfig, PutOptions};
+
+struct Cluster {
+    master: Daemon,
+    node: Daemon,
+}
+
+impl Cluster {
+    fn start(master_args: &[&str]) -> Self {
+        let args =
+            [&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"], master_args].concat();
+        let master = Daemon::start(&args);
+        let rpc = master.text("rpc");
+        let node = ["node", "--master", &rpc, "--memory", "8MiB", "--http", "127.0.0.1:0", "--json"];
+        Self { node: Daemon::start(&node), master }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(ClientConfig::new(self.master.text("rpc").parse().unwrap())).unwrap()
+    }
+}
+
+/// Status and body.
+fn http(addr: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+/// Names as Prometheus stores them: counters end in `_total`.
+fn families(text: &str) -> BTreeSet<String> {
+    let family = |line: &str| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        Some(if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+    };
+    text.lines().filter_map(family).collect()
+}
+
+/// Every metric that a text names.
+fn named(text: &str) -> BTreeSet<String> {
+    let part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(|c| !part(c)).filter(|word| word.starts_with("snowskin_"));
+    let family = |word: &str| {
+        let word =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word);
+        word.to_owned()
+    };
+    words.map(family).collect()
+}
+
+fn file(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+}
+
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
+    let cluster = Cluster::start(&[]);
+    let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
+    said.extend(families(&http(&cluster.node.text("http"), "/metrics").1));
+    said.extend(families(&cluster.client().metrics_text()));
+
+    let page = file("docs/reference/metrics.md");
+    let row = |line: &str| Some(line.strip_prefix("| `snowskin_")?.split('`').next()?.to_owned());
+    let listed: BTreeSet<String> =
+        page.lines().filter_map(row).map(|name| format!("snowskin_{name}")).collect();
+    let missing: Vec<_> = said.difference(&listed).collect();
+    assert!(missing.is_empty(), "add to docs/reference/metrics.md: {missing:?}");
+    let gone: Vec<_> = listed.difference(&said).collect();
+    assert!(gone.is_empty(), "nobody says, take out of docs/reference/metrics.md: {gone:?}");
+
+    let dashboard: serde_json::Value = serde_json::from_str(&file("deploy/grafana/snowskin.json")).unwrap();
+    let mut used = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            used.extend(named(target["expr"].as_str().unwrap()));
+        }
+    }
+    let alerts = file("deploy/prometheus/alerts.yml");
+    let exprs = alerts.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    exprs.for_each(|expr| used.extend(named(expr)));
+    let unknown: Vec<_> = used.difference(&said).collect();
+    assert!(used.len() > 30 && unknown.is_empty(), "nobody says {unknown:?}");
+}
+
+#[test]
+fn what_a_client_does_is_seen_in_its_own_metrics_and_in_the_masters() {
+    let cluster = Cluster::start(&[]);
+    let mut client = cluster.client();
+    assert!(client.put(b"a", &[7; 4096], &PutOptions::default()).unwrap());
+    assert!(client.get(b"a").unwrap().is_some());
+    assert!(client.get(b"b").unwrap().is_none());
+    let text = client.metrics_text();
+    for (series, expected) in [
+        ("snowskin_client_hits_total", 1.0),
+        ("snowskin_client_misses_total", 1.0),
+        ("snowskin_client_read_bytes_total", 4096.0),
+        ("snowskin_client_written_bytes_total", 4096.0),
+        ("snowskin_client_checksum_mismatches_total", 0.0),
+        ("snowskin_client_operation_seconds_count{op=\"get\"}", 2.0),
+        ("snowskin_client_operation_seconds_count{op=\"put\"}", 1.0),
+    ] {
+        assert_eq!(value(&text, series), expected, "{series}");
+    }
+    let rails = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("snowskin_engine_rail_bytes_total{")?.split(' ').nth(1));
+    assert!(rails.map(|bytes| bytes.parse::<f64>().unwrap()).sum::<f64>() >= 8192.0, "{text}");
+    let text = http(&cluster.master.text("http"), "/metrics").1;
+    assert_eq!(value(&text, "snowskin_master_get_hits_total"), 1.0);
+    assert_eq!(value(&text, "snowskin_master_segments"), 1.0);
+    assert!(value(&text, "snowskin_master_request_seconds_count{op=\"Mount\"}") >= 1.0);
+    let text = http(&cluster.node.text("http"), "/metrics").1;
+    assert_eq!(value(&text, "snowskin_node_mounted"), 1.0);
+    assert_eq!(value(&text, "snowskin_node_capacity_bytes"), f64::from(8 << 20));
+}
+
+#[test]
+fn ready_says_whether_memory_is_there_and_health_whether_somebody_answers() {
+    let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
+    let at = master.text("http");
+    assert_eq!(http(&at, "/health").0, 200);
+    let (status, body) = http(&at, "/ready");
+    assert!(status == 503 && body.contains("no node has mounted"), "{status} {body}");
+    drop(master);
+
+    let cluster = Cluster::start(&["--node-ttl-ms", "600"]);
+    let (master, node) = (cluster.master.text("http"), cluster.node.text("http"));
+    assert_eq!(
+        (http(&master, "/ready").0, http(&node, "/ready").0, http(&node, "/health").0),
+        (200, 200, 200)
+    );
+    // A master that does not answer: the node lives, and is not ready.
+    signal(cluster.master.child.id(), "STOP");
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let (status, body) = loop {
+        let (status, body) = http(&node, "/ready");
+        if status == 503 || std::time::Instant::now() > deadline {
+            break (status, body);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    assert!(status == 503 && body.contains("master does not answer"), "{status} {body}");
+    assert_eq!(http(&node, "/health").0, 200);
+    // And one whose serving thread hangs is said to.
+    signal(cluster.master.child.id(), "CONT");
+}
+
+#[test]
+fn an_operation_has_one_number_in_the_error_and_in_the_masters_log() {
+    let mut master = common::snowskin(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"])
+        .args(["--log", "debug", "--log-format", "json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(master.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    // A put that nobody has room for: the master is asked, and refuses.
+    let rpc = ready["rpc"].as_str().unwrap();
+    let mut client = Client::connect(ClientConfig::new(rpc.parse().unwrap())).unwrap();
+    let error = client.put(b"a", b"b", &PutOptions::default()).unwrap_err();
+    assert_eq!(error.code(), store_client::ErrorCode::NoAvailableHandle);
+    let trace = client.trace().to_string();
+    assert!(client.get(b"a").unwrap().is_none());
+    assert_ne!(client.trace().to_string(), trace, "the next operation has another");
+    signal(master.id(), "TERM");
+    let output = master.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    let records = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let ops: Vec<String> = records
+        .filter(|record| record["trace"] == trace)
+        .map(|record| record["op"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(ops, ["PutStart"], "{log}");
+}

@@ -1,0 +1,188 @@
+//! What a client, a node and their engines tell Prometheus: OpenMetrics text, made when somebody asks.
+//!
+//! `docs/reference/metrics.md` says what each is.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use store_core::Times;
+
+use crate::client::Counters;
+use crate::node::NodeStatusReport;
+
+/// What a client's operations took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OperationTimes {
+    pub(crate) get: Times,
+    pub(crate) put: Times,
+}
+
+/// A client's text.
+pub(crate) fn of_client(counters: &Counters, times: &OperationTimes, engine: &te_engine::Stats) -> String {
+    let mut registry = Registry::with_prefix("snowskin_client");
+    let values = [
+        ("hits", "Keys that were read, intact", counters.hits),
+        ("misses", "Keys that were not, for whichever reason that is no error", counters.misses),
+        (
+            "checksum_mismatches",
+            "Replicas whose bytes were not those that were committed",
+            counters.checksum_mismatches,
+        ),
+        ("lease_misses", "Misses because reading took longer than the lease", counters.lease_misses),
+        ("replica_failovers", "Reads that went on to another replica", counters.replica_failovers),
+        ("transfer_misses", "Misses because no replica could be read", counters.transfer_misses),
+        ("puts", "Keys that were committed", counters.puts),
+        ("put_failures", "Keys whose put failed", counters.put_failures),
+        ("read_bytes", "Bytes of values read", counters.read_bytes),
+        ("written_bytes", "Bytes of values committed, each counted once", counters.written_bytes),
+        (
+            "quarantined_pieces",
+            "Pieces of memory kept from use because a fabric might still touch them",
+            counters.quarantined_pieces,
+        ),
+        ("connects", "Connections made to the master", counters.connects),
+    ];
+    values.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
+    registry.register_collector(Box::new(*times));
+    text(registry, engine)
+}
+
+/// A node's text.
+pub(crate) fn of_node(
+    status: &NodeStatusReport,
+    capacity_bytes: u64,
+    uptime: Duration,
+    engine: &te_engine::Stats,
+) -> String {
+    let mut registry = Registry::with_prefix("snowskin_node");
+    let mounted = status.segment.is_some() && status.heard;
+    let help = "1 while its memory is part of the store, and the master answers";
+    gauge(&mut registry, "mounted", help, mounted.into());
+    gauge(&mut registry, "capacity_bytes", "Memory that it contributes", capacity_bytes);
+    let seconds = Gauge::<f64, AtomicU64>::default();
+    seconds.set(uptime.as_secs_f64());
+    registry.register("uptime_seconds", "Time since the start", seconds);
+    counter(&mut registry, "mounts", "Times it was mounted", status.mounts);
+    counter(&mut registry, "heartbeats", "Heartbeats that were answered", status.heartbeats);
+    counter(&mut registry, "failures", "Times that the master could not be asked", status.failures);
+    text(registry, engine)
+}
+
+/// The registry's text, and the engine's behind it.
+fn text(registry: Registry, engine: &te_engine::Stats) -> String {
+    let mut out = String::new();
+    let mut of_engine = Registry::with_prefix("snowskin_engine");
+    register_engine(&mut of_engine, engine);
+    // Writing into a String does not fail.
+    let _ = prometheus_client::encoding::text::encode_registry(&mut out, &registry);
+    let _ = prometheus_client::encoding::text::encode_registry(&mut out, &of_engine);
+    let _ = prometheus_client::encoding::text::encode_eof(&mut out);
+    out
+}
+
+fn register_engine(registry: &mut Registry, stats: &te_engine::Stats) {
+    let family = || Family::<RailLabels, Counter>::default();
+    let (bytes, slices, errors, pauses, slowdowns) = (family(), family(), family(), family(), family());
+    let family = || Family::<RailLabels, Gauge>::default();
+    let (inflight, paused, slow) = (family(), family(), family());
+    let family = || Family::<RailLabels, Gauge<f64, AtomicU64>>::default();
+    let (rate, seconds) = (family(), family());
+    for rail in &stats.rails {
+        let labels = RailLabels { rail: rail.name, device: rail.device.clone() };
+        for (family, value) in [
+            (&bytes, rail.bytes),
+            (&slices, rail.slices),
+            (&errors, rail.errors),
+            (&pauses, rail.pauses),
+            (&slowdowns, rail.slowdowns),
+        ] {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        for (family, value) in
+            [(&inflight, rail.inflight_bytes), (&paused, rail.paused.into()), (&slow, rail.slow.into())]
+        {
+            family.get_or_create(&labels).set(signed(value));
+        }
+        rate.get_or_create(&labels).set(rail.ewma_gb_s * 1e9);
+        seconds.get_or_create(&labels).set(rail.slice_ns as f64 / 1e9);
+    }
+    registry.register("rail_bytes", "Bytes moved over a rail", bytes);
+    registry.register("rail_slices", "Slices that ended well", slices);
+    registry.register("rail_errors", "Slices that did not", errors);
+    registry.register("rail_pauses", "Times that a rail was paused for its errors", pauses);
+    registry.register("rail_slowdowns", "Times that a rail became slow", slowdowns);
+    registry.register("rail_inflight_bytes", "Bytes under way on a rail", inflight);
+    registry.register("rail_paused", "1 while a rail is left out", paused);
+    registry.register("rail_slow", "1 while a rail is several times slower than others of its kind", slow);
+    registry.register("rail_bytes_per_second", "Recent throughput of a rail, smoothed", rate);
+    registry.register("rail_slice_seconds", "Recent time of a slice, smoothed", seconds);
+    for (name, help, value) in [
+        ("regions", "Registered regions", stats.regions.into()),
+        ("registered_bytes", "Registered bytes", stats.registered_bytes),
+        ("segments", "Open segments of peers", stats.segments.into()),
+        ("batches", "Batches under way or not yet freed", stats.batches.into()),
+        (
+            "quarantined_batches",
+            "Batches that did not drain in time, and have not since",
+            stats.quarantined_batches.into(),
+        ),
+        ("quarantined_bytes", "Bytes of their local memory", stats.quarantined_bytes),
+        (
+            "leaked_bytes",
+            "Bytes of buffers of dropped transfers that could not be given back",
+            stats.leaked_bytes,
+        ),
+    ] {
+        gauge(registry, name, help, value);
+    }
+    counter(registry, "batches_timed_out", "Batches that ran into their deadline", stats.batches_timed_out);
+    let refused = stats.notifications_refused;
+    counter(registry, "notifications_refused", "Notifications refused because too many waited", refused);
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(signed(value));
+    registry.register(name, help, gauge);
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RailLabels {
+    rail: &'static str,
+    device: String,
+}
+
+impl Collector for OperationTimes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Time of an operation, that of all keys of a batch";
+        let mut family = encoder.encode_descriptor("operation_seconds", help, None, MetricType::Histogram)?;
+        for (op, times) in [("get", &self.get), ("put", &self.put)] {
+            let classes: Vec<(f64, u64)> = times.classes().collect();
+            family.encode_family(&[("op", op)])?.encode_histogram::<NoLabelSet>(
+                times.sum_s(),
+                times.count(),
+                &classes,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+}
