@@ -60,10 +60,6 @@ pub struct MasterConfig {
     pub segment_bytes_max: u64,
     /// Most nodes known at a time, those lately given up included. Default 4,096.
     pub nodes_max: u32,
-    /// Tasks, drains and reports.
-    pub tasks: TaskConfig,
-    /// Further replicas of what is read very often.
-    pub replication: ReplicationConfig,
     /// Which life of the master this is; must be higher in each, and seconds of wall time at its start are meant. Generations
     /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
     /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
@@ -85,6 +81,10 @@ pub struct MasterConfig {
     pub admin_secret: Secret,
     /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
     pub hash_seed: u64,
+    /// Tasks, drains and reports.
+    pub tasks: TaskConfig,
+    /// Further replicas of what is read very often.
+    pub replication: ReplicationConfig,
 }
 
 impl Default for MasterConfig {
@@ -110,8 +110,6 @@ impl Default for MasterConfig {
             segments_max: 4_096,
             segment_bytes_max: 64 << 40,
             nodes_max: 4_096,
-            tasks: TaskConfig::default(),
-            replication: ReplicationConfig::default(),
             epoch: 0,
             multi_tenants: false,
             tenants: Vec::new(),
@@ -119,6 +117,8 @@ impl Default for MasterConfig {
             tenants_max: 1_024,
             admin_secret: Secret::default(),
             hash_seed: 0,
+            tasks: TaskConfig::default(),
+            replication: ReplicationConfig::default(),
         }
     }
 }
