@@ -6,7 +6,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, topology,
+    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, top, topology,
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
