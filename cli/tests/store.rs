@@ -308,5 +308,5 @@ fn tenants_do_not_meet_and_bulk_commands_are_about_ones_own() {
     let listed = stdout(&root(&["admin", "tenants", "--set", "c", "--quota", "1MiB", "--json"]));
     assert_eq!(listed.lines().count(), 3, "{listed}");
     let listed = stdout(&root(&["admin", "tenants", "--remove", "a", "--force"]));
-    assert!(listed.contains("1 MiB") && !listed.contains("\na "), "{listed}");
+    assert!(listed.contains("1.0 MiB") && !listed.contains("\na "), "{listed}");
 }

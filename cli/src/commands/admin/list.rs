@@ -13,9 +13,19 @@ use crate::output::{Align, Table, figure, printable, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
+const SEGMENTS_HELP: &str = "Examples:
+  snowskin admin segments
+  snowskin admin segments --json | jq '.[] | select(.state != \"active\")'";
+const NODES_HELP: &str = "Examples:
+  snowskin admin nodes
+  snowskin admin nodes --json | jq 'max_by(.silent_ms)'";
+const CONFIG_HELP: &str = "Examples:
+  snowskin admin config
+  snowskin admin config --json | jq .eviction";
+
 /// List the segments: whose, where, how full, in which state
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{SEGMENTS_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Segments {
     #[command(flatten)]
     master: MasterArg,
@@ -26,7 +36,7 @@ pub(super) struct Segments {
 
 /// List the nodes: what they lend, and when they were heard of
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{NODES_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Nodes {
     #[command(flatten)]
     master: MasterArg,
@@ -39,7 +49,7 @@ pub(super) struct Nodes {
 ///
 /// Secrets are left out.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{CONFIG_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Config {
     #[command(flatten)]
     master: MasterArg,

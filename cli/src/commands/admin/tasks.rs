@@ -22,6 +22,16 @@ const TURN: Duration = Duration::from_millis(200);
 /// Tasks of one page.
 const PAGE: u32 = 1_000;
 
+const TASKS_HELP: &str = "Examples:
+  snowskin admin tasks
+  snowskin admin tasks --state failed
+  snowskin admin tasks 17 --retry";
+const COPY_HELP: &str = "Examples:
+  snowskin admin copy greeting --wait
+  snowskin admin copy greeting --to node-7";
+const MOVE_HELP: &str = "Examples:
+  snowskin admin move greeting --from node-3 --wait
+  snowskin admin move greeting --from node-3 --to node-7";
 const DRAIN_HELP: &str = "Examples:
   snowskin admin drain node-7 --wait          move all it has elsewhere, and say when that is done
   snowskin admin drain node-7 --maintenance   take nothing new, go on serving
@@ -52,7 +62,7 @@ pub(super) struct Drain {
 
 /// List tasks: replicas that are being copied or moved
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{TASKS_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Tasks {
     /// Only these; none: all that are known.
     #[arg(value_name = "ID")]
@@ -75,7 +85,7 @@ pub(super) struct Tasks {
 
 /// Copy an object to another segment, verified
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{COPY_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Copy {
     /// The object.
     key: String,
@@ -88,7 +98,7 @@ pub(super) struct Copy {
 
 /// Move a replica of an object to another segment, verified
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{MOVE_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Move {
     /// The object.
     key: String,
