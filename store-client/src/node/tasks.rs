@@ -10,7 +10,7 @@
 //! from EndTasks does not matter: an order that the master still wants carried out is in the next answer to FetchTasks, and
 //! carrying it out again puts the same bytes into the same place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -96,6 +96,8 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, SegmentHandle>,
+    /// Attempts whose place may still be written by a read that was given up, and whose end the master has not heard.
+    loud: HashSet<u64>,
 }
 
 /// A [`TaskOrder`] of our own.
@@ -132,7 +134,7 @@ impl Work {
     fn connect(config: &NodeConfig, engine: TransferEngine, shared: Arc<Shared>) -> Result<Self, RpcError> {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let (name, reporter) = (config.name.clone(), super::random());
-        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new() })
+        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), loud: HashSet::new() })
     }
 
     /// Until there is nothing left to do.
@@ -167,6 +169,10 @@ impl Work {
             ends.push(end);
         }
         self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
+        // From here on the master does not hand these attempts out again.
+        for order in &orders {
+            self.loud.remove(&order.attempt);
+        }
         if !bad.is_empty() {
             let bad = bad.iter().map(|&(order, segment): &(usize, SegmentNo)| {
                 let order = &orders[order];
@@ -185,7 +191,8 @@ impl Work {
         region: &SharedRegion,
         until: Instant,
     ) -> Option<Transfer> {
-        let source = source?;
+        // What is read into a place that is still written by something else may be overwritten after it was verified.
+        let source = source.filter(|_| !self.loud.contains(&order.attempt))?;
         let segment = self.open(source.segment)?;
         let request = TransferRequest {
             op: Op::Read,
@@ -209,6 +216,9 @@ impl Work {
         bad: &mut Vec<(usize, SegmentNo)>,
     ) -> TaskEnd {
         let end = |result, quiet| TaskEnd { id: order.id, attempt: order.attempt, result, quiet };
+        if self.loud.contains(&order.attempt) {
+            return end(Err(ErrorCode::TransferFail), false);
+        }
         let mut transfer = first;
         let mut error = ErrorCode::TransferFail;
         for (at, source) in order.sources.iter().enumerate() {
@@ -221,6 +231,7 @@ impl Work {
             // Its own timeout bounds it.
             let ended = transfer.wait(None);
             if transfer.report().quarantined {
+                self.loud.insert(order.attempt);
                 return end(Err(ErrorCode::TransferFail), false);
             }
             if let Err(failure) = ended {
