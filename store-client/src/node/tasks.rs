@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -47,6 +47,7 @@ pub(super) struct Mounted {
 /// The thread that does the work.
 pub(super) struct Worker {
     wake: Option<SyncSender<Mounted>>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,11 +59,13 @@ impl Worker {
     ) -> Result<Self, ConnectError> {
         let (wake, woken) = sync_channel(1);
         let config = config.clone();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stopping);
         let thread = thread::Builder::new()
             .name("snowskin-node-tasks".into())
-            .spawn(move || run(&config, &engine, &shared, &woken))
+            .spawn(move || run(&config, &engine, &shared, &woken, &stop))
             .map_err(ConnectError::System)?;
-        Ok(Self { wake: Some(wake), thread: Some(thread) })
+        Ok(Self { wake: Some(wake), stopping, thread: Some(thread) })
     }
 
     /// There is something to do.
@@ -73,8 +76,9 @@ impl Worker {
         }
     }
 
-    /// Waits until the round that runs is over.
+    /// Waits until the round that runs is over. There is no other: what would be moved here goes with us.
     pub(super) fn stop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
         drop(self.wake.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -114,13 +118,19 @@ struct Order {
 }
 
 /// Works whenever it is woken. A node that never has anything to do needs no second connection.
-fn run(config: &NodeConfig, engine: &TransferEngine, shared: &Arc<Shared>, woken: &Receiver<Mounted>) {
+fn run(
+    config: &NodeConfig,
+    engine: &TransferEngine,
+    shared: &Arc<Shared>,
+    woken: &Receiver<Mounted>,
+    stopping: &AtomicBool,
+) {
     let mut work = None;
     while let Ok(mounted) = woken.recv() {
         let done = match &mut work {
-            Some(work) => Work::work(work, &mounted),
+            Some(work) => Work::work(work, &mounted, stopping),
             None => Work::connect(config, engine.clone(), Arc::clone(shared))
-                .and_then(|connected| work.insert(connected).work(&mounted)),
+                .and_then(|connected| work.insert(connected).work(&mounted, stopping)),
         };
         if let Err(error) = done {
             // The next heartbeat wakes us again.
@@ -137,9 +147,9 @@ impl Work {
         Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), loud: HashSet::new() })
     }
 
-    /// Until there is nothing left to do.
-    fn work(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-        while self.round(mounted)? > 0 {}
+    /// Until there is nothing left to do, or the node stops.
+    fn work(&mut self, mounted: &Mounted, stopping: &AtomicBool) -> Result<(), RpcError> {
+        while !stopping.load(Ordering::Relaxed) && self.round(mounted)? > 0 {}
         Ok(())
     }
 
