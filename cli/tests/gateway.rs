@@ -69,8 +69,9 @@ impl Gateway {
         let mut stream = self.connect();
         let length =
             if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}{length}\r\n");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}{length}\r\n"
+        );
         stream.write_all(head.as_bytes()).unwrap();
         // It may have answered before it has read everything.
         let _ = stream.write_all(body);
@@ -112,6 +113,25 @@ fn read_answer(stream: &mut TcpStream, no_body: bool) -> Answer {
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+#[test]
+fn a_web_page_whose_name_was_made_to_mean_this_host_is_refused() {
+    let gateway = Gateway::start(&[]);
+    let asked = |host: &str| {
+        let mut stream = gateway.connect();
+        let head = format!("GET /v1/objects HTTP/1.1\r\nConnection: close\r\nHost: {host}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        read_answer(&mut stream, false)
+    };
+    for own in [&gateway.address[..], "localhost", "LocalHost:1", "127.0.0.1", "[::1]", "[::1]:80"] {
+        assert_eq!(asked(own).status, 200, "{own}");
+    }
+    for other in
+        ["a.example", "a.example:80", "localhost.a.example", "127.0.0.1.a.example", "[::1", "[::1]x", "::1"]
+    {
+        asked(other).refused(403, "localhost");
+    }
 }
 
 #[test]
@@ -252,7 +272,7 @@ fn what_makes_no_sense_is_refused_with_advice() {
     chunked.extend(b"\r\n0\r\n\r\n");
     let mut stream = gateway.connect();
     let head =
-        b"PUT /v1/objects/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+        b"PUT /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head).unwrap();
     let _ = stream.write_all(&chunked);
     read_answer(&mut stream, false).refused(413, "--body-bytes-max");
@@ -270,8 +290,7 @@ fn what_makes_no_sense_is_refused_with_advice() {
 fn a_chunked_body_is_stored_as_a_whole() {
     let gateway = Gateway::start(&[]);
     let mut stream = gateway.connect();
-    let head =
-        "PUT /v1/objects/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "PUT /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
     for chunk in ["5\r\nhello\r\n", "7\r\n, world\r\n", "0\r\n\r\n"] {
         stream.write_all(chunk.as_bytes()).unwrap();
@@ -285,12 +304,15 @@ fn a_body_that_ends_early_or_never_comes_stores_nothing() {
     let gateway = Gateway::start(&["--body-ms-max", "300", "--head-ms-max", "300"]);
     // Announced and cut short.
     let mut stream = gateway.connect();
-    stream.write_all(b"PUT /v1/objects/cut HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf").unwrap();
+    stream
+        .write_all(b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
+        .unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = stream.read_to_end(&mut Vec::new());
     // A chunk cut short.
     let mut stream = gateway.connect();
-    let head = b"PUT /v1/objects/cut HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel";
+    let head =
+        b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel";
     stream.write_all(head).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let _ = stream.read_to_end(&mut Vec::new());
@@ -298,7 +320,7 @@ fn a_body_that_ends_early_or_never_comes_stores_nothing() {
     let mut stream = gateway.connect();
     stream
         .write_all(
-            b"PUT /v1/objects/cut HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf",
+            b"PUT /v1/objects/cut HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf",
         )
         .unwrap();
     read_answer(&mut stream, false).refused(408, "faster");
@@ -332,7 +354,8 @@ fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
     let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "1MiB"]);
     // One that announces much and sends nothing holds all of it.
     let mut hog = gateway.connect();
-    hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\n\r\n").unwrap();
+    hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
+        .unwrap();
     let deadline = Instant::now() + PATIENCE;
     loop {
         let answer = gateway.put("/v1/objects/k", b"x");
@@ -367,7 +390,7 @@ fn an_answer_that_nobody_takes_gives_its_memory_back() {
     // They ask, and never read; then there are no places left.
     let mut deaf: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
     for stream in &mut deaf {
-        stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     }
     let deadline = Instant::now() + PATIENCE;
     while gateway.put("/v1/objects/later", b"x").status == 503 {
@@ -381,9 +404,9 @@ fn requests_follow_one_another_on_a_connection() {
     let mut stream = gateway.connect();
     stream
         .write_all(
-            b"PUT /v1/objects/k HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello\
-              GET /v1/objects/k HTTP/1.1\r\nHost: x\r\n\r\n\
-              GET /v1/objects/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"PUT /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello\
+              GET /v1/objects/k HTTP/1.1\r\nHost: localhost\r\n\r\n\
+              GET /v1/objects/nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         )
         .unwrap();
     let mut text = String::new();
@@ -478,7 +501,7 @@ fn a_node_is_a_gateway_and_serves_light_clients_when_told_to() {
     assert!(stderr(&away).contains("snowskin node --local"), "{}", stderr(&away));
     // Over HTTP it is the same store.
     let mut stream = TcpStream::connect(node.text("gateway")).unwrap();
-    stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     assert!(read_answer(&mut stream, false).body == value);
     assert_eq!(node.terminate(), Some(0));
     assert!(!socket.exists(), "the socket goes with its node");

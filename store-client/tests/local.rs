@@ -310,6 +310,32 @@ fn what_a_lost_node_was_reading_into_stays_held() {
     });
 }
 
+#[test]
+fn what_a_lost_node_may_still_store_is_not_written_any_more() {
+    let store = Store::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("relay");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::scope(|scope| {
+        let relay = scope.spawn(|| relay_hello(&listener, store.server.path()));
+        let mut client = LocalClient::connect(LocalConfig::new(&path)).unwrap();
+        let (mut near, far) = relay.join().unwrap();
+        let buffer = client.alloc(1000).unwrap();
+        let idle = client.alloc(1000).unwrap();
+        let value = pattern(5, 1000);
+        buffer.write(0, &value).unwrap();
+        scope.spawn(move || {
+            let _ = near.read(&mut [0; 4096]);
+            drop((near, far));
+        });
+        let error = client.put_from(b"k", buffer.all(), &ONE).unwrap_err();
+        assert!(matches!(error, LocalError::Lost { .. }), "{error}");
+        assert!(matches!(buffer.write(0, b"other"), Err(LocalError::Held)));
+        assert_eq!(buffer.to_vec().unwrap(), value, "it can be read");
+        assert!(idle.write(0, b"other").is_ok(), "others are their owner's");
+    });
+}
+
 /// Lets one hello through to a real server and its answer back, descriptor and all.
 fn relay_hello(listener: &UnixListener, server: &Path) -> (UnixStream, UnixStream) {
     use std::os::fd::AsFd as _;

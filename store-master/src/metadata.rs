@@ -11,7 +11,7 @@
 //!
 //! Beyond that shape: a value may have a time to live, after which it is gone (`ttl_ms`, 1 to 86,400,000; none: until it is deleted),
 //! and every version of a value has an `ETag`, so that writers compare and set: `If-Match: "TAG"` and `If-None-Match: *`
-//! (RFC 9110 §13.1). Bad requests end 400 with a sentence that says why.
+//! (RFC 9110 §13.1). Bad requests end 400 with a sentence that says why; what a web page would change ends 403.
 //!
 //! Bounded in every direction: [`MetadataLimits`]. Nobody waits for the serving thread here, nor does it for this.
 
@@ -84,6 +84,7 @@ async fn read(State(desk): State<Arc<Desk>>, params: Asked) -> Response {
 
 async fn write(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap, body: Body) -> Response {
     let put = async {
+        no_browser(&headers)?;
         let params = desk.params(params)?;
         let expected = expectation(&headers)?;
         let ttl = match params.ttl_ms {
@@ -101,7 +102,7 @@ async fn write(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap,
 }
 
 async fn remove(State(desk): State<Arc<Desk>>, params: Asked, headers: HeaderMap) -> Response {
-    let deleted = desk.params(params).and_then(|params| {
+    let deleted = no_browser(&headers).and_then(|()| desk.params(params)).and_then(|params| {
         let (key, expected) = (params.without_ttl()?, expectation(&headers)?);
         desk.table().delete(&key, expected, Instant::now())
     });
@@ -162,6 +163,8 @@ impl Desk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     NotFound,
+    /// A web page asks.
+    Browser,
     Bad(&'static str),
     /// What is there is not what the writer expects.
     Changed,
@@ -174,6 +177,7 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         match self {
             Self::NotFound => (StatusCode::NOT_FOUND, "metadata not found\n".to_owned()),
+            Self::Browser => (StatusCode::FORBIDDEN, "not for web pages\n".to_owned()),
             Self::Bad(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
             Self::Changed => (StatusCode::PRECONDITION_FAILED, "it has changed: read it again\n".to_owned()),
             Self::TooLong(what) => (StatusCode::PAYLOAD_TOO_LARGE, format!("{what} is too long\n")),
@@ -185,6 +189,12 @@ impl IntoResponse for Refused {
         }
         .into_response()
     }
+}
+
+/// Refuses what a browser sends for a web page: always with its origin (Fetch standard, §3.2), which engines never have. A page
+/// whose host's name was made to mean this one could take over the names of segments.
+fn no_browser(headers: &HeaderMap) -> Result<(), Refused> {
+    if headers.contains_key(header::ORIGIN) { Err(Refused::Browser) } else { Ok(()) }
 }
 
 /// What a writer expects to be there.

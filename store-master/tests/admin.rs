@@ -49,6 +49,7 @@ fn it_tells_of_status_segments_nodes_and_settings() {
     assert_eq!((&nodes[0]["segments"], &nodes[0]["capacity_bytes"]), (&json!(1), &json!(1 << 20)));
     let settings = value(&get(http, "/api/v1/config").1);
     assert_eq!(settings["lease_ttl_ms"], MasterConfig::default().lease_ttl_ms);
+    assert_eq!(settings["hash_seed"], 0, "nobody is told it");
     let document = value(&get(http, "/api/openapi.json").1);
     assert_eq!(document["openapi"], "3.1.0");
 }

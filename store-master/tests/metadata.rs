@@ -61,6 +61,20 @@ fn values_are_put_read_and_deleted_as_mooncakes_engines_do() {
 }
 
 #[test]
+fn a_web_page_changes_nothing() {
+    let master = start();
+    let addr = http(&master);
+    assert_eq!(ask(addr, "PUT", "?key=k", &[], b"ours").status, 200);
+    for origin in ["origin: http://a.example:8080", "origin: null"] {
+        let put = ask(addr, "PUT", "?key=k", &[origin], b"theirs");
+        assert_eq!((put.status, put.body.as_str()), (403, "not for web pages\n"));
+        assert_eq!(ask(addr, "DELETE", "?key=k", &[origin], b"").status, 403);
+    }
+    assert_eq!(ask(addr, "GET", "?key=k", &[], b"").body, "ours");
+    master.stop().unwrap();
+}
+
+#[test]
 fn writers_compare_and_set_by_etag() {
     let master = start();
     let addr = http(&master);

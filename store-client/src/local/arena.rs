@@ -40,7 +40,13 @@ impl Arena {
         match rows.allocator.allocate(len.max(1), 0) {
             Some((block, offset)) => {
                 let arena = Arc::clone(self);
-                Ok(LocalBuffer { arena, block, span: Span { offset, len }, held: AtomicBool::new(false) })
+                Ok(LocalBuffer {
+                    arena,
+                    block,
+                    span: Span { offset, len },
+                    held: AtomicBool::new(false),
+                    asked: AtomicBool::new(false),
+                })
             }
             None => Err(LocalError::ArenaFull {
                 wanted: len,
@@ -81,6 +87,8 @@ pub struct LocalBuffer {
     span: Span,
     /// Something may still write it, though the operation it was for is over.
     held: AtomicBool,
+    /// A put from it had no answer: the node may carry it out later, with what is in the buffer then. For good, as its arena is gone.
+    asked: AtomicBool,
 }
 
 /// A part of a [`LocalBuffer`].
@@ -130,8 +138,12 @@ impl LocalBuffer {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As [`read`](Self::read); `Held`, for good, after a put from the buffer that had no answer: the node may still carry it
+    /// out, and would store what is written here.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), LocalError> {
+        if self.asked.load(Ordering::Acquire) {
+            return Err(LocalError::Held);
+        }
         let at = self.at(offset, bytes.len() as u64)?;
         self.arena.memory.view().write(at, bytes).map_err(|_| LocalError::OutOfRange)
     }
@@ -146,7 +158,8 @@ impl LocalBuffer {
         Ok(bytes)
     }
 
-    /// Where it is, for callers that reach it by address. It stays mapped as long as the buffer lives.
+    /// Where it is, for callers that reach it by address. It stays mapped as long as the buffer lives. After a put from it that had
+    /// no answer, nothing may be written there any more: the node may still carry the put out, and would store what it finds.
     #[must_use]
     pub fn span(&self) -> MemSpan {
         let whole = self.arena.memory.span();
@@ -163,6 +176,11 @@ impl LocalBuffer {
 
     pub(super) fn set_held(&self, held: bool) {
         self.held.store(held, Ordering::Release);
+    }
+
+    /// A put from it had no answer.
+    pub(super) fn set_asked(&self) {
+        self.asked.store(true, Ordering::Release);
     }
 
     pub(super) const fn in_arena(&self) -> Span {

@@ -150,7 +150,8 @@ impl LocalClient {
     /// Stores an object straight from the arena. Gives `false` when the key is taken.
     ///
     /// # Errors
-    /// As [`put`](Self::put); `OtherArena`, `OutOfRange`; `Held` while something may still write the buffer.
+    /// As [`put`](Self::put); `OtherArena`, `OutOfRange`; `Held` while something may still write the buffer. Without an answer the
+    /// node may still store what is in the buffer, so that nothing can be written to it any more.
     pub fn put_from(
         &mut self,
         key: &[u8],
@@ -352,10 +353,16 @@ impl LocalClient {
     ) -> Result<Vec<Result<(), ErrorCode>>, LocalError> {
         let named = self.name(items)?;
         let request = Request::Put { options: *options, items: named };
-        match self.ask(&request)? {
-            Answer::Done(answers) if answers.len() == items.len() => Ok(answers),
-            other => Err(self.nonsense(other)),
+        let answer = match self.ask(&request) {
+            Ok(Answer::Done(answers)) if answers.len() == items.len() => Ok(answers),
+            Ok(other) => Err(self.nonsense(other)),
+            Err(error) => Err(error),
+        };
+        if answer.is_err() && self.connection.is_none() {
+            // Without an answer nobody knows whether the node will still store what is in them.
+            items.iter().for_each(|(_, range)| range.buffer.set_asked());
         }
+        answer
     }
 
     fn get_request(&mut self, items: &[(&[u8], LocalRange<'_>)]) -> Result<Vec<Got>, LocalError> {

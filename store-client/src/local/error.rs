@@ -57,7 +57,7 @@ pub enum LocalError {
     },
     /// The buffer is of an arena that was given up.
     OtherArena,
-    /// A fabric, or a node that was given up, may still write the buffer.
+    /// A fabric, or a node that was given up, may still write the buffer, or store what is in it.
     Held,
     /// The range does not lie inside its buffer.
     OutOfRange,
@@ -142,7 +142,7 @@ impl fmt::Display for LocalError {
                 f.write_str("the buffer is of a connection that is gone: allocate another, and fill it again")
             }
             Self::Held => f.write_str(
-                "a transfer that was given up may still write the buffer: try again later, or use another",
+                "a transfer that was given up may still use the buffer: try again later, or use another",
             ),
             Self::OutOfRange => {
                 f.write_str("the range does not lie inside its buffer: check offset and length")

@@ -10,9 +10,9 @@
 //! from EndTasks does not matter: an order that the master still wants carried out is in the next answer to FetchTasks, and
 //! carrying it out again puts the same bytes into the same place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -47,6 +47,7 @@ pub(super) struct Mounted {
 /// The thread that does the work.
 pub(super) struct Worker {
     wake: Option<SyncSender<Mounted>>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,11 +59,13 @@ impl Worker {
     ) -> Result<Self, ConnectError> {
         let (wake, woken) = sync_channel(1);
         let config = config.clone();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stopping);
         let thread = thread::Builder::new()
             .name("snowskin-node-tasks".into())
-            .spawn(move || run(&config, &engine, &shared, &woken))
+            .spawn(move || run(&config, &engine, &shared, &woken, &stop))
             .map_err(ConnectError::System)?;
-        Ok(Self { wake: Some(wake), thread: Some(thread) })
+        Ok(Self { wake: Some(wake), stopping, thread: Some(thread) })
     }
 
     /// There is something to do.
@@ -73,8 +76,9 @@ impl Worker {
         }
     }
 
-    /// Waits until the round that runs is over.
+    /// Waits until the round that runs is over. There is no other: what would be moved here goes with us.
     pub(super) fn stop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
         drop(self.wake.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -96,6 +100,8 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, SegmentHandle>,
+    /// Attempts whose place may still be written by a read that was given up, and whose end the master has not heard.
+    loud: HashSet<u64>,
 }
 
 /// A [`TaskOrder`] of our own.
@@ -112,13 +118,19 @@ struct Order {
 }
 
 /// Works whenever it is woken. A node that never has anything to do needs no second connection.
-fn run(config: &NodeConfig, engine: &TransferEngine, shared: &Arc<Shared>, woken: &Receiver<Mounted>) {
+fn run(
+    config: &NodeConfig,
+    engine: &TransferEngine,
+    shared: &Arc<Shared>,
+    woken: &Receiver<Mounted>,
+    stopping: &AtomicBool,
+) {
     let mut work = None;
     while let Ok(mounted) = woken.recv() {
         let done = match &mut work {
-            Some(work) => Work::work(work, &mounted),
+            Some(work) => Work::work(work, &mounted, stopping),
             None => Work::connect(config, engine.clone(), Arc::clone(shared))
-                .and_then(|connected| work.insert(connected).work(&mounted)),
+                .and_then(|connected| work.insert(connected).work(&mounted, stopping)),
         };
         if let Err(error) = done {
             // The next heartbeat wakes us again.
@@ -132,12 +144,12 @@ impl Work {
     fn connect(config: &NodeConfig, engine: TransferEngine, shared: Arc<Shared>) -> Result<Self, RpcError> {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let (name, reporter) = (config.name.clone(), super::random());
-        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new() })
+        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), loud: HashSet::new() })
     }
 
-    /// Until there is nothing left to do.
-    fn work(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
-        while self.round(mounted)? > 0 {}
+    /// Until there is nothing left to do, or the node stops.
+    fn work(&mut self, mounted: &Mounted, stopping: &AtomicBool) -> Result<(), RpcError> {
+        while !stopping.load(Ordering::Relaxed) && self.round(mounted)? > 0 {}
         Ok(())
     }
 
@@ -167,6 +179,10 @@ impl Work {
             ends.push(end);
         }
         self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
+        // From here on the master does not hand these attempts out again.
+        for order in &orders {
+            self.loud.remove(&order.attempt);
+        }
         if !bad.is_empty() {
             let bad = bad.iter().map(|&(order, segment): &(usize, SegmentNo)| {
                 let order = &orders[order];
@@ -185,7 +201,8 @@ impl Work {
         region: &SharedRegion,
         until: Instant,
     ) -> Option<Transfer> {
-        let source = source?;
+        // What is read into a place that is still written by something else may be overwritten after it was verified.
+        let source = source.filter(|_| !self.loud.contains(&order.attempt))?;
         let segment = self.open(source.segment)?;
         let request = TransferRequest {
             op: Op::Read,
@@ -209,6 +226,9 @@ impl Work {
         bad: &mut Vec<(usize, SegmentNo)>,
     ) -> TaskEnd {
         let end = |result, quiet| TaskEnd { id: order.id, attempt: order.attempt, result, quiet };
+        if self.loud.contains(&order.attempt) {
+            return end(Err(ErrorCode::TransferFail), false);
+        }
         let mut transfer = first;
         let mut error = ErrorCode::TransferFail;
         for (at, source) in order.sources.iter().enumerate() {
@@ -221,6 +241,7 @@ impl Work {
             // Its own timeout bounds it.
             let ended = transfer.wait(None);
             if transfer.report().quarantined {
+                self.loud.insert(order.attempt);
                 return end(Err(ErrorCode::TransferFail), false);
             }
             if let Err(failure) = ended {

@@ -191,11 +191,20 @@ pub(super) fn drain(args: &Drain) -> Outcome {
             .collect::<Result<_, _>>()
             .map_err(|code| anyhow::Error::from(store_client::StoreError::from(code)))?
     };
+    if wanted.is_empty() {
+        wanted.extend(drains.iter().map(|drain| drain.segment));
+    }
     while args.wait && drains.iter().any(goes_on) {
         if let Some(exit) = sys::wait_for_interrupt(Some(TURN)) {
             return Ok(exit);
         }
-        drains = status(&mut rpc, &wanted)?;
+        let last = std::mem::replace(&mut drains, status(&mut rpc, &wanted)?);
+        if let Some(lost) = gone(&last, &drains) {
+            let lost = Failure::failed(format!("segment {lost} went away before it was drained"));
+            return fail(
+                lost.hint("its node died, or was stopped: what it still had is lost, but for other replicas"),
+            );
+        }
     }
     let rows: Vec<DrainRow> = drains.iter().map(|drain| row_of(drain, &known)).collect();
     if args.json {
@@ -212,9 +221,15 @@ fn goes_on(drain: &DrainInfo) -> bool {
     drain.state == SegmentState::Draining && (drain.left_no_room == 0 || drain.moving > 0)
 }
 
+/// A segment that was being drained, and is not there any more.
+fn gone(last: &[DrainInfo], now: &[DrainInfo]) -> Option<SegmentNo> {
+    let draining = last.iter().filter(|drain| drain.state == SegmentState::Draining);
+    draining.map(|drain| drain.segment).find(|segment| now.iter().all(|drain| drain.segment != *segment))
+}
+
 fn status(rpc: &mut RpcConnection, which: &[SegmentNo]) -> anyhow::Result<Vec<DrainInfo>> {
     let ((), found) = rpc.call::<DrainStatus>(&(), which.iter().copied()).map_err(no_master)?;
-    // A segment that went away meanwhile has nothing left to drain.
+    // A segment that went away meanwhile is not among them.
     Ok(found.flatten().collect())
 }
 
@@ -430,6 +445,16 @@ mod tests {
         assert!(!goes_on(&DrainInfo { left_no_room: 3, ..drain }));
         assert!(goes_on(&DrainInfo { left_no_room: 3, moving: 1, ..drain }));
         assert!(!goes_on(&DrainInfo { state: SegmentState::Drained, ..drain }));
+    }
+
+    #[test]
+    fn a_segment_that_goes_before_it_is_drained_is_missed() {
+        let drain = |segment, state| DrainInfo { segment, state, ..DrainInfo::default() };
+        let last = [drain(1, SegmentState::Drained), drain(2, SegmentState::Draining)];
+        assert_eq!(gone(&last, &last), None);
+        assert_eq!(gone(&last, &last[1..]), None, "it was done");
+        assert_eq!(gone(&last, &last[..1]), Some(2));
+        assert_eq!(gone(&last, &[last[0], drain(2, SegmentState::Drained)]), None);
     }
 
     #[test]

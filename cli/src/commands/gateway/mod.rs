@@ -146,6 +146,7 @@ impl Gateway {
             counters: Arc::new(Counters::default()),
             budget: Arc::new(Semaphore::new(usize::try_from(buffered.div_ceil(1024))?)),
             limits: objects::Limits { body_bytes_max: body, body_time_max: ms(limits.body_ms_max) },
+            own_hosts_only: listen.ip().is_loopback(),
         };
         let http = server::Limits {
             connections_max: limits.connections_max.into(),

@@ -1,5 +1,6 @@
 //! What the gateway offers: objects by key, lists of keys, and how it is.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,8 @@ pub(super) struct App {
     /// Of `KIB` each: values that are in memory now.
     pub(super) budget: Arc<Semaphore>,
     pub(super) limits: Limits,
+    /// Requests name this host by an address or as `localhost`, if at all.
+    pub(super) own_hosts_only: bool,
 }
 
 /// What one request may cost.
@@ -80,6 +83,7 @@ pub(super) fn router(app: App) -> Router {
         .method_not_allowed_fallback(|| async {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no such method here: see /openapi.json")
         })
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
         .layer(middleware::from_fn_with_state(app.clone(), count))
         .with_state(app)
 }
@@ -149,6 +153,28 @@ impl From<StoreError> for Problem {
 }
 
 type Answer = Result<Response, Problem>;
+
+/// A gateway that serves this host alone is not asked by the web pages that are open here: one whose host's name was made to mean
+/// this host (DNS rebinding) still asks for that name.
+async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    if app.own_hosts_only && host.is_some_and(|host| !is_own_host(host)) {
+        return Problem::new(StatusCode::FORBIDDEN, "name this host by its address or as localhost")
+            .into_response();
+    }
+    next.run(request).await
+}
+
+/// Whether a `Host` (RFC 9110 §7.2) is an address, or `localhost`, with a port or without: what no other's DNS says.
+fn is_own_host(host: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
+    if let Some(rest) = host.strip_prefix('[') {
+        let Some((ip, port)) = rest.split_once(']') else { return false };
+        return ip.parse::<Ipv6Addr>().is_ok() && port.strip_prefix(':').map_or(port.is_empty(), is_port);
+    }
+    let (name, port) = host.split_once(':').unwrap_or((host, ""));
+    is_port(port) && (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok())
+}
 
 async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
     let _flying = Flying::new(&app.counters.in_flight);
