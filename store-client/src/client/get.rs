@@ -41,6 +41,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
+    /// `UnavailableInCurrentStatus` also when this read was given up and a fabric may still write to the range: it is not the
+    /// caller's to use until an operation with it is not refused any more, or [`unregister`](Self::unregister) returned `Ok`.
     pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
         one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
     }
@@ -266,9 +268,14 @@ impl Client {
             Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
             Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady | ErrorCode::ChecksumMismatch) => {}
+            Err(_) if self.mover.is_spoiled(item) => {}
             Err(code) => return Err(code),
         }
         self.counters.misses += 1;
+        if self.mover.is_spoiled(item) {
+            // A miss would say that the memory is the caller's again.
+            return Err(ErrorCode::UnavailableInCurrentStatus);
+        }
         Ok(None)
     }
 }

@@ -267,6 +267,11 @@ impl Mover {
         self.quarantine.covers(range)
     }
 
+    /// Whether a read of the item was given up that a fabric may still finish, into the caller's memory.
+    pub(crate) fn is_spoiled(&self, item: usize) -> bool {
+        self.spoiled.contains(&item)
+    }
+
     /// Takes memory back that has drained meanwhile.
     pub(crate) fn settle(&mut self, fabric: &mut Fabric) {
         let bounce = &mut self.bounce;
