@@ -46,6 +46,9 @@ const FLIGHT_BYTES_MAX: u64 = 1 << 20;
 const FLIGHT_PIECES_MAX: usize = 128;
 /// Engine batches under way.
 const FLIGHTS_MAX: usize = 64;
+/// How long the mover sends before its caller has a turn. Over a rail that copies at once it would otherwise send all there is,
+/// past the lease or the put's window, and nobody would see that.
+const TURN: Duration = Duration::from_millis(1);
 
 /// What is moved for one operation at a time.
 pub(crate) struct Mover {
@@ -220,14 +223,22 @@ impl Mover {
         buffers: &mut Buffers<'_>,
         timeout: Duration,
     ) -> bool {
-        let mut busy = false;
-        while self.flights.len() < FLIGHTS_MAX && self.send_flight(fabric, memory, buffers, timeout) {
+        let (mut busy, mut stuck) = (false, false);
+        let turn_end = Instant::now() + TURN;
+        while self.flights.len() < FLIGHTS_MAX {
+            if !self.send_flight(fabric, memory, buffers, timeout) {
+                stuck = true;
+                break;
+            }
             busy = true;
             // Over a rail that copies at once it is over now, and its bytes are still in the cache.
             fabric.poll();
             self.reap_ended(fabric, memory, buffers);
+            if Instant::now() >= turn_end {
+                break;
+            }
         }
-        if self.flights.is_empty() && !self.pending.is_empty() {
+        if stuck && self.flights.is_empty() && !self.pending.is_empty() {
             self.give_up();
         }
         fabric.poll();
