@@ -1,6 +1,7 @@
 //! Gets: objects out, or parts of them, into plain bytes or registered memory.
 
 use std::ops::{Bound, RangeBounds};
+use std::time::Instant;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
@@ -213,7 +214,9 @@ impl Client {
             if self.get.is_done() {
                 break;
             }
-            let busy = self.pump(&mut buffers, deadline);
+            // A node that hangs gets half of what is left of the lease; another replica has time in the other half.
+            let patience = self.get.poll_timeout().map(|end| Instant::now() + (end - self.now()) / 2);
+            let busy = self.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
             let now = self.now();
             while let Some((transfer, end)) = self.mover.next_ended() {
                 self.get.handle_transfer(now, transfer.id, end);
