@@ -27,6 +27,7 @@ use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, TransferError, 
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
+use crate::config::REQUESTS_PER_BATCH_MIN;
 use crate::fabric::{self, Fabric};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
@@ -43,7 +44,7 @@ const TAIL_BYTES: u64 = 4 << 10;
 /// Bytes of one engine batch, beyond its first piece. Fewer and larger ones leave a rail fewer gaps.
 const FLIGHT_BYTES_MAX: u64 = 1 << 20;
 /// Pieces of one engine batch.
-const FLIGHT_PIECES_MAX: usize = 128;
+const FLIGHT_PIECES_MAX: usize = REQUESTS_PER_BATCH_MIN as usize;
 /// Engine batches under way.
 const FLIGHTS_MAX: usize = 64;
 /// How long the mover sends before its caller has a turn. Over a rail that copies at once it would otherwise send all there is,
