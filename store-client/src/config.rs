@@ -11,6 +11,8 @@ use crate::rpc::{Address, Identity, RpcConfig};
 
 /// Two halves, each with room for one block, the least that a read of a part reads.
 const BOUNCE_BYTES_MIN: usize = 2 * BLOCK_BYTES as usize;
+/// What is moved goes in batches of so many pieces; an engine that took fewer would refuse them, one by one, as misses.
+pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 
 /// What a [`Client`](crate::Client) can be told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,6 +27,7 @@ pub struct ClientConfig {
     #[serde(skip)]
     pub identity: Identity,
     /// The engine that moves the bytes. Its `listen` must be an address that nodes could reach; port 0 will do.
+    /// Its `requests_per_batch_max` must be at least 128.
     pub engine: te_engine::Config,
     /// How long moving the bytes of one operation may take, milliseconds. The lease or the put's window may end it
     /// earlier. Default 10,000.
@@ -117,6 +120,10 @@ impl ClientConfig {
         if self.transfer_ms_max == 0 {
             return Err(ConnectError::Config { field: "transfer_ms_max", need: "must be at least 1" });
         }
+        if self.engine.requests_per_batch_max < REQUESTS_PER_BATCH_MIN {
+            let field = "engine.requests_per_batch_max";
+            return Err(ConnectError::Config { field, need: "must be at least 128" });
+        }
         Ok(())
     }
 }
@@ -157,5 +164,21 @@ impl NodeConfig {
             return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_whose_batches_are_too_small_for_a_client_is_refused() {
+        let mut config = ClientConfig::default();
+        assert!(config.validate().is_ok());
+        config.engine.requests_per_batch_max = REQUESTS_PER_BATCH_MIN;
+        assert!(config.validate().is_ok());
+        config.engine.requests_per_batch_max -= 1;
+        let refused = config.validate().map_err(|error| error.to_string());
+        assert!(refused.is_err_and(|error| error.contains("engine.requests_per_batch_max")));
     }
 }

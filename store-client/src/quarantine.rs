@@ -105,12 +105,18 @@ mod tests {
         let (range, other) = (BufferRange::part(&memory, 0, LEN), BufferRange::part(&memory, LEN, LEN));
 
         client.fabric_mut().stick_next(Op::Read);
-        assert_eq!(client.get_into(b"k", range).unwrap(), None);
+        let busy = |result: Result<Option<u64>, StoreError>| result.unwrap_err().code();
+        let given_up = client.get_into(b"k", range);
+        assert_eq!(
+            busy(given_up),
+            ErrorCode::UnavailableInCurrentStatus,
+            "a miss would give the memory back"
+        );
         let after = client.counters();
         assert!(after.quarantined_pieces > 0);
+        assert_eq!((after.hits, after.misses), (0, 1));
         assert_eq!(after.replica_failovers, 0, "no other replica was read into the same range");
 
-        let busy = |result: Result<Option<u64>, StoreError>| result.unwrap_err().code();
         assert_eq!(busy(client.get_into(b"k", range)), ErrorCode::UnavailableInCurrentStatus);
         let part = BufferRange { offset: LEN - 1, len: LEN, ..range };
         assert_eq!(busy(client.get_into(b"k", part)), ErrorCode::UnavailableInCurrentStatus);

@@ -1,6 +1,7 @@
 //! Gets: objects out, or parts of them, into plain bytes or registered memory.
 
 use std::ops::{Bound, RangeBounds};
+use std::time::Instant;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
@@ -41,6 +42,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
+    /// `UnavailableInCurrentStatus` also when this read was given up and a fabric may still write to the range: it is not the
+    /// caller's to use until an operation with it is not refused any more, or [`unregister`](Self::unregister) returned `Ok`.
     pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
         one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
     }
@@ -211,7 +214,9 @@ impl Client {
             if self.get.is_done() {
                 break;
             }
-            let busy = self.pump(&mut buffers, deadline);
+            // A node that hangs gets half of what is left of the lease; another replica has time in the other half.
+            let patience = self.get.poll_timeout().map(|end| Instant::now() + (end - self.now()) / 2);
+            let busy = self.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
             let now = self.now();
             while let Some((transfer, end)) = self.mover.next_ended() {
                 self.get.handle_transfer(now, transfer.id, end);
@@ -266,9 +271,14 @@ impl Client {
             Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
             Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady | ErrorCode::ChecksumMismatch) => {}
+            Err(_) if self.mover.is_spoiled(item) => {}
             Err(code) => return Err(code),
         }
         self.counters.misses += 1;
+        if self.mover.is_spoiled(item) {
+            // A miss would say that the memory is the caller's again.
+            return Err(ErrorCode::UnavailableInCurrentStatus);
+        }
         Ok(None)
     }
 }

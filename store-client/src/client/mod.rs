@@ -137,7 +137,9 @@ impl Client {
     ///
     /// # Safety
     /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the client is gone, `span` stays mapped,
-    /// readable and writable, and while an operation names a part of it, no `&` or `&mut` to that part exists.
+    /// readable and writable, and while an operation names a part of it, no `&` or `&mut` to that part exists. A get into it
+    /// that fails with `UnavailableInCurrentStatus` may still be written by a fabric: for its part, that holds on until
+    /// an operation that names the part fails otherwise or not at all.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
         // SAFETY: the caller's promise, which is what the engine asks for.

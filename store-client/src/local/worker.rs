@@ -534,7 +534,11 @@ fn got(
     match result {
         Ok(Some(len)) => Got::Read(len),
         // Given up, and perhaps not drained: the client must not use the range.
-        Ok(None) | Err(ErrorCode::TransferFail) if client.is_held(*range) => Got::Held,
+        Ok(None) | Err(ErrorCode::TransferFail | ErrorCode::UnavailableInCurrentStatus)
+            if client.is_held(*range) =>
+        {
+            Got::Held
+        }
         Ok(None) => Got::Miss,
         Err(ErrorCode::BufferOverflow) => match client.look_up(key) {
             Ok(Some(object)) => Got::TooLong(object.len),

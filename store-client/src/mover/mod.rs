@@ -27,6 +27,7 @@ use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, TransferError, 
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
+use crate::config::REQUESTS_PER_BATCH_MIN;
 use crate::fabric::{self, Fabric};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
@@ -43,9 +44,12 @@ const TAIL_BYTES: u64 = 4 << 10;
 /// Bytes of one engine batch, beyond its first piece. Fewer and larger ones leave a rail fewer gaps.
 const FLIGHT_BYTES_MAX: u64 = 1 << 20;
 /// Pieces of one engine batch.
-const FLIGHT_PIECES_MAX: usize = 128;
+const FLIGHT_PIECES_MAX: usize = REQUESTS_PER_BATCH_MIN as usize;
 /// Engine batches under way.
 const FLIGHTS_MAX: usize = 64;
+/// How long the mover sends before its caller has a turn. Over a rail that copies at once it would otherwise send all there is,
+/// past the lease or the put's window, and nobody would see that.
+const TURN: Duration = Duration::from_millis(1);
 
 /// What is moved for one operation at a time.
 pub(crate) struct Mover {
@@ -220,14 +224,22 @@ impl Mover {
         buffers: &mut Buffers<'_>,
         timeout: Duration,
     ) -> bool {
-        let mut busy = false;
-        while self.flights.len() < FLIGHTS_MAX && self.send_flight(fabric, memory, buffers, timeout) {
+        let (mut busy, mut stuck) = (false, false);
+        let turn_end = Instant::now() + TURN;
+        while self.flights.len() < FLIGHTS_MAX {
+            if !self.send_flight(fabric, memory, buffers, timeout) {
+                stuck = true;
+                break;
+            }
             busy = true;
             // Over a rail that copies at once it is over now, and its bytes are still in the cache.
             fabric.poll();
             self.reap_ended(fabric, memory, buffers);
+            if Instant::now() >= turn_end {
+                break;
+            }
         }
-        if self.flights.is_empty() && !self.pending.is_empty() {
+        if stuck && self.flights.is_empty() && !self.pending.is_empty() {
             self.give_up();
         }
         fabric.poll();
@@ -265,6 +277,11 @@ impl Mover {
     /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
     pub(crate) fn is_quarantined(&self, range: BufferRange) -> bool {
         self.quarantine.covers(range)
+    }
+
+    /// Whether a read of the item was given up that a fabric may still finish, into the caller's memory.
+    pub(crate) fn is_spoiled(&self, item: usize) -> bool {
+        self.spoiled.contains(&item)
     }
 
     /// Takes memory back that has drained meanwhile.
