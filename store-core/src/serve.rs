@@ -85,6 +85,8 @@ impl Master {
             Kind::QueryTasks | Kind::ListTasks | Kind::CancelTasks | Kind::RetryTasks if rights.admin => {
                 Ok(tasks::EVERYBODY)
             }
+            // A node that is nobody's copies everybody's objects.
+            Kind::ReportReplicas if rights.node && rights.tenant.is_none() => Ok(tasks::EVERYBODY),
             _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
         }
     }

@@ -689,3 +689,42 @@ fn a_regular_expression_finds_and_removes_what_is_the_tenants_own() {
     assert_eq!(master.remove_many(at(1), 2, &every).unwrap().removed, 20);
     assert_eq!((usage(master, "a").objects, usage(master, "b").objects), (10, 0));
 }
+
+#[test]
+fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of_nothing_else() {
+    let mut master = master_with(8, config(&[tenant("a")]));
+    let second = MountSegment {
+        node: 2,
+        incarnation: 1,
+        name: "n2",
+        endpoint: "n2:1",
+        base: 0,
+        len: 8 * GRAIN,
+        export: Export::default(),
+        epoch: 0,
+    };
+    master.mount(at(0), &second).unwrap();
+    let mut put = |key| {
+        let key = FullKey { tenant: 1, key };
+        let given = master.put_start(at(0), key, GRAIN, &PutOptions::DEFAULT).unwrap();
+        master.put_end(at(0), key, given.generation, 7).unwrap();
+        (given.generation, given.replicas[0].segment)
+    };
+    let ((generation, segment), (other, other_segment)) = (put(b"k"), put(b"other"));
+    let key = FullKey { tenant: 1, key: b"k" };
+    let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
+    let mut node = Session::new(Peer::Remote);
+    let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5 };
+    let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
+    greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
+    let bad = BadReplica { key: Key(b"k"), generation, segment };
+    let mut report = |master: &mut Master, bad| one!(master, &mut node, ReportReplicas, 7, bad).unwrap();
+    assert_eq!(report(&mut master, bad), Ok(Verdict::Noted));
+    let misnamed = BadReplica { key: Key(b"other"), ..bad };
+    assert_eq!(report(&mut master, misnamed), Err(ErrorCode::ObjectNotFound));
+    let unordered = BadReplica { key: Key(b"other"), generation: other, segment: other_segment };
+    assert_eq!(report(&mut master, unordered), Err(ErrorCode::ObjectNotFound));
+    let end = TaskEnd { id, attempt, result: Ok(7), quiet: true };
+    master.end_task(at(2), fetch.node, &end).unwrap();
+    assert_eq!(report(&mut master, bad), Err(ErrorCode::ObjectNotFound), "it is told no more");
+}

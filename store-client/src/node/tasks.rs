@@ -178,17 +178,20 @@ impl Work {
             counter.fetch_add(1, Ordering::Relaxed);
             ends.push(end);
         }
-        self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
-        // From here on the master does not hand these attempts out again.
-        for order in &orders {
-            self.loud.remove(&order.attempt);
-        }
+        // Before the end: of objects that are not its tenant's, a node may report those alone that it is told to copy.
         if !bad.is_empty() {
             let bad = bad.iter().map(|&(order, segment): &(usize, SegmentNo)| {
                 let order = &orders[order];
                 BadReplica { key: Key(&order.key), generation: order.generation, segment }
             });
-            self.rpc.call::<ReportReplicas>(&self.reporter, bad)?;
+            if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
+                log::debug!("node {}: reporting bad replicas: {error}", self.name);
+            }
+        }
+        self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
+        // From here on the master does not hand these attempts out again.
+        for order in &orders {
+            self.loud.remove(&order.attempt);
         }
         Ok(orders.len())
     }

@@ -72,8 +72,22 @@ impl Master {
         tenant: TenantNo,
         bad: &BadReplica<'_>,
     ) -> Result<Verdict, ErrorCode> {
-        let key = FullKey { tenant, key: bad.key.0 };
-        let index = self.find_generation(key, bad.generation).ok_or(ErrorCode::ObjectNotFound)?;
+        self.report_replica_of(now, reporter, Some(tenant), bad)
+    }
+
+    /// The same, of a tenant's object; or of anybody's, as long as there is a task for it.
+    pub(crate) fn report_replica_of(
+        &mut self,
+        now: Instant,
+        reporter: u64,
+        tenant: Option<TenantNo>,
+        bad: &BadReplica<'_>,
+    ) -> Result<Verdict, ErrorCode> {
+        let index = match tenant {
+            Some(tenant) => self.find_generation(FullKey { tenant, key: bad.key.0 }, bad.generation),
+            None => self.find_ordered(bad),
+        };
+        let index = index.ok_or(ErrorCode::ObjectNotFound)?;
         let entry = self.objects.entry(index);
         let replicas = entry.replicas.as_slice();
         if !entry.is_complete() || !replicas.iter().any(|placed| placed.segment == bad.segment) {
@@ -93,6 +107,13 @@ impl Master {
         }
         self.drop_replica(now, index, bad.segment);
         Ok(Verdict::Dropped)
+    }
+
+    /// An object that nodes are told to copy, whosever it is.
+    fn find_ordered(&self, bad: &BadReplica<'_>) -> Option<u32> {
+        let mut tasks = self.tasks.of_object(bad.generation);
+        let (_, task) = tasks.find(|(_, task)| *task.key == *bad.key.0)?;
+        self.is_there(task.index, bad.generation).then_some(task.index)
     }
 
     /// Where an object is, readable or not. Neither leases nor counts as a use.

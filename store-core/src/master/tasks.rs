@@ -332,7 +332,7 @@ impl Master {
     }
 
     /// Whether the entry still holds this object, readable.
-    fn is_there(&self, index: u32, generation: u64) -> bool {
+    pub(super) fn is_there(&self, index: u32, generation: u64) -> bool {
         let entry = self.objects.entry(index);
         entry.generation == generation && entry.is_complete()
     }

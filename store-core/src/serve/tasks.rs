@@ -30,7 +30,7 @@ impl Master {
         let done = match kind {
             Kind::ReportReplicas => {
                 batch::<ReportReplicas>(self, tenant, body, id, out, &(), |master, _, reporter, bad| {
-                    master.report_replica(now, *reporter, tenant, &bad)
+                    master.report_replica_of(now, *reporter, whose(tenant), &bad)
                 })
             }
             Kind::FindReplicas => {
