@@ -226,7 +226,7 @@ fn a_writer_that_changes_its_arena_meanwhile_harms_nobody_else() {
             }
         });
         // Read space comes back with its lease: all rounds together fit.
-        for round in 0..20 {
+        for round in 0..12 {
             let key = format!("mine-{round}");
             local.put_from(key.as_bytes(), buffer.all(), &ONE).unwrap();
             // Either what was committed, or nothing: which of the two is the writer's luck.
