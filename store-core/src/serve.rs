@@ -59,6 +59,10 @@ impl Master {
         match kind {
             _ if !rights.known => Err(ErrorCode::TenantNotRegistered),
             Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
+            // Exports open everybody's memory: they are for tenants and nodes.
+            Kind::Segments | Kind::QueryHosts if rights.tenant.is_none() && !rights.node => {
+                Err(ErrorCode::TenantNotRegistered)
+            }
             Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments | Kind::QueryHosts => Ok(0),
             Kind::TenantSet | Kind::TenantRemove if !rights.admin => Err(ErrorCode::PermissionDenied),
             Kind::TenantSet | Kind::TenantRemove => Ok(0),

@@ -110,6 +110,23 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
+    /// Whether a tenant has tasks that are not finished.
+    pub(crate) fn has_unfinished_of(&self, tenant: TenantNo) -> bool {
+        self.by_object.iter().any(|(_, id)| self.map.get(id).is_some_and(|task| task.tenant == tenant))
+    }
+
+    /// Forgets the finished tasks of a tenant that is gone: its number will be another's.
+    pub(crate) fn forget(&mut self, tenant: TenantNo) {
+        let map = &mut self.map;
+        self.finished.retain(|id| {
+            let theirs = map.get(id).is_some_and(|task| task.tenant == tenant);
+            if theirs {
+                map.remove(id);
+            }
+            !theirs
+        });
+    }
+
     /// None; numbers begin after `last`.
     pub(crate) fn after(last: TaskId, finished_max: u32) -> Self {
         Self {

@@ -728,3 +728,50 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     master.end_task(at(2), fetch.node, &end).unwrap();
     assert_eq!(report(&mut master, bad), Err(ErrorCode::ObjectNotFound), "it is told no more");
 }
+
+#[test]
+fn a_connection_that_named_no_tenant_learns_of_no_export() {
+    let config = MasterConfig {
+        multi_tenants: true,
+        tenants: vec![TenantConfig { name: "a".into(), ..TenantConfig::default() }],
+        admin_secret: Secret::new(b"root"),
+        ..MasterConfig::default()
+    };
+    let mut master = Master::new(config).unwrap();
+    let mut ask = |tenant: &str| {
+        let mut session = Session::new(Peer::Remote);
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let greeting = Greeting { tenant, ..Greeting::default() };
+        Hello::encode_request(&mut request, 1, &greeting, std::iter::empty()).unwrap();
+        let frame = Frame::parse(&request).unwrap().unwrap().0;
+        master.handle(Instant::from_millis(1), &mut session, &frame, &mut answer);
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        Segments::encode_request(&mut request, 2, &(), std::iter::empty()).unwrap();
+        let frame = Frame::parse(&request).unwrap().unwrap().0;
+        master.handle(Instant::from_millis(1), &mut session, &frame, &mut answer);
+        Frame::parse(&answer).unwrap().unwrap().0.header.result()
+    };
+    assert_eq!(ask(""), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!(ask("a"), Ok(()));
+}
+
+#[test]
+fn a_name_without_the_secret_of_new_tenants_is_not_left_behind() {
+    let like = TenantConfig { secret: Secret::new(b"s"), ..TenantConfig::default() };
+    let config = MasterConfig {
+        multi_tenants: true,
+        tenant_default: Some(like),
+        admin_secret: Secret::new(b"root"),
+        ..MasterConfig::default()
+    };
+    let mut master = Master::new(config).unwrap();
+    let before = master.tenants().count();
+    for (secret, more) in [(&b"guess"[..], 0), (b"", 0), (b"s", 1)] {
+        let (mut request, mut answer) = (Vec::new(), Vec::new());
+        let greeting = Greeting { tenant: "new", secret: Key(secret), ..Greeting::default() };
+        Hello::encode_request(&mut request, 1, &greeting, std::iter::empty()).unwrap();
+        let frame = Frame::parse(&request).unwrap().unwrap().0;
+        master.handle(Instant::from_millis(1), &mut Session::new(Peer::Remote), &frame, &mut answer);
+        assert_eq!(master.tenants().count() - before, more, "{secret:?}");
+    }
+}

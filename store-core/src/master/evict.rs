@@ -231,7 +231,14 @@ impl Master {
     }
 
     pub(super) fn evict_one(&mut self, now: Instant, tenant: TenantNo) -> bool {
-        self.evict(now, Some(tenant)).is_some()
+        // An extra replica that goes leaves as many objects.
+        self.objects.settle(now);
+        let victim = if self.objects.is_single() {
+            self.evict_from(now, 0)
+        } else {
+            self.evict_fairly(now, Some(tenant))
+        };
+        victim.is_some()
     }
 
     /// Objects and bytes of what was evicted, with its group.

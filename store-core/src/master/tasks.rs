@@ -427,6 +427,12 @@ impl Master {
         if checksum != entry.checksum {
             return Err(ErrorCode::ChecksumMismatch);
         }
+        // A move whose source is gone meanwhile is one replica more.
+        let replicas = entry.replicas.as_slice();
+        let moves = source.is_some_and(|no| replicas.iter().any(|placed| placed.segment == no));
+        if replicas.len() - usize::from(moves) >= usize::from(self.config.replicas_max) {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
         let (len, generation) = (entry.len, entry.generation);
         if let Some(source) = source {
             self.drop_replica(now, index, source);

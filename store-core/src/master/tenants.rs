@@ -106,7 +106,14 @@ impl Master {
         if !greeting.tenant.is_empty() {
             let no = match self.tenants.named(greeting.tenant) {
                 Some(no) => no,
-                None => self.create_tenant(greeting.tenant)?,
+                None => {
+                    // Whoever could not be it afterwards must not leave it behind.
+                    let like = self.config.tenant_default.as_ref().ok_or(ErrorCode::TenantNotRegistered)?;
+                    if like.secret.is_set() && !like.secret.matches(secret) && !is_admin {
+                        return Err(ErrorCode::TenantNotRegistered);
+                    }
+                    self.create_tenant(greeting.tenant)?
+                }
             };
             let tenant = &self.tenants.list[usize::from(no)];
             if tenant.secret.is_set() && !tenant.secret.matches(secret) && !is_admin {
@@ -235,9 +242,13 @@ impl Master {
         if !self.config.multi_tenants {
             return Err(ErrorCode::InvalidParams);
         }
-        if self.objects.usage(no).objects > 0 || self.limbo.charged(no) > 0 {
+        if self.objects.usage(no).objects > 0
+            || self.limbo.charged(no) > 0
+            || self.tasks.has_unfinished_of(no)
+        {
             return Err(ErrorCode::TenantNotEmpty);
         }
+        self.tasks.forget(no);
         self.tenants.remove(no);
         self.objects.clear_share(no, self.config.eviction);
         Ok(())
