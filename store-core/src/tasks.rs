@@ -7,7 +7,9 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
+use crate::blocks::stored_len;
 use crate::message::{SegmentNo, TaskCause, TaskId, TaskInfo, TaskState};
+use crate::objects::charge;
 use crate::segments::Placed;
 use crate::{ErrorCode, Key, TenantNo};
 
@@ -107,9 +109,16 @@ pub(crate) struct Tasks {
     finished_max: usize,
     pending: u32,
     processing: u32,
+    /// By tenant, what its unfinished copies will cost it. A move costs nothing more.
+    reserved: BTreeMap<TenantNo, u64>,
 }
 
 impl Tasks {
+    /// What a tenant's unfinished copies will cost it, bytes.
+    pub(crate) fn reserved(&self, tenant: TenantNo) -> u64 {
+        self.reserved.get(&tenant).copied().unwrap_or(0)
+    }
+
     /// Whether a tenant has tasks that are not finished.
     pub(crate) fn has_unfinished_of(&self, tenant: TenantNo) -> bool {
         self.by_object.iter().any(|(_, id)| self.map.get(id).is_some_and(|task| task.tenant == tenant))
@@ -139,6 +148,7 @@ impl Tasks {
             finished: VecDeque::new(),
             finished_max: finished_max as usize,
             pending: 0,
+            reserved: BTreeMap::new(),
             processing: 0,
         }
     }
@@ -294,6 +304,9 @@ impl Tasks {
         let Some(task) = self.map.get(&id) else { return };
         self.by_object.insert((task.generation, id));
         self.deadlines.insert((task.deadline, id));
+        if task.source.is_none() {
+            *self.reserved.entry(task.tenant).or_default() += charge(stored_len(task.len), 1);
+        }
         if task.state == TaskState::Pending {
             self.pending += 1;
             self.waiting.entry(task.node).or_default().push_back(id);
@@ -308,6 +321,14 @@ impl Tasks {
         let Some(task) = self.map.get(&id).filter(|task| !task.state.is_finished()) else { return };
         self.by_object.remove(&(task.generation, id));
         self.deadlines.remove(&(task.deadline, id));
+        if task.source.is_none()
+            && let Some(reserved) = self.reserved.get_mut(&task.tenant)
+        {
+            *reserved -= charge(stored_len(task.len), 1);
+            if *reserved == 0 {
+                self.reserved.remove(&task.tenant);
+            }
+        }
         let node = task.node;
         if task.state == TaskState::Pending {
             self.pending -= 1;

@@ -139,7 +139,8 @@ impl Master {
 
     /// Whether a tenant may have another object of so many bytes, all copies together.
     pub(super) fn has_quota(&self, tenant: TenantNo, bytes: u64) -> bool {
-        self.objects.usage(tenant).has_room(bytes, self.limbo.charged(tenant))
+        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        self.objects.usage(tenant).has_room(bytes, held)
     }
 
     /// Evicts until an object of `len` bytes fits where the last victim was; if nothing can go, takes whatever place is left.

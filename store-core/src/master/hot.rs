@@ -72,6 +72,16 @@ impl Master {
             return;
         }
         self.task_report.hot_gets_total += 1;
+        for _ in 0..LOOKS_MAX {
+            // What is gone is forgotten from the front, a few at a time.
+            let Some((at, named, segment)) = self.hot.extras.pop_front() else { break };
+            let entry = self.objects.entry(at);
+            let mut replicas = entry.replicas.as_slice().iter();
+            if entry.generation == named && replicas.any(|placed| placed.segment == segment) {
+                self.hot.extras.push_back((at, named, segment));
+                break;
+            }
+        }
         let config = self.config.replication;
         if config.mode != ReplicationMode::Enforce
             || replicas >= usize::from(config.replicas_max)

@@ -130,9 +130,15 @@ impl Master {
         if matches!(task.state, TaskState::Failed | TaskState::Canceled) {
             let wish =
                 Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Asked };
-            let generation = task.generation;
+            let (generation, tenant, len) = (task.generation, task.tenant, task.len);
             if !self.is_there(wish.index, generation) {
                 return Err(ErrorCode::ObjectNotFound);
+            }
+            if self.tasks.pending() + self.tasks.processing() >= self.config.tasks.unfinished_max {
+                return Err(ErrorCode::TaskPendingLimitExceeded);
+            }
+            if wish.source.is_none() && !self.may_copy(tenant, len) {
+                return Err(ErrorCode::TenantQuotaExceeded);
             }
             let (placed, node) = self.find_place(now, wish)?;
             let until = deadline(now, self.config.tasks.pending_timeout_ms);
@@ -247,9 +253,7 @@ impl Master {
             return Err(ErrorCode::TaskPendingLimitExceeded);
         }
         // Nothing is evicted for a copy, of its tenant's either.
-        let charged = charge(stored_len(entry.len), 1);
-        let usage = self.objects.usage(entry.tenant);
-        if wish.source.is_none() && !usage.has_bytes(charged, self.limbo.charged(entry.tenant)) {
+        if wish.source.is_none() && !self.may_copy(entry.tenant, entry.len) {
             return Err(ErrorCode::TenantQuotaExceeded);
         }
         let (placed, node) = self.find_place(now, wish)?;
@@ -335,6 +339,12 @@ impl Master {
     pub(super) fn is_there(&self, index: u32, generation: u64) -> bool {
         let entry = self.objects.entry(index);
         entry.generation == generation && entry.is_complete()
+    }
+
+    /// Whether a tenant's quota has room for one more copy, those under way included.
+    fn may_copy(&self, tenant: TenantNo, len: u64) -> bool {
+        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        self.objects.usage(tenant).has_bytes(charge(stored_len(len), 1), held)
     }
 
     /// Reserves space for one more replica of an object, away from all others; gives whose it is.
