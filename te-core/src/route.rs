@@ -221,8 +221,9 @@ impl HealthRoute {
         self.rails.iter().enumerate().filter(usable).fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// A slow or doubtful rail of `open` that is to be tried again. Others would keep it waiting for as long as they are not
-    /// busy. Looks in passing whether a rail has become doubtful because others have become better.
+    /// A slow, doubtful or overshadowed rail of `open` that is to be tried again. Others would keep it waiting for as long as
+    /// they are not busy, and what is known of it would never be put right. Looks in passing whether a rail has become
+    /// doubtful because others have become better.
     #[cold]
     fn slow_probe(&mut self, open: u32) -> Option<usize> {
         let (now, config) = (self.now, self.config);
@@ -232,7 +233,8 @@ impl HealthRoute {
             let best = self.best_beside(index);
             let rail = &mut self.rails[index];
             rail.doubt(best, now, &config);
-            if !rail.slow && !rail.doubtful {
+            if !rail.slow && !rail.doubtful && !rail.is_overshadowed(best) {
+                rail.rests();
                 continue;
             }
             if found.is_none() && open & 1 << index != 0 && rail.wants_probe(now) {

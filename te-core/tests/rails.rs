@@ -270,3 +270,28 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
     let bandwidth = |rail| route.health(rail).expect("a rail").bandwidth;
     assert!(bandwidth(0) >= bandwidth(1) / 4, "{route:?}");
 }
+
+#[test]
+fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_busy() {
+    use te_core::Route as _;
+    let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
+    let slice =
+        |i| Slice { token: Token(i), local: (REGION, 0), remote: (SEGMENT, 0), len: 16384, op: Op::Read };
+    let ends = |route: &mut HealthRoute, rail, nanos| {
+        route.accepted(rail, &slice(0));
+        route.completed(rail, &slice(0), &Completion::applied(Token(0)), nanos, 16384);
+    };
+    // Not slow enough to be called slow, and worse than the other for as long as nobody looks.
+    (0..200).for_each(|_| ends(&mut route, 0, 10_000));
+    (0..200).for_each(|_| ends(&mut route, 1, 24_000));
+    let mut asked = 0;
+    for ms in 1..60_000 {
+        route.tick(Instant::from_millis(ms));
+        let rail = route.route(&slice(ms), 0b11).expect("both are open");
+        asked += u32::from(rail == 1);
+        ends(&mut route, rail, 10_000);
+    }
+    let bandwidth = |rail| route.health(rail).expect("a rail").bandwidth;
+    assert!(asked > 8, "asked {asked} times");
+    assert!(bandwidth(1) * 3 > bandwidth(0) * 2, "{} beside {}", bandwidth(1), bandwidth(0));
+}

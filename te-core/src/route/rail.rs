@@ -224,14 +224,26 @@ impl Rail {
         self.doubtful = is;
     }
 
-    /// Whether a slow or doubtful rail is to be tried: it has been idle for long enough.
+    /// Whether another rail of its group would be taken before it, busy or not so: it is idle, and known to be worse.
+    pub(super) fn is_overshadowed(&self, best: Option<Figures>) -> bool {
+        self.in_flight == 0 && self.slices_ended > 0 && best.is_some_and(|best| self.figures() > best)
+    }
+
+    /// It gets slices without being tried: the next try, if there is need of one, is soon.
+    pub(super) fn rests(&mut self) {
+        (self.probe_at, self.probe_wait_ns) = (Instant::ZERO, 0);
+    }
+
+    /// Whether a rail that others keep waiting is to be tried: it has been idle for long enough.
     pub(super) fn wants_probe(&self, now: Instant) -> bool {
-        (self.slow || self.doubtful) && self.in_flight == 0 && now >= self.probe_at
+        self.in_flight == 0 && now >= self.probe_at
     }
 
     /// It was just tried, or just found slow: the next try is later each time.
     pub(super) fn probed(&mut self, now: Instant, config: &HealthConfig) {
         self.probe_wait_ns = longer(self.probe_wait_ns, config);
+        // Whatever it says then is learnt from.
+        self.skip = 0;
         self.probe_at = now + Duration::from_nanos(self.probe_wait_ns);
     }
 
