@@ -359,7 +359,7 @@ fn a_master_killed_under_load_comes_back_and_everybody_with_it() {
     }
     loads.iter_mut().for_each(Process::stop);
     let mut client = client(addr);
-    assert_eq!(client.stats().unwrap().segments, 2);
+    eventually("both nodes are back", || client.stats().unwrap().segments == 2);
     assert!(verify_all(&mut client) > 0);
     assert_eq!(client.counters().checksum_mismatches, 0);
     master.stop();
