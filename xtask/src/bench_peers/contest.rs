@@ -137,7 +137,9 @@ impl Row {
             }
             Self::Store { op, value: 0x10_0000, plain, .. } => match (op, plain) {
                 ("get", false) => vec![at_least(Tcp, Mooncake, gb_s, 2.0)],
-                ("get" | "put", true) => vec![at_least(Tcp, Redis, gb_s, 1.5)],
+                ("get" | "put", true) => {
+                    vec![at_least(Tcp, Redis, gb_s, 1.5), at_least(Shm, Redis, gb_s, 1.5)]
+                }
                 _ => vec![],
             },
             Self::Store { .. } => vec![],

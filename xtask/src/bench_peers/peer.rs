@@ -335,7 +335,7 @@ impl<'a> Bench<'a> {
             Ok((fields[0], fields[3] * 1e3))
         };
         if verb == "get" {
-            run("set", 1)?;
+            run("set", batch.into())?;
         }
         let (rate, _) = run(verb, u64::from(batch) * 50)?;
         let calls = ((rate * self.seconds) as u64).max(u64::from(batch) * 50);

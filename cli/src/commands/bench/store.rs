@@ -129,6 +129,8 @@ const OBJECTS_MAX: u64 = 4096;
 const BUFFER_BYTES_MAX: u64 = 256 << 20;
 /// Objects that are stored in one call, where the buffer has room for them.
 const FILL_BATCH: u64 = 16;
+/// Objects that a pool is first written with.
+const TOUCH_BYTES: u64 = 4 << 20;
 /// Pieces of memory that put-parts puts an object from.
 const PIECES: u64 = 16;
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -157,6 +159,9 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let config = ClientConfig::new(address.parse()?).fabrics(args.fabric.fabrics());
     let client = Client::connect(config).map_err(crate::commands::no_start)?;
     let mut bench = Bench::new(client, args)?;
+    if cluster.is_some() {
+        bench.touch_pool(args.memory.bytes() / u64::from(args.replicas))?;
+    }
 
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
     let mut table = LiveTable::new(&[
@@ -264,8 +269,8 @@ impl Bench {
     fn new(mut client: Client, args: &Args) -> anyhow::Result<Self> {
         let value = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
         let batch = if args.op.iter().any(|op| op.is_batch()) { u64::from(args.batch) } else { FILL_BATCH };
-        let buffer =
-            client.alloc(usize::try_from(value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value))?)?;
+        let bytes = value.saturating_mul(batch).min(BUFFER_BYTES_MAX).max(value).max(TOUCH_BYTES);
+        let buffer = client.alloc(usize::try_from(bytes)?)?;
         super::target::touch(&buffer)?;
         let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
         // Keys of another run must not be in the way.
@@ -308,6 +313,10 @@ impl Bench {
         let (elapsed, used) = (before.0.elapsed(), cpu().saturating_sub(before.1));
         if op.is_put() {
             self.remove(first..self.next)?;
+            // They may have driven out what there was to read.
+            if let Some((_, numbers)) = self.stored.take() {
+                self.remove(numbers)?;
+            }
         }
         let calls = run.latency.count();
         let moved = if op == What::GetRange { part_of(value).1 } else { value };
@@ -328,6 +337,25 @@ impl Bench {
             misses: run.misses,
             verified: args.verify,
         })
+    }
+
+    /// Writes to about every page of a fresh pool once: the kernel makes pages at the first write, which a pool in use has
+    /// behind it.
+    fn touch_pool(&mut self, bytes: u64) -> anyhow::Result<()> {
+        let first = self.next;
+        for number in first..first + bytes / TOUCH_BYTES {
+            if let Some(exit) = sys::interrupted() {
+                return fail(Failure::silent(exit));
+            }
+            let range = BufferRange::part(&self.buffer, 0, TOUCH_BYTES);
+            match self.client.put_from(&key_of(number), range, &self.options) {
+                // What is left is less than such an object.
+                Err(error) if error.code() == ErrorCode::NoAvailableHandle => break,
+                stored => stored.context("cannot fill the pool")?,
+            };
+            self.next = number + 1;
+        }
+        self.remove(first..self.next)
     }
 
     /// The objects to read: those of the former measurement if they are as long, else new ones in their place.
@@ -391,14 +419,14 @@ impl Bench {
         }
         let keys: Vec<_> = numbers.clone().map(key_of).collect();
         let (stored, elapsed) = if self.plain {
-            // One value for all of them, unless they are compared later.
-            let values: Vec<Vec<u8>> = (0..if filled { batch } else { 1 })
-                .map(|slot| {
-                    let mut bytes = vec![0; value as usize];
-                    self.buffer.read(slot * value, &mut bytes).map(|()| bytes)
-                })
-                .collect::<Result<_, _>>()?;
-            let value_of = |slot: usize| &values[slot % values.len()][..];
+            // One value for all of them, unless they are compared later: then a batch's worth.
+            let mut values = Vec::new();
+            if filled {
+                values = vec![0; usize::try_from(batch * value)?];
+                self.buffer.read(0, &mut values)?;
+            }
+            let scratch = &self.scratch[..value as usize];
+            let value_of = |slot: usize| values.chunks(value as usize).nth(slot).unwrap_or(scratch);
             let items: Vec<_> =
                 keys.iter().enumerate().map(|(slot, key)| (&key[..], value_of(slot))).collect();
             let started = Instant::now();
