@@ -50,6 +50,8 @@ pub struct Config {
     pub metadata_server: bool,
     /// What may be kept there.
     pub metadata: MetadataLimits,
+    /// What clients of `http_listen` are held to.
+    pub http: HttpLimits,
     /// The state machine's own: leases, limits, eviction.
     pub store: store_core::MasterConfig,
 }
@@ -68,6 +70,18 @@ pub struct MetadataLimits {
     pub bytes_max: u64,
 }
 
+/// What an HTTP server holds its clients to. Who is slower loses the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpLimits {
+    /// HTTP connections at a time; more wait until one is over. Default 256.
+    pub connections_max: u32,
+    /// How long the head of a request may take, and a connection may lie idle, milliseconds. Default 10 s.
+    pub head_ms_max: u32,
+    /// How long a client may take less than 64 KiB of an answer that waits for it, milliseconds. Default 30 s.
+    pub stall_ms_max: u32,
+}
+
 impl Config {
     /// Checks what can be checked before anything is opened.
     ///
@@ -79,6 +93,9 @@ impl Config {
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
             ("buffered_mib_max", self.buffered_mib_max),
+            ("http.connections_max", self.http.connections_max),
+            ("http.head_ms_max", self.http.head_ms_max),
+            ("http.stall_ms_max", self.http.stall_ms_max),
         ];
         for (field, value) in at_least_one {
             if value == 0 {
@@ -101,6 +118,7 @@ impl Default for Config {
             http_listen: Some(SocketAddr::new(loopback, 9003)),
             metadata_server: true,
             metadata: MetadataLimits::default(),
+            http: HttpLimits::default(),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
             buffered_mib_max: 256,
@@ -117,6 +135,12 @@ impl Default for Config {
 impl Default for MetadataLimits {
     fn default() -> Self {
         Self { keys_max: 65_536, key_bytes_max: 512, value_bytes_max: 1 << 20, bytes_max: 64 << 20 }
+    }
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self { connections_max: 256, head_ms_max: 10_000, stall_ms_max: 30_000 }
     }
 }
 

@@ -96,7 +96,8 @@ impl MasterServer {
         let (http, questions) = match config.http_listen {
             Some(addr) => {
                 let (waker, stopping) = (Arc::clone(&stopper.waker), Arc::clone(&stopper.stop));
-                let (http, questions) = Http::bind(addr, waker, stopping, config.store.admin_secret.clone())
+                let secret = config.store.admin_secret.clone();
+                let (http, questions) = Http::bind(addr, config.http, waker, stopping, secret)
                     .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
