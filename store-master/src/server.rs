@@ -24,7 +24,7 @@ use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::http::{Http, Question};
 use crate::metadata;
-use crate::metrics::{RequestCounters, Snapshot};
+use crate::metrics::{self, RequestCounters, Snapshot};
 
 const TCP: Token = Token(usize::MAX);
 const UNIX: Token = Token(usize::MAX - 1);
@@ -604,7 +604,10 @@ impl Service {
             stats: self.answering.master.stats(),
             eviction: self.answering.master.eviction(),
             requests: self.answering.requests.clone(),
-            segments: crate::metrics::segments(&self.answering.master),
+            segments: metrics::segments(&self.answering.master),
+            tenants: metrics::tenants(&self.answering.master),
+            tasks: self.answering.master.task_report(),
+            drains: metrics::drains(&self.answering.master),
             connections: self.open as u64,
             accepted_total: self.accepted_total,
             refused_total: self.refused_total,
