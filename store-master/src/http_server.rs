@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn who_takes_an_answer_in_crumbs_is_cut_and_who_takes_it_in_pieces_is_not() {
-        let error = write(1, PROGRESS_BYTES_MIN - 1, false).unwrap_err();
+        let error = write(1 << 10, 63, false).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         write(PROGRESS_BYTES_MIN, 100, false).unwrap();
         // Small answers that are taken whole are no crumbs.

@@ -72,6 +72,24 @@ fn silent_clients_in_every_place_keep_nobody_out_for_long() {
 }
 
 #[test]
+fn one_client_too_many_waits_for_a_place() {
+    let limits = HttpLimits { connections_max: 1, ..HttpLimits::default() };
+    let master = start_with(Config { http: limits, ..common::config() });
+    let mut first = connect(http(&master));
+    first.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+    assert_eq!(status(&mut first), 200);
+    let mut second = connect(http(&master));
+    second.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+    second.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let early = second.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{early:?}");
+    drop(first);
+    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(status(&mut second), 200);
+    master.stop().unwrap();
+}
+
+#[test]
 fn half_a_head_is_hung_up_on_however_it_trickles() {
     let master = impatient(2);
     let addr = http(&master);
