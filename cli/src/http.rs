@@ -4,9 +4,8 @@
 //! is unmounted, so that whoever asks learns which of these it is.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,17 +14,18 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use store_client::Node;
-use tokio::sync::oneshot;
+use store_master::{HttpLimits, HttpServer};
 
 /// A node whose engine does not answer for longer is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long answers under way have to end when the node has stopped.
+const GRACE: Duration = Duration::from_millis(200);
 
-/// The server. Dropping it stops it.
+/// The server, held to the limits that a master's has by default. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct NodeHttp {
-    addr: SocketAddr,
+    server: HttpServer,
     life: Life,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 /// Where the node is in its life.
@@ -46,42 +46,20 @@ impl NodeHttp {
     /// # Errors
     /// The address cannot be listened on, or there is no thread.
     pub(crate) fn start(addr: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(addr)?;
-        listener.set_nonblocking(true)?;
-        let addr = listener.local_addr()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
+        let mut server = HttpServer::bind(addr)?;
         let life = Life::default();
         let router = Router::new()
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .with_state(life.clone());
-        let serve = async move {
-            let listener = match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => listener,
-                Err(error) => return tracing::error!(%error, "no /health and /metrics"),
-            };
-            tokio::select! {
-                result = async { axum::serve(listener, router).await } => {
-                    if let Err(error) = result {
-                        tracing::error!(%error, "no more /health and /metrics");
-                    }
-                }
-                _ = stopped => {}
-            }
-        };
-        let thread = thread::Builder::new().name("snowskin-http".into()).spawn(move || {
-            runtime.block_on(serve);
-            // A question that hangs in the engine must not keep the process.
-            runtime.shutdown_background();
-        })?;
-        Ok(Self { addr, life, running: Some((stop, thread)) })
+        server.serve(router, HttpLimits::default(), GRACE)?;
+        Ok(Self { server, life })
     }
 
     /// Where it listens.
     pub(crate) fn addr(&self) -> SocketAddr {
-        self.addr
+        self.server.addr()
     }
 
     /// The node runs.
@@ -92,15 +70,6 @@ impl NodeHttp {
     /// The node unmounts now; answers go on until this is dropped.
     pub(crate) fn stopping(&self) {
         self.life.enter(Phase::Stopping);
-    }
-}
-
-impl Drop for NodeHttp {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.running.take() {
-            let _ = stop.send(());
-            let _ = thread.join();
-        }
     }
 }
 

@@ -23,7 +23,8 @@ impl Cluster {
             [&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"], master_args].concat();
         let master = Daemon::start(&args);
         let rpc = master.text("rpc");
-        let node = ["node", "--master", &rpc, "--memory", "8MiB", "--http", "127.0.0.1:0", "--json"];
+        let node =
+            ["node", "--master", &rpc, "--memory", "8MiB", "--name", "n1", "--http", "127.0.0.1:0", "--json"];
         Self { node: Daemon::start(&node), master }
     }
 
@@ -75,7 +76,9 @@ fn value(text: &str, series: &str) -> f64 {
 
 #[test]
 fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
-    let cluster = Cluster::start(&[]);
+    // Limits that are not there have no series.
+    let limits = "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100}]";
+    let cluster = Cluster::start(&["--store-tenants", limits]);
     let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
     said.extend(families(&http(&cluster.node.text("http"), "/metrics").1));
     said.extend(families(&cluster.client().metrics_text()));
@@ -133,6 +136,28 @@ fn what_a_client_does_is_seen_in_its_own_metrics_and_in_the_masters() {
     let text = http(&cluster.node.text("http"), "/metrics").1;
     assert_eq!(value(&text, "snowskin_node_mounted"), 1.0);
     assert_eq!(value(&text, "snowskin_node_capacity_bytes"), f64::from(8 << 20));
+}
+
+#[test]
+fn what_a_tenant_uses_and_what_a_drain_leaves_is_seen_at_the_master() {
+    let cluster = Cluster::start(&[]);
+    let (rpc, at) = (cluster.master.text("rpc"), cluster.master.text("http"));
+    assert!(cluster.client().put(b"a", &[7; 4096], &PutOptions::default()).unwrap());
+    let text = http(&at, "/metrics").1;
+    assert_eq!(value(&text, "snowskin_master_tenant_objects{tenant=\"default\"}"), 1.0);
+    assert!(value(&text, "snowskin_master_tenant_bytes{tenant=\"default\"}") >= 4096.0);
+    // There is no other node to move it to.
+    common::assert_exit(&common::run(&["admin", "drain", "n1", "--master", &rpc]), 0);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let text = http(&at, "/metrics").1;
+        assert_eq!(value(&text, "snowskin_master_segments_draining"), 1.0);
+        if value(&text, "snowskin_master_drain_left_objects{reason=\"no_room\"}") == 1.0 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "nothing is left:\n{text}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
 
 #[test]

@@ -66,6 +66,16 @@ fn a_settings_file_that_cannot_be_is_refused_with_its_lines_before_anything_star
 }
 
 #[test]
+fn a_master_of_tenants_does_not_start_without_an_admins_secret() {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    std::io::Write::write_all(&mut file, b"[[tenants]]\nname = \"a\"\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let master = run(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--tenants", path]);
+    assert_exit(&master, 2);
+    assert!(stderr(&master).contains("--store-admin-secret"), "{}", stderr(&master));
+}
+
+#[test]
 fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
     for (args, hint) in [
         (&["replay", "--block-bytes", "4XB"][..], "64KiB"),

@@ -15,7 +15,8 @@
 //! # What a dropped future leaves behind
 //! An operation owns its buffers: `Vec`s, and handles of regions. A future that is dropped before its operation began undoes
 //! it. One that is dropped later does not stop it: the operation ends as any other, its buffers are held until then, and
-//! nothing touches them afterwards. A put whose future was dropped may have happened, or not.
+//! nothing touches them afterwards. A put whose future was dropped may have happened, or not. Memory that was allocated for
+//! a future that nobody waits for is given back.
 //!
 //! No runtime is needed or known: the futures are woken by wakers alone.
 
@@ -90,6 +91,8 @@ enum Job {
     Remove(Vec<u8>, bool, Reply<bool>),
     Alloc(usize, Reply<SharedRegion>),
     Release(SharedRegion, Reply<()>),
+    /// What was allocated, and nobody came for.
+    GiveBack(SharedRegion),
     Counters(Reply<Counters>),
     #[cfg(test)]
     Run(Box<dyn FnOnce(&mut Client) + Send>, Reply<()>),
@@ -186,9 +189,11 @@ impl AsyncClient {
         self.ask(|reply| Job::Remove(key, force, reply))
     }
 
-    /// Allocates registered memory.
+    /// Allocates registered memory. When the future is dropped before it gave the region, that is given back.
     pub fn alloc(&self, len: usize) -> Pending<SharedRegion> {
-        self.ask(|reply| Job::Alloc(len, reply))
+        let queue = Arc::clone(&self.handle.queue);
+        let give_back = move |region| queue.send_anyway(Job::GiveBack(region));
+        Pending::or_back(&self.handle.queue, give_back, |reply| Job::Alloc(len, reply))
     }
 
     /// Ends the registration of memory that [`alloc`](Self::alloc) gave.
@@ -287,6 +292,8 @@ impl Worker {
                         Err(ErrorCode::InvalidParams.into())
                     });
                 }
+                // Nobody has ever used it, so nothing can be in its way.
+                Job::GiveBack(region) => drop(self.client.unregister(region.id())),
                 Job::Counters(reply) => reply.send(Ok(self.client.counters())),
                 #[cfg(test)]
                 Job::Run(run, reply) => {
@@ -568,6 +575,27 @@ mod tests {
         assert!(wait(kept).unwrap());
         assert!(wait(client.exists(b"kept")).unwrap());
         assert!(!wait(client.exists(b"dropped")).unwrap());
+        client.stop();
+    }
+
+    #[test]
+    fn memory_that_nobody_came_for_is_given_back() {
+        let (_master, _node, client) = store();
+        let regions = || {
+            let (tell, told) = channel();
+            wait(client.run(move |client| tell.send(client.engine_stats().regions).unwrap())).unwrap();
+            told.recv().unwrap()
+        };
+        let before = regions();
+        let unclaimed = begun(client.alloc(4096));
+        // Operations of this kind are done in their order.
+        assert_eq!(regions(), before + 1);
+        drop(unclaimed);
+        assert_eq!(regions(), before);
+        let claimed = wait(client.alloc(4096)).unwrap();
+        assert_eq!(regions(), before + 1, "what was taken stays");
+        wait(client.unregister(claimed)).unwrap();
+        assert_eq!(regions(), before);
         client.stop();
     }
 

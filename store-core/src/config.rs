@@ -64,8 +64,8 @@ pub struct MasterConfig {
     /// begin at `epoch << 32`, and segment numbers somewhere else in each life, so that whoever still acts on the word of a
     /// former life finds nothing instead of something else. Default 0, for a master that is never started twice.
     pub epoch: u32,
-    /// Whether there are other tenants than the default one. Give the master an [`Self::admin_secret`] then: without one, whoever
-    /// connects may be a node. Off, everybody is the default tenant, and whoever names another is
+    /// Whether there are other tenants than the default one. A server wants an [`Self::admin_secret`] then: without one, whoever
+    /// connects could be a node. Off, everybody is the default tenant, and whoever names another is
     /// refused. On, nothing but `Hello` is answered to a connection that has not named a tenant; the default one exists if
     /// [`Self::tenants`] names it. Default off.
     pub multi_tenants: bool,

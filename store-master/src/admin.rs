@@ -8,8 +8,8 @@
 use std::net::SocketAddr;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,7 +19,8 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Items, Stats};
 
-use crate::http::Asker;
+use crate::http::{Asker, BODY_TIME_MAX};
+use crate::http_server::is_own_host;
 
 /// Longest body of a request, bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -38,7 +39,6 @@ pub(crate) fn routes() -> Router<Asker> {
         .route("/api/v1/nodes", get(nodes))
         .route("/api/v1/config", get(config))
         .route("/api/v1/evict", post(evict))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
 }
 
 async fn page() -> Response {
@@ -150,10 +150,10 @@ async fn evict(
     State(asker): State<Asker>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> Result<Response, Refusal> {
     asker.may_change(peer, &headers)?;
-    let leave: Leave = read(&headers, &body)?;
+    let leave: Leave = read(&headers, body).await?;
     if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
         return Err(Refusal::Body("say objects_max, used_bytes_max, or both".into()));
     }
@@ -171,6 +171,10 @@ pub(crate) enum Refusal {
     Stuck,
     /// The body is not JSON, or says something else than this operation wants.
     Body(String),
+    /// The body is longer than any.
+    Long,
+    /// The body did not arrive in time.
+    Slow,
     /// Changes things, and comes from another host while there is no secret that it could say.
     Elsewhere,
     /// Changes things, and the secret is missing or wrong.
@@ -186,6 +190,8 @@ impl IntoResponse for Refusal {
         let (status, why) = match self {
             Self::Stuck => (StatusCode::SERVICE_UNAVAILABLE, "the master does not answer".to_owned()),
             Self::Body(why) => (StatusCode::BAD_REQUEST, why),
+            Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("send {BODY_BYTES_MAX} bytes at most")),
+            Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()),
             Self::Elsewhere => (
                 StatusCode::FORBIDDEN,
                 "only from the master's host, or with an admin's secret, which this master has not: set admin_secret".into(),
@@ -247,22 +253,18 @@ impl Asker {
     }
 }
 
-/// Whether a `Host` header names an address or this host, not a name that somebody else could have pointed here.
-fn is_own_host(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(""),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok()
-}
-
 /// The JSON of a request. Only what says that it is JSON: a form that another site's page sends cannot.
-fn read<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: &[u8]) -> Result<T, Refusal> {
+async fn read<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: Body) -> Result<T, Refusal> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     if kind.split(';').next().map(str::trim) != Some("application/json") {
         return Err(Refusal::Body("send JSON, as Content-Type: application/json".into()));
     }
-    serde_json::from_slice(body).map_err(|error| Refusal::Body(error.to_string()))
+    let body = match tokio::time::timeout(BODY_TIME_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => return Err(Refusal::Long),
+        Err(_) => return Err(Refusal::Slow),
+    };
+    serde_json::from_slice(&body).map_err(|error| Refusal::Body(error.to_string()))
 }
 
 fn json(value: &impl Serialize) -> Response {
@@ -282,16 +284,6 @@ fn node_name(node: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_addresses_and_localhost_are_own_hosts() {
-        for host in ["localhost", "localhost:9003", "127.0.0.1:9003", "10.1.2.3", "[::1]:9003", "[::1]"] {
-            assert!(is_own_host(host), "{host}");
-        }
-        for host in ["evil.example", "evil.example:9003", "localhost.evil.example", "", ":9003", "[evil]:1"] {
-            assert!(!is_own_host(host), "{host}");
-        }
-    }
 
     #[test]
     fn every_route_is_described_and_every_description_has_its_route() {

@@ -50,6 +50,8 @@ pub struct Config {
     pub metadata_server: bool,
     /// What may be kept there.
     pub metadata: MetadataLimits,
+    /// What clients of `http_listen` are held to.
+    pub http: HttpLimits,
     /// The state machine's own: leases, limits, eviction.
     pub store: store_core::MasterConfig,
 }
@@ -68,6 +70,18 @@ pub struct MetadataLimits {
     pub bytes_max: u64,
 }
 
+/// What an HTTP server holds its clients to. Who is slower loses the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpLimits {
+    /// HTTP connections at a time; more wait until one is over. Default 256.
+    pub connections_max: u32,
+    /// How long the head of a request may take, and a connection may lie idle, milliseconds. Default 10 s.
+    pub head_ms_max: u32,
+    /// How long a client may take less than 64 KiB of an answer that waits for it, milliseconds. Default 30 s.
+    pub stall_ms_max: u32,
+}
+
 impl Config {
     /// Checks what can be checked before anything is opened.
     ///
@@ -79,6 +93,9 @@ impl Config {
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
             ("buffered_mib_max", self.buffered_mib_max),
+            ("http.connections_max", self.http.connections_max),
+            ("http.head_ms_max", self.http.head_ms_max),
+            ("http.stall_ms_max", self.http.stall_ms_max),
         ];
         for (field, value) in at_least_one {
             if value == 0 {
@@ -87,6 +104,11 @@ impl Config {
         }
         if self.spin_us > 1_000_000 {
             return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: it burns a core" });
+        }
+        if self.store.multi_tenants && !self.store.admin_secret.is_set() {
+            let need = "needs store.admin_secret beside it: without one, whoever connects could be a node and be given \
+                        everybody's bytes; nodes say it as cluster.admin_secret (--admin-secret)";
+            return Err(ConfigError { field: "store.multi_tenants", need });
         }
         Ok(())
     }
@@ -101,6 +123,7 @@ impl Default for Config {
             http_listen: Some(SocketAddr::new(loopback, 9003)),
             metadata_server: true,
             metadata: MetadataLimits::default(),
+            http: HttpLimits::default(),
             connections_max: 4096,
             backlog_bytes_max: 1 << 20,
             buffered_mib_max: 256,
@@ -120,6 +143,12 @@ impl Default for MetadataLimits {
     }
 }
 
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self { connections_max: 256, head_ms_max: 10_000, stall_ms_max: 30_000 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,5 +165,16 @@ mod tests {
             config.validate().unwrap_err().to_string(),
             "configuration: connections_max must be at least 1"
         );
+    }
+
+    #[test]
+    fn tenants_need_an_admins_secret_so_that_not_everybody_is_a_node() {
+        let mut config = Config::default();
+        config.store.multi_tenants = true;
+        let error = config.validate().unwrap_err();
+        assert_eq!(error.field, "store.multi_tenants");
+        assert!(error.need.contains("store.admin_secret"), "{error}");
+        config.store.admin_secret = store_core::Secret::new(b"sesame");
+        config.validate().unwrap();
     }
 }

@@ -4,11 +4,10 @@
 //! for a [`Snapshot`] and waits for it, so that `/health` fails when that thread hangs.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,6 +21,8 @@ use tokio::sync::oneshot;
 use store_core::Secret;
 
 use crate::admin;
+use crate::config::HttpLimits;
+use crate::http_server::HttpServer;
 use crate::metrics::Snapshot;
 
 /// What the serving thread is asked, and where it puts the answer.
@@ -34,14 +35,17 @@ pub(crate) enum Question {
 
 const QUESTIONS_MAX: usize = 64;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long answers under way have to end when the master has stopped.
+const GRACE: Duration = Duration::from_millis(200);
+/// How long the body of a request may take.
+pub(crate) const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The HTTP server. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct Http {
-    addr: SocketAddr,
-    listener: Option<TcpListener>,
+    server: HttpServer,
+    limits: HttpLimits,
     asker: Asker,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 /// Asks the serving thread.
@@ -56,63 +60,31 @@ pub(crate) struct Asker {
 impl Http {
     pub(crate) fn bind(
         addr: SocketAddr,
+        limits: HttpLimits,
         waker: Arc<Waker>,
         stopping: Arc<AtomicBool>,
         admin_secret: Secret,
     ) -> io::Result<(Self, Receiver<Question>)> {
-        let listener = TcpListener::bind(addr)?;
-        listener.set_nonblocking(true)?;
-        let addr = listener.local_addr()?;
+        let server = HttpServer::bind(addr)?;
         let (requests, receiver) = sync_channel(QUESTIONS_MAX);
         let asker = Asker { requests, waker, stopping, admin_secret: Arc::new(admin_secret) };
-        Ok((Self { addr, listener: Some(listener), asker, running: None }, receiver))
+        Ok((Self { server, limits, asker }, receiver))
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
-        self.addr
+        self.server.addr()
     }
 
     /// Serves, and `others` beside its own routes.
     pub(crate) fn start(&mut self, others: Router) -> io::Result<()> {
-        let Some(listener) = self.listener.take() else { return Ok(()) };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
-        let asker = self.asker.clone();
-        let serve = async move {
-            let listener = match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => listener,
-                Err(error) => return tracing::error!(%error, "no /health and /metrics"),
-            };
-            let router = Router::new()
-                .route("/health", get(health))
-                .route("/ready", get(ready))
-                .route("/metrics", get(metrics))
-                .merge(admin::routes())
-                .with_state(asker)
-                .merge(others)
-                .into_make_service_with_connect_info::<SocketAddr>();
-            tokio::select! {
-                result = async { axum::serve(listener, router).await } => {
-                    if let Err(error) = result {
-                        tracing::error!(%error, "no more /health and /metrics");
-                    }
-                }
-                _ = stopped => {}
-            }
-        };
-        let thread =
-            thread::Builder::new().name("snowskin-http".into()).spawn(move || runtime.block_on(serve))?;
-        self.running = Some((stop, thread));
-        Ok(())
-    }
-}
-
-impl Drop for Http {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.running.take() {
-            let _ = stop.send(());
-            let _ = thread.join();
-        }
+        let router = Router::new()
+            .route("/health", get(health))
+            .route("/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .merge(admin::routes())
+            .with_state(self.asker.clone())
+            .merge(others);
+        self.server.serve(router, self.limits, GRACE)
     }
 }
 

@@ -15,6 +15,7 @@
 //!   it. `metadata_server: false` leaves it out.
 //! - Nobody else touches the master, so nothing is locked. Requests that arrived together are answered with one write.
 //! - It spins for `spin_us` after the last request, then sleeps in the kernel: an idle master burns no CPU.
+//! - [`HttpServer`] is what serves HTTP here, with limits on who is silent or slow; nodes and gateways serve their routes by it, too.
 //! - Whatever a peer sends, the worst is the end of its own connection, after an answer that says why.
 //!
 //! ```
@@ -41,10 +42,12 @@ mod connection;
 mod epoch;
 mod error;
 mod http;
+mod http_server;
 mod metadata;
 mod metrics;
 mod server;
 
-pub use config::{Config, MetadataLimits};
+pub use config::{Config, HttpLimits, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};
+pub use http_server::{HttpServer, is_own_host};
 pub use server::{MasterHandle, MasterServer, Stopper};

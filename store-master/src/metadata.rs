@@ -30,9 +30,8 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use crate::config::MetadataLimits;
+use crate::http::BODY_TIME_MAX;
 
-/// How long the rest of a value may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Values that arrive at a time: what they hold is not counted yet.
 const ARRIVING_MAX: usize = 32;
 const TTL_MS_MAX: u64 = 86_400_000;
@@ -151,7 +150,7 @@ impl Desk {
             return Err(Refused::TooLong("the value"));
         }
         let Ok(_turn) = self.arriving.acquire().await else { return Err(Refused::Busy) };
-        match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, bytes_max)).await {
+        match tokio::time::timeout(BODY_TIME_MAX, to_bytes(body, bytes_max)).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(_)) => Err(Refused::TooLong("the value")),
             Err(_) => Err(Refused::Busy),

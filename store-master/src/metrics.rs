@@ -12,7 +12,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use store_core::message::EvictionReport;
+use store_core::message::{EvictionReport, TaskReport, TaskState};
 use store_core::wire::HEADER_BYTES;
 use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
@@ -42,6 +42,9 @@ pub(crate) struct Snapshot {
     pub(crate) eviction: EvictionReport,
     pub(crate) requests: RequestCounters,
     pub(crate) segments: Vec<SegmentUse>,
+    pub(crate) tenants: Vec<TenantUse>,
+    pub(crate) tasks: TaskReport,
+    pub(crate) drains: DrainsLeft,
     pub(crate) connections: u64,
     pub(crate) accepted_total: u64,
     pub(crate) refused_total: u64,
@@ -53,6 +56,27 @@ pub(crate) struct SegmentUse {
     name: String,
     capacity_bytes: u64,
     used_bytes: u64,
+}
+
+/// One tenant's gauges and counters.
+#[derive(Debug)]
+pub(crate) struct TenantUse {
+    name: String,
+    objects: u64,
+    bytes: u64,
+    held_bytes: u64,
+    guaranteed_bytes: u64,
+    quota_bytes: Option<u64>,
+    quota_objects: Option<u64>,
+    evictions_total: u64,
+    refusals_total: u64,
+}
+
+/// What the latest rounds of all drains left where it is, objects.
+#[derive(Debug, Default)]
+pub(crate) struct DrainsLeft {
+    no_room: u64,
+    unfinished: u64,
 }
 
 impl RequestCounters {
@@ -125,6 +149,32 @@ pub(crate) fn segments(master: &Master) -> Vec<SegmentUse> {
     master.segments().map(row).collect()
 }
 
+/// The tenants' part.
+pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
+    let row = |usage: store_core::message::TenantUsage<'_>| TenantUse {
+        name: usage.name.to_owned(),
+        objects: usage.objects,
+        bytes: usage.bytes,
+        held_bytes: usage.held_bytes,
+        guaranteed_bytes: usage.guaranteed_bytes,
+        quota_bytes: usage.quota_bytes,
+        quota_objects: usage.quota_objects.map(u64::from),
+        evictions_total: usage.evictions_total,
+        refusals_total: usage.refusals_total,
+    };
+    master.tenants().map(row).collect()
+}
+
+/// The drains' part.
+pub(crate) fn drains(master: &Master) -> DrainsLeft {
+    let mut left = DrainsLeft::default();
+    for info in master.drains() {
+        left.no_room += info.left_no_room;
+        left.unfinished += info.left_unfinished;
+    }
+    left
+}
+
 impl Snapshot {
     /// The OpenMetrics text.
     ///
@@ -135,6 +185,8 @@ impl Snapshot {
         self.register_requests(&mut registry);
         registry.register_collector(Box::new(RequestTimes(self.requests.times.clone())));
         self.register_segments(&mut registry);
+        self.register_tenants(&mut registry);
+        self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
         let stats = &self.stats;
         let gauges: [(&str, &str, u64); 15] = [
@@ -162,15 +214,10 @@ impl Snapshot {
             ("resident_bytes", "Resident memory of the process", resident_bytes()),
             ("epoch", "Which life of the master this is", u64::from(self.epoch)),
         ];
-        for (name, help, value) in gauges {
-            let gauge = Gauge::<i64>::default();
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            registry.register(name, help, gauge);
-        }
+        gauges.into_iter().for_each(|(name, help, value)| gauge(&mut registry, name, help, value));
         let uptime = Gauge::<f64, AtomicU64>::default();
         uptime.set(self.uptime.as_secs_f64());
         registry.register("uptime_seconds", "Time since the start", uptime);
-        // The encoder appends `_total`.
         let counters: [(&str, &str, u64); 24] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
@@ -197,11 +244,7 @@ impl Snapshot {
             ("connections_refused", "RPC connections over the limit", self.refused_total),
             ("streams_broken", "RPC streams closed because they made no sense", self.requests.broken_total),
         ];
-        for (name, help, value) in counters {
-            let counter = Counter::<u64>::default();
-            counter.inc_by(value);
-            registry.register(name, help, counter);
-        }
+        counters.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -227,9 +270,8 @@ impl Snapshot {
         let used = Family::<SegmentLabels, Gauge>::default();
         for segment in &self.segments {
             let labels = SegmentLabels { segment: segment.name.clone() };
-            let clamp = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-            capacity.get_or_create(&labels).set(clamp(segment.capacity_bytes));
-            used.get_or_create(&labels).set(clamp(segment.used_bytes));
+            capacity.get_or_create(&labels).set(signed(segment.capacity_bytes));
+            used.get_or_create(&labels).set(signed(segment.used_bytes));
         }
         registry.register("segment_capacity_bytes", "Bytes of a segment", capacity);
         registry.register(
@@ -237,6 +279,106 @@ impl Snapshot {
             "Bytes of a segment that are allocated or held back",
             used,
         );
+    }
+
+    /// By name, as many as `tenants_max`. What a tenant has no limit of is left out.
+    fn register_tenants(&self, registry: &mut Registry) {
+        type Value = fn(&TenantUse) -> Option<u64>;
+        let gauges: [(&str, &str, Value); 6] = [
+            ("tenant_objects", "Objects of a tenant, those being written included", |usage| {
+                Some(usage.objects)
+            }),
+            ("tenant_bytes", "Bytes of a tenant's objects, each copy counted", |usage| Some(usage.bytes)),
+            ("tenant_held_bytes", "Bytes held back for a tenant's readers and writers", |usage| {
+                Some(usage.held_bytes)
+            }),
+            ("tenant_guaranteed_bytes", "Bytes that others' puts do not take from a tenant", |usage| {
+                Some(usage.guaranteed_bytes)
+            }),
+            ("tenant_quota_bytes", "Most bytes of a tenant, where it has such a limit", |usage| {
+                usage.quota_bytes
+            }),
+            ("tenant_quota_objects", "Most objects of a tenant, where it has such a limit", |usage| {
+                usage.quota_objects
+            }),
+        ];
+        for (name, help, value) in gauges {
+            let family = Family::<TenantLabels, Gauge>::default();
+            for usage in &self.tenants {
+                if let Some(value) = value(usage) {
+                    family.get_or_create(&TenantLabels::of(usage)).set(signed(value));
+                }
+            }
+            registry.register(name, help, family);
+        }
+        let family = Family::<TenantLabels, Counter>::default;
+        let (evictions, refusals) = (family(), family());
+        for usage in &self.tenants {
+            let labels = TenantLabels::of(usage);
+            evictions.get_or_create(&labels).inc_by(usage.evictions_total);
+            refusals.get_or_create(&labels).inc_by(usage.refusals_total);
+        }
+        registry.register(
+            "tenant_evictions",
+            "Objects of a tenant that were evicted, for whomever",
+            evictions,
+        );
+        registry.register("tenant_refusals", "Puts that a tenant's quota refused", refusals);
+    }
+
+    /// Tasks, drains, further replicas of what is read often, replicas that were found bad.
+    fn register_tasks(&self, registry: &mut Registry) {
+        let report = &self.tasks;
+        let unfinished = Family::<StateLabels, Gauge>::default();
+        for (state, value) in
+            [(TaskState::Pending, report.pending), (TaskState::Processing, report.processing)]
+        {
+            unfinished.get_or_create(&StateLabels { state: state.name() }).set(signed(value));
+        }
+        registry.register("tasks", "Tasks that wait for their node, or that it is at", unfinished);
+        let ended = Family::<StateLabels, Counter>::default();
+        for (state, value) in [
+            (TaskState::Done, report.done_total),
+            (TaskState::Failed, report.failed_total),
+            (TaskState::Canceled, report.canceled_total),
+        ] {
+            ended.get_or_create(&StateLabels { state: state.name() }).inc_by(value);
+        }
+        registry.register("tasks_ended", "Tasks that ended, by how", ended);
+        let left = Family::<ReasonLabels, Gauge>::default();
+        for (reason, value) in [("no_room", self.drains.no_room), ("unfinished", self.drains.unfinished)] {
+            left.get_or_create(&ReasonLabels { reason }).set(signed(value));
+        }
+        registry.register(
+            "drain_left_objects",
+            "Objects that the latest round of a drain left, by why",
+            left,
+        );
+        for (name, help, value) in [
+            ("segments_draining", "Segments that are being drained", report.draining),
+            (
+                "extra_replicas",
+                "Replicas made because their objects are read often, that are still there",
+                report.extra_replicas,
+            ),
+        ] {
+            gauge(registry, name, help, value);
+        }
+        for (name, help, value) in [
+            ("tasks_created", "Tasks that were asked for, whoever asked", report.created_total),
+            ("task_retries", "Tries of tasks that failed, and that another followed", report.retried_total),
+            ("task_copied_bytes", "Bytes that tasks copied", report.copied_bytes_total),
+            ("hot_gets", "Gets of objects that are read often", report.hot_gets_total),
+            (
+                "extra_replicas_shed",
+                "Such replicas dropped because their space was needed",
+                report.extras_shed_total,
+            ),
+            ("bad_replica_reports", "Reports of readers that found a replica bad", report.bad_reports_total),
+            ("bad_replicas_dropped", "Replicas dropped because of such reports", report.bad_dropped_total),
+        ] {
+            counter(registry, name, help, value);
+        }
     }
 
     /// Why objects stayed, and what it cost to find out.
@@ -251,12 +393,10 @@ impl Snapshot {
             ("unfinished", report.kept_unfinished),
         ];
         for (reason, value) in reasons {
-            kept.get_or_create(&ReasonLabels { reason }).set(i64::try_from(value).unwrap_or(i64::MAX));
+            kept.get_or_create(&ReasonLabels { reason }).set(signed(value));
         }
         registry.register("eviction_kept_objects", "Objects that cannot be evicted now, by reason", kept);
-        let candidates = Gauge::<i64>::default();
-        candidates.set(i64::try_from(report.candidates).unwrap_or(i64::MAX));
-        registry.register("eviction_candidates", "Objects and groups to choose from", candidates);
+        gauge(registry, "eviction_candidates", "Objects and groups to choose from", report.candidates);
         let passed = Family::<ReasonLabels, Counter>::default();
         for (reason, value) in
             [("leased", report.kept_leased_total), ("soft_pinned", report.kept_soft_pinned_total)]
@@ -281,11 +421,7 @@ impl Snapshot {
             ("objects_expired", "Objects whose time to live was over", report.expired_total),
             ("keys_returned", "Keys put again soon after their eviction", report.returned_total),
         ];
-        for (name, help, value) in counters {
-            let counter = Counter::<u64>::default();
-            counter.inc_by(value);
-            registry.register(name, help, counter);
-        }
+        counters.into_iter().for_each(|(name, help, value)| counter(registry, name, help, value));
     }
 
     /// The `/health` body.
@@ -310,6 +446,23 @@ impl Snapshot {
     }
 }
 
+/// The encoder appends `_total`.
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(signed(value));
+    registry.register(name, help, gauge);
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     op: &'static str,
@@ -319,6 +472,22 @@ struct RequestLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TenantLabels {
+    tenant: String,
+}
+
+impl TenantLabels {
+    fn of(usage: &TenantUse) -> Self {
+        Self { tenant: usage.name.clone() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

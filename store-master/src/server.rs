@@ -24,7 +24,7 @@ use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::http::{Http, Question};
 use crate::metadata;
-use crate::metrics::{RequestCounters, Snapshot};
+use crate::metrics::{self, RequestCounters, Snapshot};
 
 const TCP: Token = Token(usize::MAX);
 const UNIX: Token = Token(usize::MAX - 1);
@@ -96,7 +96,8 @@ impl MasterServer {
         let (http, questions) = match config.http_listen {
             Some(addr) => {
                 let (waker, stopping) = (Arc::clone(&stopper.waker), Arc::clone(&stopper.stop));
-                let (http, questions) = Http::bind(addr, waker, stopping, config.store.admin_secret.clone())
+                let secret = config.store.admin_secret.clone();
+                let (http, questions) = Http::bind(addr, config.http, waker, stopping, secret)
                     .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
@@ -603,7 +604,10 @@ impl Service {
             stats: self.answering.master.stats(),
             eviction: self.answering.master.eviction(),
             requests: self.answering.requests.clone(),
-            segments: crate::metrics::segments(&self.answering.master),
+            segments: metrics::segments(&self.answering.master),
+            tenants: metrics::tenants(&self.answering.master),
+            tasks: self.answering.master.task_report(),
+            drains: metrics::drains(&self.answering.master),
             connections: self.open as u64,
             accepted_total: self.accepted_total,
             refused_total: self.refused_total,

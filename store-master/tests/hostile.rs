@@ -14,7 +14,7 @@ use store_core::message::{
     PutOptions, PutRevoke, PutStart, Removal, Remove, Revocation,
 };
 use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
-use store_core::{ErrorCode, Key, Kind, TenantConfig};
+use store_core::{ErrorCode, Key, Kind, Secret, TenantConfig};
 use store_master::Config;
 
 #[test]
@@ -269,18 +269,19 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
         ["mine", "theirs"].map(|name| TenantConfig { name: name.into(), ..TenantConfig::default() });
     let mut config = common::config();
     (config.store.multi_tenants, config.store.tenants) = (true, tenants.into());
+    config.store.admin_secret = Secret::new(b"sesame");
     let epoch = config.store.epoch;
     let master = start_with(config);
-    let greet = |tenant: &str| {
+    let greet = |tenant: &str, admin: &[u8]| {
         let mut stream = connect(master.rpc_addr());
         let mut out = Vec::new();
-        let greeting = Greeting { version: VERSION, tenant, ..Greeting::default() };
+        let greeting = Greeting { version: VERSION, tenant, admin: Key(admin), ..Greeting::default() };
         Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
         stream.write_all(&out).unwrap();
         assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
         stream
     };
-    let (mut mine, mut theirs) = (greet("mine"), greet("theirs"));
+    let (mut mine, mut theirs) = (greet("mine", b""), greet("theirs", b""));
     let segment = MountSegment {
         node: 1,
         incarnation: 1,
@@ -293,8 +294,12 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
     };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
+    let mut node = greet("", b"sesame");
+    node.write_all(&out).unwrap();
+    assert_eq!(read_answer(&mut node).unwrap().header.status, 0);
+    // Whoever does not say the secret is no node.
     mine.write_all(&out).unwrap();
-    assert_eq!(read_answer(&mut mine).unwrap().header.status, 0);
+    assert_eq!(read_answer(&mut mine).unwrap().header.status, ErrorCode::PermissionDenied.code());
 
     let key = Key(b"k");
     let start = PutAsk::once(PutOptions::DEFAULT);

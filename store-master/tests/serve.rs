@@ -3,13 +3,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use common::{assert_greets, assert_serves, connect, exists, hello, read_answer, start, start_with};
-use store_core::MasterConfig;
+use store_core::{MasterConfig, Secret, TenantConfig};
 use store_master::{Config, MasterServer};
 
 #[test]
@@ -107,12 +108,60 @@ fn health_and_metrics_are_served() {
         "snowskin_master_eviction_passed_over_total{reason=\"leased\"} 0",
         "snowskin_master_eviction_looks_total 0",
         "snowskin_master_epoch 7",
+        "snowskin_master_tenant_objects{tenant=\"default\"} 0",
+        "snowskin_master_tenant_refusals_total{tenant=\"default\"} 0",
+        "snowskin_master_tasks{state=\"pending\"} 0",
+        "snowskin_master_tasks_ended_total{state=\"failed\"} 0",
+        "snowskin_master_segments_draining 0",
+        "snowskin_master_drain_left_objects{reason=\"no_room\"} 0",
+        "snowskin_master_extra_replicas 0",
+        "snowskin_master_bad_replicas_dropped_total 0",
     ] {
         assert!(body.lines().any(|found| found == line), "{line} is not in\n{body}");
     }
     let resident = body.lines().find_map(|line| line.strip_prefix("snowskin_master_resident_bytes "));
     assert!(resident.unwrap().parse::<u64>().unwrap() > 1 << 20);
     assert_eq!(fetch(http, "/nothing").0, 404);
+}
+
+#[test]
+fn every_tenant_has_its_own_series_whatever_its_name_is() {
+    let hostile = "a\"} 7\n# EOF\\";
+    let limited = TenantConfig {
+        name: hostile.into(),
+        quota_bytes: Some(1 << 20),
+        quota_objects: Some(9),
+        guaranteed_bytes: 4096,
+        ..TenantConfig::default()
+    };
+    let store = MasterConfig {
+        multi_tenants: true,
+        admin_secret: Secret::new(b"sesame"),
+        tenants: vec![limited, TenantConfig { name: "b".into(), ..TenantConfig::default() }],
+        ..MasterConfig::default()
+    };
+    let master = start_with(Config { store, ..common::config() });
+    let (status, body) = fetch(master.http_addr().unwrap(), "/metrics");
+    assert_eq!(status, 200);
+    let of_tenants: BTreeSet<&str> =
+        body.lines().filter_map(|line| line.strip_prefix("snowskin_master_tenant_")).collect();
+    let escaped = r#"{tenant="a\"} 7\n# EOF\\"}"#;
+    let mut expected = BTreeSet::new();
+    for (name, a, b) in [
+        ("objects", Some(0), Some(0)),
+        ("bytes", Some(0), Some(0)),
+        ("held_bytes", Some(0), Some(0)),
+        ("guaranteed_bytes", Some(4096), Some(0)),
+        ("quota_bytes", Some(1 << 20), None),
+        ("quota_objects", Some(9), None),
+        ("evictions_total", Some(0), Some(0)),
+        ("refusals_total", Some(0), Some(0)),
+    ] {
+        expected.extend(a.map(|value| format!("{name}{escaped} {value}")));
+        expected.extend(b.map(|value| format!("{name}{{tenant=\"b\"}} {value}")));
+    }
+    assert_eq!(of_tenants, expected.iter().map(String::as_str).collect());
+    master.stop().unwrap();
 }
 
 fn fetch(addr: SocketAddr, path: &str) -> (u16, String) {

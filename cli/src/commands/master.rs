@@ -1,5 +1,6 @@
 //! `snowskin master`: one process that knows where every object is.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -44,7 +45,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(path) = &args.tenants {
         config.store.multi_tenants = true;
         config.store.tenants.extend(read_tenants(path)?);
-        config.store.validate().map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
+        config.store.validate().map_err(|error| wrong(&error))?;
+        config
+            .validate()
+            .map_err(|error| wrong(&error).hint("give --store-admin-secret, or a settings file"))?;
     }
     let server = MasterServer::bind(config)?;
     let ready = MasterReady {
@@ -70,8 +75,7 @@ fn read_tenants(path: &Path) -> anyhow::Result<Vec<TenantConfig>> {
     struct File {
         tenants: Vec<TenantConfig>,
     }
-    let wrong =
-        |error: &dyn std::fmt::Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
+    let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
     if path.extension().is_some_and(|extension| extension == "json") {
         return serde_json::from_str(&text).map_err(|error| wrong(&error).into());

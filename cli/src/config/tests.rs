@@ -111,6 +111,15 @@ fn secrets_are_masked_where_settings_are_shown() {
 }
 
 #[test]
+fn tenants_without_an_admins_secret_are_refused_where_they_were_asked_for() {
+    let text = "[master.store]\n\nmulti_tenants = true\n";
+    let error = read(text, &[], &[]).unwrap_err();
+    assert!(error.contains("FILE:3: master.store.multi_tenants: true"), "{error}");
+    assert!(error.contains("store.admin_secret") && error.contains("--admin-secret"), "{error}");
+    read(text, &[], &[("master.store.admin_secret", "sesame")]).unwrap();
+}
+
+#[test]
 fn a_low_watermark_takes_the_untouched_ratio_along() {
     let loaded = read("", &[], &[("master.store.eviction_high_watermark", "0.03")]).unwrap();
     assert_eq!(loaded.settings.master.store.eviction_ratio, 0.03);

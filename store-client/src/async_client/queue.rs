@@ -69,6 +69,20 @@ impl<J> Queue<J> {
         drop(jobs);
     }
 
+    /// Sends a job whether or not there is room: one that gives something back. Nothing is given back to a closed queue: what is
+    /// left goes with the client.
+    pub(super) fn send_anyway(&self, job: J) {
+        let mut state = self.lock();
+        if state.closed {
+            // Whatever it owns is foreign.
+            drop(state);
+            return drop(job);
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.arrived.notify_one();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,6 +123,14 @@ enum Sent {
 }
 
 /// Where the answer to one job goes.
+struct Answer<T> {
+    slot: Mutex<Slot<T>>,
+    /// What becomes of a value that nobody took.
+    unclaimed: Option<Unclaimed<T>>,
+}
+
+type Unclaimed<T> = Box<dyn Fn(T) + Send + Sync>;
+
 #[derive(Debug)]
 enum Slot<T> {
     Empty(Option<Waker>),
@@ -117,18 +139,25 @@ enum Slot<T> {
     Over,
 }
 
-fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T> Answer<T> {
+    fn lock(&self) -> MutexGuard<'_, Slot<T>> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unclaimed(&self, result: Result<T, StoreError>) {
+        if let (Ok(value), Some(unclaimed)) = (result, &self.unclaimed) {
+            unclaimed(value);
+        }
+    }
 }
 
-/// The thread's end of a slot. Dropped without an answer, it answers that the client has stopped.
-#[derive(Debug)]
-pub(super) struct Reply<T>(Arc<Mutex<Slot<T>>>);
+/// The thread's end of an answer. Dropped without one, it answers that the client has stopped.
+pub(super) struct Reply<T>(Arc<Answer<T>>);
 
 impl<T> Reply<T> {
     /// Whether somebody waits for the answer still.
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(*lock(&self.0), Slot::Empty(_))
+        matches!(*self.0.lock(), Slot::Empty(_))
     }
 
     pub(super) fn send(self, result: Result<T, StoreError>) {
@@ -136,13 +165,16 @@ impl<T> Reply<T> {
     }
 
     fn put(&self, result: Result<T, StoreError>) {
-        let mut slot = lock(&self.0);
+        let mut slot = self.0.lock();
         if let Slot::Empty(waker) = &mut *slot {
             let waker = waker.take();
             *slot = Slot::Done(result);
             drop(slot);
             // Wakers are foreign code: nothing is locked meanwhile.
             waker.into_iter().for_each(Waker::wake);
+        } else {
+            drop(slot);
+            self.0.unclaimed(result);
         }
     }
 }
@@ -158,7 +190,7 @@ impl<T> Drop for Reply<T> {
 /// Dropped before it began, it does nothing; dropped later, it runs to its end unheard, and keeps its buffers until then.
 #[must_use = "nothing is done before it is polled"]
 pub struct Pending<T> {
-    slot: Arc<Mutex<Slot<T>>>,
+    answer: Arc<Answer<T>>,
     unsent: Option<Box<dyn Unsent + Send>>,
 }
 
@@ -189,9 +221,26 @@ impl<J> Drop for Waiting<J> {
 
 impl<T> Pending<T> {
     pub(super) fn new<J: Send + 'static>(queue: &Arc<Queue<J>>, job: impl FnOnce(Reply<T>) -> J) -> Self {
-        let slot = Arc::new(Mutex::new(Slot::Empty(None)));
-        let job = Some(job(Reply(Arc::clone(&slot))));
-        Self { slot, unsent: Some(Box::new(Waiting { queue: Arc::clone(queue), job, waiter: None })) }
+        Self::with(queue, None, job)
+    }
+
+    /// One whose value must not be lost: when its future is dropped before it took the value, that goes to `unclaimed`.
+    pub(super) fn or_back<J: Send + 'static>(
+        queue: &Arc<Queue<J>>,
+        unclaimed: impl Fn(T) + Send + Sync + 'static,
+        job: impl FnOnce(Reply<T>) -> J,
+    ) -> Self {
+        Self::with(queue, Some(Box::new(unclaimed)), job)
+    }
+
+    fn with<J: Send + 'static>(
+        queue: &Arc<Queue<J>>,
+        unclaimed: Option<Unclaimed<T>>,
+        job: impl FnOnce(Reply<T>) -> J,
+    ) -> Self {
+        let answer = Arc::new(Answer { slot: Mutex::new(Slot::Empty(None)), unclaimed });
+        let job = Some(job(Reply(Arc::clone(&answer))));
+        Self { answer, unsent: Some(Box::new(Waiting { queue: Arc::clone(queue), job, waiter: None })) }
     }
 }
 
@@ -202,7 +251,7 @@ impl<T> Future for Pending<T> {
     /// When polled after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // The waker first: the answer may come as soon as the job is sent.
-        match &mut *lock(&self.slot) {
+        match &mut *self.answer.lock() {
             Slot::Empty(waker) => match waker {
                 Some(waker) => waker.clone_from(context.waker()),
                 None => *waker = Some(context.waker().clone()),
@@ -219,7 +268,7 @@ impl<T> Future for Pending<T> {
                 Sent::Yes => self.unsent = None,
                 Sent::Full => {}
                 Sent::Closed => {
-                    *lock(&self.slot) = Slot::Over;
+                    *self.answer.lock() = Slot::Over;
                     self.unsent = None;
                     return Poll::Ready(Err(StoreError::Stopped));
                 }
@@ -231,9 +280,11 @@ impl<T> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        let slot = std::mem::replace(&mut *lock(&self.slot), Slot::Over);
+        let slot = std::mem::replace(&mut *self.answer.lock(), Slot::Over);
         // Outside the lock: the result and the waker are foreign.
-        drop(slot);
+        if let Slot::Done(result) = slot {
+            self.answer.unclaimed(result);
+        }
     }
 }
 
@@ -318,6 +369,42 @@ mod tests {
         assert!(!job.is_wanted());
         job.send(Ok(1));
         assert_eq!(count.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_value_that_nobody_took_is_given_back_and_one_that_was_taken_is_not() {
+        let queue = Arc::new(Queue::new(8));
+        let (back, given) = std::sync::mpsc::channel();
+        let answered = |polled_again: bool, dropped_first: bool, result| {
+            let back = back.clone();
+            let count = Arc::new(Count::default());
+            let mut future = Pending::or_back(&queue, move |value| back.send(value).unwrap(), |reply| reply);
+            assert!(poll(&mut future, &count).is_pending());
+            let reply = queue.take().unwrap().pop_front().unwrap();
+            if dropped_first {
+                drop(future);
+                return reply.send(result);
+            }
+            reply.send(result);
+            assert!(!polled_again || poll(&mut future, &count).is_ready());
+        };
+        answered(true, false, Ok(1));
+        answered(false, false, Ok(2));
+        answered(false, true, Ok(3));
+        answered(false, true, Err(StoreError::Stopped));
+        answered(false, false, Err(StoreError::Stopped));
+        assert_eq!(given.try_iter().collect::<Vec<u32>>(), [2, 3]);
+    }
+
+    #[test]
+    fn what_gives_something_back_needs_no_room() {
+        let queue = Arc::new(Queue::new(1));
+        queue.send_anyway(1);
+        queue.send_anyway(2);
+        assert_eq!(queue.take().unwrap(), [1, 2]);
+        queue.close();
+        queue.send_anyway(3);
+        assert!(queue.take().is_none());
     }
 
     #[test]

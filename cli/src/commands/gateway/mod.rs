@@ -1,10 +1,10 @@
 //! `snowskin gateway`: the store over HTTP, for programs without a client library, and for people who look for something.
 //!
 //! ```text
-//!   HTTP ──▶ server (one thread: connections, limits, time) ──▶ objects (what is offered)
-//!                                                                  │ jobs, a short queue
-//!                                                                  ▼
-//!                                                               pool: threads, a store client each
+//!   HTTP ──▶ HttpServer (one thread: connections, limits, time) ──▶ objects (what is offered)
+//!                                                                      │ jobs, a short queue
+//!                                                                      ▼
+//!                                                                   pool: threads, a store client each
 //! ```
 //!
 //! Values pass through memory here, whole, and are checked like any client's. It has no authentication: who reaches its port
@@ -13,7 +13,6 @@
 mod objects;
 mod parse;
 mod pool;
-mod server;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::ClientConfig;
+use store_master::{HttpLimits, HttpServer};
 use tokio::sync::Semaphore;
 
 use crate::commands::master::{announce, wait_for_signal};
@@ -32,7 +32,6 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
 use objects::{App, Counters};
 use pool::{Pool, Threads};
-use server::Server;
 
 const AFTER_HELP: &str =
     "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or
@@ -85,7 +84,7 @@ struct LimitArgs {
     /// How long the body of a request may take, milliseconds.
     #[arg(long, default_value_t = 60_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     body_ms_max: u32,
-    /// How long a client may take nothing of an answer, milliseconds.
+    /// How long a client may take less than 64 KiB of an answer that waits for it, milliseconds.
     #[arg(long, default_value_t = 30_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     stall_ms_max: u32,
 }
@@ -113,7 +112,7 @@ struct Ready {
 
 /// A gateway that serves. Dropping it stops it: requests under way have a little time to end.
 pub(crate) struct Gateway {
-    server: Option<Server>,
+    server: Option<HttpServer>,
     threads: Option<Threads>,
     addr: SocketAddr,
 }
@@ -145,17 +144,19 @@ impl Gateway {
             pool,
             counters: Arc::new(Counters::default()),
             budget: Arc::new(Semaphore::new(usize::try_from(buffered.div_ceil(1024))?)),
-            limits: objects::Limits { body_bytes_max: body, body_time_max: ms(limits.body_ms_max) },
+            limits: objects::Limits {
+                body_bytes_max: body,
+                body_time_max: Duration::from_millis(limits.body_ms_max.into()),
+            },
             own_hosts_only: listen.ip().is_loopback(),
         };
-        let http = server::Limits {
+        let http = HttpLimits {
             connections_max: limits.connections_max.into(),
-            head_time_max: ms(limits.head_ms_max),
-            stall_time_max: ms(limits.stall_ms_max),
-            grace: GRACE,
+            head_ms_max: limits.head_ms_max,
+            stall_ms_max: limits.stall_ms_max,
         };
-        let server = Server::start(listen, objects::router(app), http)
-            .with_context(|| format!("cannot listen at {listen}"))?;
+        let mut server = HttpServer::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
+        server.serve(objects::router(app), http, GRACE).context("the gateway has no thread")?;
         let addr = server.addr();
         if !addr.ip().is_loopback() {
             tracing::warn!("the gateway at {addr} has no authentication, and is not on loopback");
@@ -194,8 +195,4 @@ pub(crate) fn run(args: &Args) -> Outcome {
     tracing::info!("stopping");
     drop(gateway);
     Ok(Exit::Ok)
-}
-
-fn ms(ms: u32) -> Duration {
-    Duration::from_millis(ms.into())
 }

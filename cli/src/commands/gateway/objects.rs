@@ -1,6 +1,5 @@
 //! What the gateway offers: objects by key, lists of keys, and how it is.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
 use store_client::{Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError};
+use store_master::is_own_host;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
@@ -163,17 +163,6 @@ async fn guard(State(app): State<App>, request: Request, next: Next) -> Response
             .into_response();
     }
     next.run(request).await
-}
-
-/// Whether a `Host` (RFC 9110 §7.2) is an address, or `localhost`, with a port or without: what no other's DNS says.
-fn is_own_host(host: &str) -> bool {
-    let is_port = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
-    if let Some(rest) = host.strip_prefix('[') {
-        let Some((ip, port)) = rest.split_once(']') else { return false };
-        return ip.parse::<Ipv6Addr>().is_ok() && port.strip_prefix(':').map_or(port.is_empty(), is_port);
-    }
-    let (name, port) = host.split_once(':').unwrap_or((host, ""));
-    is_port(port) && (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok())
 }
 
 async fn count(State(app): State<App>, request: Request, next: Next) -> Response {

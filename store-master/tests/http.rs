@@ -1,0 +1,188 @@
+//! Clients of the HTTP port that are silent, slow or deaf: they lose their connection, and nobody else theirs.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use common::{connect, fill, start, start_with};
+use store_master::{Config, HttpLimits, MasterHandle};
+
+/// Longest that anything here may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One that has patience for a second with as many clients.
+fn impatient(connections_max: u32) -> MasterHandle {
+    let http = HttpLimits { connections_max, head_ms_max: 1_000, stall_ms_max: 1_000 };
+    start_with(Config { http, ..common::config() })
+}
+
+fn http(master: &MasterHandle) -> SocketAddr {
+    master.http_addr().unwrap()
+}
+
+/// Asks for `/health` on a connection of its own; waits as long as it takes to get a place, within patience.
+fn assert_healthy(addr: SocketAddr) {
+    let mut stream = connect(addr);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("\"status\":\"ok\""), "{text}");
+}
+
+/// Everything up to the end of the connection, which has to come.
+fn until_the_end(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("not hung up on: {error}"),
+        _ => String::from_utf8(bytes).unwrap(),
+    }
+}
+
+/// Reads one answer of a connection that goes on; gives its status.
+fn status(stream: &mut TcpStream) -> u16 {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    stream.read_exact(&mut vec![0; length.parse().unwrap()]).unwrap();
+    head[9..12].parse().unwrap()
+}
+
+#[test]
+fn silent_clients_in_every_place_keep_nobody_out_for_long() {
+    let master = impatient(4);
+    let addr = http(&master);
+    // As many again wait for a place.
+    let mut silent: Vec<_> = (0..8).map(|_| connect(addr)).collect();
+    assert_healthy(addr);
+    for stream in &mut silent {
+        assert_eq!(until_the_end(stream), "", "who asks nothing is told nothing");
+    }
+    assert_healthy(addr);
+    master.stop().unwrap();
+}
+
+#[test]
+fn half_a_head_is_hung_up_on_however_it_trickles() {
+    let master = impatient(2);
+    let addr = http(&master);
+    let mut still = connect(addr);
+    still.write_all(b"GET /health HTTP/1.1\r\nhost: h").unwrap();
+    let mut trickling = connect(addr);
+    trickling.write_all(b"GET /health HTTP/1.1\r\nx: ").unwrap();
+    trickling.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let started = Instant::now();
+    let hung_up = loop {
+        // A byte now and then does not help.
+        let sent = trickling.write_all(b"y");
+        match trickling.read(&mut [0; 512]) {
+            Ok(0) => break true,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => break true,
+        }
+        if sent.is_err() || started.elapsed() > PATIENCE {
+            break sent.is_err();
+        }
+    };
+    assert!(hung_up, "a head that never ends has a place for ever");
+    let answer = until_the_end(&mut still);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert_healthy(addr);
+    master.stop().unwrap();
+}
+
+#[test]
+fn whoever_rests_after_an_answer_gives_the_place_up() {
+    let master = impatient(1);
+    let addr = http(&master);
+    let mut resting = connect(addr);
+    resting.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+    assert_eq!(status(&mut resting), 200);
+    assert_healthy(addr);
+    assert_eq!(until_the_end(&mut resting), "");
+    master.stop().unwrap();
+}
+
+#[test]
+fn whoever_asks_and_does_not_listen_gives_the_place_up() {
+    let master = impatient(1);
+    let addr = http(&master);
+    let mut deaf = connect(addr);
+    // More than sockets hold: each answer has some 8 KB.
+    let ask = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n".repeat(4_000);
+    // The master stops reading in the middle of them.
+    deaf.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let _ = deaf.write_all(&ask);
+    assert_healthy(addr);
+    master.stop().unwrap();
+}
+
+#[test]
+fn half_a_body_is_refused() {
+    let master = start();
+    fill(master.rpc_addr());
+    let addr = http(&master);
+    let mut stream = connect(addr);
+    write!(
+        stream,
+        "POST /api/v1/evict HTTP/1.1\r\nhost: {addr}\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n{{\"objects"
+    )
+    .unwrap();
+    let answer = until_the_end(&mut stream);
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert_healthy(addr);
+    master.stop().unwrap();
+}
+
+#[test]
+fn a_slow_but_steady_client_is_served() {
+    let master = start();
+    let mut stream = connect(http(&master));
+    for piece in "GET /health HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n".as_bytes().chunks(2) {
+        stream.write_all(piece).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() > 0 {
+        answer.push(byte[0]);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("}\n"), "{answer}");
+    master.stop().unwrap();
+}
+
+#[test]
+fn many_requests_follow_one_another_on_a_connection_and_many_connections_on_one_another() {
+    let http_limits = HttpLimits { connections_max: 2, ..HttpLimits::default() };
+    let master = start_with(Config { http: http_limits, ..common::config() });
+    let addr = http(&master);
+    let mut stream = connect(addr);
+    for path in ["/health", "/metrics", "/api/v1/status"].iter().cycle().take(60) {
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+        assert_eq!(status(&mut stream), 200, "{path}");
+    }
+    (0..20).for_each(|_| assert_healthy(addr));
+    // The first one's place is its own all the time.
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+    assert_eq!(status(&mut stream), 200);
+    master.stop().unwrap();
+}
+
+#[test]
+fn limits_of_nothing_are_refused() {
+    let none = HttpLimits { connections_max: 0, ..HttpLimits::default() };
+    let error = Config { http: none, ..common::config() }.validate().unwrap_err().to_string();
+    assert!(error.contains("http.connections_max"), "{error}");
+}
