@@ -7,7 +7,7 @@ use store_core::blocks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
     CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
-    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks,
+    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, TaskQuery, TaskState,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
@@ -486,7 +486,14 @@ impl Client {
         let whose = |owner: &usize| anybodys || *owner == tenant;
         let latest = core.task_owners.iter().rev().take(16).filter(|(_, owner)| whose(owner));
         let known: Vec<u64> = latest.map(|(id, _)| *id).collect();
-        let id = known.get(rng.index(known.len())).copied();
+        // Best one that a node is at.
+        let mut id = known.get(rng.index(known.len())).copied();
+        let query = TaskQuery { cursor: 0, limit: 1, state: Some(TaskState::Processing) };
+        core.master.list_tasks(core.shown(), &query, |task| {
+            let own = core.task_owners.get(&task.id).is_some_and(whose);
+            id = if own { Some(task.id) } else { id };
+            true
+        });
         match (rng.below(16), id) {
             (0..2, Some(id)) => CancelTasks::encode_request(&mut out, request_id, &(), [id].into_iter()),
             (2..4, Some(id)) => RetryTasks::encode_request(&mut out, request_id, &(), [id].into_iter()),

@@ -50,6 +50,11 @@ pub(crate) enum Event {
     RestartClient(usize),
     RestartNode(usize),
     CrashNode(usize),
+    /// A node that was slow goes on.
+    GoOn {
+        node: usize,
+        life: u64,
+    },
     Unstall(NodeId),
     Resume {
         client: usize,
@@ -174,6 +179,10 @@ impl Core {
         if self.scenario.clocks { Clock::random(self.now, rng) } else { Clock::TRUE }
     }
 
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
     pub(crate) fn chance_ppm(&mut self, ppm: u32) -> bool {
         self.rng.chance_ppm(ppm)
     }
@@ -279,8 +288,10 @@ impl Core {
             if self.is_silent() { (0, 0, 0, 0) } else { self.scenario.calls };
         let copies = if self.rng.chance_ppm(lost) { 0 } else { 1 + u64::from(self.rng.chance_ppm(doubled)) };
         let mut times = Vec::new();
-        for _ in 0..copies {
+        for copy in 0..copies {
             let slow_us = if self.rng.chance_ppm(slow) { self.rng.below(slow_ms * 1_000) } else { 0 };
+            // What comes twice may come when much has happened since.
+            let slow_us = slow_us + copy * self.rng.below(300_000);
             times.push(self.now + Duration::from_micros(50 + self.rng.below(500) + slow_us));
         }
         times

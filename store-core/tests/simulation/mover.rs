@@ -53,12 +53,20 @@ pub(crate) struct Mover {
     asked: Instant,
     until: Instant,
     orders: Vec<Order>,
+    /// It is slow, before it begins or before it tells.
+    asleep: Option<Before>,
     reads: HashMap<u64, Read>,
     tokens: HashMap<Token, u64>,
     attached: HashMap<SegmentNo, SegmentId>,
     /// Ends that were told and that the master may not have heard, by attempt.
     told: HashMap<u64, TaskEnd>,
     next: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Reading,
+    Telling,
 }
 
 /// One replica to make.
@@ -96,6 +104,7 @@ impl Mover {
             asked: Instant::ZERO,
             until: Instant::ZERO,
             orders: Vec::new(),
+            asleep: None,
             reads: HashMap::new(),
             tokens: HashMap::new(),
             attached: HashMap::new(),
@@ -117,6 +126,7 @@ impl Mover {
     pub(crate) fn forget(&mut self) {
         (self.call, self.mounted) = (None, None);
         self.orders.clear();
+        self.asleep = None;
         self.told.clear();
         self.reads.values_mut().for_each(|read| read.attempt = None);
     }
@@ -175,20 +185,9 @@ impl Mover {
                 // What is not told any more has ended.
                 let orders = &self.orders;
                 self.told.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
-                for at in 0..self.orders.len() {
-                    let known = self.told.get(&self.orders[at].attempt).copied();
-                    if let Some(end) = known.filter(|_| !core.lies.contains(Lies::AGAIN)) {
-                        core.report.told_again += 1;
-                        self.orders[at].end = Some(end);
-                    } else {
-                        self.read_next(core, at, hands)?;
-                    }
+                if self.orders.is_empty() || !self.sleeps(core, Before::Reading) {
+                    self.begin(core, hands)?;
                 }
-                if self.is_copying() && core.scenario.faults && core.chance_ppm(DEATH_PPM) {
-                    // Most reads take no longer than this, and some do.
-                    core.at(core.now + Duration::from_micros(100), Event::CrashNode(self.node));
-                }
-                self.go_on(core);
             }
             Kind::ReportReplicas => self.tell(core),
             Kind::EndTasks => {
@@ -200,6 +199,50 @@ impl Mover {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// It was slow, and goes on.
+    pub(crate) fn wake_up(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        match self.asleep.take() {
+            Some(Before::Reading) => self.begin(core, hands)?,
+            Some(Before::Telling) => self.report(core),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether it is slow now.
+    fn sleeps(&mut self, core: &mut Core, before: Before) -> bool {
+        let (ppm, most_ms) = match before {
+            Before::Reading => (250_000, 150),
+            Before::Telling => (100_000, 2_000),
+        };
+        let sleeps = core.scenario.faults && !core.is_silent() && core.chance_ppm(ppm);
+        if sleeps {
+            self.asleep = Some(before);
+            let until = core.now + Duration::from_micros(core.below(most_ms * 1_000));
+            core.at(until, Event::GoOn { node: self.node, life: self.life });
+        }
+        sleeps
+    }
+
+    /// Begins to carry the orders out.
+    fn begin(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        for at in 0..self.orders.len() {
+            let known = self.told.get(&self.orders[at].attempt).copied();
+            if let Some(end) = known.filter(|_| !core.lies.contains(Lies::AGAIN)) {
+                core.report.told_again += 1;
+                self.orders[at].end = Some(end);
+            } else {
+                self.read_next(core, at, hands)?;
+            }
+        }
+        if self.is_copying() && core.scenario.faults && core.chance_ppm(DEATH_PPM) {
+            // Most reads take no longer than this, and some do.
+            core.at(core.now + Duration::from_micros(100), Event::CrashNode(self.node));
+        }
+        self.go_on(core);
         Ok(())
     }
 
@@ -236,11 +279,15 @@ impl Mover {
         });
     }
 
-    /// Everything that was to be done is done: first what was bad, for as long as there is an order the node may say it.
     fn go_on(&mut self, core: &mut Core) {
-        if self.call.is_some() || self.orders.is_empty() || self.is_copying() {
-            return;
+        let busy = self.call.is_some() || self.asleep.is_some() || self.is_copying();
+        if !busy && !self.orders.is_empty() && !self.sleeps(core, Before::Telling) {
+            self.report(core);
         }
+    }
+
+    /// Everything that was to be done is done: first what was bad, for as long as there is an order the node may say it.
+    fn report(&mut self, core: &mut Core) {
         let bad: Vec<BadReplica<'_>> = self
             .orders
             .iter()

@@ -6,7 +6,7 @@ use te_core::sim::SimTransport;
 use te_core::{Access, Instant, Memory as _, RegionId};
 
 use crate::clock::Clock;
-use crate::common::{Core, Party};
+use crate::common::{Core, Event, Party};
 use crate::memory::Memory;
 use crate::mover::{Hands, Mounted, Mover};
 use crate::scenario::CLIENTS;
@@ -170,6 +170,20 @@ impl Node {
         match (&mut self.transport, &self.memory) {
             (Some(transport), Some(memory)) if core.now >= self.muted_until => {
                 self.mover.reap(core, &mut Hands { transport, memory })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// It was slow, and is not any more.
+    pub(crate) fn go_on(&mut self, core: &mut Core, life: u64) -> Result<(), Violation> {
+        if life == self.life && core.now < self.muted_until {
+            core.at(self.muted_until, Event::GoOn { node: self.index, life });
+            return Ok(());
+        }
+        match (&mut self.transport, &self.memory) {
+            (Some(transport), Some(memory)) if life == self.life => {
+                self.mover.wake_up(core, &mut Hands { transport, memory })
             }
             _ => Ok(()),
         }

@@ -214,6 +214,7 @@ impl World {
             }
             Event::Heal(from, to) => self.core.net.set_link(from, to, self.core.scenario.link),
             Event::CrashNode(index) => self.crash_node(index),
+            Event::GoOn { node, life } => self.nodes[node].go_on(&mut self.core, life)?,
             Event::Look(segment) => self.look(segment)?,
             Event::LastDrain => self.last_drain()?,
             Event::EndDrain => self.end_drain()?,
