@@ -100,7 +100,7 @@ fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
         let short = client.get_to(b"k", &mut bytes[..999_999]);
         assert!(matches!(short, Err(StoreError::Refused(ErrorCode::BufferOverflow))), "{short:?}");
         assert_eq!(client.get_to(b"absent", &mut bytes).unwrap(), None);
-        assert_eq!(client.get_to(b"", &mut bytes).unwrap_err().code(), ErrorCode::InvalidKey);
+        assert_eq!(client.get_to(b"", &mut bytes).unwrap(), None);
     }
 }
 

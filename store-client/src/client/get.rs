@@ -16,7 +16,7 @@ impl Client {
     /// Reads a value. `None` is a miss.
     ///
     /// # Errors
-    /// An invalid key, a value over `value_bytes_max`, or a master that cannot be asked.
+    /// A value over `value_bytes_max`, or a master that cannot be asked. A key that no object can have is a miss.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         one(self.batch_get(&[key])).map_err(StoreError::from)
     }
