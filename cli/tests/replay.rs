@@ -140,7 +140,7 @@ fn a_simulation_gives_a_table_json_and_a_plot_and_starts_nothing() {
     assert_exit(&run(&["replay", "--svg", "x.svg"]), 2);
 }
 
-/// A replay that goes on until it is disturbed, and the processes it started.
+/// A replay that is at work and goes on until it is disturbed, and the processes it started.
 fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     let args = [&["replay", "--requests", "100000000", "--capacity-blocks", "5000", "--json"], more].concat();
     let child = snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -148,6 +148,14 @@ fn long_replay(more: &[&str]) -> (std::process::Child, Vec<(u32, String)>) {
     eventually("a master and two nodes", || {
         children = children_of(child.id());
         children.iter().filter(|(_, arguments)| arguments.contains(" node ")).count() == 2
+    });
+    // Processes that run may be far from serving, and what disturbs them earlier ends a start, not a replay.
+    let (_, node) = children.iter().find(|(_, arguments)| arguments.contains(" node ")).expect("a node");
+    let (_, master) = node.split_once(" --master ").expect("it is told its master");
+    let master = master.split(' ').next().expect("an address");
+    eventually("it puts blocks", || {
+        let stat = run(&["stat", "--json", "--master", master]);
+        stat.status.success() && json(&stat)["objects"].as_u64() > Some(0)
     });
     (child, children)
 }
@@ -164,7 +172,6 @@ fn output_of(mut child: std::process::Child) -> std::process::Output {
 #[test]
 fn ctrl_c_ends_it_with_130_a_summary_and_no_child_left() {
     let (child, children) = long_replay(&[]);
-    std::thread::sleep(std::time::Duration::from_millis(600));
     signal(child.id(), "INT");
     let output = output_of(child);
     assert_exit(&output, 130);
@@ -188,7 +195,6 @@ fn kill_9_leaves_no_child_either() {
 #[test]
 fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
     let (child, children) = long_replay(&[]);
-    std::thread::sleep(std::time::Duration::from_millis(300));
     let node = children.iter().find(|(_, arguments)| arguments.contains("node-1")).unwrap().0;
     signal(node, "KILL");
     std::thread::sleep(std::time::Duration::from_millis(1500));
@@ -207,7 +213,6 @@ fn a_node_that_is_killed_costs_its_blocks_and_never_gives_wrong_bytes() {
 #[test]
 fn a_master_that_is_killed_ends_it_with_a_clear_error() {
     let (child, children) = long_replay(&[]);
-    std::thread::sleep(std::time::Duration::from_millis(300));
     let master = children.iter().find(|(_, arguments)| arguments.contains(" master ")).unwrap().0;
     signal(master, "KILL");
     let output = output_of(child);

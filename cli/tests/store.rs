@@ -54,7 +54,8 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
     assert_eq!((cluster["objects"].as_u64(), cluster["nodes"].as_u64()), (Some(2), Some(1)));
     assert!(stdout(&store.run(&["stat"])).contains("16 MiB"));
 
-    // It was read a moment ago, so somebody may still be reading it.
+    // It was read a moment ago, however long all that took, so somebody may still be reading it.
+    assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
     let refused = store.run(&["rm", "kv/a"]);
     assert_exit(&refused, 1);
     assert!(stderr(&refused).contains("force"), "{}", stderr(&refused));

@@ -86,6 +86,25 @@ fn registered_memory_needs_no_copy_and_no_more_room_than_the_object() {
 }
 
 #[test]
+fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    for fabrics in [Fabrics::TCP, Fabrics::SHM] {
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let value = pattern(1, 1_000_000);
+        let _ = client.put(b"k", &value, &ONE).unwrap();
+        let mut bytes = vec![0xaa; 1_000_003];
+        assert_eq!(client.get_to(b"k", &mut bytes).unwrap(), Some(1_000_000));
+        assert_eq!(bytes[..1_000_000], value);
+        assert_eq!(bytes[1_000_000..], [0xaa; 3]);
+        let short = client.get_to(b"k", &mut bytes[..999_999]);
+        assert!(matches!(short, Err(StoreError::Refused(ErrorCode::BufferOverflow))), "{short:?}");
+        assert_eq!(client.get_to(b"absent", &mut bytes).unwrap(), None);
+        assert_eq!(client.get_to(b"", &mut bytes).unwrap(), None);
+    }
+}
+
+#[test]
 #[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
 fn the_callers_own_memory_can_be_registered() {
     let master = master();
@@ -126,6 +145,21 @@ fn batches_tell_each_key_its_own_result() {
     let found = client.batch_exists(&wanted).unwrap();
     assert_eq!(found.iter().filter(|found| !**found).count(), 1);
     assert!(!found[3]);
+    // Room for 2,600 bytes: what is longer is refused, and all that is not lies at the beginning of its place.
+    let mut room = vec![0xaa; 2600 * wanted.len()];
+    let mut places: Vec<(&[u8], &mut [u8])> = wanted.iter().copied().zip(room.chunks_mut(2600)).collect();
+    places[5].1 = &mut [];
+    let mut lens = client.batch_get_to(&mut places);
+    assert_eq!((lens.remove(3), lens[4]), (Ok(None), Err(ErrorCode::BufferOverflow)));
+    let read = places.iter().enumerate().filter(|(at, _)| *at != 3).map(|(_, (_, bytes))| &**bytes);
+    for ((len, bytes), value) in lens.iter().zip(read).zip(&values) {
+        if bytes.is_empty() {
+            continue;
+        }
+        let len = len.unwrap().unwrap() as usize;
+        assert_eq!(&bytes[..len], value);
+        assert!(bytes[len..].iter().all(|byte| *byte == 0xaa), "it wrote beyond the object");
+    }
     let mut got = client.batch_get(&wanted);
     assert_eq!(got.remove(3), Ok(None));
     for (got, value) in got.iter().zip(&values) {

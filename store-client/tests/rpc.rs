@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{master, master_config};
+use common::{master, master_at, master_config, own_host};
 use store_client::{Address, ErrorCode, RpcConfig, RpcConnection, RpcError};
 use store_core::message::{Exists, Operation, ReadStats};
 use store_core::wire::HEADER_BYTES;
@@ -67,13 +67,12 @@ fn a_unix_socket_does_as_well() {
 
 #[test]
 fn a_call_goes_on_with_the_masters_next_life() {
-    let first = MasterServer::bind(master_config()).unwrap().spawn().unwrap();
+    let first = master_at(own_host(13), MasterConfig::default());
     let addr = first.rpc_addr();
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let epoch = rpc.welcome().epoch;
     first.stop().unwrap();
-    let config = Config { rpc_listen: addr, store: MasterConfig::default(), ..master_config() };
-    let _second = MasterServer::bind(config).unwrap().spawn().unwrap();
+    let _second = master_at(addr, MasterConfig::default());
     rpc.call::<ReadStats>(&(), std::iter::empty()).unwrap();
     assert_eq!(rpc.connects_total(), 2);
     assert!(rpc.welcome().epoch > epoch);
@@ -118,7 +117,7 @@ fn what_is_no_master_is_recognised() {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         let _ = stream.read(&mut [0; 4096]);
     });
-    let error = RpcConnection::connect(address, quick()).unwrap_err();
+    let error = RpcConnection::connect(address, RpcConfig::default()).unwrap_err();
     assert!(error.to_string().contains("not a Snowskin store"), "{error}");
 }
 
@@ -133,7 +132,7 @@ fn a_master_of_another_version_is_recognised() {
         let _ = stream.write_all(&hello);
         let _ = stream.read(&mut [0; 4096]);
     });
-    let error = RpcConnection::connect(address, quick()).unwrap_err();
+    let error = RpcConnection::connect(address, RpcConfig::default()).unwrap_err();
     assert!(matches!(error, RpcError::Version { theirs: 99 }), "{error:?}");
     assert_eq!(error.code(), ErrorCode::InvalidVersion);
 }

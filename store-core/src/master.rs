@@ -63,7 +63,7 @@ const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// the same again after six days.
 const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
 const EPOCHS: u32 = 1 << 19;
-/// Entries that one call of [`Master::list`] looks at.
+/// Entries that one call of [`Master::list_of`] looks at.
 const LIST_SCAN_MAX: u32 = 16_384;
 
 /// The master of one store. One owner, no locks.
@@ -352,18 +352,8 @@ impl Master {
         self.remove_at(now, index, force)
     }
 
-    /// Calls `each` for a page of the default tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to stop early.
-    /// Objects that come or go between pages may be seen or not; those that stay are seen once.
-    pub fn list<'a>(
-        &'a self,
-        now: Instant,
-        query: &ListQuery<'_>,
-        each: impl FnMut(Listed<'a>) -> bool,
-    ) -> u64 {
-        self.list_of(now, 0, query, each)
-    }
-
-    /// The same for any tenant's keys.
+    /// Calls `each` for a page of a tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to
+    /// stop early. Objects that come or go between pages may be seen or not; those that stay are seen once.
     pub fn list_of<'a>(
         &'a self,
         now: Instant,

@@ -390,7 +390,7 @@ fn a_listing_in_pages_sees_every_key_once() {
     let mut cursor = 0;
     loop {
         let query = ListQuery { prefix: Key(b"even/"), cursor, limit: 7 };
-        cursor = master.list(at(0), &query, |listed| seen.insert(listed.key.to_string()));
+        cursor = master.list_of(at(0), 0, &query, |listed| seen.insert(listed.key.to_string()));
         if cursor == 0 {
             break;
         }

@@ -437,6 +437,35 @@ fn further_replicas_are_had_as_far_as_the_quota_goes() {
 }
 
 #[test]
+fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
+    let mut master = master_with(16, config(&[limited("a", Some(2 * GRAIN), None)]));
+    let node = |node, name| MountSegment {
+        node,
+        incarnation: 1,
+        name,
+        endpoint: "n:1",
+        base: 0,
+        len: 1024,
+        export: Export::default(),
+        epoch: 0,
+    };
+    master.mount(at(0), &node(2, "n2")).unwrap();
+    let key = FullKey { tenant: 1, key: b"k" };
+    let two = PutOptions { replicas: 2, ..PLAIN };
+    store(&mut master, 0, 1, "k", &two).unwrap();
+    master.mount(at(0), &node(3, "n3")).unwrap();
+    let id = master.create_task(at(0), key, Some(1), Some(3)).unwrap();
+    let fetch = FetchAsk { node: 3, incarnation: 1, count_max: 1 };
+    let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
+    master.unmount(at(2), &UnmountSegment { node: 1, incarnation: 1, segment: 1 }).unwrap();
+    store(&mut master, 3, 1, "l", &PLAIN).unwrap();
+    assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "what was let go of is used again");
+    master.end_task(at(4), 3, &TaskEnd { id, attempt, result: Ok(0), quiet: true }).unwrap();
+    assert_eq!(master.task(at(5), id).unwrap().error, Some(ErrorCode::ReplicaNotFound));
+    assert_eq!(usage(&master, "a").bytes, 2 * GRAIN);
+}
+
+#[test]
 fn a_tenant_pins_within_its_own_share() {
     let mut master = master_with(16, config(&[limited("a", Some(4 * GRAIN), None), tenant("b")]));
     let master = &mut master;

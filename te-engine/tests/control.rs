@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::*;
 use te_engine::{Access, Fabrics, Liveness, SegmentError, TransferEngine};
 
+/// Gives up soon, as a server and as a client: what must be answered at the first try is asked from a more patient one.
 fn quick() -> TransferEngine {
     let mut config = config(Fabrics::LOCAL);
     config.control.timeout_ms = 200;
@@ -36,10 +37,11 @@ fn answer_to(engine: &TransferEngine, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn assert_serves(engine: &TransferEngine) {
-    let other = engine.open_segment(engine.name()).unwrap();
+    let asker = common::engine(Fabrics::LOCAL);
+    let other = asker.open_segment(engine.name()).unwrap();
     let alive = Liveness::Alive { incarnation: engine.incarnation() };
-    assert_eq!(engine.probe(other, Duration::from_secs(5)), Ok(alive));
-    engine.close_segment(other).unwrap();
+    assert_eq!(asker.probe(other, Duration::from_secs(5)), Ok(alive));
+    asker.close_segment(other).unwrap();
 }
 
 #[test]
@@ -87,7 +89,7 @@ fn connections_that_say_nothing_do_not_keep_others_out_for_long() {
 
 #[test]
 fn one_connection_can_ask_many_times() {
-    let engine = quick();
+    let engine = common::engine(Fabrics::LOCAL);
     let mut stream = TcpStream::connect(engine.name()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     for _ in 0..100 {
@@ -107,7 +109,7 @@ fn one_connection_can_ask_many_times() {
 
 #[test]
 fn a_server_that_is_not_an_engine_is_told_from_one() {
-    let engine = quick();
+    let engine = common::engine(Fabrics::LOCAL);
     for (answer, what) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "not a transfer engine"),
         (b"SNWK\x02\0\0\0\x01\0\0\0x", "another version"),
@@ -134,7 +136,7 @@ fn a_server_that_is_not_an_engine_is_told_from_one() {
     // Silent, gone, and no address at all.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = silent.local_addr().unwrap().to_string();
-    let error = engine.open_segment(&name).unwrap_err();
+    let error = quick().open_segment(&name).unwrap_err();
     assert!(matches!(&error, SegmentError::Unreachable { reason, .. } if reason == "timed out"), "{error:?}");
     drop(silent);
     assert!(matches!(engine.open_segment(&name), Err(SegmentError::Unreachable { .. })));
@@ -145,7 +147,7 @@ fn a_server_that_is_not_an_engine_is_told_from_one() {
 
 #[test]
 fn a_descriptor_of_many_regions_arrives_whole() {
-    let (here, there) = (quick(), quick());
+    let (here, there) = (common::engine(Fabrics::LOCAL), common::engine(Fabrics::LOCAL));
     let regions: Vec<_> = (0..300).map(|_| there.alloc_shared(4096, Access::REMOTE_READ).unwrap()).collect();
     let segment = here.open_segment(there.name()).unwrap();
     let mut expected: Vec<u64> = regions.iter().map(|region| region.addr()).collect();

@@ -111,12 +111,12 @@ fn found_by_name(kind: Kind) {
 
 fn killed_owner(kind: Kind) {
     let server = Server::start(kind);
-    let mut owner = Owner::start(&server, "node-7", 1000);
+    let mut owner = Owner::start(&server, "node-7", 3_000);
     let here = looker(server.source());
     here.open_segment("node-7").unwrap();
     // It outlives its time to live while it lives.
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(3500) {
+    while start.elapsed() < Duration::from_millis(7_000) {
         assert!(server.directory().lookup("node-7").unwrap().is_some());
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -243,7 +243,8 @@ fn server_restarts(kind: Kind) {
 fn server_hangs(kind: Kind) {
     let server = Server::start(kind);
     let mut patient = config(server.source(), None, HOUR_MS);
-    patient.metadata.timeout_ms = 300;
+    // Not for long, but long enough for a server that does answer.
+    patient.metadata.timeout_ms = 2_000;
     let there = owner(&server, "node-7", HOUR_MS);
     let remote = there.alloc_shared(4096, Access::all()).unwrap();
     let here = TransferEngine::start(patient.clone()).unwrap();

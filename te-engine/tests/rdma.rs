@@ -99,13 +99,20 @@ impl Two {
 fn both_nics_carry_a_large_transfer_and_tcp_nothing() {
     let mut two = Two::new(2);
     let mut before = BTreeMap::new();
-    for _ in 0..4 {
-        two.there_and_back();
+    // Shares follow from how fast each was found to be, and on a busy machine one is found slow for a while.
+    let give_up = Instant::now() + Duration::from_secs(60);
+    loop {
+        for _ in 0..4 {
+            two.there_and_back();
+        }
+        let carried = two.carried(&mut before);
+        assert_eq!(carried.keys().collect::<Vec<_>>(), ["rdma here0:1", "rdma here1:1"], "{carried:?}");
+        assert_eq!(carried.values().sum::<u64>(), 8 * LEN as u64);
+        if carried.values().all(|&bytes| bytes > LEN as u64) {
+            break;
+        }
+        assert!(Instant::now() < give_up, "each takes a fair share: {carried:?}");
     }
-    let carried = two.carried(&mut before);
-    assert_eq!(carried.keys().collect::<Vec<_>>(), ["rdma here0:1", "rdma here1:1"], "{carried:?}");
-    assert_eq!(carried.values().sum::<u64>(), 8 * LEN as u64);
-    assert!(carried.values().all(|&bytes| bytes > LEN as u64), "each takes a fair share: {carried:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
 use te_engine::Op;
 
-use super::{Client, PARTS_MAX, all, chunks, one};
+use super::{Client, PARTS_MAX, all, chunk_len, chunks, one};
 use crate::error::StoreError;
 use crate::memory::{BufferRange, Fragment};
 use crate::mover::Buffers;
@@ -16,7 +16,7 @@ impl Client {
     /// Reads a value. `None` is a miss.
     ///
     /// # Errors
-    /// An invalid key, a value over `value_bytes_max`, or a master that cannot be asked.
+    /// A value over `value_bytes_max`, or a master that cannot be asked. A key that no object can have is a miss.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         one(self.batch_get(&[key])).map_err(StoreError::from)
     }
@@ -33,6 +33,34 @@ impl Client {
                 // A result without a sink would be an object without bytes, which there is not.
                 results.push(self.fetched(item, None).map(|len| len.and(sink)));
             }
+        }
+        results
+    }
+
+    /// Reads a value into the caller's memory, from its first byte on; gives its length. `None` is a miss; the memory may have
+    /// been written all the same. Costs one copy more than [`get_into`](Self::get_into), and no allocation, unlike
+    /// [`get`](Self::get).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), and `BufferOverflow` when the object is longer than `bytes`.
+    pub fn get_to(&mut self, key: &[u8], bytes: &mut [u8]) -> Result<Option<u64>, StoreError> {
+        one(self.batch_get_to(&mut [(key, bytes)])).map_err(StoreError::from)
+    }
+
+    /// Reads many values, each into memory of the caller's.
+    pub fn batch_get_to(&mut self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<Option<u64>, ErrorCode>> {
+        let mut results = Vec::with_capacity(items.len());
+        let mut left = items;
+        while !left.is_empty() {
+            let (items, rest) = left.split_at_mut(chunk_len(left, |item| item.0.len()));
+            left = rest;
+            self.get.start(
+                items.iter().map(|(key, bytes)| GetItem { key, capacity: bytes.len() as u64, len_min: 1 }),
+                &[],
+            );
+            let mut sinks: Vec<&mut [u8]> = items.iter_mut().map(|(_, bytes)| &mut **bytes).collect();
+            self.run_get(sinks.len(), Buffers::Filled(&mut sinks));
+            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
         }
         results
     }

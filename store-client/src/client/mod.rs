@@ -298,16 +298,20 @@ const KEY_BYTES_PER_CALL_MAX: usize = 1 << 20;
 /// Cuts a batch into what one request can carry.
 fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |item: &&T| {
-            bytes += key_bytes(item);
-            bytes <= KEY_BYTES_PER_CALL_MAX
-        };
-        let count = items.iter().take(KEYS_PER_CALL_MAX).take_while(fits).count().max(1).min(items.len());
-        let (chunk, rest) = items.split_at(count);
+        let (chunk, rest) = items.split_at(chunk_len(items, &key_bytes));
         items = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
+}
+
+/// How many of the first items one request can carry.
+fn chunk_len<T>(items: &[T], key_bytes: impl Fn(&T) -> usize) -> usize {
+    let mut bytes = 0;
+    let fits = |item: &&T| {
+        bytes += key_bytes(item);
+        bytes <= KEY_BYTES_PER_CALL_MAX
+    };
+    items.iter().take(KEYS_PER_CALL_MAX).take_while(fits).count().max(1).min(items.len())
 }
 
 /// Every item of a batch that was refused as a whole.

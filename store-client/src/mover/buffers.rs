@@ -14,6 +14,8 @@ pub(crate) enum Buffers<'a> {
     Slices(&'a [(&'a [u8], &'a [&'a [u8]])]),
     /// Plain bytes to get, made when their length is known.
     Made(&'a mut [Option<Vec<u8>>]),
+    /// The caller's plain bytes to get into.
+    Filled(&'a mut [&'a mut [u8]]),
     /// Parts of objects to get into registered memory.
     Fragments(&'a [(&'a [u8], &'a [Fragment])]),
     /// A part of each object to get, from an offset on, up to a length or to its end; plain bytes, made when it is known.

@@ -644,6 +644,14 @@ fn land(
             let _ = bounce.region().read(at.offset, place);
             job.checksum.update(place);
         }
+        (Place::Bounced(at), Buffers::Filled(sinks)) => {
+            let sink = &mut sinks[job.transfer.item as usize];
+            // An object that is longer is not read; if it were, the checksum would tell.
+            if let Some(place) = sink.get_mut(piece.offset as usize..(piece.offset + piece.len) as usize) {
+                let _ = bounce.region().read(at.offset, place);
+                job.checksum.update(place);
+            }
+        }
         (Place::Straight(range), _) => match crc32c {
             Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
             None => memory.checksum(range, &mut job.checksum),

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! It happens on a thread of its own, so that a slow source does not keep the node from saying that it lives. What comes back
-//! from EndTasks does not matter: an order that the master still wants carried out is in the next answer to FetchTasks, and
-//! carrying it out again puts the same bytes into the same place.
+//! from EndTasks does not matter: an order whose end the master has not heard is in the next answer to FetchTasks, and is told
+//! to have ended as before. It is not carried out again: the end that seems lost may be on its way, and with it the place
+//! becomes a replica, or somebody else's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -100,8 +101,8 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, SegmentHandle>,
-    /// Attempts whose place may still be written by a read that was given up, and whose end the master has not heard.
-    loud: HashSet<u64>,
+    /// Ends that were told and that the master may not have heard, by attempt.
+    told: HashMap<u64, TaskEnd>,
 }
 
 /// A [`TaskOrder`] of our own.
@@ -144,7 +145,7 @@ impl Work {
     fn connect(config: &NodeConfig, engine: TransferEngine, shared: Arc<Shared>) -> Result<Self, RpcError> {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let (name, reporter) = (config.name.clone(), super::random());
-        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), loud: HashSet::new() })
+        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), told: HashMap::new() })
     }
 
     /// Until there is nothing left to do, or the node stops.
@@ -162,6 +163,8 @@ impl Work {
         let here = |order: &TaskOrder<'_>| order.segment == mounted.segment;
         let orders: Vec<Order> =
             orders.filter(here).filter_map(|order| Order::new(&order, &mounted.region)).collect();
+        // What is not told any more has ended.
+        self.told.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
         if orders.is_empty() {
             return Ok(0);
         }
@@ -173,6 +176,10 @@ impl Work {
         let mut bad = Vec::new();
         let mut ends = Vec::with_capacity(orders.len());
         for (index, transfer) in first.into_iter().enumerate() {
+            if let Some(told) = self.told.get(&orders[index].attempt) {
+                ends.push(*told);
+                continue;
+            }
             let end = self.finish(index, &orders[index], transfer, &mounted.region, until, &mut bad);
             let counter = if end.result.is_ok() { &self.shared.copies } else { &self.shared.copy_failures };
             counter.fetch_add(1, Ordering::Relaxed);
@@ -188,11 +195,10 @@ impl Work {
                 log::debug!("node {}: reporting bad replicas: {error}", self.name);
             }
         }
+        self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
         self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
         // From here on the master does not hand these attempts out again.
-        for order in &orders {
-            self.loud.remove(&order.attempt);
-        }
+        self.told.clear();
         Ok(orders.len())
     }
 
@@ -204,8 +210,8 @@ impl Work {
         region: &SharedRegion,
         until: Instant,
     ) -> Option<Transfer> {
-        // What is read into a place that is still written by something else may be overwritten after it was verified.
-        let source = source.filter(|_| !self.loud.contains(&order.attempt))?;
+        // The place may be a replica by now, or somebody else's, or still be written by a read that was given up.
+        let source = source.filter(|_| !self.told.contains_key(&order.attempt))?;
         let segment = self.open(source.segment)?;
         let request = TransferRequest {
             op: Op::Read,
@@ -229,9 +235,6 @@ impl Work {
         bad: &mut Vec<(usize, SegmentNo)>,
     ) -> TaskEnd {
         let end = |result, quiet| TaskEnd { id: order.id, attempt: order.attempt, result, quiet };
-        if self.loud.contains(&order.attempt) {
-            return end(Err(ErrorCode::TransferFail), false);
-        }
         let mut transfer = first;
         let mut error = ErrorCode::TransferFail;
         for (at, source) in order.sources.iter().enumerate() {
@@ -244,7 +247,6 @@ impl Work {
             // Its own timeout bounds it.
             let ended = transfer.wait(None);
             if transfer.report().quarantined {
-                self.loud.insert(order.attempt);
                 return end(Err(ErrorCode::TransferFail), false);
             }
             if let Err(failure) = ended {

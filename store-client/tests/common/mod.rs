@@ -22,6 +22,17 @@ pub(crate) fn master_with(store: MasterConfig) -> MasterHandle {
     MasterServer::bind(Config { store, ..master_config() }).unwrap().spawn().unwrap()
 }
 
+/// A master that listens here.
+pub(crate) fn master_at(listen: SocketAddr, store: MasterConfig) -> MasterHandle {
+    MasterServer::bind(Config { rpc_listen: listen, store, ..master_config() }).unwrap().spawn().unwrap()
+}
+
+/// Any port of a host that only one test has: for a master that goes away and comes back to its address. Whoever asks for any
+/// port of 127.0.0.1 cannot be given that one meanwhile.
+pub(crate) fn own_host(number: u8) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, number], 0))
+}
+
 pub(crate) fn master() -> MasterHandle {
     master_with(MasterConfig::default())
 }
@@ -58,7 +69,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 /// Tries until it holds. A test that never gets there fails.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));

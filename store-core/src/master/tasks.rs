@@ -444,6 +444,10 @@ impl Master {
             return Err(ErrorCode::ReplicaNotFound);
         }
         let (len, generation) = (entry.len, entry.generation);
+        // For a copy there is room in the quota, since it was asked for; for this one there was the source's.
+        if source.is_some() && !moves && !self.may_copy(entry.tenant, len) {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
         if let Some(source) = source {
             self.drop_replica(now, index, source);
         }

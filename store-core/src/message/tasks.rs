@@ -142,7 +142,9 @@ pub struct FetchAsk {
 pub struct TaskOrder<'a> {
     /// Of this task.
     pub id: TaskId,
-    /// This try of it; never given twice.
+    /// This try of it; no other has the same. A node that has told its end and is given it again, because that was not
+    /// heard, tells the same end again and leaves the place alone: the first may be on its way still, and when it arrives
+    /// the place is a replica, or somebody else's.
     pub attempt: u64,
     /// The object's key.
     #[serde(borrow)]

@@ -1,33 +1,36 @@
-//! A simulated client: the shell around `GetOp` and `PutOp`, with what can go wrong in one.
+//! A simulated client: the shell around `GetOp` and `PutOp`, with what can go wrong in one. How it moves bytes and looks at
+//! them is in `moving`.
 
 use std::collections::HashMap;
 
-use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
+use store_core::blocks::trailer_len;
+use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    Exists, Get, Object, Operation, Pin, PutAsk, PutEnd, PutOptions, PutStart, Removal, Remove, Retention,
+    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
+    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, TaskQuery, TaskState,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
-use te_core::{
-    Completion, ErrorKind, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
-};
+use te_core::{Instant, Memory as _, RegionId, SegmentId, Token, Transport};
 
 use crate::checker::{Answer, Ask, Id};
 use crate::clock::Clock;
-use crate::memory::{Memory, checksum, content};
+use crate::common::{Core, Party};
+use crate::memory::{Memory, content, sums};
+use crate::moving::{Moving, What};
+use crate::scenario::{Lies, full_key, tenant_of};
 use crate::shadow::{Put, Violation};
-use crate::world::{Core, LATE_MAX, Lies, full_key, tenant_of};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
-pub(crate) const OBJECT_BYTES_MAX: u64 = 3_000;
-const SLICE_BYTES: u64 = 700;
-const REGION: RegionId = RegionId::new(0, 1);
+pub(crate) const REGION: RegionId = RegionId::new(0, 1);
 
 pub(crate) struct Client {
     pub(crate) index: usize,
     /// Dropped before the memory it moves.
     pub(crate) transport: SimTransport,
-    memory: Memory,
+    pub(crate) memory: Memory,
+    /// Bytes of the memory that an item has.
+    pub(crate) slot_bytes: u64,
     /// Counts its lives.
     pub(crate) life: u64,
     pub(crate) clock: Clock,
@@ -36,13 +39,13 @@ pub(crate) struct Client {
     /// It looked at its clock just before it was stopped, and acts on that now.
     stale: Option<Instant>,
     running: Running,
-    get: GetOp,
-    put: PutOp,
-    asked: Vec<Asked>,
-    began: Instant,
-    segments: HashMap<SegmentNo, SegmentId>,
-    transfers: HashMap<u64, Moving>,
-    tokens: HashMap<Token, What>,
+    pub(crate) get: GetOp,
+    pub(crate) put: PutOp,
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) began: Instant,
+    pub(crate) segments: HashMap<SegmentNo, SegmentId>,
+    pub(crate) transfers: HashMap<u64, Moving>,
+    pub(crate) tokens: HashMap<Token, What>,
     next: u64,
     /// The latest call of the running operation.
     call: u64,
@@ -55,44 +58,48 @@ enum Running {
     Nothing,
     Get,
     Put,
-    Remove { request_id: u64, force: bool },
-    Exists { request_id: u64 },
+    Remove {
+        request_id: u64,
+        force: bool,
+    },
+    Exists {
+        request_id: u64,
+    },
+    /// Something about tasks, or a report of bad replicas: nobody reads the answer.
+    Word {
+        request_id: u64,
+    },
 }
 
-struct Asked {
-    key: Vec<u8>,
+pub(crate) struct Asked {
+    pub(crate) key: Vec<u8>,
     len: u64,
     number: u64,
-    object: Option<Object>,
-    generation: Option<u64>,
+    pub(crate) object: Option<Object>,
+    pub(crate) generation: Option<u64>,
+    /// It wants this part: from where on, and how much; none: the rest.
+    pub(crate) part: Option<(u64, Option<u64>)>,
     /// Its commit was sent.
     ending: bool,
     recorded: Option<Id>,
 }
 
-#[derive(Clone, Copy)]
-enum What {
-    Slice(u64),
-    Fence(SegmentNo),
-}
-
-struct Moving {
-    transfer: Transfer,
-    tokens: Vec<Token>,
-    left: usize,
-    outcome: Outcome,
-    fence_needed: bool,
-}
-
 impl Client {
-    pub(crate) fn new(index: usize, mut transport: SimTransport, life: u64, clock: Clock) -> Self {
-        let memory = Memory::new((ITEMS_MAX * OBJECT_BYTES_MAX) as usize, 0xcc);
+    pub(crate) fn new(
+        index: usize,
+        mut transport: SimTransport,
+        life: u64,
+        clock: Clock,
+        slot_bytes: u64,
+    ) -> Self {
+        let memory = Memory::new((ITEMS_MAX * slot_bytes) as usize, 0xcc);
         // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
         unsafe { transport.register(REGION, memory.span(), te_core::Access::LOCAL) }.unwrap();
         Self {
             index,
             transport,
             memory,
+            slot_bytes,
             life,
             clock,
             stopped: false,
@@ -157,13 +164,14 @@ impl Client {
                 continue;
             }
             let number = core.next_put();
-            let len = 1 + rng.below(OBJECT_BYTES_MAX);
+            let len = core.scenario.random_len(rng);
             self.asked.push(Asked {
                 key,
                 len,
                 number,
                 object: None,
                 generation: None,
+                part: None,
                 ending: false,
                 recorded: None,
             });
@@ -171,10 +179,14 @@ impl Client {
         if dice < 45 {
             self.running = Running::Get;
             self.record(core, |_| Ask::Get);
+            if dice < 15 {
+                let longest = core.scenario.random_len(rng);
+                self.asked.iter_mut().for_each(|asked| asked.part = Some(random_part(rng, longest)));
+            }
             let items = self.asked.iter().map(|asked| GetItem {
                 key: &asked.key,
-                capacity: OBJECT_BYTES_MAX,
-                len_min: 1,
+                capacity: self.slot_bytes,
+                len_min: asked.part.map_or(1, |(start, count)| start + count.unwrap_or(1)),
             });
             self.get.start(items, &[]);
         } else if dice < 85 {
@@ -183,19 +195,24 @@ impl Client {
             let mut items = Vec::new();
             for (slot, asked) in self.asked.iter().enumerate() {
                 let bytes = content(asked.number, asked.len);
-                self.memory.write(slot as u64 * OBJECT_BYTES_MAX, &bytes);
-                items.push(PutItem { key: &asked.key, len: asked.len, checksum: checksum(&bytes) });
+                let sums = sums(&bytes);
+                let at = slot as u64 * self.slot_bytes;
+                self.memory.write(at, &bytes);
+                self.memory.write(at + asked.len, sums.trailer());
+                items.push(PutItem { key: &asked.key, len: asked.len, checksum: sums.whole() });
             }
             let retention = if core.scenario.retention { random_retention(rng) } else { Retention::DEFAULT };
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
             self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options });
+        } else if dice >= 95 && core.scenario.tasks {
+            self.ask_for_tasks(core, rng);
         } else {
             let request_id = self.next_id();
             let mut out = Vec::new();
             let force = rng.below(2) == 0;
-            let remove = dice < 94;
+            let remove = dice < 92;
             self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
             let key = Key(&self.asked[0].key);
             if remove {
@@ -244,43 +261,18 @@ impl Client {
             }
         }
         match self.running {
-            Running::Get if self.get.is_done() => self.judge_get(core)?,
+            Running::Get if self.get.is_done() => {
+                self.judge_get(core)?;
+                if self.get.mismatches() > 0 {
+                    self.report_bad(core);
+                    return Ok(false);
+                }
+            }
             Running::Put if self.put.is_done() => self.note_put(core),
             _ => return Ok(false),
         }
         self.running = Running::Nothing;
         Ok(true)
-    }
-
-    /// Takes completions from the fabric.
-    pub(crate) fn reap(&mut self, core: &mut Core) -> bool {
-        let mut done = [Completion::applied(Token(0)); 16];
-        let mut any = false;
-        loop {
-            let count = self.transport.poll(core.now, &mut done);
-            for completion in &done[..count] {
-                any = true;
-                match self.tokens.remove(&completion.token) {
-                    Some(What::Slice(number)) => {
-                        self.slice_ended(core, number, completion.outcome, completion.fence_needed)
-                    }
-                    Some(What::Fence(segment)) => {
-                        // A target that restarted is fenced, too.
-                        let restarted = |error: te_core::Error| error.kind == ErrorKind::PeerRestarted;
-                        let held = completion.result.is_ok() || completion.result.is_err_and(restarted);
-                        if held {
-                            core.shadow.fenced(self.index, segment);
-                        }
-                        core.report.fences += u64::from(held);
-                        self.put.handle_fence(segment, held);
-                    }
-                    None => panic!("a completion that nobody asked for: {completion:?}"),
-                }
-            }
-            if count < done.len() {
-                return any;
-            }
-        }
     }
 
     /// A frame from the master.
@@ -333,6 +325,10 @@ impl Client {
                 self.running = Running::Nothing;
                 return true;
             }
+            Running::Word { request_id } if request_id == frame.header.request_id => {
+                self.running = Running::Nothing;
+                return true;
+            }
             _ => {}
         }
         false
@@ -343,7 +339,9 @@ impl Client {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
             Running::Put => self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout),
-            Running::Remove { request_id: mine, .. } | Running::Exists { request_id: mine }
+            Running::Remove { request_id: mine, .. }
+            | Running::Exists { request_id: mine }
+            | Running::Word { request_id: mine }
                 if mine == request_id =>
             {
                 if core.lies.contains(Lies::ANSWER) && matches!(self.running, Running::Remove { .. }) {
@@ -400,123 +398,14 @@ impl Client {
         }
     }
 
-    fn transfer(&mut self, core: &mut Core, transfer: Transfer) -> Result<(), Violation> {
-        let number = self.next_id();
-        let slot = u64::from(transfer.item) * OBJECT_BYTES_MAX;
-        if transfer.op == Op::Write {
-            let generation = self.asked[transfer.item as usize].generation.unwrap_or(0);
-            let begun = core.shadow.write_begins(
-                (self.index, number),
-                generation,
-                (transfer.segment, transfer.addr, transfer.len),
-            );
-            core.judge(begun)?;
-        }
-        let mut moving =
-            Moving { transfer, tokens: Vec::new(), left: 0, outcome: Outcome::Applied, fence_needed: false };
-        let Some(segment) = self.attached(core, transfer.segment) else {
-            moving.outcome = Outcome::NotApplied;
-            self.transfers.insert(number, moving);
-            self.transfer_ended(core, number);
-            return Ok(());
-        };
-        for at in (0..transfer.len).step_by(SLICE_BYTES as usize) {
-            let token = Token(self.next_id());
-            let slice = Slice {
-                token,
-                local: (REGION, slot + at),
-                remote: (segment, transfer.addr + at),
-                len: SLICE_BYTES.min(transfer.len - at) as u32,
-                op: transfer.op,
-            };
-            match self.transport.submit(&[slice]) {
-                Ok(1) => {
-                    moving.tokens.push(token);
-                    moving.left += 1;
-                    self.tokens.insert(token, What::Slice(number));
-                }
-                Ok(_) | Err(_) => moving.outcome = Outcome::NotApplied,
-            }
-        }
-        let left = moving.left;
-        self.transfers.insert(number, moving);
-        if left == 0 {
-            self.transfer_ended(core, number);
-        }
-        Ok(())
-    }
-
-    fn slice_ended(&mut self, core: &mut Core, number: u64, outcome: Outcome, fence_needed: bool) {
-        let Some(moving) = self.transfers.get_mut(&number) else { return };
-        moving.outcome = match (moving.outcome, outcome) {
-            (Outcome::Unknown, _) | (_, Outcome::Unknown) => Outcome::Unknown,
-            (Outcome::NotApplied, _) | (_, Outcome::NotApplied) => Outcome::NotApplied,
-            _ => Outcome::Applied,
-        };
-        moving.fence_needed |= fence_needed;
-        moving.left -= 1;
-        if moving.left == 0 {
-            self.transfer_ended(core, number);
-        }
-    }
-
-    fn transfer_ended(&mut self, core: &mut Core, number: u64) {
-        let Some(moving) = self.transfers.remove(&number) else { return };
-        let Transfer { id, item, len, op, .. } = moving.transfer;
-        let mut end = TransferEnd {
-            outcome: moving.outcome,
-            fence_needed: moving.fence_needed,
-            ..TransferEnd::read(0)
-        };
-        if op == Op::Write {
-            let loose = end.fence_needed || end.outcome == Outcome::Unknown;
-            core.report.unknown_writes += u64::from(loose);
-            core.shadow.write_ends((self.index, number), loose.then(|| core.now + LATE_MAX));
-            if core.lies.contains(Lies::OUTCOME) && loose {
-                end = TransferEnd::written();
-            }
-            self.put.handle_transfer(id, end);
-            return;
-        }
-        if end.outcome == Outcome::Applied {
-            end.checksum = checksum(&self.memory.read(u64::from(item) * OBJECT_BYTES_MAX, len));
-        }
-        let object = self.asked[item as usize].object;
-        if let Some(object) = object.filter(|_| core.lies.contains(Lies::CHECKSUM)) {
-            end.checksum = object.checksum;
-        }
-        self.get.handle_transfer(
-            if core.lies.contains(Lies::CLOCK) { self.began } else { self.clock.shows(core.now) },
-            id,
-            end,
-        );
-    }
-
-    fn fence(&mut self, core: &mut Core, segment: SegmentNo) {
-        if core.lies.contains(Lies::FENCE) {
-            return self.put.handle_fence(segment, true);
-        }
-        let token = Token(self.next_id());
-        match self.segments.get(&segment).map(|id| self.transport.fence(token, *id)) {
-            Some(Ok(())) => drop(self.tokens.insert(token, What::Fence(segment))),
-            _ => self.put.handle_fence(segment, false),
-        }
-    }
-
-    fn attached(&mut self, core: &Core, segment: SegmentNo) -> Option<SegmentId> {
-        if let Some(id) = self.segments.get(&segment) {
-            return Some(*id);
-        }
-        let info = core.master.segment(segment)?;
-        let blob = core.directory.get(&(info.name.to_owned(), info.incarnation))?;
-        let id = SegmentId::new(segment, 1);
-        self.transport.attach(id, blob).ok()?;
-        self.segments.insert(segment, id);
-        Some(id)
-    }
-
     fn judge_get(&mut self, core: &mut Core) -> Result<(), Violation> {
         core.report.mismatches += u64::from(self.get.mismatches());
+        for bad in self.get.bad_replicas() {
+            if !core.shadow.is_flipped(bad.generation, bad.segment) {
+                let text = format!("{bad:?} for client {} at {:?}", self.index, core.now);
+                core.judge(Err(Violation::Damaged(text)))?;
+            }
+        }
         for (item, asked) in self.asked.iter().enumerate() {
             core.report.gets += 1;
             let fetched = match self.get.result(item) {
@@ -524,7 +413,9 @@ impl Client {
                 Some(Err(error)) => {
                     core.report.lease_expired += u64::from(error == ErrorCode::LeaseExpired);
                     let nothing = [ErrorCode::ObjectNotFound, ErrorCode::ReplicaIsNotReady].contains(&error);
-                    core.report.failed_reads += u64::from(!nothing);
+                    // An object that ends before the part that is wanted has nothing to give either.
+                    let short = error == ErrorCode::InvalidParams && asked.part.is_some();
+                    core.report.failed_reads += u64::from(!nothing && !short);
                     self.answer(core, item, if nothing { Answer::NotFound } else { Answer::Failed });
                     continue;
                 }
@@ -538,8 +429,15 @@ impl Client {
                     fetched.generation
                 )));
             };
-            let bytes = self.memory.read(item as u64 * OBJECT_BYTES_MAX, fetched.len);
-            if put.key != full_key(tenant_of(self.index), &asked.key) || bytes != content(put.number, put.len)
+            let (start, count) = asked.part.unwrap_or((0, None));
+            let end = count.map_or(fetched.len, |count| start + count);
+            let bytes = self.memory.read(item as u64 * self.slot_bytes + start, end - start);
+            let right = content(put.number, put.len);
+            core.report.parts += u64::from(asked.part.is_some());
+            core.report.parts_of_many += u64::from(asked.part.is_some() && trailer_len(fetched.len) > 0);
+            if put.key != full_key(tenant_of(self.index), &asked.key)
+                || put.len != fetched.len
+                || bytes != right[start as usize..end as usize]
             {
                 return Err(Violation::WrongBytes(format!(
                     "{key}: not the bytes of {:#x} at {:?}",
@@ -578,10 +476,67 @@ impl Client {
         }
     }
 
-    fn next_id(&mut self) -> u64 {
+    /// Copies and moves, and what became of them.
+    fn ask_for_tasks(&mut self, core: &mut Core, rng: &mut Rng) {
+        let request_id = self.next_id();
+        let tenant = core.tenant_of(Party::Client(self.index));
+        let mut out = Vec::new();
+        // Sometimes one of somebody else's.
+        let anybodys = rng.below(8) == 0;
+        let whose = |owner: &usize| anybodys || *owner == tenant;
+        let latest = core.task_owners.iter().rev().take(16).filter(|(_, owner)| whose(owner));
+        let known: Vec<u64> = latest.map(|(id, _)| *id).collect();
+        // Best one that a node is at.
+        let mut id = known.get(rng.index(known.len())).copied();
+        let query = TaskQuery { cursor: 0, limit: 1, state: Some(TaskState::Processing) };
+        core.master.list_tasks(core.shown(), &query, |task| {
+            let own = core.task_owners.get(&task.id).is_some_and(whose);
+            id = if own { Some(task.id) } else { id };
+            true
+        });
+        match (rng.below(16), id) {
+            (0..2, Some(id)) => CancelTasks::encode_request(&mut out, request_id, &(), [id].into_iter()),
+            (2..4, Some(id)) => RetryTasks::encode_request(&mut out, request_id, &(), [id].into_iter()),
+            (4, Some(id)) => QueryTasks::encode_request(&mut out, request_id, &(), [id].into_iter()),
+            _ => {
+                let wanted: Vec<NewTask<'_>> = self
+                    .asked
+                    .iter()
+                    .map(|asked| NewTask {
+                        key: Key(&asked.key),
+                        source: if rng.below(3) == 0 { None } else { core.source_of(tenant, &asked.key) },
+                        target: if rng.below(2) == 0 { None } else { core.random_segment(rng) },
+                    })
+                    .collect();
+                CreateTasks::encode_request(&mut out, request_id, &(), wanted.into_iter())
+            }
+        }
+        .unwrap();
+        self.running = Running::Word { request_id };
+        core.send_call(self.index, self.life, request_id, out);
+    }
+
+    /// Tells the master what it found.
+    fn report_bad(&mut self, core: &mut Core) {
+        let request_id = self.next_id();
+        let mut out = Vec::new();
+        let reporter = self.life << 8 | self.index as u64;
+        core.report.told_bad += u64::from(self.get.mismatches());
+        ReportReplicas::encode_request(&mut out, request_id, &reporter, self.get.bad_replicas()).unwrap();
+        self.running = Running::Word { request_id };
+        core.send_call(self.index, self.life, request_id, out);
+    }
+
+    pub(crate) fn next_id(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
+}
+
+/// From somewhere, to the end or not.
+fn random_part(rng: &mut Rng, longest: u64) -> (u64, Option<u64>) {
+    let start = rng.below(longest / 2 + 1);
+    (start, (rng.below(3) > 0).then(|| 1 + rng.below(longest / 2 + 1)))
 }
 
 /// Wishes of all kinds, of segments and nodes that are there and others.

@@ -1,11 +1,16 @@
-//! The store in a deterministic simulator: one master, three nodes, four clients, and a fabric that loses, delays and
-//! reorders, and lands writes a minute late.
+//! The store in a deterministic simulator: one master, three nodes, five clients of three tenants, and a fabric that loses,
+//! delays and reorders, and lands writes a minute late.
+//!
+//! Clients put, get whole objects and parts, remove, and ask for copies and moves; nodes carry those out, and die in the
+//! middle of it; segments are drained, unmounted and come back; objects that are read often get further replicas; bytes flip
+//! in the nodes' memories. One tenant has a quota, one a guarantee, one takes what it can get, and all have the same keys.
 //!
 //! Every run is a seed. `SNOWSKIN_SEED=n` runs that one and prints what it saw; `SNOWSKIN_SEEDS=n` runs `n` in each of the
 //! tests that run many. A seed that fails is printed with the command that runs it again.
 //!
 //! What clients asked and were answered is a history, and is judged by `tests/linearizability/checker.rs`; what lies where
-//! and who may touch it is judged as it happens, by `shadow`. Clocks are bounded as `MasterConfig::lease_guard_ms` wants
+//! and who may touch it is judged as it happens, by `shadow` and `judge`, and the master's books are recounted by `audit`,
+//! every 16th request and at the end. Clocks are bounded as `MasterConfig::lease_guard_ms` wants
 //! it: each runs up to 1 % fast or slow, the master's jumps ahead by up to 5 ms at a time, those of clients as far as they
 //! like. Disks have no part in it: the master has no log, and nothing here writes a file.
 //!
@@ -14,17 +19,25 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 #![allow(unsafe_code, reason = "registers memory with the simulated fabric")]
 
+mod audit;
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod client;
 mod clock;
+mod common;
+mod judge;
 mod memory;
+mod mover;
+mod moving;
 mod node;
+mod scenario;
 mod shadow;
+mod trouble;
 mod world;
 
+use scenario::{Lies, Report, Scenario};
 use shadow::Violation;
-use world::{Lies, Report, Scenario, World};
+use world::World;
 
 /// Seeds of each of the four tests that share the stormy ones: 1,024 in all.
 const SEEDS: u64 = 256;
@@ -75,8 +88,6 @@ fn storm(test: &str, quarter: u64) {
     if by_hand() {
         return;
     }
-    // No range is ever shared, so that the checksums have nothing to catch.
-    assert_eq!(sum.mismatches, 0);
     // Not vacuous: everything that can go wrong did, and the store served all the same.
     assert!(sum.hits > sum.gets / 8 && sum.hits > 10_000, "{sum:?}");
     assert!(sum.puts > 10_000 && sum.removes > 500, "{sum:?}");
@@ -105,6 +116,28 @@ fn storm(test: &str, quarter: u64) {
         eviction.kept_leased_total,
     ];
     assert!(kept.iter().all(|count| *count > 100), "{sum:?}");
+    let tasks = sum.tasks;
+    let moved = [
+        sum.orders,
+        sum.copies,
+        sum.moves,
+        sum.given_up,
+        tasks.failed_total,
+        tasks.retried_total,
+        tasks.hot_gets_total,
+        tasks.extras_shed_total,
+        sum.drains,
+        sum.drained,
+    ];
+    assert!(moved.iter().all(|count| *count > 100), "{sum:?}");
+    // Seldom, but it happens: a task is given up in time, a node dies in the middle of one, an end is told twice, a drained
+    // segment leaves.
+    let seldom = [tasks.canceled_total, sum.died_copying, sum.told_again, sum.left];
+    assert!(seldom.iter().all(|count| *count > 10), "{sum:?}");
+    let rotten = [sum.flips, sum.mismatches, sum.told_bad, tasks.bad_dropped_total];
+    assert!(rotten.iter().all(|count| *count > 100), "{sum:?}");
+    let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.foreign, sum.audits];
+    assert!(shared.iter().all(|count| *count > 100), "{sum:?}");
 }
 
 #[test]
@@ -144,7 +177,7 @@ fn the_same_seed_gives_the_same_history() {
 
 /// A master that gives a dead writer's space out as soon as its key.
 fn hasty() -> Scenario {
-    let mut scenario = Scenario::stormy();
+    let mut scenario = Scenario::stormy().without_flips();
     scenario.master.put_start_release_timeout_ms = scenario.master.put_start_discard_timeout_ms + 1;
     scenario
 }
@@ -176,8 +209,13 @@ fn without_the_release_timeout_and_checksums_wrong_bytes_are_read() {
 fn without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read() {
     // Leases so short, and answers so slow, that many a read begins after its lease; and little room, so that space is
     // given out again soon.
-    let mut scenario =
-        Scenario { calls: (0, 0, 300_000, 700), segment_bytes: 12 * 1024, ..Scenario::stormy() };
+    let mut scenario = Scenario {
+        calls: (0, 0, 300_000, 700),
+        segment_bytes: 12 * 1024,
+        variety: false,
+        ..Scenario::stormy()
+    }
+    .without_flips();
     (scenario.master.lease_ttl_ms, scenario.master.lease_guard_ms) = (5, 1);
     let honest =
         run_all("without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read", 0, 20, &scenario);
@@ -196,7 +234,7 @@ fn without_fences_ranges_are_given_out_under_a_writer() {
 #[test]
 fn when_a_lost_write_passes_for_done_and_checksums_are_off_half_an_object_is_read() {
     let lies = Lies::CHECKSUM.and(Lies::OUTCOME);
-    let found = first_violation(60, &Scenario { lies, blind: true, ..Scenario::stormy() });
+    let found = first_violation(60, &Scenario { lies, blind: true, ..Scenario::stormy().without_flips() });
     assert!(matches!(found, Some(Violation::WrongBytes(_))), "{found:?}");
 }
 
@@ -212,6 +250,41 @@ fn when_a_client_passes_for_another_tenant_foreign_bytes_are_read() {
     assert!(matches!(found, Some(Violation::WrongBytes(_))), "{found:?}");
 }
 
+/// Objects of several blocks alone.
+fn long() -> Scenario {
+    let mut scenario = Scenario { variety: false, ..Scenario::stormy() };
+    scenario.long_objects();
+    scenario
+}
+
+#[test]
+fn without_a_look_at_the_blocks_of_a_part_a_flipped_byte_is_read() {
+    let found = first_violation(20, &Scenario { lies: Lies::TRAILER, ..long() });
+    assert!(matches!(found, Some(Violation::WrongBytes(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_node_does_not_look_at_what_it_copied_a_copy_counts_that_is_bad() {
+    let found = first_violation(60, &Scenario { lies: Lies::VERIFY, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::BadCopy(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_node_calls_a_place_quiet_that_it_still_reads_into_it_is_given_out_under_it() {
+    let found = first_violation(60, &Scenario { lies: Lies::QUIET, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::GivenWhileWritten(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_node_reads_again_into_a_place_whose_end_it_has_told_it_may_be_anothers() {
+    let found = first_violation(500, &Scenario { lies: Lies::AGAIN, ..Scenario::stormy() });
+    let expected = matches!(
+        found,
+        Some(Violation::GivenWhileWritten(_) | Violation::WriteAfterLoss(_) | Violation::TwoWriters(_))
+    );
+    assert!(expected, "{found:?}");
+}
+
 #[test]
 fn without_a_look_at_the_master_a_reader_is_told_of_what_is_gone() {
     let found = first_violation(20, &Scenario { lies: Lies::CACHE, ..Scenario::stormy() });
@@ -221,7 +294,8 @@ fn without_a_look_at_the_master_a_reader_is_told_of_what_is_gone() {
 #[test]
 fn when_the_masters_clock_jumps_further_than_the_guard_leased_ranges_are_given_out() {
     // Long leases and little room: whatever may be given out again is.
-    let mut scenario = Scenario { jump_ms: 3_000, segment_bytes: 12 * 1024, ..Scenario::stormy() };
+    let mut scenario =
+        Scenario { jump_ms: 3_000, segment_bytes: 12 * 1024, variety: false, ..Scenario::stormy() };
     (scenario.master.lease_ttl_ms, scenario.master.lease_guard_ms) = (2_000, 100);
     let honest = Scenario { jump_ms: 5, ..scenario.clone() };
     assert_eq!(first_violation(30, &honest), None);

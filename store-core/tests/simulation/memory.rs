@@ -1,5 +1,6 @@
 //! Memory that the simulated fabric writes, and the bytes that belong in it.
 
+use store_core::blocks::{BLOCK_BYTES, BlockSums};
 use te_core::sim::Rng;
 use te_core::{MemSpan, VolatileSpan};
 
@@ -27,6 +28,12 @@ impl Memory {
         out
     }
 
+    /// One bit of a byte changes.
+    pub(crate) fn flip(&self, offset: u64) {
+        let byte = self.read(offset, 1)[0];
+        self.write(offset, &[byte ^ 0x10]);
+    }
+
     fn view(&self) -> VolatileSpan<'_> {
         // SAFETY: the box lives as long as `self`, and no reference to its bytes exists.
         unsafe { VolatileSpan::new(self.span()) }
@@ -47,11 +54,14 @@ pub(crate) fn content(put: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// What stands in for CRC-32C: any 32 bits that change with any byte.
+/// The checksums of an object's blocks.
+pub(crate) fn sums(bytes: &[u8]) -> BlockSums {
+    let mut sums = BlockSums::default();
+    bytes.chunks(BLOCK_BYTES as usize).for_each(|block| sums.push(checksum(block), block.len() as u64));
+    sums
+}
+
+/// CRC-32C.
 pub(crate) fn checksum(bytes: &[u8]) -> u32 {
-    let mut sum = 0x811c_9dc5_u32;
-    for byte in bytes {
-        sum = (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-    }
-    sum
+    crc32c::crc32c(bytes)
 }

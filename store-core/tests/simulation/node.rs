@@ -1,12 +1,16 @@
-//! A simulated node: memory, an export, and a word to the master now and then.
+//! A simulated node: memory, an export, a word to the master now and then, and what it does for it (see `mover`).
 
 use store_core::message::{Beat, Heartbeat, Mount, MountSegment, NodeStatus, Operation};
-use store_core::{ErrorCode, Frame, Kind};
+use store_core::{ErrorCode, Frame, Kind, SegmentNo};
 use te_core::sim::SimTransport;
 use te_core::{Access, Instant, Memory as _, RegionId};
 
+use crate::clock::Clock;
+use crate::common::{Core, Event, Party};
 use crate::memory::Memory;
-use crate::world::{Core, Party};
+use crate::mover::{Hands, Mounted, Mover};
+use crate::scenario::CLIENTS;
+use crate::shadow::Violation;
 
 pub(crate) struct Node {
     index: usize,
@@ -18,16 +22,19 @@ pub(crate) struct Node {
     /// Counts exports over all lives; `None` when there is none at the moment.
     exported: Option<u64>,
     exports: u64,
-    mounted: bool,
+    mounted: Option<SegmentNo>,
+    /// The export must be dead before anything else happens.
+    leaving: bool,
     /// Until then the master hears nothing from it, and it nothing from the master.
     pub(crate) muted_until: Instant,
     request_id: u64,
     /// The master for which the export was made.
     epoch: u32,
+    mover: Mover,
 }
 
 impl Node {
-    pub(crate) fn new(index: usize, transport: SimTransport, segment_bytes: u64) -> Self {
+    pub(crate) fn new(index: usize, transport: SimTransport, segment_bytes: u64, clock: Clock) -> Self {
         let mut node = Self {
             index,
             transport: None,
@@ -36,62 +43,78 @@ impl Node {
             life: 0,
             exported: None,
             exports: 0,
-            mounted: false,
+            mounted: None,
+            leaving: false,
             muted_until: Instant::ZERO,
             request_id: 0,
             epoch: 0,
+            mover: Mover::new(index, 0, clock),
         };
-        node.restart(transport, 0);
+        node.restart(transport, 0, clock);
         node
     }
 
     /// The process dies, and its memory with it.
-    pub(crate) fn die(&mut self) {
+    pub(crate) fn die(&mut self, core: &mut Core) {
+        core.report.died_copying += u64::from(self.mover.is_copying());
+        core.shadow.memory_is_gone(CLIENTS + self.index);
+        self.end();
+    }
+
+    fn end(&mut self) {
         (self.transport, self.memory, self.exported) = (None, None, None);
-        self.mounted = false;
+        (self.mounted, self.leaving) = (None, false);
     }
 
     /// A new process, with other bytes in its memory.
-    pub(crate) fn restart(&mut self, transport: SimTransport, life: u64) {
-        self.die();
+    pub(crate) fn restart(&mut self, transport: SimTransport, life: u64, clock: Clock) {
+        self.end();
         self.memory = Some(Memory::new(self.segment_bytes as usize, 0x77));
         (self.transport, self.life) = (Some(transport), life);
+        self.mover = Mover::new(self.index, life, clock);
+    }
+
+    pub(crate) fn clock_mut(&mut self) -> &mut Clock {
+        self.mover.clock_mut()
+    }
+
+    /// What lies in a segment, if that is what it has exported.
+    pub(crate) fn memory_of(&self, incarnation: u64) -> Option<&Memory> {
+        self.memory.as_ref().filter(|_| self.exported == Some(incarnation))
     }
 
     /// Says something to the master; false when this life is over.
-    pub(crate) fn tick(&mut self, core: &mut Core, life: u64) -> bool {
+    pub(crate) fn tick(&mut self, core: &mut Core, life: u64) -> Result<bool, Violation> {
         if life != self.life || self.transport.is_none() {
-            return false;
+            return Ok(false);
         }
+        self.reap(core)?;
         if self.epoch != core.epoch() {
             // Another life of the master knows nothing of who may still write through the old export.
-            self.mounted = false;
-            self.unexport();
+            self.leave();
+        }
+        self.unexport();
+        if self.leaving {
+            return Ok(true);
         }
         self.export(core);
-        let Some(incarnation) = self.exported.filter(|_| self.epoch == core.epoch()) else { return true };
+        let Some(incarnation) = self.exported else { return Ok(true) };
         if core.now < self.muted_until {
-            return true;
+            return Ok(true);
         }
+        self.mover.tick(core);
         self.request_id += 1;
         let node = self.index as u64 + 1;
-        let name = format!("segment-{node}");
         let mut out = Vec::new();
-        if self.mounted {
-            Beat::encode_request(
-                &mut out,
-                self.request_id,
-                &Heartbeat { node, incarnation },
-                core::iter::empty(),
-            )
-            .unwrap();
+        if self.mounted.is_some() {
+            let beat = Heartbeat { node, incarnation };
+            Beat::encode_request(&mut out, self.request_id, &beat, core::iter::empty()).unwrap();
         } else {
-            let endpoint = "sim:1";
             let mount = MountSegment {
                 node,
                 incarnation,
-                name: &name,
-                endpoint,
+                name: &segment_name(self.index),
+                endpoint: "sim:1",
                 base: 0,
                 len: self.segment_bytes,
                 export: Default::default(),
@@ -100,27 +123,69 @@ impl Node {
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
         }
         core.send(Party::Node(self.index), life, out);
-        true
+        Ok(true)
     }
 
-    pub(crate) fn receive(&mut self, core: &mut Core, life: u64, bytes: &[u8]) {
+    pub(crate) fn receive(&mut self, core: &mut Core, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
-        // Only the answer to the latest word counts.
-        if life != self.life || frame.header.request_id != self.request_id || core.now < self.muted_until {
-            return;
+        if life != self.life || core.now < self.muted_until {
+            return Ok(());
         }
-        let refused = if frame.header.kind == Kind::Mount as u8 {
+        let kind = Kind::from_byte(frame.header.kind);
+        if !matches!(kind, Some(Kind::Mount | Kind::Beat)) {
+            return match (&mut self.transport, &self.memory) {
+                (Some(transport), Some(memory)) if !self.leaving => {
+                    self.mover.receive(core, &frame, &mut Hands { transport, memory })
+                }
+                _ => Ok(()),
+            };
+        }
+        // Only the answer to the latest word counts.
+        if frame.header.request_id != self.request_id {
+            return Ok(());
+        }
+        if kind == Some(Kind::Mount) {
             let answer = Mount::decode_response(&frame);
-            self.mounted = answer.is_ok();
-            core.report.remounts += u64::from(self.mounted);
-            answer.is_err_and(|error| error == ErrorCode::IllegalClient)
-        } else {
-            Beat::decode_response(&frame).is_ok_and(|(status, _)| status == NodeStatus::NeedRemount)
-        };
-        if refused {
-            // The old export must be dead before the memory is offered again.
-            self.mounted = false;
-            self.unexport();
+            self.mounted = answer.as_ref().ok().map(|(mounted, _)| mounted.segment);
+            core.report.remounts += u64::from(self.mounted.is_some());
+            if answer.is_err_and(|error| error == ErrorCode::IllegalClient) {
+                self.leave();
+            }
+            return Ok(());
+        }
+        match Beat::decode_response(&frame) {
+            Ok((NodeStatus::NeedRemount, _)) => self.leave(),
+            Ok((NodeStatus::Work, _)) if !self.leaving => {
+                if let (Some(segment), Some(incarnation)) = (self.mounted, self.exported) {
+                    self.mover.wake(core, Mounted { region: region(incarnation), segment, incarnation });
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes completions from the fabric, unless it is stopped.
+    pub(crate) fn reap(&mut self, core: &mut Core) -> Result<(), Violation> {
+        match (&mut self.transport, &self.memory) {
+            (Some(transport), Some(memory)) if core.now >= self.muted_until => {
+                self.mover.reap(core, &mut Hands { transport, memory })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// It was slow, and is not any more.
+    pub(crate) fn go_on(&mut self, core: &mut Core, life: u64) -> Result<(), Violation> {
+        if life == self.life && core.now < self.muted_until {
+            core.at(self.muted_until, Event::GoOn { node: self.index, life });
+            return Ok(());
+        }
+        match (&mut self.transport, &self.memory) {
+            (Some(transport), Some(memory)) if life == self.life => {
+                self.mover.wake_up(core, &mut Hands { transport, memory })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -129,23 +194,38 @@ impl Node {
             return;
         };
         let incarnation = self.exports + 1;
-        let region = RegionId::new(0, incarnation as u32);
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE;
         // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
-        unsafe { transport.register(region, memory.span(), access) }.unwrap();
+        unsafe { transport.register(region(incarnation), memory.span(), access) }.unwrap();
         let mut blob = [0; 128];
-        let len = transport.export(region, &mut blob).unwrap();
-        core.directory.insert((format!("segment-{}", self.index + 1), incarnation), blob[..len].to_vec());
+        let len = transport.export(region(incarnation), &mut blob).unwrap();
+        core.directory.insert((segment_name(self.index), incarnation), blob[..len].to_vec());
         (self.exported, self.exports) = (Some(incarnation), incarnation);
         self.epoch = core.epoch();
     }
 
+    /// The old export must be dead before the memory is offered again.
+    fn leave(&mut self) {
+        (self.mounted, self.leaving) = (None, true);
+        self.mover.forget();
+        self.unexport();
+    }
+
     fn unexport(&mut self) {
-        if let (Some(incarnation), Some(transport)) = (self.exported, &mut self.transport) {
-            // Busy: somebody is in the middle of it; the next refusal tries again.
-            if transport.deregister(RegionId::new(0, incarnation as u32)).is_ok() {
-                self.exported = None;
-            }
+        let (true, Some(transport)) = (self.leaving, &mut self.transport) else { return };
+        // Busy: somebody is in the middle of it, perhaps itself; the next tick tries again.
+        self.leaving =
+            self.exported.is_some_and(|incarnation| transport.deregister(region(incarnation)).is_err());
+        if !self.leaving {
+            self.exported = None;
         }
     }
+}
+
+const fn region(incarnation: u64) -> RegionId {
+    RegionId::new(0, incarnation as u32)
+}
+
+fn segment_name(index: usize) -> String {
+    format!("segment-{}", index + 1)
 }

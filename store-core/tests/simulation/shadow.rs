@@ -1,10 +1,11 @@
 //! What must hold, kept beside the system and never shown to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use store_core::SegmentNo;
 use te_core::Instant;
+use te_core::sim::Rng;
 
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,12 +18,32 @@ pub(crate) enum Violation {
     GivenWhileWritten(String),
     /// A range was given out while a reader holds a lease to it.
     GivenWhileLeased(String),
+    /// A writer began to write where another, or an earlier write of its own, may still write.
+    TwoWriters(String),
     /// A writer began to write a range that belongs to a newer put.
     WriteAfterLoss(String),
     /// The master sends readers to a range that belongs to another put.
     DoubleAllocation(String),
     /// Space is missing, or too much is free, when everything is quiet.
     Leak(String),
+    /// A replica counts whose bytes are not those of its object.
+    BadCopy(String),
+    /// A checksum did not fit, and nobody had touched the bytes.
+    Damaged(String),
+    /// A replica was dropped for being bad, and was not, or is still given to readers.
+    BadDrop(String),
+    /// An object is gone because somebody copied, moved or read it.
+    LostByTask(String),
+    /// Something new on a segment that takes nothing, or something left on one that is drained.
+    NotDrained(String),
+    /// A tenant has more than its quota.
+    OverQuota(String),
+    /// A tenant within its guarantee lost something to another.
+    BelowGuarantee(String),
+    /// A tenant learnt of, or changed, what is another's.
+    Foreign(String),
+    /// What the master counts is not what is there.
+    Books(String),
     /// An operation never ended.
     Stuck(String),
 }
@@ -52,14 +73,19 @@ pub(crate) struct Put {
     pub(crate) len: u64,
 }
 
+/// Who writes: a client, or, after all of them, a node that copies.
+pub(crate) type Writer = usize;
+
 #[derive(Default)]
 pub(crate) struct Shadow {
     /// Which put each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
     leases: Vec<(Range, Instant)>,
-    /// By client, its life, and the transfer's number.
-    writes: HashMap<(usize, u64), Write>,
+    /// By writer and the transfer's number, which no other life of it has.
+    writes: HashMap<(Writer, u64), Write>,
     pub(crate) puts: HashMap<u64, Put>,
+    /// Replicas with a byte that flipped, by their put.
+    flipped: HashSet<(u64, SegmentNo)>,
 }
 
 impl Shadow {
@@ -110,11 +136,19 @@ impl Shadow {
 
     pub(crate) fn write_begins(
         &mut self,
-        id: (usize, u64),
+        now: Instant,
+        id: (Writer, u64),
         generation: u64,
         range: Range,
     ) -> Result<(), Violation> {
+        let runs = |write: &Write| write.until.is_none_or(|until| until > now);
+        let other = self.writes.iter().find(|(_, write)| runs(write) && overlap(write.range, range));
+        let other =
+            other.map(|(other, write)| format!("{id:?} in {range:?} at {now:?}: {other:?} {write:?}"));
         self.writes.insert(id, Write { range, until: None });
+        if let Some(other) = other {
+            return Err(Violation::TwoWriters(other));
+        }
         match self.owners.get(&(range.0, range.1)) {
             Some((_, owner)) if *owner == generation => Ok(()),
             other => Err(Violation::WriteAfterLoss(format!("{range:?} of {generation:#x} is {other:?}"))),
@@ -122,7 +156,7 @@ impl Shadow {
     }
 
     /// A write ended; when not known how, it may land until `until`.
-    pub(crate) fn write_ends(&mut self, id: (usize, u64), loose_until: Option<Instant>) {
+    pub(crate) fn write_ends(&mut self, id: (Writer, u64), loose_until: Option<Instant>) {
         match loose_until {
             None => drop(self.writes.remove(&id)),
             Some(until) => {
@@ -143,6 +177,36 @@ impl Shadow {
     pub(crate) fn writer_died(&mut self, client: usize, until: Instant) {
         let own = self.writes.iter_mut().filter(|((who, _), _)| *who == client);
         own.for_each(|(_, write)| write.until = write.until.or(Some(until)));
+    }
+
+    /// A node died, and with it the memory that it read into.
+    pub(crate) fn memory_is_gone(&mut self, node: Writer) {
+        self.writes.retain(|(who, _), _| *who != node);
+    }
+
+    /// Which range of a segment was given to a put that is `wanted`: any of them.
+    pub(crate) fn random_range(
+        &self,
+        rng: &mut Rng,
+        segment: SegmentNo,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Option<(u64, Range)> {
+        let on_it = self.owners.range((segment, 0)..=(segment, u64::MAX));
+        let found: Vec<(u64, Range)> = on_it
+            .filter(|(_, (_, generation))| wanted(*generation))
+            .map(|((_, addr), (len, generation))| (*generation, (segment, *addr, *len)))
+            .collect();
+        found.get(rng.index(found.len())).copied()
+    }
+
+    /// A byte of a replica flipped.
+    pub(crate) fn flip(&mut self, generation: u64, segment: SegmentNo) {
+        self.flipped.insert((generation, segment));
+    }
+
+    /// Whether a byte of a replica flipped, of one that is there or of one that was.
+    pub(crate) fn is_flipped(&self, generation: u64, segment: SegmentNo) -> bool {
+        self.flipped.contains(&(generation, segment))
     }
 }
 

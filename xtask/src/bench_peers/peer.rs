@@ -352,7 +352,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// `ucp_get` for reads; for writes latency from `ucp_put_lat`, throughput from `ucp_put_bw`.
+    /// `ucp_get` for reads; for writes throughput from `ucp_put_bw`, latency from `ucp_put_lat`, which is ping-pong.
     fn ucx(&self, op: &str, block: u64) -> Result<Sample> {
         let run = |test: &str, calls: u64| -> Result<(f64, f64, f64)> {
             let port = free_port()?;
@@ -381,7 +381,8 @@ impl<'a> Bench<'a> {
         let calls = ((estimate * 1e9 * self.seconds / block as f64) as u64).clamp(50, 1_000_000);
         let (gb_s, mut p50_us, cpu_s) = run(bandwidth, calls)?;
         if latency != bandwidth {
-            p50_us = run(latency, calls.min(20_000))?.1;
+            // It answers with half a round trip; our writes, and everybody else's, end when the target has said so.
+            p50_us = 2.0 * run(latency, calls.min(20_000))?.1;
         }
         let bytes = calls as f64 * block as f64;
         Ok(Sample {

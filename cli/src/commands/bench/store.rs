@@ -263,6 +263,8 @@ struct Bench {
     stored: Option<(u64, std::ops::Range<u64>)>,
     scratch: Vec<u8>,
     plain: bool,
+    /// Ordinary memory to read into.
+    plain_into: Vec<u8>,
 }
 
 impl Bench {
@@ -284,6 +286,7 @@ impl Bench {
             stored: None,
             scratch: vec![0; usize::try_from(value)?],
             plain: args.plain,
+            plain_into: Vec::new(),
         })
     }
 
@@ -555,7 +558,7 @@ impl Bench {
         Ok(elapsed)
     }
 
-    /// As `read`, into memory of the client's choice.
+    /// As `read`, into ordinary memory.
     fn read_plain(
         &mut self,
         run: &mut Run,
@@ -563,13 +566,18 @@ impl Bench {
         numbers: &[u64],
         verify: bool,
     ) -> anyhow::Result<Duration> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let value = run.value as usize;
+        if self.plain_into.len() < keys.len() * value {
+            self.plain_into.resize(keys.len() * value, 0);
+        }
+        let places = self.plain_into.chunks_mut(value);
+        let mut items: Vec<(&[u8], &mut [u8])> = keys.iter().map(|key| &key[..]).zip(places).collect();
         let started = Instant::now();
-        let results = self.client.batch_get(&keys);
+        let results = self.client.batch_get_to(&mut items);
         let elapsed = started.elapsed();
-        for (result, &number) in results.into_iter().zip(numbers) {
+        for ((result, &number), (_, bytes)) in results.into_iter().zip(numbers).zip(&items) {
             match result {
-                Ok(Some(bytes)) if verify => compare(&self.content, number, &bytes)?,
+                Ok(Some(_)) if verify => compare(&self.content, number, bytes)?,
                 Ok(Some(_)) => {}
                 Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
                 Err(code) => return Err(code.into()),

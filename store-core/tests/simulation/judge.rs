@@ -1,0 +1,371 @@
+//! What the master answers, compared with what must hold.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use store_core::blocks::stored_len;
+use store_core::message::{
+    Allocation, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, NewObject, Operation,
+    PutEnd, PutStart, PutWindow, QueryTasks, Remove, ReportReplicas, Retention, RetryTasks, TaskInfo,
+    TaskState, Verdict,
+};
+use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, Master};
+
+use crate::clock::DRIFT_PPM_MAX;
+use crate::common::{Core, Party};
+use crate::scenario::{TENANTS, full_key};
+use crate::shadow::{Range, Violation};
+
+/// A readable object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) generation: u64,
+}
+
+/// One replica that a node is to make.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) generation: u64,
+    pub(crate) range: Range,
+    /// It counts.
+    pub(crate) accepted: bool,
+}
+
+/// What tenants have, in the order of [`TENANTS`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    bytes: [u64; TENANTS.len()],
+    evictions: [u64; TENANTS.len()],
+}
+
+impl Standing {
+    pub(crate) fn of(master: &Master) -> Self {
+        let mut this = Self::default();
+        for (at, name) in TENANTS.iter().enumerate() {
+            let usage = master.tenant(name).unwrap();
+            (this.bytes[at], this.evictions[at]) = (usage.bytes, usage.evictions_total);
+        }
+        this
+    }
+}
+
+impl Core {
+    pub(crate) fn judge(&self, found: Result<(), Violation>) -> Result<(), Violation> {
+        let hidden = |violation: &Violation| {
+            !matches!(
+                violation,
+                Violation::WrongBytes(_)
+                    | Violation::NotLinearizable(_)
+                    | Violation::Leak(_)
+                    | Violation::Stuck(_)
+            )
+        };
+        found.or_else(
+            |violation| if self.scenario.blind && hidden(&violation) { Ok(()) } else { Err(violation) },
+        )
+    }
+
+    /// Compares what is readable with what was, and notes what was lost; gives how much.
+    pub(crate) fn note_losses(&mut self) -> usize {
+        if self.master.stats().objects == self.visible.len() as u64 {
+            return 0;
+        }
+        let mut seen = BTreeMap::new();
+        let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
+        for tenant in 0..TENANTS.len() {
+            self.master.list_of(self.clock.shows(self.now), tenant as u16 + 1, &query, |listed| {
+                if listed.complete {
+                    let key = full_key(tenant, listed.key.0);
+                    let known = self.visible.get(&key).copied();
+                    seen.insert(key, known);
+                }
+                true
+            });
+        }
+        let strange: Vec<_> = seen.iter().filter(|(_, known)| known.is_none()).map(|(key, _)| key).collect();
+        assert!(strange.is_empty(), "readable without a commit: {strange:?} of {:?}", self.visible);
+        let lost: Vec<Vec<u8>> =
+            self.visible.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
+        for key in &lost {
+            self.history.lost(key, self.now.as_nanos());
+            self.visible.remove(key);
+        }
+        lost.len()
+    }
+
+    /// Objects go when there is need of room, or their time or their node is over: not because somebody looks at them, or
+    /// makes another copy.
+    pub(crate) fn check_losses(&self, request: &Frame<'_>, lost: usize) -> Result<(), Violation> {
+        let may = match Kind::from_byte(request.header.kind) {
+            Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount | Kind::Beat) => true,
+            // What a report takes away is known by now.
+            _ => false,
+        };
+        if may || lost == 0 {
+            return Ok(());
+        }
+        let text = format!("{lost} by a request of kind {} at {:?}", request.header.kind, self.now);
+        Err(Violation::LostByTask(text))
+    }
+
+    /// Whether every tenant is within its quota, and none lost anything to another while it was within its guarantee.
+    pub(crate) fn check_tenants(&self, before: &Standing, asker: Option<usize>) -> Result<(), Violation> {
+        for (at, name) in TENANTS.iter().enumerate() {
+            let usage = self.master.tenant(name).unwrap();
+            if usage.quota_bytes.is_some_and(|quota| usage.bytes > quota)
+                || usage.quota_objects.is_some_and(|quota| usage.objects > u64::from(quota))
+            {
+                return Err(Violation::OverQuota(format!("{usage:?} at {:?}", self.now)));
+            }
+            if asker != Some(at)
+                && usage.evictions_total > before.evictions[at]
+                && before.bytes[at] <= usage.guaranteed_bytes
+            {
+                return Err(Violation::BelowGuarantee(format!(
+                    "{usage:?}, before it {} bytes, at {:?}",
+                    before.bytes[at], self.now
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn observe(
+        &mut self,
+        from: Party,
+        request: &Frame<'_>,
+        response: &Frame<'_>,
+    ) -> Result<(), Violation> {
+        let body = request.body;
+        match Kind::from_byte(request.header.kind) {
+            Some(Kind::PutStart) => {
+                let (ask, asked) = PutStart::decode_request(body).unwrap();
+                let retained = ask.options.retention != Retention::DEFAULT;
+                self.report.retained += asked.len() as u64 * u64::from(retained);
+                self.observe_put(from, asked, PutStart::decode_response(response))
+            }
+            Some(Kind::PutEnd) => {
+                let (_, asked) = PutEnd::decode_request(body).unwrap();
+                let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
+                for (Commit { key, generation, .. }, answer) in asked.zip(answers) {
+                    if answer.is_ok() {
+                        self.visible.insert(self.full_key(from, key.0), Seen { generation });
+                    }
+                }
+                Ok(())
+            }
+            Some(Kind::Get) => self.observe_get(response),
+            Some(Kind::Remove) => {
+                let (_, mut asked) = Remove::decode_request(body).unwrap();
+                let Ok((_, mut answers)) = Remove::decode_response(response) else { return Ok(()) };
+                if let (Party::Client(client), Some(Ok(())), Some(removal)) =
+                    (from, answers.next(), asked.next())
+                {
+                    let key = self.full_key(from, removal.key.0);
+                    self.visible.remove(&key);
+                    if self.doubled.contains(&(client, request.header.request_id)) {
+                        self.history.lost(&key, self.now.as_nanos());
+                    }
+                }
+                Ok(())
+            }
+            Some(Kind::CreateTasks) => {
+                let Ok((_, answers)) = CreateTasks::decode_response(response) else { return Ok(()) };
+                let tenant = self.tenant_of(from);
+                for id in answers.flatten() {
+                    let known = *self.task_owners.entry(id).or_insert(tenant);
+                    if known != tenant {
+                        return Err(Violation::Foreign(format!("{from:?} was given task {id:#x}")));
+                    }
+                }
+                Ok(())
+            }
+            Some(Kind::QueryTasks) => {
+                let (_, asked) = QueryTasks::decode_request(body).unwrap();
+                self.observe_tasks(from, asked, QueryTasks::decode_response(response))
+            }
+            Some(Kind::CancelTasks) => {
+                let (_, asked) = CancelTasks::decode_request(body).unwrap();
+                self.observe_tasks(from, asked, CancelTasks::decode_response(response))
+            }
+            Some(Kind::RetryTasks) => {
+                let (_, asked) = RetryTasks::decode_request(body).unwrap();
+                self.observe_tasks(from, asked, RetryTasks::decode_response(response))
+            }
+            Some(Kind::FetchTasks) => self.observe_orders(from, response),
+            Some(Kind::EndTasks) => {
+                let (_, ends) = EndTasks::decode_request(body).unwrap();
+                let Ok((_, answers)) = EndTasks::decode_response(response) else { return Ok(()) };
+                for (end, answer) in ends.zip(answers) {
+                    // The answer says that this try was the latest, and the state that it was the last.
+                    let task = self.master.task(self.shown(), end.id);
+                    let done = task.is_ok_and(|task| task.state == TaskState::Done);
+                    if answer.is_ok() && end.result.is_ok() && done {
+                        let moved = task.is_ok_and(|task| task.source.is_some());
+                        self.accepted(end.attempt, moved);
+                    }
+                }
+                Ok(())
+            }
+            Some(Kind::ReportReplicas) => self.observe_reports(from, request, response),
+            _ => Ok(()),
+        }
+    }
+
+    /// A key, and whose it really is.
+    fn full_key(&self, from: Party, key: &[u8]) -> Vec<u8> {
+        full_key(self.tenant_of(from), key)
+    }
+
+    fn observe_put<'a>(
+        &mut self,
+        from: Party,
+        asked: impl Iterator<Item = NewObject<'a>>,
+        answer: Result<(PutWindow, Items<'_, Result<Allocation, ErrorCode>>), ErrorCode>,
+    ) -> Result<(), Violation> {
+        let Ok((_, answers)) = answer else { return Ok(()) };
+        let mut found = Ok(());
+        let mut admitted = false;
+        for (NewObject { len, .. }, allocation) in asked.zip(answers) {
+            self.report.refused += u64::from(allocation == Err(ErrorCode::TenantQuotaExceeded));
+            let Ok(allocation) = allocation else { continue };
+            let order = self.starts.len() as u64 + 1;
+            // A start that came twice is the same start.
+            let fresh = *self.starts.entry(allocation.generation).or_insert(order) == order;
+            admitted |= fresh;
+            for replica in allocation.replicas.iter() {
+                let range = (replica.segment, replica.addr, stored_len(len));
+                let given = self.shadow.allocated(self.now, allocation.generation, range);
+                self.shadow.own(allocation.generation, range);
+                found = found.and(given);
+                if fresh && self.closed.contains(&replica.segment) {
+                    let text = format!("a put on segment {} at {:?}", replica.segment, self.now);
+                    found = found.and(Err(Violation::NotDrained(text)));
+                }
+            }
+        }
+        let usage = self.master.tenant(TENANTS[self.tenant_of(from)]).unwrap();
+        if admitted && usage.quota_bytes.is_some_and(|quota| usage.bytes + usage.held_bytes > quota) {
+            found = found.and(Err(Violation::OverQuota(format!("a put was let in: {usage:?}"))));
+        }
+        found
+    }
+
+    fn observe_get(&mut self, response: &Frame<'_>) -> Result<(), Violation> {
+        let Ok((lease, answers)) = Get::decode_response(response) else { return Ok(()) };
+        let until = self.now + slowest(lease.lease_ms);
+        for object in answers.flatten() {
+            let segments = || object.replicas.iter().map(|replica| replica.segment);
+            let twice = segments().enumerate().any(|(at, no)| segments().take(at).any(|other| other == no));
+            if twice || object.replicas.len() > usize::from(self.master.config().replicas_max) {
+                return Err(Violation::Books(format!("replicas of one object: {:?}", object.replicas)));
+            }
+            for replica in object.replicas.iter() {
+                if self.dropped.contains(&(object.generation, replica.segment)) {
+                    return Err(Violation::BadDrop(format!("{replica:?} is given to readers again")));
+                }
+                let range = (replica.segment, replica.addr, stored_len(object.len));
+                self.shadow.leased(object.generation, range, until)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody learns of tasks of others, or changes them.
+    fn observe_tasks(
+        &mut self,
+        from: Party,
+        asked: impl Iterator<Item = u64>,
+        answer: Result<((), Items<'_, Result<TaskInfo<'_>, ErrorCode>>), ErrorCode>,
+    ) -> Result<(), Violation> {
+        let Ok((_, answers)) = answer else { return Ok(()) };
+        let tenant = self.tenant_of(from);
+        for (id, answer) in asked.zip(answers) {
+            if self.task_owners.get(&id).is_none_or(|owner| *owner == tenant) {
+                continue;
+            }
+            self.report.foreign += 1;
+            if answer != Err(ErrorCode::TaskNotFound) {
+                return Err(Violation::Foreign(format!("{from:?} asked about task {id:#x}: {answer:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Places are given to tries as they are to puts, and sources are leased as they are to readers.
+    fn observe_orders(&mut self, from: Party, response: &Frame<'_>) -> Result<(), Violation> {
+        let Ok((lease, orders)) = FetchTasks::decode_response(response) else { return Ok(()) };
+        let until = self.now + slowest(lease.lease_ms);
+        for order in orders {
+            let range = (order.segment, order.addr, stored_len(order.len));
+            let node = self.master.segment(order.segment).map(|info| info.node as usize);
+            if !matches!(from, Party::Node(index) if node == Some(index + 1)) {
+                return Err(Violation::Foreign(format!("{from:?} is to write to {range:?}")));
+            }
+            self.report.orders += u64::from(!self.given.contains_key(&order.attempt));
+            self.shadow.allocated(self.now, order.attempt, range)?;
+            for source in order.sources.iter() {
+                let from = (source.segment, source.addr, stored_len(order.len));
+                self.shadow.leased(order.generation, from, until)?;
+            }
+            let given = Given { generation: order.generation, range, accepted: false };
+            self.given.entry(order.attempt).or_insert(given);
+        }
+        Ok(())
+    }
+
+    /// A copy counts from here on.
+    fn accepted(&mut self, attempt: u64, moved: bool) {
+        let Some(given) = self.given.get_mut(&attempt).filter(|given| !given.accepted) else { return };
+        given.accepted = true;
+        let Given { generation, range, .. } = *given;
+        self.shadow.own(generation, range);
+        self.dropped.remove(&(generation, range.0));
+        self.report.copies += 1;
+        self.report.moves += u64::from(moved);
+        self.fresh.push(attempt);
+    }
+
+    /// What is dropped is bad, and what is gone with it was told.
+    fn observe_reports(
+        &mut self,
+        from: Party,
+        request: &Frame<'_>,
+        response: &Frame<'_>,
+    ) -> Result<(), Violation> {
+        let (_, asked) = ReportReplicas::decode_request(request.body).unwrap();
+        let Ok((_, answers)) = ReportReplicas::decode_response(response) else { return Ok(()) };
+        for (bad, verdict) in asked.zip(answers) {
+            let Ok(verdict @ (Verdict::Dropped | Verdict::Gone)) = verdict else { continue };
+            if !self.shadow.is_flipped(bad.generation, bad.segment) {
+                return Err(Violation::BadDrop(format!("{from:?} said so of {bad:?}, which is good")));
+            }
+            self.dropped.insert((bad.generation, bad.segment));
+            if verdict == Verdict::Gone {
+                let known = self.shadow.puts.get(&bad.generation).map(|put| put.key.clone());
+                if let Some(key) = known {
+                    self.visible.remove(&key);
+                    self.history.lost(&key, self.now.as_nanos());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a committed object has this generation.
+    pub(crate) fn is_visible(&self, generation: u64) -> bool {
+        let put = self.shadow.puts.get(&generation);
+        put.and_then(|put| self.visible.get(&put.key)).is_some_and(|seen| seen.generation == generation)
+    }
+
+    /// Where a tenant's object has a replica, if it is there.
+    pub(crate) fn source_of(&self, tenant: usize, key: &[u8]) -> Option<u32> {
+        let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key }).ok()?;
+        found.first().map(|replica| replica.segment)
+    }
+}
+
+/// How long a lease can look to the slowest of clocks.
+fn slowest(lease_ms: u32) -> Duration {
+    Duration::from_millis(lease_ms.into()).mul_f64(1.0 / (1.0 - DRIFT_PPM_MAX as f64 / 1e6))
+}

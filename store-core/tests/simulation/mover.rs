@@ -1,0 +1,436 @@
+//! What a simulated node does when the master has work for it: it reads replicas of others into its own memory.
+//!
+//! As `store-client` does it: fetch the orders, read each from one source after the other while the lease runs, look at
+//! what has arrived, report what was damaged, tell how it ended, and fetch again until there is nothing left. A read that
+//! takes too long is given up while it may still write. An end that was told is told again, and the place not touched.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use store_core::blocks::stored_len;
+use store_core::message::{
+    BadReplica, EndTasks, FetchAsk, FetchTasks, Operation, Replica, ReportReplicas, TaskEnd,
+};
+use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
+use te_core::sim::SimTransport;
+use te_core::{Completion, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport};
+
+use crate::clock::Clock;
+use crate::common::{Core, Event, Party, slice_bytes};
+use crate::memory::{Memory, sums};
+use crate::scenario::{CALL_TIMEOUT, CLIENTS, LATE_MAX, Lies};
+use crate::shadow::Violation;
+
+/// Orders that it is at.
+const ORDERS_MAX: u32 = 4;
+/// Reads that are given up before they have ended, per million.
+const HASTE_PPM: u32 = 60_000;
+/// Nodes that die in the middle of what they were told to do, per million times.
+const DEATH_PPM: u32 = 10_000;
+
+/// The memory that a node has mounted.
+#[derive(Clone, Copy)]
+pub(crate) struct Mounted {
+    pub(crate) region: RegionId,
+    pub(crate) segment: SegmentNo,
+    pub(crate) incarnation: u64,
+}
+
+/// What a node has besides: its fabric and its memory.
+pub(crate) struct Hands<'a> {
+    pub(crate) transport: &'a mut SimTransport,
+    pub(crate) memory: &'a Memory,
+}
+
+pub(crate) struct Mover {
+    node: usize,
+    life: u64,
+    clock: Clock,
+    /// What it waits for an answer to, under which number, and since when.
+    call: Option<(Kind, u64, Instant)>,
+    mounted: Option<Mounted>,
+    /// When it asked for them, and when the orders have to be carried out, by its own clock.
+    asked: Instant,
+    until: Instant,
+    orders: Vec<Order>,
+    /// It is slow, before it begins or before it tells.
+    asleep: Option<Before>,
+    reads: HashMap<u64, Read>,
+    tokens: HashMap<Token, u64>,
+    attached: HashMap<SegmentNo, SegmentId>,
+    /// Ends that were told and that the master may not have heard, by attempt.
+    told: HashMap<u64, TaskEnd>,
+    next: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Reading,
+    Telling,
+}
+
+/// One replica to make.
+struct Order {
+    id: u64,
+    attempt: u64,
+    key: Vec<u8>,
+    generation: u64,
+    len: u64,
+    checksum: u32,
+    addr: u64,
+    sources: Vec<Replica>,
+    /// Sources tried.
+    tried: usize,
+    bad: Vec<SegmentNo>,
+    end: Option<TaskEnd>,
+}
+
+/// One read of a source into its place.
+struct Read {
+    /// Whose; none: nobody waits for it any more.
+    attempt: Option<u64>,
+    left: usize,
+    failed: bool,
+}
+
+impl Mover {
+    pub(crate) fn new(node: usize, life: u64, clock: Clock) -> Self {
+        Self {
+            node,
+            life,
+            clock,
+            call: None,
+            mounted: None,
+            asked: Instant::ZERO,
+            until: Instant::ZERO,
+            orders: Vec::new(),
+            asleep: None,
+            reads: HashMap::new(),
+            tokens: HashMap::new(),
+            attached: HashMap::new(),
+            told: HashMap::new(),
+            next: life << 32,
+        }
+    }
+
+    pub(crate) fn clock_mut(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// Whether it is in the middle of a copy.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.orders.iter().any(|order| order.end.is_none())
+    }
+
+    /// The memory that it worked on is torn down. What is still read comes to nothing.
+    pub(crate) fn forget(&mut self) {
+        (self.call, self.mounted) = (None, None);
+        self.orders.clear();
+        self.asleep = None;
+        self.told.clear();
+        self.reads.values_mut().for_each(|read| read.attempt = None);
+    }
+
+    /// There is work, as far as the master knows.
+    pub(crate) fn wake(&mut self, core: &mut Core, mounted: Mounted) {
+        if self.call.is_none() && self.orders.is_empty() {
+            self.mounted = Some(mounted);
+            self.fetch(core);
+        }
+    }
+
+    /// Gives up waiting for an answer.
+    pub(crate) fn tick(&mut self, core: &mut Core) {
+        let Some((kind, ..)) = self.call.filter(|(.., since)| *since + CALL_TIMEOUT <= core.now) else {
+            return;
+        };
+        self.call = None;
+        match kind {
+            Kind::ReportReplicas => self.tell(core),
+            // The next heartbeat says whether there is anything to do.
+            _ => self.orders.clear(),
+        }
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        core: &mut Core,
+        frame: &Frame<'_>,
+        hands: &mut Hands<'_>,
+    ) -> Result<(), Violation> {
+        let Some((kind, ..)) = self.call.filter(|(_, id, _)| *id == frame.header.request_id) else {
+            return Ok(());
+        };
+        self.call = None;
+        match kind {
+            Kind::FetchTasks => {
+                let Ok((lease, orders)) = FetchTasks::decode_response(frame) else { return Ok(()) };
+                self.until = self.asked + Duration::from_millis(lease.lease_ms.into());
+                let here = self.mounted.map(|mounted| mounted.segment);
+                for order in orders.filter(|order| Some(order.segment) == here) {
+                    self.orders.push(Order {
+                        id: order.id,
+                        attempt: order.attempt,
+                        key: order.key.0.to_vec(),
+                        generation: order.generation,
+                        len: order.len,
+                        checksum: order.checksum,
+                        addr: order.addr,
+                        sources: order.sources.to_vec(),
+                        tried: 0,
+                        bad: Vec::new(),
+                        end: None,
+                    });
+                }
+                // What is not told any more has ended.
+                let orders = &self.orders;
+                self.told.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
+                if self.orders.is_empty() || !self.sleeps(core, Before::Reading) {
+                    self.begin(core, hands)?;
+                }
+            }
+            Kind::ReportReplicas => self.tell(core),
+            Kind::EndTasks => {
+                if frame.header.result().is_ok() {
+                    self.told.clear();
+                }
+                self.orders.clear();
+                self.fetch(core);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// It was slow, and goes on.
+    pub(crate) fn wake_up(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        match self.asleep.take() {
+            Some(Before::Reading) => self.begin(core, hands)?,
+            Some(Before::Telling) => self.report(core),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether it is slow now.
+    fn sleeps(&mut self, core: &mut Core, before: Before) -> bool {
+        let (ppm, most_ms) = match before {
+            Before::Reading => (250_000, 150),
+            Before::Telling => (100_000, 2_000),
+        };
+        let sleeps = core.scenario.faults && !core.is_silent() && core.chance_ppm(ppm);
+        if sleeps {
+            self.asleep = Some(before);
+            let until = core.now + Duration::from_micros(core.below(most_ms * 1_000));
+            core.at(until, Event::GoOn { node: self.node, life: self.life });
+        }
+        sleeps
+    }
+
+    /// Begins to carry the orders out.
+    fn begin(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        for at in 0..self.orders.len() {
+            let known = self.told.get(&self.orders[at].attempt).copied();
+            if let Some(end) = known.filter(|_| !core.lies.contains(Lies::AGAIN)) {
+                core.report.told_again += 1;
+                self.orders[at].end = Some(end);
+            } else {
+                self.read_next(core, at, hands)?;
+            }
+        }
+        if self.is_copying() && core.scenario.faults && core.chance_ppm(DEATH_PPM) {
+            // Most reads take no longer than this, and some do.
+            core.at(core.now + Duration::from_micros(100), Event::CrashNode(self.node));
+        }
+        self.go_on(core);
+        Ok(())
+    }
+
+    /// Takes completions from the fabric.
+    pub(crate) fn reap(&mut self, core: &mut Core, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        if self.tokens.is_empty() {
+            return Ok(());
+        }
+        let mut done = [Completion::applied(Token(0)); 16];
+        loop {
+            let count = hands.transport.poll(core.now, &mut done);
+            for completion in &done[..count] {
+                let number = self.tokens.remove(&completion.token).expect("a completion that was asked for");
+                let read = self.reads.get_mut(&number).expect("a read that runs");
+                read.failed |= completion.outcome != Outcome::Applied;
+                read.left -= 1;
+                if read.left == 0 {
+                    self.read_ended(core, number, hands)?;
+                }
+            }
+            if count < done.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn fetch(&mut self, core: &mut Core) {
+        let Some(mounted) = self.mounted else { return };
+        let ask =
+            FetchAsk { node: self.node as u64 + 1, incarnation: mounted.incarnation, count_max: ORDERS_MAX };
+        self.asked = self.clock.shows(core.now);
+        self.call(core, Kind::FetchTasks, |out, id| {
+            FetchTasks::encode_request(out, id, &ask, core::iter::empty()).unwrap();
+        });
+    }
+
+    fn go_on(&mut self, core: &mut Core) {
+        let busy = self.call.is_some() || self.asleep.is_some() || self.is_copying();
+        if !busy && !self.orders.is_empty() && !self.sleeps(core, Before::Telling) {
+            self.report(core);
+        }
+    }
+
+    /// Everything that was to be done is done: first what was bad, for as long as there is an order the node may say it.
+    fn report(&mut self, core: &mut Core) {
+        let bad: Vec<BadReplica<'_>> = self
+            .orders
+            .iter()
+            .flat_map(|order| order.bad.iter().map(move |segment| (order, *segment)))
+            .map(|(order, segment)| BadReplica {
+                key: Key(&order.key),
+                generation: order.generation,
+                segment,
+            })
+            .collect();
+        if bad.is_empty() {
+            return self.tell(core);
+        }
+        core.report.told_bad += bad.len() as u64;
+        let reporter = u64::MAX - self.life;
+        let mut out = Vec::new();
+        self.next += 1;
+        ReportReplicas::encode_request(&mut out, self.next, &reporter, bad.into_iter()).unwrap();
+        self.call = Some((Kind::ReportReplicas, self.next, core.now));
+        core.send(Party::Node(self.node), self.life, out);
+    }
+
+    /// How everything ended.
+    fn tell(&mut self, core: &mut Core) {
+        let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
+        self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
+        let node = self.node as u64 + 1;
+        self.call(core, Kind::EndTasks, |out, id| {
+            EndTasks::encode_request(out, id, &node, ends.into_iter()).unwrap();
+        });
+    }
+
+    fn call(&mut self, core: &mut Core, kind: Kind, encode: impl FnOnce(&mut Vec<u8>, u64)) {
+        self.next += 1;
+        let mut out = Vec::new();
+        encode(&mut out, self.next);
+        self.call = Some((kind, self.next, core.now));
+        core.send(Party::Node(self.node), self.life, out);
+    }
+
+    /// Begins to read the next source of an order, or ends it.
+    fn read_next(&mut self, core: &mut Core, at: usize, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        let Some(mounted) = self.mounted else { return Ok(()) };
+        loop {
+            let late = self.clock.shows(core.now) >= self.until;
+            let order = &mut self.orders[at];
+            let end =
+                |error| TaskEnd { id: order.id, attempt: order.attempt, result: Err(error), quiet: true };
+            if late {
+                order.end = Some(end(ErrorCode::LeaseExpired));
+                return Ok(());
+            }
+            let Some(source) = order.sources.get(order.tried).copied() else {
+                let damaged = !order.bad.is_empty();
+                let error = if damaged { ErrorCode::ChecksumMismatch } else { ErrorCode::TransferFail };
+                order.end = Some(end(error));
+                return Ok(());
+            };
+            order.tried += 1;
+            let (attempt, addr, len) = (order.attempt, order.addr, stored_len(order.len));
+            let Some(segment) = self.attached(core, source.segment, hands) else { continue };
+            self.next += 1;
+            let number = self.next;
+            let writer = (CLIENTS + self.node, number);
+            let begun = core.shadow.write_begins(core.now, writer, attempt, (mounted.segment, addr, len));
+            core.judge(begun)?;
+            let mut read = Read { attempt: Some(attempt), left: 0, failed: false };
+            let step = slice_bytes(len);
+            for offset in (0..len).step_by(step as usize) {
+                self.next += 1;
+                let token = Token(self.next);
+                let slice = Slice {
+                    token,
+                    local: (mounted.region, addr + offset),
+                    remote: (segment, source.addr + offset),
+                    len: step.min(len - offset) as u32,
+                    op: Op::Read,
+                };
+                match hands.transport.submit(&[slice]) {
+                    Ok(1) => {
+                        self.tokens.insert(token, number);
+                        read.left += 1;
+                    }
+                    Ok(_) | Err(_) => read.failed = true,
+                }
+            }
+            if read.left == 0 {
+                core.shadow.write_ends(writer, None);
+                continue;
+            }
+            // Somebody is in a hurry, and does not wait for the end.
+            if !core.is_silent() && core.chance_ppm(HASTE_PPM) {
+                core.report.given_up += 1;
+                read.attempt = None;
+                core.shadow.write_ends(writer, Some(core.now + LATE_MAX));
+                let order = &mut self.orders[at];
+                let quiet = core.lies.contains(Lies::QUIET);
+                let result = Err(ErrorCode::TransferFail);
+                order.end = Some(TaskEnd { id: order.id, attempt, result, quiet });
+            }
+            self.reads.insert(number, read);
+            return Ok(());
+        }
+    }
+
+    fn read_ended(&mut self, core: &mut Core, number: u64, hands: &mut Hands<'_>) -> Result<(), Violation> {
+        let Some(read) = self.reads.remove(&number) else { return Ok(()) };
+        let Some(attempt) = read.attempt else { return Ok(()) };
+        core.shadow.write_ends((CLIENTS + self.node, number), None);
+        let Some(at) = self.orders.iter().position(|order| order.attempt == attempt) else { return Ok(()) };
+        if read.failed {
+            self.read_next(core, at, hands)?;
+        } else {
+            let order = &mut self.orders[at];
+            let bytes = hands.memory.read(order.addr, stored_len(order.len));
+            let (data, trailer) = bytes.split_at(order.len as usize);
+            let sums = sums(data);
+            let intact = sums.whole() == order.checksum && sums.trailer() == trailer;
+            if intact || core.lies.contains(Lies::VERIFY) {
+                let result = if self.clock.shows(core.now) >= self.until {
+                    Err(ErrorCode::LeaseExpired)
+                } else {
+                    Ok(order.checksum)
+                };
+                order.end = Some(TaskEnd { id: order.id, attempt, result, quiet: true });
+            } else {
+                if self.clock.shows(core.now) < self.until {
+                    order.bad.push(order.sources[order.tried - 1].segment);
+                }
+                self.read_next(core, at, hands)?;
+            }
+        }
+        self.go_on(core);
+        Ok(())
+    }
+
+    fn attached(&mut self, core: &Core, segment: SegmentNo, hands: &mut Hands<'_>) -> Option<SegmentId> {
+        if let Some(id) = self.attached.get(&segment) {
+            return Some(*id);
+        }
+        let id = SegmentId::new(segment, 1);
+        hands.transport.attach(id, core.export_of(segment)?).ok()?;
+        self.attached.insert(segment, id);
+        Some(id)
+    }
+}

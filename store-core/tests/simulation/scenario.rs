@@ -1,0 +1,306 @@
+//! What a run is like, what its shells do wrong on purpose, and what it saw.
+
+use std::time::Duration;
+
+use store_core::blocks::{BLOCK_BYTES, stored_len};
+use store_core::message::{EvictionReport, TaskReport};
+use store_core::{
+    AllocationStrategy, AllocatorKind, EvictionPolicy, MasterConfig, ReplicationConfig, ReplicationMode,
+    Stats, TaskConfig, TenantConfig,
+};
+use te_core::sim::{LinkConfig, Rng};
+
+pub(crate) const NODES: usize = 3;
+pub(crate) const CLIENTS: usize = 5;
+/// They have the same keys. The first has a quota, the second a guarantee, the third takes what it can get.
+pub(crate) const TENANTS: [&str; 3] = ["a", "b", "c"];
+/// Whose each client is.
+const TENANT_OF: [usize; CLIENTS] = [0, 0, 1, 1, 2];
+/// The latest that a write may land after its writer lost sight of it, and a little more.
+pub(crate) const LATE_MAX: Duration = Duration::from_secs(61);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(800);
+pub(crate) const OPERATION_MAX: Duration = Duration::from_secs(30);
+/// Objects of one block are shorter than this.
+const SMALL_BYTES_MAX: u64 = 3_000;
+
+/// What a shell does wrong, on purpose: the simulation must notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lies(u16);
+
+impl Lies {
+    pub(crate) const NONE: Self = Self(0);
+    /// Says that every read has the committed checksum.
+    pub(crate) const CHECKSUM: Self = Self(1);
+    /// Never looks at the clock again after asking.
+    pub(crate) const CLOCK: Self = Self(2);
+    /// Says that fences held without asking for any.
+    pub(crate) const FENCE: Self = Self(4);
+    /// Takes a write that may still land for one that is in place.
+    pub(crate) const OUTCOME: Self = Self(8);
+    /// Says that a put or a remove was done when it got no answer, or failed.
+    pub(crate) const ANSWER: Self = Self(16);
+    /// Reads what it has read before without asking again.
+    pub(crate) const CACHE: Self = Self(32);
+    /// Some clients greet the master as another tenant than they are.
+    pub(crate) const TENANT: Self = Self(64);
+    /// Takes the blocks of a part for what the trailer says, unseen.
+    pub(crate) const TRAILER: Self = Self(128);
+    /// A node says that its copy has the committed checksum, unseen.
+    pub(crate) const VERIFY: Self = Self(256);
+    /// A node says that a place is quiet into which its read may still write.
+    pub(crate) const QUIET: Self = Self(512);
+    /// A node reads again into a place whose end it has told, because the answer got lost.
+    pub(crate) const AGAIN: Self = Self(1024);
+
+    pub(crate) fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What one run is like.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) master: MasterConfig,
+    pub(crate) link: LinkConfig,
+    /// Crashes, flaps, stalls and silences.
+    pub(crate) faults: bool,
+    /// Calls lost, doubled and slow, per million; how slow, ms.
+    pub(crate) calls: (u32, u32, u32, u64),
+    pub(crate) segment_bytes: u64,
+    pub(crate) object_bytes_max: u64,
+    pub(crate) keys: u64,
+    pub(crate) busy: Duration,
+    pub(crate) lies: Lies,
+    /// Judge only what readers see, not what ranges are given out.
+    pub(crate) blind: bool,
+    /// Objects have pins, groups and times to live.
+    pub(crate) retention: bool,
+    /// Every process has a clock of its own, that drifts and jumps.
+    pub(crate) clocks: bool,
+    /// How far the master's clock may jump at once, ms. Not further than the lease's guard covers.
+    pub(crate) jump_ms: u64,
+    /// Replicas are copied and moved, and segments drained.
+    pub(crate) tasks: bool,
+    /// Bytes of committed replicas flip in a node's memory.
+    pub(crate) flips: bool,
+    /// The seed chooses quotas, replication, limits, and whether objects are long.
+    pub(crate) variety: bool,
+}
+
+impl Scenario {
+    /// Everything goes wrong.
+    pub(crate) fn stormy() -> Self {
+        Self {
+            master: MasterConfig {
+                lease_ttl_ms: 200,
+                lease_guard_ms: 10,
+                put_start_discard_timeout_ms: 2_000,
+                put_start_release_timeout_ms: 70_000,
+                node_ttl_ms: 2_000,
+                eviction_high_watermark: 0.9,
+                eviction_ratio: 0.1,
+                soft_pin_ttl_ms: 3_000,
+                hard_pin_share_max: 0.2,
+                multi_tenants: true,
+                tenants: TENANTS.map(|name| TenantConfig { name: name.into(), ..Default::default() }).into(),
+                tasks: TaskConfig {
+                    pending_timeout_ms: 8_000,
+                    processing_timeout_ms: 3_000,
+                    drain_moves_max: 6,
+                    per_node_max: 4,
+                    finished_max: 256,
+                    ..TaskConfig::default()
+                },
+                ..MasterConfig::default()
+            },
+            link: LinkConfig::STORMY,
+            faults: true,
+            calls: (50_000, 50_000, 30_000, 3_000),
+            segment_bytes: 40 * 1024,
+            object_bytes_max: SMALL_BYTES_MAX,
+            keys: 64,
+            busy: Duration::from_secs(40),
+            lies: Lies::NONE,
+            blind: false,
+            retention: true,
+            clocks: true,
+            jump_ms: 5,
+            tasks: true,
+            flips: true,
+            variety: true,
+        }
+    }
+
+    /// Nothing goes wrong, and there is room for everything.
+    pub(crate) fn calm() -> Self {
+        let stormy = Self::stormy();
+        Self {
+            link: LinkConfig::CALM,
+            faults: false,
+            calls: (0, 0, 0, 0),
+            segment_bytes: 4 << 20,
+            busy: Duration::from_secs(10),
+            retention: false,
+            clocks: false,
+            flips: false,
+            variety: false,
+            ..stormy
+        }
+    }
+
+    /// Every object is as the one that wrote it left it, and short.
+    pub(crate) fn without_flips(self) -> Self {
+        Self { flips: false, ..self }
+    }
+
+    /// What the seed decides.
+    pub(crate) fn vary(&mut self, seed: u64) {
+        let config = &mut self.master;
+        config.hash_seed = seed;
+        config.eviction = EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()];
+        config.allocator = AllocatorKind::ALL[seed as usize / 4 % 2];
+        config.allocation_strategy = AllocationStrategy::ALL[seed as usize / 8 % 2];
+        if !self.variety {
+            return;
+        }
+        let mut rng = Rng::new(seed ^ 0x7a51);
+        let one_in = |rng: &mut Rng, n: u64| rng.below(n) == 0;
+        if one_in(&mut rng, 4) {
+            self.long_objects();
+        }
+        let config = &mut self.master;
+        config.tasks.bad_reports_min = 1 + rng.below(2) as u32;
+        config.replicas_max = 2 + rng.below(2) as u8;
+        if one_in(&mut rng, 2) {
+            let mode = if one_in(&mut rng, 4) { ReplicationMode::Observe } else { ReplicationMode::Enforce };
+            config.replication = ReplicationConfig {
+                mode,
+                gets_per_s_min: 3.0,
+                window_ms: 1_000,
+                replicas_max: 3,
+                tasks_per_s_max: 4,
+            };
+        }
+        if !one_in(&mut rng, 4) {
+            let all = self.segment_bytes * NODES as u64;
+            config.tenants[0].quota_bytes = Some(all / 4);
+            config.tenants[0].quota_objects = one_in(&mut rng, 2).then_some(20);
+            config.tenants[1].guaranteed_bytes = all / 4;
+        }
+    }
+
+    /// Objects of several blocks, which have a trailer.
+    pub(crate) fn long_objects(&mut self) {
+        self.object_bytes_max = 3 * BLOCK_BYTES;
+        self.segment_bytes = 16 * BLOCK_BYTES;
+    }
+
+    /// Of an object to be.
+    pub(crate) fn random_len(&self, rng: &mut Rng) -> u64 {
+        if self.object_bytes_max > SMALL_BYTES_MAX && rng.below(2) == 0 {
+            BLOCK_BYTES / 2 + rng.below(self.object_bytes_max - BLOCK_BYTES / 2) + 1
+        } else {
+            1 + rng.below(SMALL_BYTES_MAX)
+        }
+    }
+
+    /// Bytes that the longest object takes up.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        stored_len(self.object_bytes_max)
+    }
+}
+
+/// Whose a client is: where in [`TENANTS`].
+pub(crate) const fn tenant_of(client: usize) -> usize {
+    TENANT_OF[client]
+}
+
+/// A key, and whose.
+pub(crate) fn full_key(tenant: usize, key: &[u8]) -> Vec<u8> {
+    [TENANTS[tenant].as_bytes(), b"/", key].concat()
+}
+
+/// Whose a key is, and the key.
+pub(crate) fn split_key(key: &[u8]) -> (usize, &[u8]) {
+    let tenant = TENANTS.iter().position(|name| key.starts_with(name.as_bytes())).unwrap_or(0);
+    (tenant, &key[TENANTS[tenant].len() + 1..])
+}
+
+/// What a run saw. Sums say that a suite of runs was not vacuous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// Objects put with a pin, a time to live or a group.
+    pub(crate) retained: u64,
+    pub(crate) eviction: EvictionReport,
+    pub(crate) gets: u64,
+    pub(crate) hits: u64,
+    /// Of these, parts of objects; and of those, parts of objects of several blocks.
+    pub(crate) parts: u64,
+    pub(crate) parts_of_many: u64,
+    pub(crate) failed_reads: u64,
+    pub(crate) lease_expired: u64,
+    pub(crate) mismatches: u64,
+    /// Bytes flipped, and bad replicas that the master was told of.
+    pub(crate) flips: u64,
+    pub(crate) told_bad: u64,
+    pub(crate) puts: u64,
+    pub(crate) failed_puts: u64,
+    pub(crate) removes: u64,
+    pub(crate) unknown_writes: u64,
+    pub(crate) landed_late: u64,
+    pub(crate) fences: u64,
+    pub(crate) crashes: u64,
+    pub(crate) master_restarts: u64,
+    pub(crate) remounts: u64,
+    /// Processes stopped for a while, partitions in one direction, and clocks that jumped.
+    pub(crate) stops: u64,
+    pub(crate) partitions: u64,
+    pub(crate) jumps: u64,
+    /// Operations whose history was checked, and objects that the store lost by its own doing.
+    pub(crate) recorded: u64,
+    pub(crate) losses: u64,
+    /// Orders that nodes were given, replicas that came of them, by moves among them, reads that were given up while they
+    /// could still write, orders that came again after their end was told, and nodes that died in the middle of a copy.
+    pub(crate) orders: u64,
+    pub(crate) copies: u64,
+    pub(crate) moves: u64,
+    pub(crate) given_up: u64,
+    pub(crate) told_again: u64,
+    pub(crate) died_copying: u64,
+    /// Segments that were to be drained, that were, and that were unmounted after that.
+    pub(crate) drains: u64,
+    pub(crate) drained: u64,
+    pub(crate) left: u64,
+    /// Recounts of everything.
+    pub(crate) audits: u64,
+    /// Puts that a quota refused, and tasks of others that were asked for.
+    pub(crate) refused: u64,
+    pub(crate) foreign: u64,
+    pub(crate) stats: Stats,
+    pub(crate) tasks: TaskReport,
+}
+
+impl Report {
+    /// The sum of two; of the master's figures only what the suite asks for.
+    pub(crate) fn plus(mut self, other: &Self) -> Self {
+        macro_rules! add {
+            ($($($field:ident).+),* $(,)?) => { $(self.$($field).+ += other.$($field).+;)* };
+        }
+        add!(gets, hits, parts, parts_of_many, failed_reads, lease_expired, mismatches, flips, told_bad);
+        add!(puts, failed_puts, removes, unknown_writes, landed_late, fences, crashes, master_restarts);
+        add!(remounts, stops, partitions, jumps, recorded, losses, retained);
+        add!(orders, copies, moves, given_up, told_again, died_copying, drains, drained, left);
+        add!(audits, refused, foreign);
+        add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
+        add!(eviction.kept_leased_total);
+        add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);
+        add!(tasks.created_total, tasks.done_total, tasks.failed_total, tasks.canceled_total);
+        add!(tasks.retried_total, tasks.extras_shed_total, tasks.bad_reports_total, tasks.bad_dropped_total);
+        add!(tasks.hot_gets_total);
+        self
+    }
+}

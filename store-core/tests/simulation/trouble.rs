@@ -1,0 +1,247 @@
+//! What goes wrong, and what whoever administers the store does meanwhile.
+
+use std::time::Duration;
+
+use store_core::SegmentNo;
+use store_core::message::{Evict, SegmentOrder, SegmentState, UnmountSegment};
+use te_core::sim::{LinkConfig, Rng};
+
+use crate::common::{Event, Partition, Party};
+use crate::scenario::{CLIENTS, LATE_MAX, NODES};
+use crate::shadow::Violation;
+use crate::world::World;
+
+fn ms(rng: &mut Rng, min: u64, max: u64) -> Duration {
+    Duration::from_millis(min + rng.below(max - min))
+}
+
+impl World {
+    pub(crate) fn trouble(&mut self) -> Result<(), Violation> {
+        if self.core.now >= self.busy_until {
+            return Ok(());
+        }
+        let now = self.core.now;
+        let client = self.rng.index(CLIENTS);
+        let node = self.rng.index(NODES);
+        let rng = &mut self.rng;
+        let party = if rng.below(2) == 0 { Party::Client(client) } else { Party::Node(node) };
+        let (node_id, client_id) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
+        match rng.below(48) {
+            24 => self.core.restart_master(ms(rng, 0, 1_500)),
+            // In one direction nothing gets through between somebody and the master.
+            25..28 => {
+                self.core.report.partitions += 1;
+                let (to_master, until) = (rng.below(2) == 0, now + ms(rng, 100, 5_000));
+                self.core.partitions.retain(|each| now < each.until);
+                self.core.partitions.push(Partition { party, to_master, until });
+            }
+            // In one direction nothing gets through between a client, or another node, and a node.
+            28..30 => {
+                self.core.report.partitions += 1;
+                let other = self.fabric_ids[rng.index(NODES + CLIENTS)];
+                let (from, to) = if rng.below(2) == 0 { (node_id, other) } else { (other, node_id) };
+                self.core.net.set_link(
+                    from,
+                    to,
+                    LinkConfig { loss_ppm: 1_000_000, ..self.core.scenario.link },
+                );
+                self.core.at(now + ms(rng, 10, 3_000), Event::Heal(from, to));
+            }
+            // A process is stopped, and goes on later as if nothing had been.
+            30..33 => {
+                self.core.report.stops += 1;
+                let back = now + ms(rng, 10, 6_000);
+                match party {
+                    Party::Node(_) => {
+                        self.nodes[node].muted_until = back;
+                        self.core.net.stall(node_id, true);
+                        self.core.at(back, Event::Unstall(node_id));
+                    }
+                    Party::Client(_) => {
+                        if let Some(client) = self.clients[client].as_mut().filter(|client| !client.stopped) {
+                            client.stopped = true;
+                            let (client, life) = (client.index, client.life);
+                            self.core.at(back, Event::Resume { client, life, stopped_at: now });
+                        }
+                    }
+                }
+            }
+            // The master's clock jumps, seldom and no further than the guard covers, those of others as they like.
+            33..36 if self.core.scenario.clocks => {
+                self.core.report.jumps += 1;
+                if rng.below(2) == 0 && now >= self.jump_after {
+                    self.core.clock.jump(now, ms(rng, 0, self.core.scenario.jump_ms));
+                    self.jump_after = now + Duration::from_secs(1);
+                } else if let (Some(client), Party::Client(_)) = (&mut self.clients[client], party) {
+                    client.clock.jump(now, ms(rng, 1, 10_000));
+                } else {
+                    self.nodes[node].clock_mut().jump(now, ms(rng, 1, 10_000));
+                }
+            }
+            36..41 if self.core.scenario.tasks => self.close_segment()?,
+            41..48 if self.core.scenario.flips => self.flip(),
+            0..4 if self.clients[client].is_some() => {
+                self.core.report.crashes += 1;
+                if let Some(client) = &mut self.clients[client] {
+                    client.die(&mut self.core);
+                }
+                self.core.net.kill(client_id);
+                self.core.shadow.writer_died(client, now + LATE_MAX);
+                self.clients[client] = None;
+                let back = now + ms(rng, 50, 2_000);
+                self.core.at(back, Event::RestartClient(client));
+            }
+            4..8 => self.crash_node(node),
+            8..12 => {
+                // It lives and serves, but the master hears nothing of it.
+                self.nodes[node].muted_until = now + ms(rng, 500, 6_000);
+            }
+            12..16 => self.core.net.flap(node_id, client_id, now, now + ms(rng, 1, 2_000)),
+            16..20 => {
+                self.core.net.stall(node_id, true);
+                let back = now + ms(rng, 1, 500);
+                self.core.at(back, Event::Unstall(node_id));
+            }
+            _ => self.core.net.cut(node_id, client_id),
+        }
+        let next = now + ms(&mut self.rng, 50, 2_500);
+        self.core.at(next, Event::Trouble);
+        Ok(())
+    }
+
+    /// A node's process dies, and comes back later with nothing.
+    pub(crate) fn crash_node(&mut self, node: usize) {
+        if self.core.net.is_alive(self.fabric_ids[node]) && self.core.now < self.busy_until {
+            self.core.report.crashes += 1;
+            self.core.net.kill(self.fabric_ids[node]);
+            self.nodes[node].die(&mut self.core);
+            let back = self.core.now + ms(&mut self.rng, 50, 5_000);
+            self.core.at(back, Event::RestartNode(node));
+        }
+    }
+
+    /// A byte of a committed replica is not what was written there.
+    fn flip(&mut self) {
+        for _ in 0..2 {
+            let Some(segment) = self.core.random_segment(&mut self.rng) else { return };
+            let core = &self.core;
+            let found =
+                core.shadow.random_range(&mut self.rng, segment, |generation| core.is_visible(generation));
+            let Some((generation, (_, addr, len))) = found else { continue };
+            let Some(info) = core.master.segment(segment) else { continue };
+            let Some(memory) = self.nodes[info.node as usize - 1].memory_of(info.incarnation) else {
+                continue;
+            };
+            memory.flip(addr + self.rng.below(len));
+            self.core.shadow.flip(generation, segment);
+            self.core.report.flips += 1;
+        }
+    }
+
+    /// A segment is to take nothing new, and perhaps to give what it has.
+    fn close_segment(&mut self) -> Result<(), Violation> {
+        let Some(segment) = self.core.random_segment(&mut self.rng) else { return Ok(()) };
+        if !self.core.closed.is_empty() || self.core.now < self.core.down_until {
+            return Ok(());
+        }
+        if self.rng.below(4) == 0 {
+            return self.order(segment, SegmentState::Maintenance);
+        }
+        let room = self.rng.below(2) == 0;
+        self.drain(segment, room)
+    }
+
+    /// Drains a segment, after there was made room for it, or not.
+    pub(crate) fn drain(&mut self, segment: SegmentNo, room: bool) -> Result<(), Violation> {
+        self.core.report.drains += 1;
+        if room {
+            let used_bytes_max = self.core.master.stats().capacity_bytes / 3;
+            self.core.by_the_master(|master, now| {
+                master.evict_now(now, Evict { objects_max: u64::MAX, used_bytes_max });
+            })?;
+        }
+        self.order(segment, SegmentState::Draining)
+    }
+
+    fn order(&mut self, segment: SegmentNo, state: SegmentState) -> Result<(), Violation> {
+        self.core.by_the_master(|master, now| {
+            // It may be gone.
+            let _ = master.order_segment(now, &SegmentOrder { segment, state });
+        })?;
+        if state == SegmentState::Active {
+            self.core.closed.remove(&segment);
+        } else {
+            self.core.closed.insert(segment);
+            let look = self.core.now + ms(&mut self.rng, 500, 5_000);
+            self.core.at(look, Event::Look(segment));
+        }
+        Ok(())
+    }
+
+    /// What has become of a segment that takes nothing new.
+    pub(crate) fn look(&mut self, segment: SegmentNo) -> Result<(), Violation> {
+        let Ok(info) = self.core.master.drain_info(segment) else {
+            self.core.closed.remove(&segment);
+            return Ok(());
+        };
+        let drained = info.state == SegmentState::Drained;
+        if info.state == SegmentState::Active || self.last_drain == Some(segment) {
+            return Ok(());
+        }
+        if drained && info.used_bytes + info.blocks > 0 {
+            return Err(Violation::NotDrained(format!("{info:?} at {:?}", self.core.now)));
+        }
+        self.core.report.drained += u64::from(drained);
+        if drained && self.rng.below(4) > 0 {
+            return self.unmount(segment);
+        }
+        if drained || self.core.now >= self.busy_until || self.rng.below(8) == 0 {
+            return self.order(segment, SegmentState::Active);
+        }
+        let again = self.core.now + ms(&mut self.rng, 500, 3_000);
+        self.core.at(again, Event::Look(segment));
+        Ok(())
+    }
+
+    /// A segment that is drained goes, and nothing with it.
+    fn unmount(&mut self, segment: SegmentNo) -> Result<(), Violation> {
+        let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
+        let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment };
+        let before = self.core.master.stats();
+        self.core.by_the_master(|master, now| assert_eq!(master.unmount(now, &unmount), Ok(())))?;
+        let after = self.core.master.stats();
+        self.core.closed.remove(&segment);
+        self.core.report.left += 1;
+        if (before.objects, before.objects_lost_total) != (after.objects, after.objects_lost_total) {
+            return Err(Violation::LostByTask(format!(
+                "segment {segment} was drained: {before:?}, {after:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Everything is quiet, and one segment is to give what it has.
+    pub(crate) fn last_drain(&mut self) -> Result<(), Violation> {
+        if self.core.master.segments().count() != NODES || !self.core.closed.is_empty() {
+            return Ok(());
+        }
+        self.last_drain = self.core.random_segment(&mut self.rng);
+        let Some(segment) = self.last_drain else { return Ok(()) };
+        self.drain(segment, self.core.scenario.faults)
+    }
+
+    /// It has had its time.
+    pub(crate) fn end_drain(&mut self) -> Result<(), Violation> {
+        let Some(segment) = self.last_drain else { return Ok(()) };
+        let Ok(info) = self.core.master.drain_info(segment) else {
+            return Err(Violation::Leak(format!("segment {segment} went away in the silence")));
+        };
+        // Nothing is evicted to make room elsewhere; but where there is room, everything has moved there.
+        let drained = info.state == SegmentState::Drained;
+        if !drained && info.left_no_room == 0 && !self.core.is_rotten(segment) {
+            return Err(Violation::Stuck(format!("{info:?}")));
+        }
+        self.core.report.drained += u64::from(drained);
+        self.order(segment, SegmentState::Active)
+    }
+}
