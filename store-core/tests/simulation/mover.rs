@@ -221,6 +221,15 @@ impl Mover {
         let sleeps = core.scenario.faults && !core.is_silent() && core.chance_ppm(ppm);
         if sleeps {
             self.asleep = Some(before);
+            // Meanwhile a source may go away.
+            let sources = self.orders.iter().flat_map(|order| &order.sources);
+            let nodes =
+                sources.filter_map(|source| core.master.segment(source.segment).map(|info| info.node));
+            let nodes: Vec<usize> = nodes.map(|node| node as usize - 1).collect();
+            if before == Before::Telling && core.below(3) == 0 {
+                let node = nodes.get(core.below(nodes.len() as u64) as usize).copied();
+                node.into_iter().for_each(|node| core.at(core.now, Event::CrashNode(node)));
+            }
             let until = core.now + Duration::from_micros(core.below(most_ms * 1_000));
             core.at(until, Event::GoOn { node: self.node, life: self.life });
         }
