@@ -83,7 +83,9 @@ fn first_violation(seeds: u64, scenario: &Scenario) -> Option<Violation> {
 
 /// Everything goes wrong, and every client is told the truth.
 fn storm(test: &str, quarter: u64) {
-    let sum = run_all(test, quarter * SEEDS, SEEDS, &Scenario::stormy());
+    // Each of the four has seeds of its own, however many.
+    let seeds = number("SNOWSKIN_SEEDS").unwrap_or(SEEDS);
+    let sum = run_all(test, quarter * seeds, seeds, &Scenario::stormy());
     println!("{sum:#?}");
     if by_hand() {
         return;
