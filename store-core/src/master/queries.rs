@@ -18,7 +18,7 @@ const NODE_SEGMENTS_MAX: usize = 32;
 
 impl Master {
     /// Calls `each` for a page of a tenant's keys that a regular expression matches; gives the cursor of the next page, 0 at
-    /// the end. Pages as [`Self::list`] does.
+    /// the end. Pages as [`Self::list_of`] does.
     ///
     /// # Errors
     /// `InvalidParams`: no regular expression, or one that is too large.

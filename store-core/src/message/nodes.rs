@@ -121,7 +121,7 @@ pub struct Heartbeat {
 pub enum NodeStatus {
     /// Its segments are mounted.
     Ok,
-    /// They are, and there are tasks for it: [`FetchTasks`].
+    /// They are, and there are tasks for it: [`FetchTasks`](super::FetchTasks).
     Work,
     /// It has none here (never had, or was given up): export afresh and mount under a higher incarnation.
     NeedRemount,

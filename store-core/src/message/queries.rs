@@ -101,7 +101,7 @@ pub struct RemoveQuery<'a> {
     pub pattern: Option<&'a str>,
     /// 0 to begin; then what the answer before gave.
     pub cursor: u64,
-    /// As in [`Removal`].
+    /// As in [`Removal`](super::Removal).
     pub force: bool,
 }
 
