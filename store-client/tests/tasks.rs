@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,7 +15,8 @@ use store_client::{
     Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
     SegmentState, TaskId, TaskState,
 };
-use store_core::{MasterConfig, ReplicationConfig, ReplicationMode};
+use store_core::message::Kind;
+use store_core::{Frame, MasterConfig, ReplicationConfig, ReplicationMode};
 
 /// A node that asks for work often.
 fn node(name: &str, master: SocketAddr, fabrics: Fabrics) -> Node {
@@ -90,6 +92,71 @@ fn replicas_are_copied_and_moved_over_tcp() {
 #[test]
 fn replicas_are_copied_and_moved_over_whatever_is_fastest() {
     copies_and_moves(Fabrics::default());
+}
+
+/// How often a call is sent before it is given up.
+const SENT: u64 = 2;
+
+/// Stands between a node and its master, and loses the first call that tells how tasks ended, however often it is sent, and
+/// the connection each time. Gives how often such a call was sent.
+fn losing_the_first_end(master: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let ends = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&ends);
+    thread::spawn(move || {
+        for node in listener.incoming().flatten() {
+            let Ok(master) = TcpStream::connect(master) else { return };
+            let (mut from, mut to) = (master.try_clone().unwrap(), node.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            let seen = Arc::clone(&seen);
+            thread::spawn(move || {
+                forward(&node, &master, &seen);
+                let _ = master.shutdown(Shutdown::Both);
+                let _ = node.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (address, ends)
+}
+
+/// Until one of them hangs up, or a call is lost.
+fn forward(mut node: &TcpStream, mut master: &TcpStream, seen: &AtomicU64) {
+    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = node.read(&mut chunk) {
+        bytes.extend_from_slice(&chunk[..count]);
+        while let Some((frame, len)) = Frame::parse(&bytes).unwrap() {
+            let is_end = frame.header.kind == Kind::EndTasks as u8;
+            let lost = is_end && seen.fetch_add(1, Ordering::Relaxed) < SENT;
+            if lost || master.write_all(&bytes[..len]).is_err() {
+                return;
+            }
+            bytes.drain(..len);
+        }
+    }
+}
+
+#[test]
+fn a_node_whose_word_was_lost_tells_it_again_and_does_not_write_again() {
+    let master = master();
+    let address = master.rpc_addr();
+    let (through, ends) = losing_the_first_end(address);
+    let (from, into) = (node("from", address, Fabrics::TCP), node("into", through, Fabrics::TCP));
+    let [a, b] = [&from, &into].map(|node| node.status().segment.unwrap());
+    let mut client = client_over(address, Fabrics::TCP);
+    let value = pattern(1, 300_000);
+    assert!(client.put(b"k", &value, &on(a)).unwrap());
+    let created = client.copy(b"k", &[b]).unwrap();
+    done(&mut client, created[0].unwrap());
+    assert_eq!(ends.load(Ordering::Relaxed), SENT + 1, "the first call was lost, the second was heard");
+    // What is not read again is not written again: by then the place could be somebody else's.
+    assert_eq!(into.status().copies, 1);
+    for _ in 0..2 {
+        assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value), "each replica has its turn");
+    }
 }
 
 #[test]

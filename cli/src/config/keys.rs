@@ -319,7 +319,7 @@ fn key(path: String, field: &Field, default: &Value) -> Key {
     }
 }
 
-/// Documentation as plain text: no links, no sentence on the default, which stands beside it.
+/// Documentation as plain text: no links, neighbours by their names, no sentence on the default, which stands beside it.
 fn readable(doc: &str) -> String {
     let mut text = String::new();
     let mut rest = doc.trim();
@@ -335,6 +335,7 @@ fn readable(doc: &str) -> String {
         }
     }
     text.push_str(rest);
+    let text = text.replace("Self::", "");
     match text.rfind("Default ") {
         Some(at) if text[at..].trim_end_matches('.').find(". ").is_none() => text[..at].trim_end().to_owned(),
         _ => text,

@@ -42,7 +42,7 @@ impl Client {
     /// [`get`](Self::get).
     ///
     /// # Errors
-    /// As [`get`](Self::get), and `BufferOverflow` when the object is longer than `bytes`.
+    /// `BufferOverflow` when the object is longer than `bytes`; a master that cannot be asked.
     pub fn get_to(&mut self, key: &[u8], bytes: &mut [u8]) -> Result<Option<u64>, StoreError> {
         one(self.batch_get_to(&mut [(key, bytes)])).map_err(StoreError::from)
     }

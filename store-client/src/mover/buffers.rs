@@ -42,6 +42,15 @@ impl Buffers<'_> {
         }
     }
 
+    /// The plain memory that an item of this length is read into, where whole objects are.
+    pub(super) fn sink(&mut self, item: usize, len: u64) -> Option<&mut [u8]> {
+        match self {
+            Self::Made(sinks) => Some(sinks[item].get_or_insert_with(|| vec![0; len as usize])),
+            Self::Filled(sinks) => Some(&mut *sinks[item]),
+            _ => None,
+        }
+    }
+
     /// The plain bytes of an item that is put.
     pub(crate) fn slices(&self, item: usize) -> Option<&[&[u8]]> {
         match self {

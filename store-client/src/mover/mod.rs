@@ -635,28 +635,21 @@ fn land(
         }
         return;
     }
-    match (piece.place, buffers) {
-        (Place::Bounced(at), Buffers::Made(sinks)) => {
-            let sink =
-                sinks[job.transfer.item as usize].get_or_insert_with(|| vec![0; job.transfer.len as usize]);
-            let place = &mut sink[piece.offset as usize..][..piece.len as usize];
-            // It lies inside the region, so this does not fail; if it did, the checksum would tell.
-            let _ = bounce.region().read(at.offset, place);
-            job.checksum.update(place);
-        }
-        (Place::Bounced(at), Buffers::Filled(sinks)) => {
-            let sink = &mut sinks[job.transfer.item as usize];
-            // An object that is longer is not read; if it were, the checksum would tell.
-            if let Some(place) = sink.get_mut(piece.offset as usize..(piece.offset + piece.len) as usize) {
+    match piece.place {
+        Place::Bounced(at) => {
+            let sink = buffers.sink(job.transfer.item as usize, job.transfer.len);
+            // An object that is longer than its sink is not read; if it were, the checksum would tell.
+            let place = piece.offset as usize..(piece.offset + piece.len) as usize;
+            if let Some(place) = sink.and_then(|sink| sink.get_mut(place)) {
+                // It lies inside the region, so this does not fail; if it did, the checksum would tell.
                 let _ = bounce.region().read(at.offset, place);
                 job.checksum.update(place);
             }
         }
-        (Place::Straight(range), _) => match crc32c {
+        Place::Straight(range) => match crc32c {
             Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),
             None => memory.checksum(range, &mut job.checksum),
         },
-        (Place::Bounced(_), _) => {}
     }
 }
 

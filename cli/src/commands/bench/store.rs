@@ -25,6 +25,7 @@ checked against its checksum. get reads one object at random of those stored bef
 --batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which
 is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts
 one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy.
+A pool that is started here is written once first, as one in use has been.
 Latency is that of one call; CPU time that of client, master and nodes (with --master, of this
 process alone).
 
@@ -160,7 +161,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let client = Client::connect(config).map_err(crate::commands::no_start)?;
     let mut bench = Bench::new(client, args)?;
     if cluster.is_some() {
-        bench.touch_pool(args.memory.bytes() / u64::from(args.replicas))?;
+        bench.touch_pool(args.memory.bytes() / u64::from(args.replicas), global)?;
     }
 
     let bar = Bar::new(combinations.len() as u64, "combinations", global.quiet);
@@ -277,14 +278,18 @@ impl Bench {
         let options = PutOptions { replicas: args.replicas, ..PutOptions::default() };
         // Keys of another run must not be in the way.
         let next = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)) >> 8;
+        let content = Content::new(next);
+        // What was never written is one page of zeros to the kernel, which is always in the cache.
+        let mut scratch = vec![0; usize::try_from(value)?];
+        content.fill(next, &mut scratch);
         Ok(Self {
             client,
             buffer,
-            content: Content::new(next),
+            content,
             options,
             next,
             stored: None,
-            scratch: vec![0; usize::try_from(value)?],
+            scratch,
             plain: args.plain,
             plain_into: Vec::new(),
         })
@@ -344,9 +349,11 @@ impl Bench {
 
     /// Writes to about every page of a fresh pool once: the kernel makes pages at the first write, which a pool in use has
     /// behind it.
-    fn touch_pool(&mut self, bytes: u64) -> anyhow::Result<()> {
+    fn touch_pool(&mut self, bytes: u64, global: Global) -> anyhow::Result<()> {
         let first = self.next;
-        for number in first..first + bytes / TOUCH_BYTES {
+        let count = bytes / TOUCH_BYTES;
+        let bar = Bar::new(count, "pieces of the pool written once", global.quiet);
+        for number in first..first + count {
             if let Some(exit) = sys::interrupted() {
                 return fail(Failure::silent(exit));
             }
@@ -357,7 +364,9 @@ impl Bench {
                 stored => stored.context("cannot fill the pool")?,
             };
             self.next = number + 1;
+            bar.set(self.next - first);
         }
+        drop(bar);
         self.remove(first..self.next)
     }
 
