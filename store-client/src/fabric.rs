@@ -51,7 +51,7 @@ impl Fabric {
             frame_bytes_max: config.control.frame_bytes_max,
         };
         let mut engine = Engine::start(config)?;
-        engine.checksum_reads(true);
+        engine.checksum_copies(true);
         Ok(Self {
             engine,
             spin,
@@ -72,9 +72,22 @@ impl Fabric {
     /// # Safety
     /// As [`Engine::register`].
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
-    pub(crate) unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, RegisterError> {
+    pub(crate) unsafe fn register(
+        &mut self,
+        span: MemSpan,
+        access: Access,
+    ) -> Result<RegionId, RegisterError> {
         // SAFETY: the caller's promise.
-        unsafe { self.engine.register(span, Access::LOCAL) }
+        unsafe { self.engine.register(span, access) }
+    }
+
+    /// Whether memory can be registered for a single operation.
+    pub(crate) fn is_inline(&self) -> bool {
+        #[cfg(test)]
+        if self.stuck.next.is_some() || !self.stuck.batches.is_empty() {
+            return false;
+        }
+        self.engine.is_inline()
     }
 
     pub(crate) fn unregister(&mut self, region: RegionId) -> Result<(), RegisterError> {

@@ -463,7 +463,10 @@ fn limits_and_identities_are_refused_by_name() {
     assert_eq!(refused(red(2 * MIB)), Refusal::Memory { bytes_left: MIB });
     eventually("it is gone", || store.server.stats().clients == 1);
     let second = LocalClient::connect(red(MIB)).unwrap();
-    assert_eq!(refused(red(1)), Refusal::Clients { clients_max: 2 });
+    // Said, whether the hello arrives before or after the node hangs up.
+    for _ in 0..200 {
+        assert_eq!(refused(red(1)), Refusal::Clients { clients_max: 2 });
+    }
     drop((first, second));
     eventually("all is free again", || store.server.stats().arenas_bytes == 0);
     LocalClient::connect(red(3 * MIB)).unwrap();

@@ -99,8 +99,10 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         if own.is_empty() || inflight_max == 0 || inflight_max > 1 << 24 {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
-        let features =
-            own.iter().map(|rail| rail.capabilities().features).fold(Features::empty(), Features::union);
+        // What one rail can do can be done; all of them keep a promise, or it is none.
+        let offered = || own.iter().map(|rail| rail.capabilities().features);
+        let promised = offered().fold(Features::INLINE, Features::intersection);
+        let features = offered().fold(Features::empty(), Features::union) - Features::INLINE | promised;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),

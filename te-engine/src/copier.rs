@@ -19,6 +19,9 @@ use crate::sys::{HeldSpan, Use};
 const SLICE_BYTES_MAX: u32 = 2 << 20;
 /// Where one more cut no longer pays, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// What a checksummed WRITE of this many bytes leaves at the target is not looked at soon, by us or in one piece: storing it past
+/// the cache is faster, and spares what is in the cache.
+pub(crate) const COLD_BYTES_MIN: u64 = 32 << 10;
 /// Slices and fences in the queue, at most.
 const INFLIGHT_MAX: usize = 4096;
 /// Bytes that one call of `poll` copies before it returns, give or take a slice.
@@ -303,7 +306,7 @@ impl<R: Reach> Transport for Copier<R> {
     fn capabilities(&self) -> Capabilities {
         let progress = if R::OWNER_POLLS { Features::TWO_SIDED_PROGRESS } else { Features::empty() };
         Capabilities {
-            features: Features::READ | Features::WRITE | progress,
+            features: Features::READ | Features::WRITE | Features::INLINE | progress,
             slice_bytes_max: SLICE_BYTES_MAX,
             slice_bytes_preferred: SLICE_BYTES_PREFERRED,
             inflight_max: INFLIGHT_MAX as u32,

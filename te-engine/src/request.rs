@@ -81,8 +81,8 @@ pub struct RequestStatus {
     pub outcome: Outcome,
     /// Bytes of it may still land at the target: fence before the range gets other bytes or another owner.
     pub fence_needed: bool,
-    /// CRC-32C of the bytes that a READ brought, where a rail came by it on the way: see
-    /// [`Engine::checksum_reads`](crate::Engine::checksum_reads).
+    /// CRC-32C of the bytes that were moved, where a rail came by it on the way: see
+    /// [`Engine::checksum_copies`](crate::Engine::checksum_copies).
     pub crc32c: Option<u32>,
 }
 

@@ -7,11 +7,12 @@
 use std::cell::RefCell;
 use std::vec::Vec;
 
-use te_core::RegionId;
+use te_core::{Op, RegionId};
 
-/// What one slice brought.
+/// What one slice moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
+    pub(crate) op: Op,
     pub(crate) region: RegionId,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -23,7 +24,7 @@ thread_local! {
     static NOTES: RefCell<Option<Vec<Note>>> = const { RefCell::new(None) };
 }
 
-/// Runs `poll` and notes what rails read meanwhile, in place of what `notes` held.
+/// Runs `poll` and notes what rails moved meanwhile, in place of what `notes` held.
 pub(crate) fn noting<T>(notes: &mut Vec<Note>, poll: impl FnOnce() -> T) -> T {
     notes.clear();
     NOTES.set(Some(std::mem::take(notes)));

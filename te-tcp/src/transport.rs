@@ -278,7 +278,8 @@ impl Memory for TcpTransport {
         if span.is_empty() || span.as_ptr().is_null() || access.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        let key = random_u64().map_err(|error| error_of(&error))?;
+        // What no peer may reach needs no key: its rights refuse them all.
+        let key = if access.is_remote() { random_u64().map_err(|error| error_of(&error))? } else { 0 };
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when no
         // operation, own or a peer's, holds the `Pinned` or a part of it.
         let memory = unsafe { Pinned::new(span) };
@@ -384,7 +385,11 @@ impl Transport for TcpTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut features = Features::READ | Features::WRITE | Features::FENCE | Features::TWO_SIDED_PROGRESS;
+        let mut features = Features::READ
+            | Features::WRITE
+            | Features::FENCE
+            | Features::TWO_SIDED_PROGRESS
+            | Features::INLINE;
         features.set(Features::CHECKSUM, self.config.checksum);
         Capabilities {
             features,

@@ -7,6 +7,7 @@ use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
 use te_engine::Op;
 
+use super::lending::Lending;
 use super::{Client, PARTS_MAX, all, chunk_len, chunks, one};
 use crate::error::StoreError;
 use crate::memory::{BufferRange, Fragment};
@@ -38,8 +39,8 @@ impl Client {
     }
 
     /// Reads a value into the caller's memory, from its first byte on; gives its length. `None` is a miss; the memory may have
-    /// been written all the same. Costs one copy more than [`get_into`](Self::get_into), and no allocation, unlike
-    /// [`get`](Self::get).
+    /// been written all the same. No allocation, unlike [`get`](Self::get); over rails that pin memory, and for short values, one copy more
+    /// than [`get_into`](Self::get_into).
     ///
     /// # Errors
     /// `BufferOverflow` when the object is longer than `bytes`; a master that cannot be asked.
@@ -236,29 +237,31 @@ impl Client {
 
     fn run_get(&mut self, items: usize, mut buffers: Buffers<'_>) {
         self.mover.begin(items);
-        let deadline = self.begin_operation();
+        let mut lending = Lending::new(self, items, &mut buffers);
+        let this = &mut *lending;
+        let deadline = this.begin_operation();
         loop {
-            self.get_actions(&buffers);
-            if self.get.is_done() {
+            this.get_actions(&buffers);
+            if this.get.is_done() {
                 break;
             }
             // A node that hangs gets half of what is left of the lease; another replica has time in the other half.
-            let patience = self.get.poll_timeout().map(|end| Instant::now() + (end - self.now()) / 2);
-            let busy = self.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
-            let now = self.now();
-            while let Some((transfer, end)) = self.mover.next_ended() {
-                self.get.handle_transfer(now, transfer.id, end);
+            let patience = this.get.poll_timeout().map(|end| Instant::now() + (end - this.now()) / 2);
+            let busy = this.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline)));
+            let now = this.now();
+            while let Some((transfer, end)) = this.mover.next_ended() {
+                this.get.handle_transfer(now, transfer.id, end);
             }
-            let due = self.get.poll_timeout();
+            let due = this.get.poll_timeout();
             if due.is_some_and(|at| now >= at) {
-                self.get.handle_timeout(now);
+                this.get.handle_timeout(now);
             } else if !busy {
-                self.wait(due, deadline);
+                this.wait(due, deadline);
             }
         }
-        self.counters.checksum_mismatches += u64::from(self.get.mismatches());
-        self.report_bad_replicas();
-        self.end_operation(Op::Read, items, deadline);
+        this.counters.checksum_mismatches += u64::from(this.get.mismatches());
+        this.report_bad_replicas();
+        this.end_operation(Op::Read, items, deadline);
     }
 
     fn get_actions(&mut self, buffers: &Buffers<'_>) {

@@ -5,6 +5,7 @@
 
 mod ask;
 mod get;
+mod lending;
 mod object;
 mod put;
 mod queries;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
 use store_core::{ErrorCode, Trace};
-use te_engine::{MemSpan, Op, RegionId, SharedRegion};
+use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
 
 use crate::bounce::Bounce;
 use crate::config::ClientConfig;
@@ -143,7 +144,7 @@ impl Client {
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
         // SAFETY: the caller's promise, which is what the engine asks for.
-        let region = unsafe { self.fabric.register(span)? };
+        let region = unsafe { self.fabric.register(span, Access::LOCAL)? };
         self.memory.insert(region, Held::Raw(span));
         Ok(region)
     }

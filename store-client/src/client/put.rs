@@ -7,6 +7,7 @@ use store_core::client::{Action, PutItem};
 use store_core::message::{PutAsk, PutOptions};
 use te_engine::Op;
 
+use super::lending::Lending;
 use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
 use crate::memory::BufferRange;
@@ -140,36 +141,38 @@ impl Client {
 
     fn run_put(&mut self, items: usize, mut buffers: Buffers<'_>, results: &mut Vec<Result<(), ErrorCode>>) {
         self.mover.begin(items);
-        let deadline = self.begin_operation();
+        let mut lending = Lending::new(self, items, &mut buffers);
+        let this = &mut *lending;
+        let deadline = this.begin_operation();
         loop {
-            self.put_actions(&buffers);
-            if self.put.is_done() {
+            this.put_actions(&buffers);
+            if this.put.is_done() {
                 break;
             }
-            let busy = self.pump(&mut buffers, deadline);
-            while let Some((transfer, end)) = self.mover.next_ended() {
+            let busy = this.pump(&mut buffers, deadline);
+            while let Some((transfer, end)) = this.mover.next_ended() {
                 let item = transfer.item as usize;
-                self.put.set_checksum(item, self.mover.checksum(item));
-                self.put.handle_transfer(transfer.id, end);
+                this.put.set_checksum(item, this.mover.checksum(item));
+                this.put.handle_transfer(transfer.id, end);
             }
-            let now = self.now();
-            let due = self.put.poll_timeout();
+            let now = this.now();
+            let due = this.put.poll_timeout();
             if due.is_some_and(|at| now >= at) {
-                self.put.handle_timeout(now);
+                this.put.handle_timeout(now);
             } else if !busy {
-                self.wait(due, deadline);
+                this.wait(due, deadline);
             }
         }
-        self.end_operation(Op::Write, items, deadline);
+        this.end_operation(Op::Write, items, deadline);
         for item in 0..items {
-            let result = self.put.result(item).unwrap_or(Err(ErrorCode::InternalError));
+            let result = this.put.result(item).unwrap_or(Err(ErrorCode::InternalError));
             match result {
                 Ok(_) => {
-                    self.counters.puts += 1;
-                    self.counters.written_bytes += buffers.len(item);
+                    this.counters.puts += 1;
+                    this.counters.written_bytes += buffers.len(item);
                 }
                 Err(ErrorCode::ObjectAlreadyExists) => {}
-                Err(_) => self.counters.put_failures += 1,
+                Err(_) => this.counters.put_failures += 1,
             }
             results.push(result.map(|_generation| ()));
         }

@@ -517,9 +517,19 @@ impl Connection {
         let hello =
             Request::Hello { version: VERSION, tenant: &config.tenant, arena_bytes: config.arena_bytes };
         encode(&mut out, 1, false, &hello)?;
-        stream.write_all(&out).map_err(failed)?;
+        // A node that turns us away says why before it reads anything, and may have hung up by now.
+        let hung_up = match stream.write_all(&out) {
+            Ok(()) => None,
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Some(error)
+            }
+            Err(error) => return Err(failed(error)),
+        };
         let mut input = FrameBuffer::new();
-        let (answer, lent) = greet(&stream, &mut input, deadline, config)?;
+        let (answer, lent) = match (greet(&stream, &mut input, deadline, config), hung_up) {
+            (Err(LocalError::Lost { .. }), Some(error)) => return Err(failed(error)),
+            (greeted, _) => greeted?,
+        };
         let arena_bytes = match answer {
             Answer::Welcome { arena_bytes } => arena_bytes,
             Answer::Refused(refusal) => return Err(LocalError::Refused(refusal)),

@@ -1,5 +1,7 @@
 //! Where the bytes of an operation's items come from or go to.
 
+use te_engine::{Access, MemSpan};
+
 use crate::memory::{BufferRange, Fragment};
 
 /// One form for all items of an operation. Each item stands beside its key, because that is how callers have them.
@@ -47,6 +49,21 @@ impl Buffers<'_> {
         match self {
             Self::Made(sinks) => Some(sinks[item].get_or_insert_with(|| vec![0; len as usize])),
             Self::Filled(sinks) => Some(&mut *sinks[item]),
+            _ => None,
+        }
+    }
+
+    /// The plain memory of an item that is in one piece, and what is done to it.
+    pub(crate) fn plain(&mut self, item: usize) -> Option<(MemSpan, Access)> {
+        match self {
+            Self::Bytes(items) => {
+                let bytes = items[item].1;
+                Some((MemSpan::new(bytes.as_ptr().cast_mut(), bytes.len()), Access::LOCAL_READ))
+            }
+            Self::Filled(sinks) => {
+                let bytes = &mut *sinks[item];
+                Some((MemSpan::new(bytes.as_mut_ptr(), bytes.len()), Access::LOCAL))
+            }
             _ => None,
         }
     }

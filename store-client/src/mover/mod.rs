@@ -63,6 +63,8 @@ pub(crate) struct Mover {
     sums: Vec<ItemSum>,
     /// How often each item was started.
     starts: Vec<u8>,
+    /// Plain memory of items that is registered for this operation.
+    lent: Vec<Option<BufferRange>>,
     requests: Vec<TransferRequest>,
     spare: Vec<Vec<Flying>>,
     /// Segments whose owner turned out to be gone or another.
@@ -137,6 +139,7 @@ impl Mover {
             ended: VecDeque::new(),
             sums: Vec::new(),
             starts: Vec::new(),
+            lent: Vec::new(),
             requests: Vec::new(),
             spare: Vec::new(),
             failed_segments: Vec::new(),
@@ -155,8 +158,33 @@ impl Mover {
         self.sums.resize(items, ItemSum::default());
         self.starts.clear();
         self.starts.resize(items, 0);
+        self.lent.clear();
+        self.lent.resize(items, None);
         self.spoiled.clear();
         self.unfenceable.clear();
+    }
+
+    /// The plain memory of an item is registered, until [`take_back`](Self::take_back).
+    pub(crate) fn lend(&mut self, item: usize, range: BufferRange) {
+        self.lent[item] = Some(range);
+    }
+
+    /// Memory that was lent and is not known here any more: to be unregistered.
+    pub(crate) fn take_back(&mut self) -> Option<BufferRange> {
+        while let Some(lent) = self.lent.pop() {
+            if lent.is_some() {
+                return lent;
+            }
+        }
+        None
+    }
+
+    /// Gives all up that is under way.
+    pub(crate) fn abandon(&mut self, fabric: &mut Fabric) {
+        self.pending.clear();
+        for flight in self.flights.drain(..) {
+            fabric.cancel(flight.batch);
+        }
     }
 
     /// Takes a transfer on. Without a handle it ends at once. Whether it is not the first of its item.
@@ -345,8 +373,7 @@ impl Mover {
         }
         match fabric.submit(&self.requests, timeout) {
             Ok(batch) => {
-                // While the bytes are on their way.
-                self.sum_straight(&pieces, memory);
+                self.sum_straight(batch, &pieces, fabric, memory);
                 self.flights.push_back(Flight { batch, pieces, landed: 0 });
                 true
             }
@@ -369,7 +396,12 @@ impl Mover {
         let (transfer, at) = (job.transfer, job.sent);
         let item = transfer.item as usize;
         let straight = |offset, place: BufferRange| {
-            let len = place.len.min(PIECE_BYTES);
+            let most = match transfer.op {
+                Op::Read => PIECE_BYTES,
+                // Up to the end of a block, so that a rail that sums tells the block's.
+                Op::Write => BLOCK_BYTES - offset % BLOCK_BYTES,
+            };
+            let len = place.len.min(most);
             let place = Place::Straight(BufferRange { len, ..place });
             Cut::Piece(Flying { job: index, at, offset, len, place })
         };
@@ -385,7 +417,8 @@ impl Mover {
             };
         }
         let stored_left = job.total - at;
-        if let Some(ranges) = buffers.ranges(item)
+        let lent = self.lent[item].as_slice();
+        if let Some(ranges) = if lent.is_empty() { buffers.ranges(item) } else { Some(lent) }
             && at < transfer.len
         {
             return match job.cursor.seek(ranges, at, |range| range.len) {
@@ -450,16 +483,26 @@ impl Mover {
         }
     }
 
-    /// Checksums what is put straight from registered memory.
-    fn sum_straight(&mut self, pieces: &[Flying], memory: &Memory) {
-        for piece in pieces {
+    /// Checksums what is put straight from registered memory, where its rail has not done so, while it is on its way.
+    fn sum_straight(&mut self, batch: BatchHandle, pieces: &[Flying], fabric: &mut Fabric, memory: &Memory) {
+        let mut unpolled = 0;
+        for (index, piece) in pieces.iter().enumerate() {
             let transfer = &self.jobs[piece.job].transfer;
-            if let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) {
-                let sum = &mut self.sums[transfer.item as usize];
-                sum.update(transfer.len, piece.offset, piece.len, |sum, from, count| {
-                    memory.checksum(BufferRange { offset: range.offset + from, len: count, ..range }, sum);
-                });
+            let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) else { continue };
+            if index == 0 || unpolled >= PIECE_BYTES {
+                // Some rails send in `poll` alone, and no more than fits into a socket.
+                fabric.poll();
+                unpolled = 0;
             }
+            unpolled += piece.len;
+            let sum = &mut self.sums[transfer.item as usize];
+            let summed = fabric.request(batch, index).and_then(|status| status.crc32c);
+            if summed.is_some_and(|crc32c| sum.take(transfer.len, piece.offset, piece.len, crc32c)) {
+                continue;
+            }
+            sum.update(transfer.len, piece.offset, piece.len, |sum, from, count| {
+                memory.checksum(BufferRange { offset: range.offset + from, len: count, ..range }, sum);
+            });
         }
     }
 

@@ -40,6 +40,17 @@ impl ItemSum {
         }
     }
 
+    /// Takes the next bytes in, if they are a block, by their checksum. Whether they were.
+    pub(super) fn take(&mut self, len: u64, offset: u64, bytes: u64, crc32c: u32) -> bool {
+        let is_block = offset.is_multiple_of(BLOCK_BYTES) && offset + bytes == len.min(offset + BLOCK_BYTES);
+        if offset != self.at || !is_block {
+            return false;
+        }
+        self.blocks.push(crc32c, bytes);
+        self.at += bytes;
+        true
+    }
+
     /// Whether all of an item of `len` bytes is summed.
     pub(super) fn is_whole(&self, len: u64) -> bool {
         self.at == len
@@ -61,6 +72,32 @@ mod tests {
     use store_core::blocks::{expected, trailer_len};
 
     use super::*;
+
+    #[test]
+    fn whole_blocks_are_taken_by_their_checksums_in_order() {
+        let bytes: Vec<u8> = (0..150_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let len = bytes.len() as u64;
+        let of = |from: u64, to: u64| {
+            let mut sum = Checksum::default();
+            sum.update(&bytes[from as usize..to as usize]);
+            sum.finish()
+        };
+        let mut sum = ItemSum::default();
+        assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "not the next");
+        assert!(!sum.take(len, 0, 1_000, of(0, 1_000)), "not a block");
+        assert!(sum.take(len, 0, 65_536, of(0, 65_536)));
+        assert!(!sum.take(len, 0, 65_536, of(0, 65_536)), "taken already");
+        sum.update(len, 65_536, 10, |sum, from, count| {
+            sum.update(&bytes[65_536 + from as usize..][..count as usize]);
+        });
+        assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "begun otherwise");
+        sum.update(len, 65_536, 65_536, |sum, from, count| {
+            sum.update(&bytes[65_536 + from as usize..][..count as usize]);
+        });
+        assert!(sum.take(len, 131_072, len - 131_072, of(131_072, len)), "the last is shorter");
+        assert!(sum.is_whole(len));
+        assert_eq!(sum.whole(), of(0, len));
+    }
 
     #[test]
     fn however_the_bytes_come_the_sums_are_the_same() {

@@ -6,7 +6,8 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::Shelf;
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Instant, SegmentId, Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, SegmentId, Slice, Token,
+    Transport,
 };
 
 /// Holds every completion back for a while after it has come.
@@ -41,8 +42,10 @@ impl<T: Transport> Transport for Delay<T> {
         self.inner.name()
     }
 
+    /// A cancelled slice is held back like any other.
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let inner = self.inner.capabilities();
+        Capabilities { features: inner.features - Features::INLINE, ..inner }
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

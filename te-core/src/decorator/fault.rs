@@ -141,10 +141,10 @@ impl<T: Transport> Transport for Fault<T> {
         self.inner.name()
     }
 
-    /// With fences, whatever `inner` says: here a WRITE can end `Unknown`.
+    /// With fences, whatever `inner` says: here a WRITE can end `Unknown`. And a cancelled slice may take its time.
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
-        Capabilities { features: inner.features | Features::FENCE, ..inner }
+        Capabilities { features: (inner.features | Features::FENCE) - Features::INLINE, ..inner }
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

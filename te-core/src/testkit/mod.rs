@@ -297,6 +297,7 @@ macro_rules! conformance_tests {
             L3 cancel cancel_of_nothing_is_not_found,
             L3 cancel a_cancel_ends_the_slice_even_when_the_target_is_stalled,
             L3 cancel a_cancel_does_not_disturb_its_neighbours,
+            L3 cancel an_inline_transport_lets_go_of_memory_in_the_next_poll,
             L4 capacity submit_and_poll_do_not_allocate,
             L4 capacity a_full_transport_accepts_a_prefix_and_the_rest_later,
             L4 capacity no_more_than_inflight_max_are_accepted,

@@ -97,12 +97,16 @@ impl<'h> Rig<'h> {
             return Err(Skip::because("the transport offers neither READ nor WRITE"));
         }
         rig.now = rig.pair.tick();
-        let span = rig.local.span();
-        // SAFETY: the buffer outlives the pair and is only reached through volatile spans.
-        let registered = unsafe { rig.pair.initiator().register(REGION, span, Access::LOCAL) };
-        rig.demand(registered, "registering local memory");
+        rig.register_local();
         rig.export_remote(REGION, SEGMENT);
         Ok(rig)
+    }
+
+    /// Registers the local buffer at the initiator.
+    pub(super) fn register_local(&mut self) {
+        // SAFETY: the buffer outlives the pair and is only reached through volatile spans.
+        let registered = unsafe { self.pair.initiator().register(REGION, self.local.span(), Access::LOCAL) };
+        self.demand(registered, "registering local memory");
     }
 
     /// Registers the remote buffer at the target and attaches it.

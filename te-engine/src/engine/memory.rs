@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use te_core::{Access, ErrorKind, Location, MemSpan, Memory, RegionId};
+use te_core::{Access, ErrorKind, Features, Location, MemSpan, Memory, RegionId, Transport};
 
 use super::Engine;
 use super::regions::Region;
@@ -25,6 +25,13 @@ impl Engine {
         let id = self.reserve_region()?;
         // SAFETY: the caller's promise.
         unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
+    }
+
+    /// Whether every rail moves bytes inside this engine's own calls ([`Features::INLINE`]): memory can then be registered for a
+    /// single operation, for next to nothing, and is let go of with its end.
+    #[must_use]
+    pub fn is_inline(&self) -> bool {
+        self.rails.capabilities().features.contains(Features::INLINE)
     }
 
     /// An id to register under.

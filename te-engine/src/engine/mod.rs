@@ -75,8 +75,8 @@ pub struct Engine {
     leaving: Vec<SegmentId>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
-    /// Whether rails that can tell the checksums of what they read, and what they told in the last poll.
-    checksum_reads: bool,
+    /// Whether rails that can tell the checksums of what they move, and what they told in the last poll.
+    checksum_copies: bool,
     notes: Vec<Note>,
     /// What has ended, for a worker that tells others. `None`: nobody asks.
     ended: Option<Vec<Ended>>,
@@ -178,7 +178,7 @@ impl Engine {
             fences: Fences::default(),
             leaving: Vec::new(),
             next_deadline: None,
-            checksum_reads: false,
+            checksum_copies: false,
             notes: Vec::new(),
             ended: None,
             published,
@@ -390,11 +390,11 @@ impl Engine {
         })
     }
 
-    /// Asks rails that copy for the CRC-32C of what they read, as they go. [`request_status`](Self::request_status) tells it
+    /// Asks rails that copy for the CRC-32C of what they move, as they go. [`request_status`](Self::request_status) tells it
     /// of requests that travelled as one slice; of others, and over other rails, it tells none, and the caller sums for
     /// itself. Polls alone that come after this call count.
-    pub const fn checksum_reads(&mut self, wanted: bool) {
-        self.checksum_reads = wanted;
+    pub const fn checksum_copies(&mut self, wanted: bool) {
+        self.checksum_copies = wanted;
     }
 
     /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
@@ -530,7 +530,7 @@ impl Engine {
     /// Takes up to `GO` completions.
     fn reap(&mut self, now: Instant) -> usize {
         let Self { rails, completions, notes, .. } = self;
-        let count = match self.checksum_reads {
+        let count = match self.checksum_copies {
             true => sums::noting(notes, || rails.poll(now, &mut completions[..])),
             false => rails.poll(now, &mut completions[..]),
         };
@@ -557,9 +557,10 @@ impl Engine {
         }
         let Some((batch, index, request)) = self.batches.find(completion.token) else { return };
         let brought = |note: &&Note| {
-            (note.region, note.offset, note.len) == (request.local.0, request.local.1, request.len)
+            (note.op, note.region, note.offset, note.len)
+                == (request.op, request.local.0, request.local.1, request.len)
         };
-        if let (Op::Read, Some(note)) = (request.op, self.notes.iter().rfind(brought)) {
+        if let Some(note) = self.notes.iter().rfind(brought) {
             self.rows[batch.index()].sums.push((index, note.crc32c));
         }
     }

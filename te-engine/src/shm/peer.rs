@@ -11,7 +11,7 @@ use te_core::{Access, Error, ErrorKind, Instant, Op, RegionId, Slice};
 use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::owner::send;
 use super::{Tag, socket_name, watch};
-use crate::copier::{Copied, rights};
+use crate::copier::{COLD_BYTES_MIN, Copied, rights};
 use crate::sums::{self, Note};
 use crate::sys::{Ledger, Mapping, SeqSocket, Use, copy, copy_summed};
 
@@ -135,11 +135,17 @@ impl Peers {
             return failed(ErrorKind::Stale);
         };
         let (local, remote, len) = (local.window(), lease.window(), u64::from(slice.len));
-        let copied = match slice.op {
-            Op::Read if sums::wanted() => copy_summed(remote, slice.remote.1, local, slice.local.1, len)
-                .map(|crc32c| sums::note(Note { region: slice.local.0, offset: slice.local.1, len, crc32c })),
-            Op::Read => copy(remote, slice.remote.1, local, slice.local.1, len),
-            Op::Write => copy(local, slice.local.1, remote, slice.remote.1, len),
+        let (from, to) = match slice.op {
+            Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
+            Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
+        };
+        let copied = if sums::wanted() {
+            let (region, offset) = slice.local;
+            let cold = slice.op == Op::Write && len >= COLD_BYTES_MIN;
+            copy_summed(from.0, from.1, to.0, to.1, len, cold)
+                .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
+        } else {
+            copy(from.0, from.1, to.0, to.1, len)
         };
         copied.map_or_else(Copied::Failed, |()| Copied::Done)
     }

@@ -109,7 +109,8 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// As [`copy`], and gives the CRC-32C of what was written.
+/// As [`copy`], and gives the CRC-32C of what was written. With `cold` nobody will look at the copy soon: it goes past the cache,
+/// and a peer that changes the source meanwhile gets a checksum that does not fit.
 ///
 /// # Errors
 /// As [`copy`].
@@ -119,6 +120,7 @@ pub(crate) fn copy_summed(
     to: Window<'_>,
     to_at: u64,
     len: u64,
+    cold: bool,
 ) -> Result<u32, Error> {
     let (source, place) = (from.at(from_at, len)?, to.at(to_at, len)?);
     if source.addr().abs_diff(place.addr()) < len as usize {
@@ -130,7 +132,13 @@ pub(crate) fn copy_summed(
         return Err(Error::new(ErrorKind::AccessDenied));
     }
     // SAFETY: as in `copy`; the ranges do not overlap.
-    Ok(unsafe { crc::copy(source, place, len as usize) })
+    Ok(unsafe {
+        if cold {
+            crc::copy_past_cache(source, place, len as usize)
+        } else {
+            crc::copy(source, place, len as usize)
+        }
+    })
 }
 
 #[cfg(test)]
@@ -171,19 +179,22 @@ mod tests {
 
     #[test]
     fn a_summed_copy_obeys_the_same_rules_and_sums_what_it_wrote() {
-        let mut bytes = *b"123456789..........";
-        {
-            let held = held(&mut bytes);
-            let inside = held.enter().unwrap();
-            let window = inside.window();
-            assert_eq!(copy_summed(window, 0, window, 10, 9).unwrap(), 0xe306_9283, "RFC 3720's check value");
-            assert_eq!(copy_summed(window, 10, window, 9, 9).unwrap(), 0xe306_9283, "overlapping");
-            assert_eq!(copy_summed(window, 0, window, 11, 9).unwrap_err().kind, ErrorKind::OutOfRange);
-            // SAFETY: as `held`; and read-only, which is what is tried.
-            let read_only = unsafe { Window::new(held.span().as_ptr(), 4, false) };
-            let error = copy_summed(window, 8, read_only, 0, 4).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::AccessDenied);
+        for cold in [false, true] {
+            let mut bytes = *b"123456789..........";
+            {
+                let held = held(&mut bytes);
+                let inside = held.enter().unwrap();
+                let window = inside.window();
+                let summed = |from_at, to_at, len| copy_summed(window, from_at, window, to_at, len, cold);
+                assert_eq!(summed(0, 10, 9).unwrap(), 0xe306_9283, "RFC 3720's check value");
+                assert_eq!(summed(10, 9, 9).unwrap(), 0xe306_9283, "overlapping");
+                assert_eq!(summed(0, 11, 9).unwrap_err().kind, ErrorKind::OutOfRange);
+                // SAFETY: as `held`; and read-only, which is what is tried.
+                let read_only = unsafe { Window::new(held.span().as_ptr(), 4, false) };
+                let error = copy_summed(window, 8, read_only, 0, 4, cold).unwrap_err();
+                assert_eq!(error.kind, ErrorKind::AccessDenied);
+            }
+            assert_eq!(&bytes[9..18], b"123456789");
         }
-        assert_eq!(&bytes[9..18], b"123456789");
     }
 }

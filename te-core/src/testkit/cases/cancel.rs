@@ -106,6 +106,34 @@ pub(super) fn a_cancel_ends_the_slice_even_when_the_target_is_stalled(rig: &mut 
     Ok(())
 }
 
+pub(super) fn an_inline_transport_lets_go_of_memory_in_the_next_poll(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    rig.need(Features::INLINE)?;
+    for round in 0..16 {
+        let slices = rig.random_slices(48, None);
+        rig.submit_all(&slices);
+        rig.some_steps(round + 1);
+        for slice in &slices {
+            // It may have ended.
+            let _ended_or_not = rig.initiator().cancel(slice.token);
+        }
+        rig.step();
+        if let Some(slice) = slices.iter().find(|slice| !rig.is_done(slice.token)) {
+            broken!(
+                rig.law,
+                "{slice:?} was cancelled and polled, and has not ended, though moves are INLINE"
+            );
+        }
+        let region = rig.region();
+        if let Err(error) = rig.initiator().deregister(region) {
+            broken!(rig.law, "memory that no slice uses any more cannot be deregistered: {error}");
+        }
+        rig.register_local();
+    }
+    rig.linger_for_late_writes();
+    rig.still_works();
+    Ok(())
+}
+
 pub(super) fn a_cancel_does_not_disturb_its_neighbours(rig: &mut Rig<'_>) -> Result<(), Skip> {
     for _ in 0..8 {
         rig.scramble();

@@ -16,16 +16,18 @@
 //!
 //! A copy is woven in by the block: while one is summed, which leaves the memory idle, part of the next is fetched. Of memory
 //! that is not in the cache, copy and checksum then take hardly longer than the copy. (Storing from the registers of the
-//! sum instead, word by word, was slower than copying first and summing then.)
+//! sum instead, word by word, was slower than copying first and summing then.) Where nobody will look at the copy soon, storing
+//! past the cache spares fetching what is to be overwritten: 1 MiB from and to memory that is not in the cache took 67 µs with
+//! its checksum, 94 µs through the cache, and 70 to 80 µs with `memcpy` and no checksum.
 //!
 //! The parent module does without where the processor has no `vpclmulqdq`, and for what is short.
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
     __m128i, __m256i, _MM_HINT_T0, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
-    _mm_cvtsi128_si64, _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
-    _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256,
-    _mm256_loadu_si256, _mm256_xor_si256,
+    _mm_cvtsi128_si64, _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x, _mm_setzero_si128, _mm_sfence,
+    _mm_xor_si128, _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
+    _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
 use te_core::crc32c_power as power;
@@ -38,8 +40,12 @@ const FOLD_BYTES: usize = 128;
 const WORDS: usize = 5;
 /// Bytes of each of the three.
 const STREAM_BYTES: usize = (STEPS - 1) * WORDS * 8;
-/// Cache lines fetched ahead in a step. Two, which is half of the next block, are better than none and than four.
-const FETCH_LINES: usize = 2;
+/// Cache lines fetched ahead in a step of a copy. Two, which is half of the next block, are better than none and than four.
+const COPY_LINES: usize = 2;
+/// The same where stores go past the cache: all of the next block.
+const STREAM_LINES: usize = 4;
+/// Bytes that are stored past the cache at a time: two cache lines.
+const STORE_BYTES: usize = 128;
 /// Bytes of one block; less is not worth it.
 pub(super) const BLOCK_BYTES: usize = 3 * STREAM_BYTES + STEPS * FOLD_BYTES;
 
@@ -62,7 +68,7 @@ pub(super) unsafe fn blocks(so_far: u32, bytes: *const u8, len: usize) -> u32 {
     let mut at = 0;
     while at + BLOCK_BYTES <= len {
         // SAFETY: a block inside `len`.
-        crc = unsafe { block::<false>(crc, bytes.add(at), std::ptr::null()) };
+        crc = unsafe { block::<0>(crc, bytes.add(at), std::ptr::null()) };
         at += BLOCK_BYTES;
     }
     // SAFETY: what is left of `len`.
@@ -82,7 +88,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> u32 {
         // SAFETY: a block inside `len`.
         crc = unsafe {
             te_core::copy_bytes(from.add(at), to.add(at), BLOCK_BYTES);
-            block::<true>(crc, to.add(at), from.wrapping_add(at + BLOCK_BYTES))
+            block::<COPY_LINES>(crc, to.add(at), from.wrapping_add(at + BLOCK_BYTES))
         };
         at += BLOCK_BYTES;
     }
@@ -93,12 +99,55 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> u32 {
     }
 }
 
-/// With `FETCH`, half of a block at `next` is asked for meanwhile: wherever that points, asking does no harm.
+/// Copies `len` bytes past the cache, and gives the CRC-32C of the source, which each byte of it is read twice for: a peer that
+/// changes it meanwhile gets a checksum that does not fit.
+///
+/// # Safety
+/// As [`copy`].
+#[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> u32 {
+    // Stores past the cache are of whole, aligned registers.
+    let mut done = to.align_offset(align_of::<__m256i>()).min(len);
+    // SAFETY: as much as is before the first aligned register.
+    unsafe { te_core::copy_bytes(from, to, done) };
+    let mut store_until = |until: usize| {
+        while done < until && len - done >= STORE_BYTES {
+            for at in (done..done + STORE_BYTES).step_by(size_of::<__m256i>()) {
+                // SAFETY: inside `len`; `to + done` is aligned, and stays so.
+                unsafe {
+                    let register = _mm256_loadu_si256(from.add(at).cast());
+                    _mm256_stream_si256(to.add(at).cast(), register);
+                }
+            }
+            done += STORE_BYTES;
+        }
+        done
+    };
+    let (mut crc, mut at) = (!0, 0);
+    while at + BLOCK_BYTES <= len {
+        // It brings the block into the cache.
+        store_until(at + BLOCK_BYTES);
+        // SAFETY: a block inside `len`.
+        crc = unsafe { block::<STREAM_LINES>(crc, from.add(at), from.wrapping_add(at + BLOCK_BYTES)) };
+        at += BLOCK_BYTES;
+    }
+    let done = store_until(len);
+    // SAFETY: what is left of `len`.
+    unsafe {
+        te_core::copy_bytes(from.add(done), to.add(done), len - done);
+        crc = rest(crc, from.add(at), len - at);
+    }
+    // Such stores are not ordered before whatever tells others that they are done.
+    _mm_sfence();
+    !crc
+}
+
+/// Of a block at `next`, `FETCH` lines a step are asked for meanwhile: wherever that points, asking does no harm.
 ///
 /// # Safety
 /// `BLOCK_BYTES` are readable, and the processor has the features.
 #[target_feature(enable = "avx2,vpclmulqdq,pclmulqdq,sse4.2")]
-unsafe fn block<const FETCH: bool>(crc: u32, bytes: *const u8, next: *const u8) -> u32 {
+unsafe fn block<const FETCH: usize>(crc: u32, bytes: *const u8, next: *const u8) -> u32 {
     // SAFETY: `at` is inside the block by at least a word or a register, at any alignment.
     let word = |at: usize| unsafe { bytes.add(at).cast::<u64>().read_unaligned() };
     // SAFETY: as above.
@@ -109,11 +158,9 @@ unsafe fn block<const FETCH: bool>(crc: u32, bytes: *const u8, next: *const u8) 
     let mut lanes =
         [register(fold_at), register(fold_at + 32), register(fold_at + 64), register(fold_at + 96)];
     for step in 1..STEPS {
-        if FETCH {
-            for line in 0..FETCH_LINES {
-                let ahead = next.wrapping_add(((step - 1) * FETCH_LINES + line) * 64);
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-            }
+        for line in 0..FETCH {
+            let ahead = next.wrapping_add(((step - 1) * FETCH + line) * 64);
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
         }
         let from = fold_at + step * FOLD_BYTES;
         for (index, lane) in lanes.iter_mut().enumerate() {
@@ -240,6 +287,27 @@ mod tests {
             assert_eq!(to[8..8 + len], all[3..3 + len], "{len}");
             assert!(to[..8].iter().chain(&to[8 + len..]).all(|&byte| byte == 0xee), "{len}");
             assert_eq!(crc, crc32c::crc32c(&all[3..3 + len]), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_copy_past_the_cache_is_exact_and_stays_in_its_place() {
+        let all = bytes(2 * BLOCK_BYTES + 200);
+        for start in [0, 1, 31, 32] {
+            for len in
+                [0, 1, 31, 127, 128, 300, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 77, 2 * BLOCK_BYTES + 9]
+            {
+                let mut to = vec![0xee; len + 64];
+                let place = to.as_mut_ptr().wrapping_add(start);
+                // SAFETY: both vectors are longer, and apart.
+                let crc = unsafe { super::super::copy_past_cache(all.as_ptr().add(3), place, len) };
+                assert_eq!(to[start..start + len], all[3..3 + len], "{start}+{len}");
+                assert!(
+                    to[..start].iter().chain(&to[start + len..]).all(|&byte| byte == 0xee),
+                    "{start}+{len}"
+                );
+                assert_eq!(crc, crc32c::crc32c(&all[3..3 + len]), "{start}+{len}");
+            }
         }
     }
 
