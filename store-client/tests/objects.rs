@@ -104,6 +104,60 @@ fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
     }
 }
 
+/// Longer values go straight from and to where they are: around the length at which that begins, and around blocks of checksums.
+#[test]
+fn plain_memory_is_lent_for_one_operation_and_let_go_of_with_it() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    for fabrics in [Fabrics::TCP, Fabrics::SHM] {
+        let mut client = client_over(master.rpc_addr(), fabrics);
+        let own = (client.engine_stats().regions, client.engine_stats().registered_bytes);
+        let lens = [32_767, 32_768, 65_535, 65_536, 65_537, 131_072, 300_001];
+        let bytes = pattern(9, 400_000);
+        let keys: Vec<Vec<u8>> = lens.iter().map(|len| format!("{fabrics:?}-{len}").into_bytes()).collect();
+        // They overlap, so only one of them can be lent.
+        let items: Vec<(&[u8], &[u8])> =
+            keys.iter().zip(lens).map(|(key, len)| (key.as_slice(), &bytes[3..3 + len])).collect();
+        assert_eq!(client.batch_put(&items, &ONE), [Ok(()); 7]);
+        for (key, len) in keys.iter().zip(lens) {
+            let again = format!("{fabrics:?}-alone-{len}").into_bytes();
+            assert!(client.put(&again, &bytes[3..3 + len], &ONE).unwrap());
+            for key in [key, &again] {
+                let mut found = vec![0xaa; len + 2];
+                assert_eq!(client.get_to(key, &mut found[1..]).unwrap(), Some(len as u64));
+                assert_eq!((found[0], found[len + 1]), (0xaa, 0xaa));
+                assert_eq!(found[1..=len], bytes[3..3 + len], "{len}");
+                // By the checksums of its blocks.
+                let tail = client.get_range(key, len as u64 - 30_000..).unwrap().unwrap();
+                assert_eq!(tail, bytes[3 + len - 30_000..3 + len], "{len}");
+            }
+        }
+        // What cannot be stored or read is let go of as well.
+        let too_long = vec![0; 2 << 30];
+        assert!(client.put(b"too long", &too_long, &ONE).is_err());
+        assert_eq!(client.get_to(b"absent", &mut vec![0; 100_000]).unwrap(), None);
+        assert!(!client.put(&keys[6], &bytes, &ONE).unwrap(), "it is there");
+        let now = (client.engine_stats().regions, client.engine_stats().registered_bytes);
+        assert_eq!(now, own, "{fabrics:?}");
+        assert_eq!(client.counters().checksum_mismatches, 0);
+    }
+}
+
+#[test]
+fn bytes_inside_registered_memory_can_be_put_as_plain_ones() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let memory: &'static mut [u8] = Box::leak(pattern(4, 200_000).into_boxed_slice());
+    let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
+    #[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
+    // SAFETY: leaked, so it stays mapped; nothing writes it, and it is only read from here on.
+    let region = unsafe { client.register(span) }.unwrap();
+    assert!(client.put(b"k", &memory[100..150_100], &ONE).unwrap());
+    client.unregister(region).unwrap();
+    assert_eq!(client.get(b"k").unwrap().as_deref(), Some(&memory[100..150_100]));
+}
+
 #[test]
 #[allow(unsafe_code, reason = "registering the caller's memory takes the caller's promise")]
 fn the_callers_own_memory_can_be_registered() {

@@ -129,7 +129,7 @@ impl Default for Config {
             buffered_mib_max: 256,
             stall_ms_max: 10_000,
             idle_ms_max: 3_600_000,
-            spin_us: 50,
+            spin_us: 100,
             stop_ms_max: 1000,
             slow_request_ms: 100,
             store: store_core::MasterConfig::default(),

@@ -102,7 +102,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         // What one rail can do can be done; all of them keep a promise, or it is none.
         let offered = || own.iter().map(|rail| rail.capabilities().features);
         let promised = offered().fold(Features::INLINE, Features::intersection);
-        let features = offered().fold(Features::empty(), Features::union) - Features::INLINE | promised;
+        let offered = offered().fold(Features::empty(), Features::union);
+        let features = (offered - Features::INLINE) | promised;
         let empty = Slice {
             token: Token(0),
             local: (RegionId::new(0, 0), 0),

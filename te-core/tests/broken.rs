@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use te_core::sim::{SimConfig, SimTransport};
 use te_core::testkit::{CountingAlloc, Law, SimHarness, conformance, conformance_of_law};
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, Instant, MemSpan, Memory, Op, Outcome, RegionId,
-    SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, Op, Outcome,
+    RegionId, SegmentId, Slice, Token, Transport,
 };
 
 #[global_allocator]
@@ -39,6 +39,7 @@ enum Flaw {
     CancelEndsTwice,
     CancelsAnything,
     CancelsTheNeighbour,
+    SaysInlineAndIsNot,
     // L4
     AllocatesInPoll,
     AllocatesInSubmit,
@@ -75,7 +76,9 @@ fn harness(flaw: Flaw, config: SimConfig) -> SimHarness {
 #[test]
 fn nothing_else_is_wrong_with_the_wrapper() {
     let report = conformance(&mut harness(Flaw::None, SimConfig::CALM));
-    assert_eq!(report.skipped().count(), 0, "{report}");
+    // What it does not promise it need not keep.
+    let skipped: Vec<&str> = report.skipped().map(|(case, _)| case).collect();
+    assert_eq!(skipped, ["an_inline_transport_lets_go_of_memory_in_the_next_poll"], "{report}");
 }
 
 macro_rules! catches {
@@ -103,6 +106,7 @@ catches! {
     L3 CancelNeverCompletes as a_cancel_that_never_completes_is_caught: "never completed",
     L3 CancelsAnything as a_cancel_of_nothing_that_succeeds_is_caught: "not NotFound",
     L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "nobody cancelled",
+    L3 SaysInlineAndIsNot as a_promise_of_inline_that_is_not_kept_is_caught: "has not ended, though",
     L4 AllocatesInPoll as an_allocating_poll_is_caught: "allocated",
     L4 AllocatesInSubmit as an_allocating_submit_is_caught: "allocated",
     L4 FullIsAnError as fullness_as_an_error_is_caught: "fullness",
@@ -275,6 +279,9 @@ impl Transport for Broken {
         let mut capabilities = self.inner.capabilities();
         if self.flaw == Flaw::TakesMoreThanItSays {
             capabilities.inflight_max /= 2;
+        }
+        if self.flaw == Flaw::SaysInlineAndIsNot {
+            capabilities.features |= Features::INLINE;
         }
         capabilities
     }

@@ -255,7 +255,7 @@ impl Default for Config {
             inflight_slices_max: 4096,
             regions_max: 4096,
             segments_max: 16384,
-            spin_us: 50,
+            spin_us: 100,
             inline_bytes_max: 64 << 10,
             drain_ms: 1000,
             mailbox_commands_max: 1024,

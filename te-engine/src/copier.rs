@@ -19,8 +19,9 @@ use crate::sys::{HeldSpan, Use};
 const SLICE_BYTES_MAX: u32 = 2 << 20;
 /// Where one more cut no longer pays, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
-/// What a checksummed WRITE of this many bytes leaves at the target is not looked at soon, by us or in one piece: storing it past
-/// the cache is faster, and spares what is in the cache.
+/// A WRITE of this many bytes is checksummed where that is asked for: nobody looks soon at what it leaves at the target, so it is
+/// stored past the cache, which is faster and spares what is there. A shorter one is copied in the cache, and takes longer to sum than
+/// to copy.
 pub(crate) const COLD_BYTES_MIN: u64 = 32 << 10;
 /// Slices and fences in the queue, at most.
 const INFLIGHT_MAX: usize = 4096;

@@ -391,8 +391,8 @@ impl Engine {
     }
 
     /// Asks rails that copy for the CRC-32C of what they move, as they go. [`request_status`](Self::request_status) tells it
-    /// of requests that travelled as one slice; of others, and over other rails, it tells none, and the caller sums for
-    /// itself. Polls alone that come after this call count.
+    /// of requests that travelled as one slice (a WRITE only from 32 KiB on); of others, and over other rails, it tells none, and
+    /// the caller sums for itself. Polls alone that come after this call count.
     pub const fn checksum_copies(&mut self, wanted: bool) {
         self.checksum_copies = wanted;
     }

@@ -139,9 +139,9 @@ impl Peers {
             Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
             Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
         };
-        let copied = if sums::wanted() {
+        let cold = slice.op == Op::Write;
+        let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
             let (region, offset) = slice.local;
-            let cold = slice.op == Op::Write && len >= COLD_BYTES_MIN;
             copy_summed(from.0, from.1, to.0, to.1, len, cold)
                 .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
         } else {
