@@ -585,6 +585,29 @@ fn what_finds_no_place_elsewhere_stays_and_is_counted() {
 }
 
 #[test]
+fn what_has_gone_bad_stays_and_is_counted_until_somebody_removes_it() {
+    let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
+    store.put_on(0, "good", KIB, 1);
+    store.put_on(0, "bad", KIB, 1);
+    let bad = store.master.get(at(0), b"bad").unwrap();
+    store.write(1, bad.replicas.iter().next().unwrap().addr, b"rot");
+    store.order(10_000, 1, SegmentState::Draining);
+    for ms in [10_001, 20_000, 30_000, 40_000] {
+        // What was moved waits for its readers, and every round tries the bad one again.
+        store.settle(ms);
+    }
+    let info = store.master.drain_info(1).unwrap();
+    assert_eq!((info.state, info.blocks), (SegmentState::Draining, 1));
+    assert_eq!((info.moved_total, info.left_bad, info.left_no_room), (1, 1, 0));
+    assert!(info.failed_total >= 2, "{info:?}");
+    store.master.remove(at(50_000), b"bad", true).unwrap();
+    store.settle(50_001);
+    store.settle(60_000);
+    let info = store.master.drain_info(1).unwrap();
+    assert_eq!((info.state, info.left_bad), (SegmentState::Drained, 0));
+}
+
+#[test]
 fn a_replica_with_another_elsewhere_is_dropped_when_there_is_no_third_place() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     store.put(0, "k", KIB, &TWO);

@@ -77,6 +77,7 @@ pub(crate) struct TenantUse {
 pub(crate) struct DrainsLeft {
     no_room: u64,
     unfinished: u64,
+    bad: u64,
 }
 
 impl RequestCounters {
@@ -171,6 +172,7 @@ pub(crate) fn drains(master: &Master) -> DrainsLeft {
     for info in master.drains() {
         left.no_room += info.left_no_room;
         left.unfinished += info.left_unfinished;
+        left.bad += info.left_bad;
     }
     left
 }
@@ -346,7 +348,10 @@ impl Snapshot {
         }
         registry.register("tasks_ended", "Tasks that ended, by how", ended);
         let left = Family::<ReasonLabels, Gauge>::default();
-        for (reason, value) in [("no_room", self.drains.no_room), ("unfinished", self.drains.unfinished)] {
+        let drains = &self.drains;
+        for (reason, value) in
+            [("no_room", drains.no_room), ("unfinished", drains.unfinished), ("bad", drains.bad)]
+        {
             left.get_or_create(&ReasonLabels { reason }).set(signed(value));
         }
         registry.register(

@@ -3,7 +3,8 @@
 //! Draining goes in rounds. A round lists what lies on the segment and moves it, a few objects at a time; what is being written,
 //! held back, or finds no room elsewhere is left to the next round. Nothing is evicted elsewhere for it. What has a replica
 //! elsewhere, but no room for another, loses this one. Objects that are nowhere else and find no room are counted, and stay
-//! readable as long as the segment is mounted.
+//! readable as long as the segment is mounted. So are objects whose bytes turn out not to be the committed ones: they cannot
+//! be moved.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -32,10 +33,18 @@ pub(super) struct Drain {
     info: DrainInfo,
     /// Objects that this round has still to look at; `None`: no round runs.
     round: Option<Vec<u32>>,
-    /// What this round leaves: for want of room, and because it is being written.
-    left: (u64, u64),
+    /// What this round leaves.
+    left: Left,
     /// When to go on; `None`: when a move has ended, or never.
     next_at: Option<Instant>,
+}
+
+/// Objects that a round leaves, by why.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    no_room: u64,
+    unfinished: u64,
+    bad: u64,
 }
 
 impl Master {
@@ -110,12 +119,21 @@ impl Master {
     }
 
     /// A move away from a segment has ended, whichever way.
-    pub(super) fn drain_move_ended(&mut self, now: Instant, no: SegmentNo, state: TaskState) {
+    pub(super) fn drain_move_ended(
+        &mut self,
+        now: Instant,
+        no: SegmentNo,
+        state: TaskState,
+        error: Option<ErrorCode>,
+    ) {
         let Some(drain) = self.drains.get_mut(&no) else { return };
         drain.info.moving = drain.info.moving.saturating_sub(1);
         match state {
             TaskState::Done => drain.info.moved_total += 1,
             _ => drain.info.failed_total += 1,
+        }
+        if (state, error) == (TaskState::Failed, Some(ErrorCode::ChecksumMismatch)) {
+            drain.left.bad += 1;
         }
         if drain.info.state == SegmentState::Draining && drain.round.is_some() {
             drain.next_at = Some(now);
@@ -128,7 +146,7 @@ impl Master {
         let mut round = match drain.round.take() {
             Some(round) => round,
             None => {
-                drain.left = (0, 0);
+                drain.left = Left::default();
                 self.replicas_on(no)
             }
         };
@@ -146,7 +164,9 @@ impl Master {
         }
         if round.is_empty() && drain.info.moving == 0 {
             // The round is over.
-            (drain.info.left_no_room, drain.info.left_unfinished) = drain.left;
+            let Left { no_room, unfinished, bad } = drain.left;
+            (drain.info.left_no_room, drain.info.left_unfinished) = (no_room, unfinished);
+            drain.info.left_bad = bad;
             let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
             if empty {
                 drain.info.state = SegmentState::Drained;
@@ -176,7 +196,7 @@ impl Master {
             return Ok(());
         }
         if !entry.is_complete() {
-            drain.left.1 += 1;
+            drain.left.unfinished += 1;
             return Ok(());
         }
         let elsewhere = replicas.len() > 1;
@@ -187,7 +207,7 @@ impl Master {
                 self.drop_replica(now, index, no);
                 drain.info.dropped_total += 1;
             }
-            Err(ErrorCode::NoAvailableHandle) => drain.left.0 += 1,
+            Err(ErrorCode::NoAvailableHandle) => drain.left.no_room += 1,
             Err(ErrorCode::TaskPendingLimitExceeded) => return Err(FULL_PAUSE),
             // It is expired, or somebody else is moving it.
             Err(_) => {}

@@ -519,7 +519,8 @@ impl Master {
         }
         let Some(task) = self.tasks.get(id) else { return };
         if let (TaskCause::Drain, Some(source)) = (task.cause, task.source) {
-            self.drain_move_ended(now, source, state);
+            let error = task.error;
+            self.drain_move_ended(now, source, state, error);
         }
     }
 }

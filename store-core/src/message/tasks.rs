@@ -237,6 +237,9 @@ pub struct DrainInfo {
     pub left_no_room: u64,
     /// In the latest round: objects that were being written.
     pub left_unfinished: u64,
+    /// In the latest round: objects whose replica here is not what was committed. They stay until enough readers have reported
+    /// them, or somebody removes them.
+    pub left_bad: u64,
 }
 
 /// A replica whose bytes were not those that were committed.

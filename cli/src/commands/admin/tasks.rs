@@ -50,7 +50,8 @@ pub(super) struct Drain {
     /// Take them back into use.
     #[arg(long, requires = "which")]
     undo: bool,
-    /// Wait until they are empty, or nothing more can be moved.
+    /// Wait until they are empty, or nothing more can be moved: no other segment has room, or what is left is bad, which
+    /// `admin tasks --state failed` names.
     #[arg(long, conflicts_with_all = ["maintenance", "undo"])]
     wait: bool,
     #[command(flatten)]
@@ -167,6 +168,7 @@ struct DrainRow {
     failed_total: u64,
     left_no_room: u64,
     left_unfinished: u64,
+    left_bad: u64,
 }
 
 pub(super) fn drain(args: &Drain) -> Outcome {
@@ -218,7 +220,8 @@ pub(super) fn drain(args: &Drain) -> Outcome {
 
 /// Whether a drain has something left that it can move.
 fn goes_on(drain: &DrainInfo) -> bool {
-    drain.state == SegmentState::Draining && (drain.left_no_room == 0 || drain.moving > 0)
+    let stays = drain.left_no_room > 0 || drain.left_bad > 0;
+    drain.state == SegmentState::Draining && (!stays || drain.moving > 0)
 }
 
 /// A segment that was being drained, and is not there any more.
@@ -261,6 +264,7 @@ fn row_of(drain: &DrainInfo, known: &[SegmentRow]) -> DrainRow {
         failed_total: drain.failed_total,
         left_no_room: drain.left_no_room,
         left_unfinished: drain.left_unfinished,
+        left_bad: drain.left_bad,
     }
 }
 
@@ -278,6 +282,7 @@ fn drain_table(rows: &[DrainRow]) -> String {
         ("failed", Align::Right),
         ("no room elsewhere", Align::Right),
         ("being written", Align::Right),
+        ("bad", Align::Right),
     ]);
     for row in rows {
         table.row([
@@ -290,6 +295,7 @@ fn drain_table(rows: &[DrainRow]) -> String {
             thousands(row.failed_total),
             thousands(row.left_no_room),
             thousands(row.left_unfinished),
+            thousands(row.left_bad),
         ]);
     }
     table.render()
@@ -444,6 +450,7 @@ mod tests {
         assert!(goes_on(&drain));
         assert!(!goes_on(&DrainInfo { left_no_room: 3, ..drain }));
         assert!(goes_on(&DrainInfo { left_no_room: 3, moving: 1, ..drain }));
+        assert!(!goes_on(&DrainInfo { left_bad: 1, ..drain }));
         assert!(!goes_on(&DrainInfo { state: SegmentState::Drained, ..drain }));
     }
 
