@@ -169,8 +169,9 @@ proptest! {
         prop_assert!((0.06..0.16).contains(&of_others), "{of_others:.3} of what the others got: {bytes:?}");
         for rail in 0..bytes.len() {
             let health = rails.health(rail);
-            // It may have been taken for quick once more, by a run of slices that had luck.
-            let (expected, slowdowns) = if rail == slow { (RailState::Slow, 1..=3) } else { (RailState::Open, 0..=0) };
+            // It may have been taken for quick once more, by a run of slices that had luck; and a good one for slow, for a moment,
+            // by a run that had none: about one run in a thousand.
+            let (expected, slowdowns) = if rail == slow { (RailState::Slow, 1..=3) } else { (RailState::Open, 0..=1) };
             prop_assert_eq!(health.state, expected, "rail {}: {:?}", rail, health);
             prop_assert!(slowdowns.contains(&health.slowdowns), "rail {}: {:?}", rail, health);
         }

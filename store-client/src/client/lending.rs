@@ -41,8 +41,9 @@ impl<'c, 'b> Lending<'c, 'b> {
             let registered = unsafe { sys::lend(&mut this.client.fabric, span, access) };
             // Memory that overlaps what is registered already, say. It is copied.
             let Ok(region) = registered else { continue };
-            this.client.memory.insert(region, Held::Raw(span));
+            // First of all, since this is what is taken back from.
             this.client.mover.lend(item, BufferRange { region, offset: 0, len: span.len() as u64 });
+            this.client.memory.insert(region, Held::Raw(span));
         }
         this
     }

@@ -76,6 +76,14 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Whether every thread of a process has stopped.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    // The state follows the name, which is in parentheses.
+    let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    threads.flatten().all(|thread| std::fs::read_to_string(thread.path().join("stat")).is_ok_and(is_stopped))
+}
+
 /// This test binary once more, in another role. Killed when dropped.
 pub(crate) struct Process {
     child: Child,
@@ -117,10 +125,13 @@ impl Process {
         self.lines.try_recv().ok()
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. Stopping takes a moment, for which this waits.
     pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status();
         assert!(kill.unwrap().success());
+        if name == "STOP" {
+            eventually("it has stopped", || is_stopped(self.pid()));
+        }
     }
 
     pub(crate) fn said(&self) -> &str {

@@ -16,6 +16,14 @@ use super::ROLE;
 /// What Redis is protected with.
 pub(crate) const PASSWORD: &str = "s3cret@home";
 
+/// Whether every thread of a process has stopped.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    // The state follows the name, which is in parentheses.
+    let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    threads.flatten().all(|thread| std::fs::read_to_string(thread.path().join("stat")).is_ok_and(is_stopped))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Http,
@@ -115,9 +123,16 @@ impl Server {
         panic!("{} does not start again", self.kind.name());
     }
 
+    /// Stopping takes a moment, for which this waits.
     pub(crate) fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status();
+        let pid = self.child.id();
+        let sent = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status();
         assert!(sent.unwrap().success());
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while signal == "STOP" && !is_stopped(pid) {
+            assert!(Instant::now() < give_up, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Puts a value there without asking the code under test.
