@@ -608,6 +608,57 @@ fn what_has_gone_bad_stays_and_is_counted_until_somebody_removes_it() {
 }
 
 #[test]
+fn what_is_removed_during_a_round_is_not_left_by_it() {
+    let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
+    for key in ["one", "two"] {
+        store.put_on(0, key, KIB, 1);
+    }
+    store.order(10_000, 1, SegmentState::Draining);
+    store.master.handle_timeout(at(10_000));
+    let orders = store.fetch(10_001, 2);
+    assert_eq!((orders.len(), store.master.drain_info(1).unwrap().moving), (2, 2));
+    store.write(1, orders[0].sources[0].addr, b"rot");
+    let end = store.copy(&orders[0]);
+    store.report(10_002, 2, &end).unwrap();
+    assert_eq!(store.master.drain_info(1).unwrap().moving, 1);
+    let rotten = |store: &Store, key: &str| {
+        let replicas = store.master.find_replicas(key.as_bytes()).unwrap();
+        replicas.iter().any(|replica| (replica.segment, replica.addr) == (1, orders[0].sources[0].addr))
+    };
+    let key = if rotten(&store, "one") { "one" } else { "two" };
+    store.master.remove(at(10_003), key.as_bytes(), true).unwrap();
+    let end = store.copy(&orders[1]);
+    store.report(10_004, 2, &end).unwrap();
+    // Both places wait for their readers.
+    for ms in [10_005, 20_000, 30_000] {
+        store.settle(ms);
+    }
+    let info = store.master.drain_info(1).unwrap();
+    assert_eq!((info.state, info.left_bad, info.left_unfinished), (SegmentState::Drained, 0, 0), "{info:?}");
+}
+
+#[test]
+fn a_move_of_a_drain_that_was_called_off_does_not_count_for_the_next() {
+    let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
+    for key in 0..3 {
+        store.put_on(0, &format!("k{key}"), KIB, 1);
+    }
+    store.order(10_000, 1, SegmentState::Draining);
+    store.master.handle_timeout(at(10_000));
+    let orders = store.fetch(10_001, 2);
+    assert_eq!(orders.len(), 3);
+    store.order(10_002, 1, SegmentState::Active);
+    store.order(10_003, 1, SegmentState::Draining);
+    store.master.handle_timeout(at(10_003));
+    let before = store.master.drain_info(1).unwrap();
+    store.write(1, orders[0].sources[0].addr, b"rot");
+    let end = store.copy(&orders[0]);
+    store.report(10_004, 2, &end).unwrap();
+    let after = store.master.drain_info(1).unwrap();
+    assert_eq!((after.moving, after.failed_total, after.left_bad), (before.moving, 0, 0), "{after:?}");
+}
+
+#[test]
 fn a_replica_with_another_elsewhere_is_dropped_when_there_is_no_third_place() {
     let mut store = Store::new(config(), &[64 * KIB, 64 * KIB]);
     store.put(0, "k", KIB, &TWO);

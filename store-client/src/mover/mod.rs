@@ -373,8 +373,8 @@ impl Mover {
         }
         match fabric.submit(&self.requests, timeout) {
             Ok(batch) => {
-                self.sum_straight(batch, &pieces, fabric, memory);
                 self.flights.push_back(Flight { batch, pieces, landed: 0 });
+                self.sum_straight(fabric, memory);
                 true
             }
             Err(error) => self.not_sent(pieces, &error),
@@ -483,8 +483,9 @@ impl Mover {
         }
     }
 
-    /// Checksums what is put straight from registered memory, where its rail has not done so, while it is on its way.
-    fn sum_straight(&mut self, batch: BatchHandle, pieces: &[Flying], fabric: &mut Fabric, memory: &Memory) {
+    /// Checksums what the last flight puts straight from registered memory, where its rail has not done so, while it is on its way.
+    fn sum_straight(&mut self, fabric: &mut Fabric, memory: &Memory) {
+        let Some(Flight { batch, pieces, .. }) = self.flights.back() else { return };
         let mut unpolled = 0;
         for (index, piece) in pieces.iter().enumerate() {
             let transfer = &self.jobs[piece.job].transfer;
@@ -496,7 +497,7 @@ impl Mover {
             }
             unpolled += piece.len;
             let sum = &mut self.sums[transfer.item as usize];
-            let summed = fabric.request(batch, index).and_then(|status| status.crc32c);
+            let summed = fabric.request(*batch, index).and_then(|status| status.crc32c);
             if summed.is_some_and(|crc32c| sum.take(transfer.len, piece.offset, piece.len, crc32c)) {
                 continue;
             }

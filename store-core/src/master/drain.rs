@@ -31,6 +31,8 @@ const FULL_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     info: DrainInfo,
+    /// Its moves under way.
+    moves: Vec<TaskId>,
     /// Objects that this round has still to look at; `None`: no round runs.
     round: Option<Vec<u32>>,
     /// What this round leaves.
@@ -123,18 +125,22 @@ impl Master {
         &mut self,
         now: Instant,
         no: SegmentNo,
+        id: TaskId,
         state: TaskState,
         error: Option<ErrorCode>,
     ) {
         let Some(drain) = self.drains.get_mut(&no) else { return };
-        drain.info.moving = drain.info.moving.saturating_sub(1);
-        match state {
-            TaskState::Done => drain.info.moved_total += 1,
-            _ => drain.info.failed_total += 1,
+        // One of a drain that was called off, or one that ended before and was tried once more, is not of this round.
+        let Some(at) = drain.moves.iter().position(|one| *one == id) else { return };
+        drain.moves.swap_remove(at);
+        drain.info.moving = drain.moves.len() as u32;
+        match (state, error) {
+            (TaskState::Done, _) => drain.info.moved_total += 1,
+            (TaskState::Failed, Some(ErrorCode::ChecksumMismatch)) => drain.left.bad += 1,
+            // The next round tries again.
+            _ => drain.left.unfinished += 1,
         }
-        if (state, error) == (TaskState::Failed, Some(ErrorCode::ChecksumMismatch)) {
-            drain.left.bad += 1;
-        }
+        drain.info.failed_total += u64::from(state != TaskState::Done);
         if drain.info.state == SegmentState::Draining && drain.round.is_some() {
             drain.next_at = Some(now);
         }
@@ -170,6 +176,8 @@ impl Master {
             let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
             if empty {
                 drain.info.state = SegmentState::Drained;
+                // Somebody has removed meanwhile what the round could not move.
+                (drain.info.left_no_room, drain.info.left_unfinished, drain.info.left_bad) = (0, 0, 0);
             } else {
                 drain.next_at = Some(now + ROUND_PAUSE);
             }
@@ -202,15 +210,18 @@ impl Master {
         let elsewhere = replicas.len() > 1;
         let wish = Wish { index, source: Some(no), target: None, cause: TaskCause::Drain };
         match self.add_task(now, wish) {
-            Ok(_) => drain.info.moving += 1,
+            Ok(id) => {
+                drain.moves.push(id);
+                drain.info.moving = drain.moves.len() as u32;
+            }
             Err(ErrorCode::NoAvailableHandle | ErrorCode::KeysUltraLimit) if elsewhere => {
                 self.drop_replica(now, index, no);
                 drain.info.dropped_total += 1;
             }
             Err(ErrorCode::NoAvailableHandle) => drain.left.no_room += 1,
             Err(ErrorCode::TaskPendingLimitExceeded) => return Err(FULL_PAUSE),
-            // It is expired, or somebody else is moving it.
-            Err(_) => {}
+            // It is expired, or somebody else is moving it: the next round will see.
+            Err(_) => drain.left.unfinished += 1,
         }
         Ok(())
     }

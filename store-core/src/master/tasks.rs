@@ -520,7 +520,7 @@ impl Master {
         let Some(task) = self.tasks.get(id) else { return };
         if let (TaskCause::Drain, Some(source)) = (task.cause, task.source) {
             let error = task.error;
-            self.drain_move_ended(now, source, state, error);
+            self.drain_move_ended(now, source, id, state, error);
         }
     }
 }

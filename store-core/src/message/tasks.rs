@@ -235,7 +235,7 @@ pub struct DrainInfo {
     pub failed_total: u64,
     /// In the latest round: objects that have no other replica, and for which no other segment has room.
     pub left_no_room: u64,
-    /// In the latest round: objects that were being written.
+    /// In the latest round: objects that were being written, or that another task was at, or whose move failed and is tried again.
     pub left_unfinished: u64,
     /// In the latest round: objects whose replica here is not what was committed. They stay until enough readers have reported
     /// them, or somebody removes them.

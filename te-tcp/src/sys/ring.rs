@@ -129,7 +129,11 @@ impl Ring {
             // The memory of the jobs is borrowed until here returns: it must not before every one of them has ended.
             match self.submit(waiting) {
                 Ok(()) => {}
-                Err(error) => panic!("io_uring_enter failed with receives in flight: {error}"),
+                Err(error) => {
+                    // Nor may a panic leave here: whoever unwinds frees memory that the kernel may still fill.
+                    log::error!("io_uring_enter failed with receives in flight: {error}");
+                    std::process::abort();
+                }
             }
             self.reap(&mut |at, result| {
                 waiting -= 1;

@@ -220,7 +220,7 @@ pub(super) fn drain(args: &Drain) -> Outcome {
 
 /// Whether a drain has something left that it can move.
 fn goes_on(drain: &DrainInfo) -> bool {
-    let stays = drain.left_no_room > 0 || drain.left_bad > 0;
+    let stays = (drain.left_no_room > 0 || drain.left_bad > 0) && drain.left_unfinished == 0;
     drain.state == SegmentState::Draining && (!stays || drain.moving > 0)
 }
 
@@ -281,7 +281,7 @@ fn drain_table(rows: &[DrainRow]) -> String {
         ("dropped", Align::Right),
         ("failed", Align::Right),
         ("no room elsewhere", Align::Right),
-        ("being written", Align::Right),
+        ("not yet", Align::Right),
         ("bad", Align::Right),
     ]);
     for row in rows {
@@ -451,6 +451,7 @@ mod tests {
         assert!(!goes_on(&DrainInfo { left_no_room: 3, ..drain }));
         assert!(goes_on(&DrainInfo { left_no_room: 3, moving: 1, ..drain }));
         assert!(!goes_on(&DrainInfo { left_bad: 1, ..drain }));
+        assert!(goes_on(&DrainInfo { left_bad: 1, left_unfinished: 1, ..drain }));
         assert!(!goes_on(&DrainInfo { state: SegmentState::Drained, ..drain }));
     }
 
