@@ -6,7 +6,7 @@ use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQue
 use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo};
 
 use crate::common::Core;
-use crate::scenario::{NODES, TENANTS};
+use crate::scenario::{NODES, TENANTS, split_key};
 use crate::shadow::Violation;
 
 const EVERYTHING: ListQuery<'_> = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
@@ -84,6 +84,18 @@ impl Core {
             wrong.push(format!("a task is lost: {report:?}"));
         }
         reserved
+    }
+
+    /// Whether all that is left on a segment is bad: nobody can copy it, and one reader alone is not believed.
+    pub(crate) fn is_rotten(&self, segment: SegmentNo) -> bool {
+        let is_there = |key: &[u8]| {
+            let (tenant, name) = split_key(key);
+            let found = self.master.find_replicas(FullKey { tenant: tenant as u16 + 1, key: name });
+            found.is_ok_and(|replicas| replicas.iter().any(|replica| replica.segment == segment))
+        };
+        let on_it = self.visible.iter().filter(|(key, _)| is_there(key));
+        let mut on_it = on_it.map(|(_, seen)| self.shadow.is_flipped(seen.generation, segment));
+        on_it.all(|flipped| flipped)
     }
 
     /// Everything is quiet: no task is left, every byte belongs to an object, and after the objects are gone to none.

@@ -224,6 +224,12 @@ pub(crate) fn full_key(tenant: usize, key: &[u8]) -> Vec<u8> {
     [TENANTS[tenant].as_bytes(), b"/", key].concat()
 }
 
+/// Whose a key is, and the key.
+pub(crate) fn split_key(key: &[u8]) -> (usize, &[u8]) {
+    let tenant = TENANTS.iter().position(|name| key.starts_with(name.as_bytes())).unwrap_or(0);
+    (tenant, &key[TENANTS[tenant].len() + 1..])
+}
+
 /// What a run saw. Sums say that a suite of runs was not vacuous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {

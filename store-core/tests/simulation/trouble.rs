@@ -238,7 +238,9 @@ impl World {
         };
         // Nothing is evicted to make room elsewhere; but where there is room, everything has moved there.
         let drained = info.state == SegmentState::Drained;
-        if !drained && info.left_no_room == 0 && info.left_bad == 0 {
+        // What is bad stays, too; the last try to move it may have failed for another reason.
+        let tried_again = info.left_unfinished > 0 && self.core.is_rotten(segment);
+        if !drained && info.left_no_room == 0 && info.left_bad == 0 && !tried_again {
             return Err(Violation::Stuck(format!("{info:?}")));
         }
         self.core.report.drained += u64::from(drained);
