@@ -13,7 +13,8 @@ use te_core::{
     RegionId, SegmentId, Slice, Token, Transport,
 };
 
-use crate::sys::{HeldSpan, Use};
+use crate::sums::{self, Note};
+use crate::sys::{HeldSpan, Use, Window, copy, copy_summed};
 
 /// Longest slice, bytes. Copied in one go, it takes tens of microseconds.
 const SLICE_BYTES_MAX: u32 = 2 << 20;
@@ -22,7 +23,7 @@ const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
 /// A WRITE of this many bytes is checksummed where that is asked for: nobody looks soon at what it leaves at the target, so it is
 /// stored past the cache, which is faster and spares what is there. A shorter one is copied in the cache, and takes longer to sum than
 /// to copy.
-pub(crate) const COLD_BYTES_MIN: u64 = 32 << 10;
+const COLD_BYTES_MIN: u64 = 32 << 10;
 /// Slices and fences in the queue, at most.
 const INFLIGHT_MAX: usize = 4096;
 /// Bytes that one call of `poll` copies before it returns, give or take a slice.
@@ -210,6 +211,24 @@ impl<R: Reach> Copier<R> {
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
         }
     }
+}
+
+/// Copies what a slice asks for; a READ, and a WRITE that is worth it, with its checksum where somebody [asks](sums::wanted).
+pub(crate) fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>) -> Copied {
+    let len = u64::from(slice.len);
+    let (from, to) = match slice.op {
+        Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
+        Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
+    };
+    let cold = slice.op == Op::Write;
+    let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
+        let (region, offset) = slice.local;
+        copy_summed(from.0, from.1, to.0, to.1, len, cold)
+            .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
+    } else {
+        copy(from.0, from.1, to.0, to.1, len)
+    };
+    copied.map_or_else(Copied::Failed, |()| Copied::Done)
 }
 
 /// The rights that an operation needs on the local and on the remote side.

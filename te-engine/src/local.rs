@@ -12,14 +12,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, Op, RegionId,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId,
     SegmentId, Slice, Token, Transport,
 };
 
 use crate::blob::{Fields, put, random, remote_bits, same_key};
-use crate::copier::{COLD_BYTES_MIN, Copied, Copier, Reach, rights};
-use crate::sums::{self, Note};
-use crate::sys::{HeldSpan, Use, copy, copy_summed};
+use crate::copier::{Copied, Copier, Reach, carry_out, rights};
+use crate::sys::{HeldSpan, Use};
 
 const VERSION: u8 = 1;
 
@@ -151,20 +150,7 @@ impl Reach for LocalReach {
         let Some(remote) = entry.held.enter() else {
             return Copied::Failed(Error::new(ErrorKind::Stale));
         };
-        let (local, remote, len) = (local.window(), remote.window(), u64::from(slice.len));
-        let (from, to) = match slice.op {
-            Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
-            Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
-        };
-        let cold = slice.op == Op::Write;
-        let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
-            let (region, offset) = slice.local;
-            copy_summed(from.0, from.1, to.0, to.1, len, cold)
-                .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
-        } else {
-            copy(from.0, from.1, to.0, to.1, len)
-        };
-        copied.map_or_else(Copied::Failed, |()| Copied::Done)
+        carry_out(slice, local.window(), remote.window())
     }
 
     fn poll(&mut self, _now: Instant) {}

@@ -6,14 +6,13 @@ use std::vec::Vec;
 
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use te_core::{Access, Error, ErrorKind, Instant, Op, RegionId, Slice};
+use te_core::{Access, Error, ErrorKind, Instant, RegionId, Slice};
 
 use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::owner::send;
 use super::{Tag, socket_name, watch};
-use crate::copier::{COLD_BYTES_MIN, Copied, rights};
-use crate::sums::{self, Note};
-use crate::sys::{Ledger, Mapping, SeqSocket, Use, copy, copy_summed};
+use crate::copier::{Copied, carry_out, rights};
+use crate::sys::{Ledger, Mapping, SeqSocket, Use};
 
 /// Owners whose memory we map at a time.
 const HOSTS_MAX: usize = 1024;
@@ -134,20 +133,7 @@ impl Peers {
         let Some(lease) = host.and_then(|host| host.ledger.as_ref()?.enter(row, mapping)) else {
             return failed(ErrorKind::Stale);
         };
-        let (local, remote, len) = (local.window(), lease.window(), u64::from(slice.len));
-        let (from, to) = match slice.op {
-            Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
-            Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
-        };
-        let cold = slice.op == Op::Write;
-        let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
-            let (region, offset) = slice.local;
-            copy_summed(from.0, from.1, to.0, to.1, len, cold)
-                .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
-        } else {
-            copy(from.0, from.1, to.0, to.1, len)
-        };
-        copied.map_or_else(Copied::Failed, |()| Copied::Done)
+        carry_out(slice, local.window(), lease.window())
     }
 
     /// Handles what an owner says. One that says nonsense, or is gone, is dead to us.

@@ -16,7 +16,7 @@ mod park;
 mod socket;
 
 pub use crc::{crc32c_at, crc32c_of};
-pub(crate) use held::{HeldSpan, Use, copy, copy_summed};
+pub(crate) use held::{HeldSpan, Use, Window, copy, copy_summed};
 pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
 pub(crate) use numa::node_of;
 pub(crate) use park::park;
