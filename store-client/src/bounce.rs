@@ -1,4 +1,4 @@
-//! Registered memory through which plain bytes pass.
+//! Registered memory through which plain bytes pass that are not lent to the rails where they are.
 //!
 //! Two halves, each filled from front to back. When one is full, the other is taken, as soon as nothing in it is in use: so
 //! one half can be on its way while the other is filled.

@@ -2,7 +2,7 @@
 //!
 //! A rail that copies sums what it copies for next to nothing, while it waits for the memory. The contract between rails and
 //! engine knows no checksums, so they go round it: rails copy inside `poll`, on the thread that calls it, and note here
-//! what they wrote. A note lives as long as that one call, so it cannot speak of what was written later.
+//! what they copied. A note lives as long as that one call, so it cannot speak of what was written later.
 
 use std::cell::RefCell;
 use std::vec::Vec;

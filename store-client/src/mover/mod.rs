@@ -1,10 +1,12 @@
 //! Moves the bytes that an operation asks for, in pieces, and checksums them on the way.
 //!
 //! ```text
-//!   Transfer ─▶ job ─▶ pieces of 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order ─▶ TransferEnd
-//!                        │ registered memory: straight from or into it
-//!                        └ plain bytes, trailers, edges of parts: by way of the bounce buffer
+//!   Transfer ─▶ job ─▶ pieces of at most 256 KiB ─▶ flights (one engine batch each) ─▶ checksummed, in order ─▶ TransferEnd
+//!                        │ registered memory, and plain memory that is lent: straight from or into it
+//!                        └ other plain bytes, trailers, edges of parts: by way of the bounce buffer
 //! ```
+//!
+//! What is put straight is cut at its blocks of 64 KiB, so that a rail that sums what it copies tells the sum of a block.
 //!
 //! A put writes the object and, behind it, its trailer ([`store_core::blocks`]). A get of all reads the object; one of parts
 //! reads the trailer and the blocks that it needs (`parts.rs`).

@@ -109,7 +109,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// As [`copy`], and gives the CRC-32C of what was written. With `cold` nobody will look at the copy soon: it goes past the cache,
+/// As [`copy`], and gives the CRC-32C of what was written. With `cold`, nobody will look at the copy soon: it goes past the cache,
 /// and a peer that changes the source meanwhile gets a checksum that does not fit.
 ///
 /// # Errors

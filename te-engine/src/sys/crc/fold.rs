@@ -99,7 +99,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> u32 {
     }
 }
 
-/// Copies `len` bytes past the cache, and gives the CRC-32C of the source, which each byte of it is read twice for: a peer that
+/// Copies `len` bytes past the cache, and gives the CRC-32C of the source, each byte of which is read twice: a peer that
 /// changes it meanwhile gets a checksum that does not fit.
 ///
 /// # Safety
