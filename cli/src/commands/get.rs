@@ -11,6 +11,7 @@ use store_client::{Client, ErrorCode, LocalClient};
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
+use crate::commands::waiting::WaitArg;
 use crate::commands::{available_memory, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -48,6 +49,8 @@ pub(crate) struct Args {
     flags: FlagsOfClient,
     #[command(flatten)]
     local: LocalArg,
+    #[command(flatten)]
+    wait: WaitArg,
     /// Print one JSON object about it; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
@@ -63,7 +66,8 @@ struct Fetched<'a> {
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let master = &args.flags.settings().cluster.master;
-    if let Some(client) = args.local.connect(master, local::ARENA_BYTES)? {
+    if args.local.is_given() {
+        let client = args.local.connect(master, local::ARENA_BYTES, args.wait)?;
         let started = Instant::now();
         return deliver(args, &get_local(args, client)?, started);
     }
@@ -71,7 +75,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
         config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
     }
-    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let what = format_args!("a master at {master}: nobody listens there yet");
+    let connect = || Client::connect(config.clone());
+    let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let started = Instant::now();
     let value = {
         let _bar = Bar::spinner("fetching", global.quiet);
@@ -89,7 +95,7 @@ fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
         Err(LocalError::ArenaFull { wanted, .. }) => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
-            args.local.connect(master, wanted)?.map_or(Ok(None), |mut client| client.get(key))
+            args.local.connect(master, local::arena_for(wanted), args.wait)?.get(key)
         }
         value => value,
     };

@@ -18,6 +18,8 @@ pub(crate) mod rm;
 pub(crate) mod stat;
 pub(crate) mod top;
 pub(crate) mod topology;
+pub(crate) mod up;
+pub(crate) mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,7 @@ use crate::exit::{Exit, Failure};
 pub(crate) fn run(cli: Cli) -> Outcome {
     let global = cli.global;
     match &cli.command {
+        Command::Up(args) => up::run(args, global),
         Command::Master(args) => master::run(args),
         Command::Node(args) => node::run(args, global),
         Command::Gateway(args) => gateway::run(args),
@@ -124,7 +127,17 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
-    Failure::new(exit, format!("{}: {error}", crate::output::printable(key))).into()
+    let failure = Failure::new(exit, format!("{}: {error}", crate::output::printable(key)));
+    let failure = match error.code() {
+        code if is_no_segment(code) => failure.hint("`snowskin node --memory SIZE` lends memory"),
+        _ => failure,
+    };
+    failure.into()
+}
+
+/// Whether a put found no place because no node lends memory.
+pub(crate) fn is_no_segment(code: ErrorCode) -> bool {
+    code == ErrorCode::NoAvailableHandle
 }
 
 /// Which fabrics to use.

@@ -1,11 +1,12 @@
 //! `snowskin node`: one process that lends memory to the store.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use store_client::local::{LocalServerConfig, make_default_path};
-use store_client::{LocalServer, Node};
+use store_client::{ClientConfig, LocalServer, Node};
 
 use crate::args::Global;
 use crate::commands::available_memory;
@@ -131,10 +132,16 @@ fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)
             } else {
                 path.clone()
             };
-            Some(LocalServer::start(LocalServerConfig::new(path, store.clone())).context("--local")?)
+            Some(LocalServer::start(local_server_config(path, store.clone())).context("--local")?)
         }
     };
     let gateway = settings.node.gateway;
     let gateway = gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
     Ok((local, gateway))
+}
+
+/// A local server of a node's process: one object may be as long as all clients together may lend.
+pub(crate) fn local_server_config(path: PathBuf, store: ClientConfig) -> LocalServerConfig {
+    let config = LocalServerConfig::new(path, store);
+    LocalServerConfig { arena_bytes_max: config.arenas_bytes_max, ..config }
 }

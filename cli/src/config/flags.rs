@@ -52,6 +52,8 @@ scopes! {
     OfLog FlagsOfLog { ["log"], true, true }
     /// `snowskin master`.
     OfMaster FlagsOfMaster { ["master"], true, false }
+    /// `snowskin up`, which has flags of its own: file and variables alone.
+    OfUp FlagsOfUp { [], false, false }
     /// `snowskin node`.
     OfNode FlagsOfNode { ["node", "cluster"], true, false }
     /// What moves objects.

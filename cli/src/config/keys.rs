@@ -76,6 +76,18 @@ const VARIABLES: [(&str, &str); 6] = [
     ("node.engine.metadata.source", "SNOWSKIN_METADATA"),
 ];
 
+/// Variables of single commands, which are no settings. A test holds this list to what the commands say.
+pub(crate) const OTHER_VARIABLES: [&str; 8] = [
+    "SNOWSKIN_BENCH_MASTER",
+    "SNOWSKIN_CONFIG",
+    "SNOWSKIN_EVICTION",
+    "SNOWSKIN_GATEWAY_LISTEN",
+    "SNOWSKIN_LOCAL",
+    "SNOWSKIN_QUIET",
+    "SNOWSKIN_TRACE",
+    "SNOWSKIN_WAIT",
+];
+
 /// One setting.
 #[derive(Clone, Debug)]
 pub(crate) struct Key {
@@ -144,6 +156,20 @@ pub(crate) fn looks_like_one(variable: &str) -> bool {
         .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))
 }
 
+/// The variable that `variable`, which no command knows, is probably meant to be.
+pub(crate) fn nearest_variable(variable: &str) -> Option<&'static str> {
+    let settings = all().iter().flat_map(|key| key.variable_short.into_iter().chain([key.variable.as_str()]));
+    let close = settings.chain(OTHER_VARIABLES).map(|known| (distance(variable, known), known));
+    // Two letters in the part that tells variables apart, and never most of it.
+    let far_max = (variable.len().saturating_sub("SNOWSKIN_".len()) / 3).min(2);
+    close.min_by_key(|(far, _)| *far).filter(|(far, _)| *far <= far_max).map(|(_, known)| known)
+}
+
+/// Whether a field of this name holds bytes, which may be written as `64MiB`.
+pub(crate) fn is_size_name(name: &str) -> bool {
+    name.ends_with("_bytes") || name.contains("_bytes_")
+}
+
 /// A value as people read it: TOML where TOML has it.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
@@ -170,8 +196,7 @@ impl Key {
 
     /// Sizes may be written as `64MiB`.
     pub(crate) fn is_size(&self) -> bool {
-        let name = self.path.rsplit('.').next().unwrap_or_default();
-        name.ends_with("_bytes") || name.contains("_bytes_")
+        is_size_name(self.path.rsplit('.').next().unwrap_or_default())
     }
 
     /// Never shown.

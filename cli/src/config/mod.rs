@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, Given};
+pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
 
 use crate::size::ByteSize;
@@ -142,8 +142,11 @@ pub(crate) struct Loaded {
     /// Keys that are not there have their default.
     origins: BTreeMap<&'static str, Origin>,
     /// Variables that look like settings and are none: a slip of the pen, or an orchestrator's.
-    pub(crate) strange_variables: Vec<String>,
+    pub(crate) strange_variables: Vec<Strange>,
 }
+
+/// A variable that is no setting, and the one that it is probably meant to be.
+pub(crate) type Strange = (String, Option<&'static str>);
 
 /// What is wrong with one value, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,7 +234,7 @@ impl Loaded {
         for reading in entry.readings {
             let mut tree = self.tree.clone();
             if let Some(leaf) = tree.pointer_mut(&entry.key.pointer()) {
-                *leaf = reading;
+                *leaf = with_sizes(reading);
             }
             match serde_json::from_value(tree.clone()) {
                 Ok(settings) => {
@@ -309,7 +312,7 @@ fn process_name() -> String {
 }
 
 /// The settings among environment variables, and those that only look like some.
-fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<String>) {
+fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<Strange>) {
     let (mut entries, mut strange) = (Vec::new(), Vec::new());
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
         let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
@@ -318,8 +321,12 @@ fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry
                 let readings = readings(key, &text, true);
                 entries.push(Entry { key, at: Origin::Variable(name), readings });
             }
-            None if keys::looks_like_one(&name) => strange.push(name),
-            None => {}
+            None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
+            None => match keys::nearest_variable(&name) {
+                near @ Some(_) => strange.push((name, near)),
+                None if keys::looks_like_one(&name) => strange.push((name, None)),
+                None => {}
+            },
         }
     }
     entries.sort_by_key(|entry| entry.key.path.as_str());
@@ -342,6 +349,24 @@ fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
         readings.push(Value::from(size.bytes()));
     }
     readings
+}
+
+/// Sizes within tables, such as those of tenants, may be written as everywhere.
+fn with_sizes(mut value: Value) -> Value {
+    match &mut value {
+        Value::Array(values) => values.iter_mut().for_each(|value| *value = with_sizes(value.take())),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if keys::is_size_name(name)
+                    && let Some(size) = value.as_str().and_then(|text| text.parse::<ByteSize>().ok())
+                {
+                    *value = Value::from(size.bytes());
+                }
+            }
+        }
+        _ => {}
+    }
+    value
 }
 
 impl fmt::Display for Origin {
