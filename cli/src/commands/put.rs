@@ -111,8 +111,12 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
-    let put = || client.put(args.key.as_bytes(), &value, &options);
-    let stored = args.wait.for_node(put, |error, _| is_no_segment(error.code()));
+    let stored = args.wait.for_node(
+        &mut client,
+        |client| client.put(args.key.as_bytes(), &value, &options),
+        |error| is_no_segment(error.code()),
+        |client| client.stats().map_or(true, |stats| stats.segments > 0),
+    );
     let stored = stored.map_err(|error| refused_in(&client, &args.key, &error))?;
     if !stored {
         return fail(taken(args));
@@ -134,8 +138,14 @@ fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     if args.replace {
         client.remove(args.key.as_bytes(), true).map_err(failed)?;
     }
-    let put = || client.put(args.key.as_bytes(), value, &options);
-    let stored = args.wait.for_node(put, |error, _| is_no_segment(error.code())).map_err(failed)?;
+    let stored = args.wait.for_node(
+        &mut client,
+        |client| client.put(args.key.as_bytes(), value, &options),
+        |error| is_no_segment(error.code()),
+        // It cannot ask.
+        |_| true,
+    );
+    let stored = stored.map_err(failed)?;
     if !stored {
         return fail(taken(args));
     }

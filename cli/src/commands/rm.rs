@@ -6,9 +6,9 @@ use store_core::message::{Removal, Remove, RemoveMany, RemoveQuery};
 use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, bad_pattern, no_master};
-use crate::exit::{EXIT_CODES, Exit};
+use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::thousands;
-use crate::{Outcome, output};
+use crate::{Outcome, fail, output};
 
 const AFTER_HELP: &str = "Examples:
   snowskin rm greeting
@@ -51,6 +51,13 @@ struct Removed<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if args.regex.as_deref() == Some("") {
+        let refused = Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
+        return fail(refused.hint("`snowskin rm --all` removes everything"));
+    }
+    if args.keys.iter().any(String::is_empty) {
+        return fail(Failure::usage("an empty key: keys have 1 to 1024 bytes; is a variable not set?"));
+    }
     let mut rpc = args.master.connect()?;
     if args.all || args.regex.is_some() {
         return run_many(args, &mut rpc);

@@ -50,7 +50,8 @@ struct Segment {
 #[derive(Serialize)]
 struct ClusterView<'a> {
     master: &'a str,
-    epoch: u64,
+    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    epoch: String,
     #[serde(flatten)]
     stats: Stats,
     segment_list: &'a [Segment],
@@ -61,7 +62,7 @@ struct ObjectView<'a> {
     key: &'a str,
     bytes: u64,
     checksum: String,
-    generation: u64,
+    generation: String,
     replicas: Vec<ReplicaView>,
 }
 
@@ -86,7 +87,7 @@ fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let segments = segments(rpc, &[])?;
     let master = args.master.address().to_string();
     if args.json {
-        let epoch = rpc.welcome().epoch;
+        let epoch = rpc.welcome().epoch.to_string();
         return output::print_json(&ClusterView { master: &master, epoch, stats, segment_list: &segments });
     }
     output::print(&render_cluster(&master, &stats, &segments))
@@ -176,7 +177,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
         key,
         bytes: object.len,
         checksum: format!("crc32c:{:08x}", object.checksum),
-        generation: object.generation,
+        generation: object.generation.to_string(),
         replicas,
     };
     if args.json {
@@ -186,7 +187,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     table.row(["key".to_owned(), printable(key)]);
     table.row(["bytes".to_owned(), thousands(view.bytes)]);
     table.row(["checksum".to_owned(), view.checksum.clone()]);
-    table.row(["generation".to_owned(), view.generation.to_string()]);
+    table.row(["generation".to_owned(), view.generation.clone()]);
     for replica in &view.replicas {
         let place = format!(
             "{} at {} {}",

@@ -14,7 +14,7 @@ use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
-use crate::commands::node::local_server_config;
+use crate::commands::node::{local_server_config, warn_of_loopback};
 use crate::config::{FlagsOfUp, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -109,6 +109,10 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         start(args, &settings, wanted)?
     };
     announce(args.json, &ready, || said(&ready, bytes));
+    settings.cluster.master = Address::Tcp(ready.rpc.clone());
+    for node in &ready.nodes {
+        warn_of_loopback(&settings, &node.name, &node.endpoint);
+    }
     crate::commands::master::wait_for_signal();
     tracing::info!("stopping");
     running.stop()?;
@@ -171,6 +175,21 @@ fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Ru
     let master = server.spawn().context("the master has no thread")?;
     let address: Address = reachable(rpc).to_string().parse()?;
     let mut running = Running { gateway: None, local: None, nodes: Vec::new(), master };
+    let mut store = settings.client.clone();
+    store.master = address.clone();
+    store.engine.listen.set_ip(settings.node.node.engine.listen.ip());
+    store.engine.advertise_host.clone_from(&settings.node.node.engine.advertise_host);
+    store.engine.fabrics = settings.node.node.engine.fabrics;
+    // Before the nodes, whose memory takes a while: whoever waits for a first node finds the ways in open then.
+    running.gateway =
+        wanted.gateway.map(|addr| Gateway::start(addr, &store)).transpose().context("--gateway")?;
+    if let Some(path) = wanted.local {
+        let path = match path.as_os_str() == "auto" {
+            true => make_default_path(&address).context("--local auto: no place for the socket")?,
+            false => path,
+        };
+        running.local = Some(LocalServer::start(local_server_config(path, store)).context("--local")?);
+    }
     let mut nodes = Vec::new();
     for index in 1..=args.nodes {
         if let Some(exit) = sys::interrupted() {
@@ -197,20 +216,6 @@ fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Ru
             gateway: None,
         });
         running.nodes.push(node);
-    }
-    let mut store = settings.client.clone();
-    store.master = address.clone();
-    store.engine.listen.set_ip(settings.node.node.engine.listen.ip());
-    store.engine.advertise_host.clone_from(&settings.node.node.engine.advertise_host);
-    store.engine.fabrics = settings.node.node.engine.fabrics;
-    running.gateway =
-        wanted.gateway.map(|addr| Gateway::start(addr, &store)).transpose().context("--gateway")?;
-    if let Some(path) = wanted.local {
-        let path = match path.as_os_str() == "auto" {
-            true => make_default_path(&address).context("--local auto: no place for the socket")?,
-            false => path,
-        };
-        running.local = Some(LocalServer::start(local_server_config(path, store)).context("--local")?);
     }
     let ready = Ready {
         ready: "up",

@@ -31,45 +31,73 @@ impl WaitArg {
     pub(crate) fn for_listener<T, E: NobodyListens>(
         self,
         what: impl Display,
-        attempt: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.retry(self.wait.0.min(LISTEN_MAX), what, attempt, |error, _| error.nobody_listens())
-    }
-
-    /// Calls `attempt` as long as `worth` says of its error that it may pass.
-    pub(crate) fn for_node<T, E>(
-        self,
-        attempt: impl FnMut() -> Result<T, E>,
-        worth: impl FnMut(&E, Duration) -> bool,
-    ) -> Result<T, E> {
-        self.retry(self.wait.0, "a first node: none lends memory yet", attempt, worth)
-    }
-
-    /// `worth` is told the error and the time that is left.
-    fn retry<T, E>(
-        self,
-        limit: Duration,
-        what: impl Display,
         mut attempt: impl FnMut() -> Result<T, E>,
-        mut worth: impl FnMut(&E, Duration) -> bool,
     ) -> Result<T, E> {
-        let started = Instant::now();
-        let mut said = false;
+        let mut turns = Turns::new(self.wait.0.min(LISTEN_MAX));
         loop {
-            let error = match attempt() {
-                Ok(done) => return Ok(done),
-                Err(error) => error,
+            match attempt() {
+                Err(error) if error.nobody_listens() && turns.next(&what) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Calls `put` again when it said that no node lends memory, as soon as `has_node` says that one does: the master counts
+    /// puts that fail.
+    pub(crate) fn for_node<C, T, E>(
+        self,
+        client: &mut C,
+        mut put: impl FnMut(&mut C) -> Result<T, E>,
+        no_node: impl Fn(&E) -> bool,
+        mut has_node: impl FnMut(&mut C) -> bool,
+    ) -> Result<T, E> {
+        let mut turns = Turns::new(self.wait.0);
+        loop {
+            let error = match put(client) {
+                Err(error) if no_node(&error) => error,
+                other => return other,
             };
-            let left = limit.saturating_sub(started.elapsed());
-            if left.is_zero() || !worth(&error, left) {
+            while turns.next("a first node: none lends memory yet") {
+                if has_node(client) {
+                    break;
+                }
+            }
+            if turns.is_over() {
                 return Err(error);
             }
-            if !said && started.elapsed() >= SILENT.min(limit) {
-                said = true;
-                eprintln!("snowskin: waiting up to {} s for {what} (--wait)", limit.as_secs_f64());
-            }
-            std::thread::sleep(PAUSE.min(left));
         }
+    }
+}
+
+/// A wait that is said once, when it is long enough to be noticed.
+struct Turns {
+    limit: Duration,
+    started: Instant,
+    said: bool,
+}
+
+impl Turns {
+    fn new(limit: Duration) -> Self {
+        Self { limit, started: Instant::now(), said: false }
+    }
+
+    fn is_over(&self) -> bool {
+        self.started.elapsed() >= self.limit
+    }
+
+    /// Sleeps for a turn; false when there is none left.
+    fn next(&mut self, what: impl Display) -> bool {
+        let elapsed = self.started.elapsed();
+        let left = self.limit.saturating_sub(elapsed);
+        if left.is_zero() {
+            return false;
+        }
+        if !self.said && elapsed >= SILENT.min(self.limit / 2) {
+            self.said = true;
+            eprintln!("snowskin: waiting up to {} s for {what} (--wait)", self.limit.as_secs_f64());
+        }
+        std::thread::sleep(PAUSE.min(left));
+        true
     }
 }
 

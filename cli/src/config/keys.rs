@@ -35,7 +35,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 28] = [
+const FLAGS: [(&str, &str); 29] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -63,6 +63,7 @@ const FLAGS: [(&str, &str); 28] = [
     ("node.engine.metadata.name", "segment"),
     ("node.local", "local"),
     ("node.gateway", "gateway"),
+    ("node.drain_on_stop_s", "drain-on-stop"),
     ("client.engine.fabrics", "fabric"),
 ];
 

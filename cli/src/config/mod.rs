@@ -110,6 +110,9 @@ pub(crate) struct NodeSettings {
     pub(crate) local: Option<PathBuf>,
     /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
     pub(crate) gateway: Option<SocketAddr>,
+    /// When the node is told to stop, have everything moved to other nodes first, and wait for that at most so long, seconds; 0: stop
+    /// at once, and what is on no other node is gone.
+    pub(crate) drain_on_stop_s: u32,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }
