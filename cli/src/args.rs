@@ -176,6 +176,11 @@ mod tests {
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{path}: {} has no help", argument.get_id());
             }
+            // A paragraph is one line, so that it is broken where the terminal ends and nowhere else.
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ') && !line.ends_with(':');
+            let broken = after.lines().zip(after.lines().skip(1)).find(|(a, b)| is_text(a) && is_text(b));
+            assert_eq!(broken, None, "{path}: a paragraph of several lines");
             for sub in command.get_subcommands() {
                 walk(sub, &path);
             }

@@ -226,3 +226,42 @@ fn bench_allocator_prints_what_was_published_beside_what_it_measures() {
     let text = stdout(&output);
     assert!(text.contains("published") && text.contains("offset min") && text.contains("skewed"), "{text}");
 }
+
+#[test]
+fn messages_say_one_cause_once_with_the_value_and_what_to_do() {
+    let long = "k".repeat(1_100);
+    let cases: &[(&[&str], i32, &[&str], &str)] = &[
+        (&["put", &long, "/proc/self/status"], 2, &["1100 bytes", "1 to 1024", "…"], &long),
+        (&["get", ""], 2, &["empty key"], "INVALID"),
+        (&["node", "--memory", "5"], 2, &["--memory 5B", "4KiB"], "INVALID_PARAMS"),
+        (&["ls", "--tenant", &long[..65]], 2, &["--tenant", "1 to 64 bytes"], "check lengths"),
+        (&["ls", "--config", "/nope.toml"], 2, &["/nope.toml: cannot be read"], "nope.toml:1"),
+    ];
+    for (args, code, parts, never) in cases {
+        let output = run(args);
+        assert_exit(&output, *code);
+        let text = stderr(&output);
+        for part in *parts {
+            assert!(text.contains(part), "{args:?} lacks `{part}`: {text}");
+        }
+        assert!(!text.contains(never), "{args:?} says `{never}`: {text}");
+    }
+}
+
+#[test]
+fn help_lists_the_fabrics_and_writes_sizes_as_people_do() {
+    let help = |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
+    for command in ["node", "put", "get", "gateway"] {
+        assert!(help(command).contains("some of local,shm,rdma,tcp"), "{command}: {}", help(command));
+    }
+    assert!(help("node").contains("[default: 1GiB]"), "{}", help("node"));
+    assert!(!help("node").contains("1073741824"));
+}
+
+#[test]
+fn settings_are_shown_to_programs_with_their_types() {
+    let rows = json(&run(&["config", "show", "log", "--json"]));
+    assert_eq!((rows[0]["key"].as_str(), rows[0]["value"].as_str()), (Some("log.format"), Some("text")));
+    let rows = json(&run(&["config", "show", "master.store.lease_ttl_ms", "--json"]));
+    assert!(rows[0]["value"].is_u64(), "{rows}");
+}

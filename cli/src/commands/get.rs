@@ -12,10 +12,10 @@ use store_client::{Client, ErrorCode, LocalClient};
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
-use crate::commands::{available_memory, refused_in};
+use crate::commands::{available_memory, check_key, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
-use crate::output::{printable, rounded};
+use crate::output::{brief, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output};
@@ -65,6 +65,7 @@ struct Fetched<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    check_key(&args.key)?;
     let master = &args.flags.settings().cluster.master;
     if args.local.is_given() {
         let client = args.local.connect(master, local::ARENA_BYTES, args.wait)?;
@@ -133,7 +134,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
     };
     found.map_err(|error| match error.code() {
         ErrorCode::InvalidParams => {
-            let message = format!("{}: the object ends before that part does", printable(&args.key));
+            let message = format!("{}: the object ends before that part does", brief(&args.key));
             Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
         }
         _ => refused_in(client, &args.key, &error),
@@ -142,7 +143,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
 
 /// The client calls all of these a miss; a person wants to know which.
 fn miss(args: &Args, client: &Client) -> Failure {
-    let key = printable(&args.key);
+    let key = brief(&args.key);
     let counters = client.counters();
     if counters.checksum_mismatches > 0 {
         return Failure::new(Exit::Verification, format!("{key}: the stored bytes are damaged"))
@@ -163,7 +164,7 @@ fn miss(args: &Args, client: &Client) -> Failure {
 }
 
 fn not_found(args: &Args) -> Failure {
-    let key = printable(&args.key);
+    let key = brief(&args.key);
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn arena_for(value_bytes: u64) -> u64 {
 pub(crate) struct LocalArg {
     /// Ask the node on this machine, which moves the bytes: the path of its local socket, or `auto` for that of a node of
     /// yours that uses the same master.
-    #[arg(long, env = "SNOWSKIN_LOCAL", value_name = "PATH|auto")]
+    #[arg(long, env = "SNOWSKIN_LOCAL", hide_env_values = true, value_name = "PATH|auto")]
     local: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn failure(key: &str, error: &LocalError) -> Failure {
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
-    let of = if key.is_empty() { String::new() } else { format!("{}: ", crate::output::printable(key)) };
+    let of = if key.is_empty() { String::new() } else { format!("{}: ", crate::output::brief(key)) };
     let failure = Failure::new(exit, format!("{of}{error}"));
     match error {
         LocalError::ArenaFull { arena_bytes, .. } => failure.hint(format!(

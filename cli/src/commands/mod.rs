@@ -27,13 +27,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
+use store_core::wire::KEY_BYTES_MAX;
 use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
 
-use crate::Outcome;
 use crate::args::{Cli, Command};
 use crate::config::FlagsOfRpc;
 use crate::exit::{Exit, Failure};
+use crate::{Outcome, fail};
 
 /// Runs what was asked for.
 pub(crate) fn run(cli: Cli) -> Outcome {
@@ -127,12 +128,24 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
-    let failure = Failure::new(exit, format!("{}: {error}", crate::output::printable(key)));
+    let failure = Failure::new(exit, format!("{}: {error}", crate::output::brief(key)));
     let failure = match error.code() {
         code if is_no_segment(code) => failure.hint("`snowskin node --memory SIZE` lends memory"),
         _ => failure,
     };
     failure.into()
+}
+
+/// Refuses a key that no store takes.
+pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
+    match key.len() {
+        0 => fail(Failure::usage("an empty key: keys have 1 to 1024 bytes; is a variable not set?")),
+        1..=KEY_BYTES_MAX => Ok(()),
+        len => fail(Failure::usage(format!(
+            "{}: a key of {len} bytes: keys have 1 to {KEY_BYTES_MAX}",
+            crate::output::brief(key)
+        ))),
+    }
 }
 
 /// Whether a put found no place because no node lends memory.

@@ -55,6 +55,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     let config = args.flags.settings().node.node.clone();
     let (name, bytes) = (config.name.clone(), config.capacity_bytes);
     let memory = ByteSize(bytes);
+    enough(bytes)?;
     if let Some(available) = available_memory()
         && bytes > available
     {
@@ -197,6 +198,20 @@ fn ways_in(args: &Args) -> anyhow::Result<(Option<LocalServer>, Option<Gateway>)
     let gateway = gateway.map(|addr| Gateway::start(addr, &store).context("--gateway")).transpose()?;
     Ok((local, gateway))
 }
+
+/// Refuses memory that no object fits into.
+pub(crate) fn enough(bytes: u64) -> anyhow::Result<()> {
+    match bytes {
+        MEMORY_BYTES_MIN.. => Ok(()),
+        _ => fail(
+            Failure::usage(format!("--memory {}: lend {} at least", ByteSize(bytes), ByteSize(MEMORY_BYTES_MIN)))
+                .hint("sizes are written as 64MiB or 8GiB; a bare number is bytes"),
+        ),
+    }
+}
+
+/// A page.
+const MEMORY_BYTES_MIN: u64 = 4096;
 
 /// A local server of a node's process: one object may be as long as all clients together may lend.
 pub(crate) fn local_server_config(path: PathBuf, store: ClientConfig) -> LocalServerConfig {

@@ -1,6 +1,6 @@
 //! `snowskin put`: store a file, or stdin.
 
-use std::io::Read as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use store_core::placement::NAMED_MAX;
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
 use crate::commands::waiting::WaitArg;
-use crate::commands::{available_memory, is_no_segment, no_master, refused_in};
+use crate::commands::{available_memory, check_key, is_no_segment, no_master, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
-use crate::output::{printable, rounded};
+use crate::output::{brief, printable, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output};
@@ -93,6 +93,7 @@ struct Stored<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    check_key(&args.key)?;
     let value = read_value(args)?;
     let bytes = value.len() as u64;
     let settings = args.flags.settings();
@@ -168,13 +169,13 @@ fn copies(args: &Args) -> anyhow::Result<usize> {
 }
 
 fn taken(args: &Args) -> Failure {
-    let message = format!("{}: there is an object under this key already", printable(&args.key));
+    let message = format!("{}: there is an object under this key already", brief(&args.key));
     Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it")
 }
 
 fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome {
     if copies < usize::from(args.replicas) {
-        let key = printable(&args.key);
+        let key = brief(&args.key);
         eprintln!(
             "snowskin: {key}: stored {copies} of {} copies, for each goes to another segment: no other has room for it, or may be \
              used; `snowskin stat` lists them",
@@ -238,6 +239,9 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
     let name;
     if args.file.as_os_str() == "-" {
         name = "stdin".to_owned();
+        if std::io::stdin().is_terminal() {
+            eprintln!("snowskin: reading the value from the terminal: Ctrl-D ends it, Ctrl-C stores nothing");
+        }
         std::io::stdin().lock().take(limit + 1).read_to_end(&mut value).context("cannot read stdin")?;
     } else {
         name = args.file.display().to_string();

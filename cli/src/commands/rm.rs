@@ -5,7 +5,7 @@ use store_client::RpcConnection;
 use store_core::message::{Removal, Remove, RemoveMany, RemoveQuery};
 use store_core::{ErrorCode, Key};
 
-use crate::commands::{MasterArg, bad_pattern, no_master};
+use crate::commands::{MasterArg, bad_pattern, check_key, no_master};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::thousands;
 use crate::{Outcome, fail, output};
@@ -55,9 +55,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let refused = Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
         return fail(refused.hint("`snowskin rm --all` removes everything"));
     }
-    if args.keys.iter().any(String::is_empty) {
-        return fail(Failure::usage("an empty key: keys have 1 to 1024 bytes; is a variable not set?"));
-    }
+    args.keys.iter().try_for_each(|key| check_key(key))?;
     let mut rpc = args.master.connect()?;
     if args.all || args.regex.is_some() {
         return run_many(args, &mut rpc);
@@ -77,7 +75,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 })?;
             }
             if let Err(code) = result {
-                eprintln!("snowskin: {}: {code}", output::printable(key));
+                let why = match code {
+                    ErrorCode::ObjectNotFound => "no such object".to_owned(),
+                    code => code.to_string(),
+                };
+                eprintln!("snowskin: {}: {why}", output::brief(key));
                 worst = match (worst, code) {
                     (Exit::Ok, ErrorCode::ObjectNotFound) => Exit::NotFound,
                     (Exit::NotFound, ErrorCode::ObjectNotFound) => Exit::NotFound,

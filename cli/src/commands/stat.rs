@@ -7,7 +7,7 @@ use store_client::RpcConnection;
 use store_core::message::{Get, ReadStats, Segments};
 use store_core::{Key, Stats};
 
-use crate::commands::{MasterArg, no_master, refused};
+use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, Table, printable, rounded, thousands};
 use crate::size::ByteSize;
@@ -74,6 +74,7 @@ struct ReplicaView {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    args.key.as_deref().map_or(Ok(()), check_key)?;
     let mut rpc = args.master.connect()?;
     match &args.key {
         Some(key) => object(args, key, &mut rpc)?,

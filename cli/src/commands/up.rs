@@ -14,7 +14,7 @@ use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
-use crate::commands::node::{local_server_config, warn_of_loopback};
+use crate::commands::node::{enough, local_server_config, warn_of_loopback};
 use crate::config::{FlagsOfUp, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -154,6 +154,7 @@ fn merge(args: &Args, settings: &mut Settings) -> WaysIn {
 const GATEWAY_PORT: u16 = 9005;
 
 fn room_for(nodes: u16, bytes: u64) -> anyhow::Result<()> {
+    enough(bytes)?;
     let all = bytes.saturating_mul(u64::from(nodes));
     match available_memory() {
         Some(available) if all > available => fail(

@@ -137,14 +137,15 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
 const DRAIN_S: &str = "60";
 
 fn help(key: &Key) -> String {
-    let default = keys::shown(&key.default);
+    let default = key.default_shown();
     let default = match default.trim_matches('"') {
         "" => String::new(),
         default => format!(" [default: {default}]"),
     };
-    let choices = match key.choices.is_empty() {
-        true => String::new(),
-        false => format!(" [{}]", key.choices.join(", ")),
+    let choices = match (key.choices.is_empty(), key.rust_type.ends_with("Fabrics")) {
+        (_, true) => format!(" [{}]", key.kind()),
+        (true, _) => String::new(),
+        (false, _) => format!(" [{}]", key.choices.join(", ")),
     };
     format!("{}{choices}{default}", key.doc)
 }

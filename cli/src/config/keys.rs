@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use super::Settings;
+use crate::size::ByteSize;
 
 /// Where the structs are: a crate's name as it is written in types, and the file. A struct that is nested in one of these and lives
 /// in another file needs a line here; a test says so.
@@ -200,6 +201,14 @@ impl Key {
         is_size_name(self.path.rsplit('.').next().unwrap_or_default())
     }
 
+    /// Its default, as people would write it.
+    pub(crate) fn default_shown(&self) -> String {
+        match self.default.as_u64() {
+            Some(bytes) if self.is_size() => ByteSize(bytes).to_string(),
+            _ => shown(&self.default),
+        }
+    }
+
     /// Never shown.
     pub(crate) fn is_secret(&self) -> bool {
         let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
@@ -221,8 +230,8 @@ impl Key {
             "SocketAddr" => "ADDR:PORT".to_owned(),
             "Address" => "HOST:PORT, or unix:PATH".to_owned(),
             "Fabrics" => "auto, or some of local,shm,rdma,tcp".to_owned(),
-            "MetadataSource" => "p2p, http://HOST:PORT/metadata, redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
-                                 etcd://HOST:PORT[,HOST:PORT]"
+            "MetadataSource" => "p2p, http://HOST:PORT/metadata, and in builds with these features \
+                                 redis://[USER:PASSWORD@]HOST:PORT[/DB] and etcd://HOST:PORT[,HOST:PORT]"
                 .to_owned(),
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),

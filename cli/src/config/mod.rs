@@ -126,7 +126,7 @@ pub(crate) enum Origin {
     File {
         /// Which file.
         path: PathBuf,
-        /// From 1.
+        /// From 1; 0: the file as a whole.
         line: usize,
     },
     /// An environment variable.
@@ -222,14 +222,19 @@ impl Loaded {
         self.origins.contains_key(key)
     }
 
-    /// A key's value, for people; secrets are masked.
-    pub(crate) fn shown(&self, key: &Key) -> String {
+    /// A key's value, for programs; secrets are masked.
+    pub(crate) fn value(&self, key: &Key) -> Value {
         if key.is_secret() && self.is_given(&key.path) {
-            return "\"***\"".to_owned();
+            return Value::from("***");
         }
         // As the structs have it, not as it was written: they leave out secrets within a value.
         let tree = serde_json::to_value(&self.settings).unwrap_or_default();
-        keys::shown(tree.pointer(&key.pointer()).unwrap_or(&Value::Null))
+        tree.pointer(&key.pointer()).cloned().unwrap_or_default()
+    }
+
+    /// A key's value, for people; secrets are masked.
+    pub(crate) fn shown(&self, key: &Key) -> String {
+        keys::shown(&self.value(key))
     }
 
     fn set(&mut self, entry: Entry) -> Result<(), Problem> {
@@ -297,6 +302,12 @@ impl Loaded {
                 own.or_else(store)
             }
             "node" => client(settings.node.node.validate()).or_else(|| engine(&settings.node.node.engine)),
+            "cluster" => {
+                let tenant = &settings.cluster.tenant;
+                let right = (1..=store_core::TENANT_BYTES_MAX).contains(&tenant.len());
+                let need = format!("a tenant's name has 1 to {} bytes", store_core::TENANT_BYTES_MAX);
+                (!right).then(|| ("tenant".to_owned(), need))
+            }
             "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
             _ => None,
         }?;
@@ -376,6 +387,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
             Self::Flag(name) => f.write_str(name),

@@ -29,10 +29,10 @@ use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts
-one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request
-of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per
-object is the growth of the process (VmRSS) and the master's own estimate, both divided by
+    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts \
+one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request \
+of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per \
+object is the growth of the process (VmRSS) and the master's own estimate, both divided by \
 --objects.
 
 Examples:

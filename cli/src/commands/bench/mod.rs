@@ -16,7 +16,7 @@ use crate::output::thousands;
 use crate::size::GIB;
 
 const AFTER_HELP: &str =
-    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes,
+    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes, \
 µs are of one batch, and CPU time is that of all processes taking part.
 
 Examples:

@@ -20,13 +20,13 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "One client, one operation at a time, straight from and into registered memory; what is read is
-checked against its checksum. get reads one object at random of those stored before, batch-get
---batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which
-is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts
-one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy.
-A pool that is started here is written once first, as one in use has been.
-Latency is that of one call; CPU time that of client, master and nodes (with --master, of this
+    "One client, one operation at a time, straight from and into registered memory; what is read is \
+checked against its checksum. get reads one object at random of those stored before, batch-get \
+--batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which \
+is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts \
+one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy. \
+A pool that is started here is written once first, as one in use has been. \
+Latency is that of one call; CPU time that of client, master and nodes (with --master, of this \
 process alone).
 
 Examples:
