@@ -124,13 +124,20 @@ pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyh
 /// An operation on `key` that the store refused.
 pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
     let exit = match error.code() {
-        ErrorCode::ObjectNotFound => Exit::NotFound,
+        ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
     let failure = Failure::new(exit, format!("{}: {error}", crate::output::brief(key)));
     let failure = match error.code() {
-        code if is_no_segment(code) => failure.hint("`snowskin node --memory SIZE` lends memory"),
+        ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
+        ErrorCode::NoAvailableHandle => {
+            failure.hint("`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity")
+        }
+        ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments and their capacity"),
+        ErrorCode::SegmentsClosed => {
+            failure.hint("`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back")
+        }
         _ => failure,
     };
     failure.into()
@@ -150,7 +157,7 @@ pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
 
 /// Whether a put found no place because no node lends memory.
 pub(crate) fn is_no_segment(code: ErrorCode) -> bool {
-    code == ErrorCode::NoAvailableHandle
+    code == ErrorCode::NoSegment
 }
 
 /// Which fabrics to use.

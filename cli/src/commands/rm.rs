@@ -76,13 +76,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
             }
             if let Err(code) = result {
                 let why = match code {
-                    ErrorCode::ObjectNotFound => "no such object".to_owned(),
+                    ErrorCode::KeyNotFound => "no such object".to_owned(),
                     code => code.to_string(),
                 };
                 eprintln!("snowskin: {}: {why}", output::brief(key));
                 worst = match (worst, code) {
-                    (Exit::Ok, ErrorCode::ObjectNotFound) => Exit::NotFound,
-                    (Exit::NotFound, ErrorCode::ObjectNotFound) => Exit::NotFound,
+                    (Exit::Ok, ErrorCode::KeyNotFound) => Exit::NotFound,
+                    (Exit::NotFound, ErrorCode::KeyNotFound) => Exit::NotFound,
                     _ => Exit::Failed,
                 };
             }

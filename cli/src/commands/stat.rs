@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, ReadStats, Segments};
-use store_core::{Key, Stats};
+use store_core::{Key, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
@@ -177,7 +177,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     let view = ObjectView {
         key,
         bytes: object.len,
-        checksum: format!("crc32c:{:08x}", object.checksum),
+        checksum: format!("crc32c:{:08x}", unbound(object.checksum, key.as_bytes(), object.generation)),
         generation: object.generation.to_string(),
         replicas,
     };
