@@ -6,7 +6,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, top, topology, up,
+    admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat, top, topology, up,
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
@@ -135,6 +135,9 @@ pub(crate) enum Command {
     Bench(bench::Args),
     Topology(topology::Args),
     Doctor(doctor::Args),
+    Health(health::Args),
+    Completions(completions::Completions),
+    Man(completions::Man),
 }
 
 #[cfg(test)]

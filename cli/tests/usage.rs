@@ -265,3 +265,44 @@ fn settings_are_shown_to_programs_with_their_types() {
     let rows = json(&run(&["config", "show", "master.store.lease_ttl_ms", "--json"]));
     assert!(rows[0]["value"].is_u64(), "{rows}");
 }
+
+#[test]
+fn completions_and_manual_pages_cover_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&run(&["completions", shell]));
+        for word in ["drain-on-stop", "completions", "tenants"] {
+            assert!(script.contains(word), "{shell} lacks {word}");
+        }
+    }
+    assert_exit(&run(&["completions", "tcsh"]), 2);
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man1");
+    assert_exit(&run(&["man", "--out", pages.to_str().unwrap()]), 0);
+    for page in ["snowskin.1", "snowskin-put.1", "snowskin-admin-drain.1", "snowskin-bench-store.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.starts_with(".ie ") && text.contains(".SH NAME"), "{page}");
+    }
+    assert!(stdout(&run(&["man"])).contains(".SH NAME"));
+}
+
+#[test]
+fn a_build_says_what_it_is_of() {
+    let text = stdout(&run(&["--version", "--verbose"]));
+    for part in ["snowskin ", "commit: ", "features: ", "target: ", "rustc: rustc "] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(cfg!(not(feature = "tcp")) || text.contains("tcp"), "{text}");
+    assert_eq!(stdout(&run(&["--version"])).lines().count(), 1);
+}
+
+#[test]
+fn health_says_how_a_server_is_by_its_exit_code() {
+    let master = common::Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
+    let http = master.text("http");
+    assert_exit(&run(&["health", &http]), 0);
+    assert_exit(&run(&["health", &format!("http://{http}/")]), 0);
+    drop(master);
+    let gone = run(&["health", &http, "--timeout-ms", "500"]);
+    assert_exit(&gone, 1);
+    assert!(stderr(&gone).contains(&http), "{}", stderr(&gone));
+}

@@ -3,10 +3,12 @@
 pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod gateway;
 pub(crate) mod get;
+pub(crate) mod health;
 pub(crate) mod local;
 pub(crate) mod ls;
 pub(crate) mod master;
@@ -56,6 +58,9 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Bench(args) => bench::run(args, global),
         Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),
+        Command::Health(args) => health::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
     }
 }
 

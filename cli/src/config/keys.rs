@@ -79,11 +79,12 @@ const VARIABLES: [(&str, &str); 6] = [
 ];
 
 /// Variables of single commands, which are no settings. A test holds this list to what the commands say.
-pub(crate) const OTHER_VARIABLES: [&str; 8] = [
+pub(crate) const OTHER_VARIABLES: [&str; 9] = [
     "SNOWSKIN_BENCH_MASTER",
     "SNOWSKIN_CONFIG",
     "SNOWSKIN_EVICTION",
     "SNOWSKIN_GATEWAY_LISTEN",
+    "SNOWSKIN_HEALTH",
     "SNOWSKIN_LOCAL",
     "SNOWSKIN_QUIET",
     "SNOWSKIN_TRACE",
