@@ -705,6 +705,29 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         debug_assert!(pushed.is_ok(), "room was checked above");
         Ok(())
     }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.rails.iter().any(|rail| rail.is_connected(peer))
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        // One that is connected over one rail is left alone on all of them.
+        if !force && self.is_connected(peer) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        let mut gone = true;
+        let mut first_error = None;
+        // A rail that cannot must not keep the others from it: what can be closed is closed, and the answer says that it is not all.
+        for rail in &mut self.rails {
+            match rail.expel(peer, force) {
+                Ok(here) => gone &= here,
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        first_error.map_or(Ok(gone), Err)
+    }
 }
 
 /// The children's exports in a blob, by name, and what each costs at the owner's end, in tenths; without costs all are alike.

@@ -136,6 +136,19 @@ pub enum Liveness {
     Unreachable,
 }
 
+/// How far the [expulsion](crate::TransferEngine::expel) of a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expulsion {
+    /// Nothing of it can land in our memory any more, and it is refused from now on.
+    Gone,
+    /// It is refused, and something of it may still land: ask again.
+    Underway,
+    /// It is connected, and was left alone.
+    Connected,
+    /// A fabric of this engine cannot tell one peer from another.
+    Unsupported,
+}
+
 /// A message from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {

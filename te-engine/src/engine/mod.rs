@@ -26,9 +26,11 @@ use crate::config::Config;
 use crate::control::{Inbox, Server};
 use crate::copier::rights;
 use crate::descriptor::Published;
-use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{ExpelError, RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::{Keeper, KeeperState, Metadata};
-use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::request::{
+    BatchReport, Expulsion, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest,
+};
 use crate::spin::Spin;
 use crate::sums::{self, Note};
 use crate::sys::park;
@@ -57,6 +59,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
 pub struct Engine {
     config: Config,
+    identity: u64,
     spin: Spin,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
@@ -155,6 +158,7 @@ impl Engine {
         extra: Vec<Rail>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        let identity = identity()?;
         let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
@@ -166,6 +170,7 @@ impl Engine {
             op: Op::Read,
         };
         Ok(Self {
+            identity,
             clock: Clock(std::time::Instant::now()),
             rails,
             devices,
@@ -208,6 +213,13 @@ impl Engine {
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.published.incarnation
+    }
+
+    /// What peers know this engine by, on every fabric: random, never 0, another one after every start. See
+    /// [`expel`](Self::expel).
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// What it was started with.
@@ -452,6 +464,28 @@ impl Engine {
         let idle = self.idle_time();
         if idle != Some(Duration::ZERO) {
             park(self.event_sources(), idle.into_iter().chain(timeout).min());
+        }
+    }
+
+    /// Ends what the engine with this [identity](Self::identity) can do to the memory that this one exports, over every fabric,
+    /// and refuses it from now on: its connections are closed, its mappings revoked. Others are not disturbed. Until it is
+    /// [`Gone`](Expulsion::Gone), [`poll`](Self::poll) and ask again. Without `force`, a peer that is connected is left alone.
+    ///
+    /// # Errors
+    /// `Identity`, `Full`, `Rails`.
+    pub fn expel(&mut self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
+        if peer == 0 || peer == self.identity {
+            return Err(ExpelError::Identity);
+        }
+        match self.rails.expel(peer, force) {
+            Ok(true) => Ok(Expulsion::Gone),
+            Ok(false) => Ok(Expulsion::Underway),
+            Err(error) => match error.kind {
+                ErrorKind::Busy => Ok(Expulsion::Connected),
+                ErrorKind::Unsupported => Ok(Expulsion::Unsupported),
+                ErrorKind::Full => Err(ExpelError::Full),
+                _ => Err(ExpelError::Rails(error)),
+            },
         }
     }
 
@@ -794,6 +828,17 @@ impl Row {
         match self.reason {
             Some(CancelReason::TimedOut) => Status::TimedOut,
             _ => Status::Canceled,
+        }
+    }
+}
+
+/// A random number that is not 0.
+fn identity() -> Result<u64, StartError> {
+    let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
+    loop {
+        let identity = u64::from_ne_bytes(crate::blob::random::<8>().map_err(no_randomness)?);
+        if identity != 0 {
+            return Ok(identity);
         }
     }
 }
