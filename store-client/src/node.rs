@@ -89,10 +89,7 @@ impl Node {
     ///
     /// # Errors
     /// See [`ConnectError`]; when it gave up, why it was still waiting.
-    pub fn start_unless(
-        config: NodeConfig,
-        gives_up: impl FnMut() -> bool,
-    ) -> Result<Self, ConnectError> {
+    pub fn start_unless(config: NodeConfig, gives_up: impl FnMut() -> bool) -> Result<Self, ConnectError> {
         config.validate()?;
         // Whatever is wrong here is told before anybody waits.
         let engine = TransferEngine::start(config.engine.clone())?;

@@ -71,7 +71,10 @@ mod tests {
             }
             // The last one has only begun, and the burst is given in advance.
             let took = now - start + BURST;
-            assert!((begun - 1) as f64 * bytes as f64 <= rate as f64 * took.as_secs_f64(), "{bytes} at {rate}");
+            assert!(
+                (begun - 1) as f64 * bytes as f64 <= rate as f64 * took.as_secs_f64(),
+                "{bytes} at {rate}"
+            );
         }
     }
 

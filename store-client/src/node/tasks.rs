@@ -273,7 +273,8 @@ impl Work {
         for order in orders.filter(|order| order.segment == mounted.segment) {
             given.push(order.attempt);
             let flying = self.flights.iter_mut().map(|flight| &mut flight.order);
-            if let Some(known) = flying.chain(&mut self.waiting).find(|known| known.attempt == order.attempt) {
+            if let Some(known) = flying.chain(&mut self.waiting).find(|known| known.attempt == order.attempt)
+            {
                 known.until = until;
             } else if self.ends.contains_key(&order.attempt) {
                 // The place may be a replica by now, or somebody else's: it is told again.
