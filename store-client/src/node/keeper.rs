@@ -23,6 +23,8 @@ pub(super) struct Keeper {
     engine: TransferEngine,
     rpc: RpcConnection,
     node: u64,
+    /// What the node proves with that it is itself.
+    key: u64,
     incarnation: u64,
     mounted: Option<SegmentNo>,
     ttl: Duration,
@@ -39,8 +41,8 @@ impl Keeper {
         worker: Worker,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
-        let node = super::random();
-        Self { config, engine, rpc, node, incarnation: 0, mounted: None, ttl, shared, worker }
+        let (node, key) = (super::random(), super::random());
+        Self { config, engine, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
     }
 
     /// Until the node is stopped.
@@ -70,7 +72,7 @@ impl Keeper {
         if self.mounted.is_none() {
             return self.mount();
         }
-        let beat = Heartbeat { node: self.node, incarnation: self.incarnation };
+        let beat = Heartbeat { node: self.node, incarnation: self.incarnation, key: self.key };
         let trace = self.rpc.begin_trace();
         log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
         let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
@@ -118,9 +120,12 @@ impl Keeper {
             len: self.config.capacity_bytes,
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             epoch,
+            key: self.key,
+            takeover: false,
         };
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        match self.rpc.call::<Mount>(&segment, std::iter::empty()).map(|(mounted, _)| mounted) {
+        let answer = self.rpc.call::<Mount>(&segment, std::iter::empty());
+        match answer.and_then(|(answer, _)| answer.mounted().map_err(RpcError::Refused)) {
             Ok(mounted) => {
                 self.mounted = Some(mounted.segment);
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
@@ -140,7 +145,8 @@ impl Keeper {
     fn wake_worker(&self) {
         let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(segment), Some(region)) = (self.mounted, region) {
-            self.worker.wake(Mounted { node: self.node, incarnation: self.incarnation, segment, region });
+            let (node, key, incarnation) = (self.node, self.key, self.incarnation);
+            self.worker.wake(Mounted { node, key, incarnation, segment, region });
         }
     }
 
@@ -161,7 +167,8 @@ impl Keeper {
 
     fn unmount(&mut self) {
         if let Some(segment) = self.mounted {
-            let unmount = UnmountSegment { node: self.node, incarnation: self.incarnation, segment };
+            let unmount =
+                UnmountSegment { node: self.node, incarnation: self.incarnation, segment, key: self.key };
             if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
                 log::debug!("node {}: {error}", self.config.name);
             }

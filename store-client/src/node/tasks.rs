@@ -25,9 +25,10 @@ use std::time::{Duration, Instant};
 
 use store_core::blocks::{BLOCK_BYTES, BlockSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, Replica, ReportReplicas, Segments, TaskEnd, TaskOrder,
+    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
+    TaskOrder,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, bound};
 use te_engine::{Op, SegmentHandle, SharedRegion, Status, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
@@ -54,6 +55,7 @@ const LINGER_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub(super) struct Mounted {
     pub(super) node: u64,
+    pub(super) key: u64,
     pub(super) incarnation: u64,
     pub(super) segment: SegmentNo,
     pub(super) region: SharedRegion,
@@ -138,6 +140,7 @@ struct Order {
     key: Vec<u8>,
     generation: u64,
     len: u64,
+    /// Bound to the key and the generation.
     checksum: u32,
     /// In our region.
     offset: u64,
@@ -265,7 +268,8 @@ impl Work {
         self.tell(mounted)?;
         let asked = Instant::now();
         let count_max = self.share.orders_max(ORDERS_MAX);
-        let ask = FetchAsk { node: mounted.node, incarnation: mounted.incarnation, count_max };
+        let Mounted { node, key, incarnation, .. } = *mounted;
+        let ask = FetchAsk { node, incarnation, count_max, key };
         let (lease, orders) = self.rpc.call::<FetchTasks>(&ask, std::iter::empty())?;
         let lease = Duration::from_millis(lease.lease_ms.into());
         let until = asked + lease;
@@ -307,7 +311,8 @@ impl Work {
         }
         if self.untold > 0 {
             let ends: Vec<TaskEnd> = self.ends.values().copied().collect();
-            self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
+            let proof = NodeProof { node: mounted.node, key: mounted.key };
+            self.rpc.call::<EndTasks>(&proof, ends.into_iter())?;
             // From here on the master does not hand these attempts out again.
             self.ends.clear();
             self.untold = 0;
@@ -384,7 +389,8 @@ impl Work {
                 self.close(source);
                 self.read_next(order, mounted);
             } else {
-                let found = checksum(&order, &mounted.region);
+                let found = checksum(&order, &mounted.region)
+                    .map(|crc32c| bound(crc32c, &order.key, order.generation));
                 if Instant::now() >= order.until {
                     self.end(&order, Err(ErrorCode::LeaseExpired), true);
                 } else if found == Some(order.checksum) {
