@@ -456,13 +456,22 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
-        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain.
+        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain. And one that is
+        // busy keeps no other from letting go.
+        let mut first_error = None;
         for (rail, child) in self.rails.iter_mut().enumerate() {
             let region = &mut self.regions[id.index as usize];
             if region.rails & 1 << rail != 0 {
-                child.deregister(id)?;
-                region.rails &= !(1 << rail);
+                match child.deregister(id) {
+                    Ok(()) => region.rails &= !(1 << rail),
+                    Err(error) => {
+                        first_error.get_or_insert(error);
+                    }
+                }
             }
+        }
+        if let Some(error) = first_error {
+            return Err(error);
         }
         self.regions[id.index as usize].live = false;
         Ok(())

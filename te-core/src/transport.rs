@@ -157,7 +157,7 @@ pub trait Transport: Memory {
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error>;
 
     /// Whether an initiator with this identity has a connection to us, or maps our memory. Identities are random and belong to one
-    /// life of one process's engine; 0 belongs to nobody.
+    /// life of one process's engine; 0 belongs to nobody. One that was [expelled](Self::expel) is not connected.
     fn is_connected(&self, peer: u64) -> bool {
         let _ = peer;
         false

@@ -62,6 +62,16 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
+/// A random number that is not 0.
+pub(crate) fn identity() -> Result<u64, Error> {
+    loop {
+        let identity = u64::from_ne_bytes(random()?);
+        if identity != 0 {
+            return Ok(identity);
+        }
+    }
+}
+
 /// Whether two keys are the same, in a time that does not tell where they differ.
 pub(crate) fn same_key(a: &[u8; 16], b: &[u8; 16]) -> bool {
     same_bytes(a, b)

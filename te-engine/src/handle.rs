@@ -174,6 +174,28 @@ impl TransferEngine {
         registered.unwrap_or(Err(RegisterError::Closed))
     }
 
+    /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
+    /// allocated or touched, and the contents stay. What peers were granted before is no way to it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register): `Overlap` while it is still registered.
+    pub fn reregister(&self, region: &SharedRegion, access: Access) -> Result<SharedRegion, RegisterError> {
+        let region = region.clone();
+        let registered = self.call(move |engine| engine.reregister(&region, access));
+        registered.unwrap_or(Err(RegisterError::Closed))
+    }
+
+    /// Lets go of shared memory that [`unregister`](Self::unregister) calls `Busy` because a peer that is stopped may be in the
+    /// middle of a copy: its pages are given back to the system, contents and all, and the rest (addresses, one of `regions_max`)
+    /// as soon as the peer goes on or is gone. Until then it counts in [`Stats::quarantined_regions`]. Nobody is granted it
+    /// any more. Keep no clone of `region`: it would keep the addresses.
+    ///
+    /// # Errors
+    /// `Busy` while requests of ours use it; `NotFound`.
+    pub fn quarantine_shared(&self, region: SharedRegion) -> Result<(), RegisterError> {
+        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or(Err(RegisterError::Closed))
+    }
+
     /// Registers a buffer that the engine takes apart until it is given back.
     ///
     /// # Errors

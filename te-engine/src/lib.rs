@@ -78,6 +78,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod barred;
 mod blob;
 mod config;
 mod control;

@@ -206,6 +206,11 @@ pub struct Stats {
     pub quarantined_batches: u32,
     /// Bytes of their local memory.
     pub quarantined_bytes: u64,
+    /// Regions that could not be unregistered because a stopped peer may be in the middle of a copy, and that nobody asks for any
+    /// more: see [`TransferEngine::quarantine_shared`](crate::TransferEngine::quarantine_shared).
+    pub quarantined_regions: u32,
+    /// Bytes of those: of addresses, not of memory.
+    pub quarantined_region_bytes: u64,
     /// Buffers of dropped transfers that could not be given back.
     pub leaked_buffers: u64,
     /// Bytes of those.

@@ -76,6 +76,10 @@ pub struct Engine {
     fences: Fences,
     /// Remote regions that are to be detached once nothing uses them.
     leaving: Vec<SegmentId>,
+    /// Regions that a peer may be inside for ever.
+    quarantine: Vec<RegionId>,
+    /// When to look whether it is.
+    release_at: Option<Instant>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
     /// Whether rails that can tell the checksums of what they move, and what they told in the last poll.
@@ -158,8 +162,10 @@ impl Engine {
         extra: Vec<Rail>,
     ) -> Result<Self, StartError> {
         config.validate()?;
-        let identity = identity()?;
-        let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
+        let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
+        let identity = crate::blob::identity().map_err(no_randomness)?;
+        let Parts { rails, devices, affinity, published, inbox, server } =
+            rails::open(&config, identity, extra)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
         let empty = Slice {
@@ -182,6 +188,8 @@ impl Engine {
             pending: VecDeque::with_capacity(config.batches_max as usize),
             fences: Fences::default(),
             leaving: Vec::new(),
+            quarantine: Vec::new(),
+            release_at: None,
             next_deadline: None,
             checksum_copies: false,
             notes: Vec::new(),
@@ -309,6 +317,7 @@ impl Engine {
         if !self.leaving.is_empty() {
             self.leave();
         }
+        self.release(now);
         count
     }
 
@@ -451,7 +460,7 @@ impl Engine {
     /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
-        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(soon).min()
+        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(self.release_at).chain(soon).min()
     }
 
     /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
@@ -493,6 +502,7 @@ impl Engine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
+        let (quarantined_regions, quarantined_region_bytes) = self.quarantined_regions();
         let rails = self.rails.rails();
         let rail = |index: usize| {
             let health = self.rails.route().health(index)?;
@@ -520,6 +530,8 @@ impl Engine {
             batches_timed_out: self.batches_timed_out,
             quarantined_batches: self.quarantined_batches,
             quarantined_bytes: self.quarantined_bytes,
+            quarantined_regions,
+            quarantined_region_bytes,
             leaked_buffers: 0,
             leaked_bytes: 0,
             notifications_refused: self.inbox.refused(),
@@ -828,17 +840,6 @@ impl Row {
         match self.reason {
             Some(CancelReason::TimedOut) => Status::TimedOut,
             _ => Status::Canceled,
-        }
-    }
-}
-
-/// A random number that is not 0.
-fn identity() -> Result<u64, StartError> {
-    let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
-    loop {
-        let identity = u64::from_ne_bytes(crate::blob::random::<8>().map_err(no_randomness)?);
-        if identity != 0 {
-            return Ok(identity);
         }
     }
 }

@@ -1,10 +1,12 @@
-//! A word that is 0 in every process that was forked since it was set.
+//! What a child does not inherit: a word that is 0 in every process that was forked since it was set, and what goes by it.
 
 use std::num::NonZeroUsize;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::fork::Mark;
 
 /// Where it is, from the first call on. No lock: a fork in the middle of the first call must not leave one held.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
@@ -60,4 +62,39 @@ fn made() -> *mut AtomicU64 {
 
 extern "C" fn wipe_plain() {
     PLAIN.store(0, Ordering::Relaxed);
+}
+
+/// Something that each process has its own of. A child makes one afresh: what it inherited is its parent's, and may be locked by a
+/// thread that the child does not have.
+pub(crate) struct PerProcess<T> {
+    made: AtomicPtr<(Mark, T)>,
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self { made: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// This process' one.
+    pub(crate) fn get(&self) -> &'static T {
+        let known = self.made.load(Ordering::Acquire);
+        // SAFETY: null, or a box that was leaked below.
+        if let Some((mark, made)) = unsafe { known.as_ref() }
+            && !mark.is_forked()
+        {
+            return made;
+        }
+        // What the parent made is leaked as well: it is not ours to drop.
+        let fresh = Box::into_raw(Box::new((Mark::new(), T::default())));
+        match self.made.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: leaked above.
+            Ok(_) => unsafe { &(*fresh).1 },
+            Err(theirs) => {
+                // SAFETY: nobody has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: leaked above, by another thread of this process: it changed `made` after we did look.
+                unsafe { &(*theirs).1 }
+            }
+        }
+    }
 }
