@@ -141,7 +141,9 @@ impl TcpTransport {
             let outside = &self.admission.outside;
             let share = |group: IpAddr| outside.iter().filter(|(_, other)| *other == group).count();
             let largest = outside.iter().map(|&(_, group)| share(group)).max();
-            let Some(at) = outside.iter().position(|&(_, group)| Some(share(group)) == largest) else { break };
+            let Some(at) = outside.iter().position(|&(_, group)| Some(share(group)) == largest) else {
+                break;
+            };
             let (gone, _) = self.admission.outside.remove(at);
             if let Some(index) = self.connections.index(gone)
                 && let Some(lane) = self.connections.take_in(index)
@@ -183,7 +185,8 @@ impl TcpTransport {
         let mut count = 0;
         for index in 0..self.connections.bound() {
             let lane = self.connections.in_mut(index);
-            count += usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.identity == identity));
+            count +=
+                usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.identity == identity));
         }
         count
     }
@@ -260,7 +263,9 @@ impl TcpTransport {
     /// Whether the peer has a lane here, or may be alive without one because it was we who closed its last.
     pub(crate) fn has_peer(&self, identity: u64) -> bool {
         let lane = |index| match self.connections.get(index) {
-            Some(Connection::In(lane)) => lane.role.phase != Phase::Greeting && lane.role.identity == identity,
+            Some(Connection::In(lane)) => {
+                lane.role.phase != Phase::Greeting && lane.role.identity == identity
+            }
             _ => false,
         };
         (0..self.connections.bound()).any(lane) || self.admission.sent_away.contains(&identity)

@@ -42,7 +42,9 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
         let mut again = Raw::new(&target);
         let hello = again.hello(1, lane);
         again.say(&mut target, hello.as_bytes());
-        let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&again.hear_out(&mut target)) else { panic!() };
+        let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&again.hear_out(&mut target)) else {
+            panic!()
+        };
         assert_eq!(welcome.status.get(), Status::Expelled as u32);
     }
     other.say(&mut target, &[1; 600]);
@@ -119,7 +121,8 @@ fn writer_process() {
     let Ok(hex) = std::env::var(TARGET) else { return };
     let blob: Vec<u8> =
         (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
-    let mut node = Node::new(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
+    let mut node =
+        Node::new(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
     node.transport.attach(SEGMENT, &blob).unwrap();
     node.memory.set(0, &[0xbb; BYTES]);
     let mut token = 0;

@@ -33,10 +33,7 @@ fn survive(a: Node, target: Node) -> (Node, Node) {
     let mut moved = Some((ours, theirs));
     assert_eq!(in_a_child(|| drop(moved.take())), 0, "the child came to harm");
     let (ours, theirs) = moved.unwrap();
-    (
-        Node { transport: ours, memory, done },
-        Node { transport: theirs, memory: remote, done: others },
-    )
+    (Node { transport: ours, memory, done }, Node { transport: theirs, memory: remote, done: others })
 }
 
 #[test]
@@ -48,7 +45,10 @@ fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
         assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
 
         // In the middle of a WRITE and a READ.
-        a.submit(&[write(2, 0, 0, BYTES as u32 / 2), read(3, BYTES as u64 / 2, BYTES as u64 / 2, BYTES as u32 / 2)]);
+        a.submit(&[
+            write(2, 0, 0, BYTES as u32 / 2),
+            read(3, BYTES as u64 / 2, BYTES as u64 / 2, BYTES as u32 / 2),
+        ]);
         a.poll();
         target.poll();
         (a, target) = survive(a, target);
@@ -61,7 +61,8 @@ fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
             let EventSource(fd) = node.transport.event_source().unwrap();
             let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             // SAFETY: `asked` is one entry and lives across the call.
-            assert_eq!(unsafe { libc::poll(&raw mut asked, 1, 20) }, 0, "nothing has happened to its sockets");
+            let ready = unsafe { libc::poll(&raw mut asked, 1, 20) };
+            assert_eq!(ready, 0, "nothing has happened to its sockets");
         }
         a.submit(&[write(4, 0, 8, 8)]);
         assert_eq!(finish(&mut [&mut a, &mut target], 4), Completion::applied(Token(4)));
