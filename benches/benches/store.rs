@@ -80,6 +80,8 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
             len,
             export: Default::default(),
             epoch: 0,
+            key: 0,
+            takeover: false,
         };
         master.mount(Instant::ZERO, &segment).expect("fresh");
     }

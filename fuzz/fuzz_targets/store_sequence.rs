@@ -8,7 +8,8 @@ use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Secret, SegmentNo, Session, TenantConfig,
+    ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Role, Secret, SegmentNo, Session, TenantConfig,
+    prove,
 };
 use te_core::Instant;
 
@@ -21,7 +22,7 @@ struct World {
     session: Session,
     now: Instant,
     /// Every start that was answered.
-    started: Vec<([u8; 2], u64)>,
+    started: Vec<([u8; 2], (u64, u64))>,
     /// Every order of a task that a node was given.
     orders: Vec<(TaskId, u64, u32)>,
     /// There was a task, or there may have been one.
@@ -54,8 +55,8 @@ impl World {
 
     fn step(&mut self, op: u8, a: u8, b: u8, c: u8) {
         let key = [b'k', a % 8];
-        let (started, generation) = match self.started.len() {
-            0 => (key, u64::from(b)),
+        let (started, (generation, handle)) = match self.started.len() {
+            0 => (key, (u64::from(b), 0)),
             len => self.started[usize::from(b) % len],
         };
         // Now and then somebody means another's key.
@@ -72,6 +73,8 @@ impl World {
                     len: 64 * (1 + u64::from(c)),
                     export: Export::default(),
                     epoch: 0,
+                    key: 0,
+                    takeover: false,
                 };
                 self.ask::<Mount>(&segment, std::iter::empty(), drop);
             }
@@ -80,11 +83,11 @@ impl World {
                     self.master.segments().map(|info| (info.segment, info.incarnation)).collect();
                 let (segment, incarnation) =
                     segments.get(usize::from(a)).copied().unwrap_or((a.into(), c.into()));
-                let unmount = UnmountSegment { node: u64::from(b % 3), incarnation, segment };
+                let unmount = UnmountSegment { node: u64::from(b % 3), incarnation, segment, key: 0 };
                 self.ask::<Unmount>(&unmount, std::iter::empty(), drop);
             }
             2 => {
-                let beat = Heartbeat { node: u64::from(a % 3), incarnation: u64::from(b) };
+                let beat = Heartbeat { node: u64::from(a % 3), incarnation: u64::from(b), key: 0 };
                 self.ask::<Beat>(&beat, std::iter::empty(), drop);
             }
             3 | 4 => {
@@ -94,23 +97,23 @@ impl World {
                     group: (c & 32 != 0).then_some(u64::from(c >> 6)),
                 };
                 let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
-                let ask = PutAsk { nonce: u32::from(op / 18), options };
+                let ask = PutAsk { nonce: u32::from(op / 18), options, writer: 0 };
                 let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
                 let items: Vec<NewObject<'_>> =
                     keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
                 let mut generations = Vec::new();
                 self.ask::<PutStart>(&ask, items.into_iter(), |answer| {
-                    generations.push(answer.ok().map(|allocation| allocation.generation));
+                    generations.push(answer.ok().map(|allocation| (allocation.generation, allocation.handle)));
                 });
                 let started = keys.iter().zip(generations);
                 self.started.extend(started.filter_map(|(key, generation)| Some((*key, generation?))));
             }
             5 => {
-                let commit = Commit { key: Key(&ended), generation, checksum: u32::from(c & 1) };
+                let commit = Commit { key: Key(&ended), generation, handle, checksum: u32::from(c & 1) };
                 self.ask::<PutEnd>(&(), std::iter::once(commit), drop);
             }
             6 => {
-                let revocation = Revocation { key: Key(&ended), generation, quiet: c & 1 == 0 };
+                let revocation = Revocation { key: Key(&ended), generation, handle, quiet: c & 1 == 0 };
                 self.ask::<PutRevoke>(&(), std::iter::once(revocation), drop);
             }
             7 => {
@@ -128,10 +131,13 @@ impl World {
             }
             11 => {
                 let tenant = TENANTS[usize::from(a) % TENANTS.len()];
+                // A connection of its own: a greeting before has used the challenge up.
+                self.session = Session::default();
+                let proof = prove(b"s", Role::Admin, &[0; 32], tenant);
                 let greeting = Greeting {
                     version: store_core::wire::VERSION,
                     tenant,
-                    admin: Key(b"s"),
+                    admin_proof: Key(&proof),
                     ..Greeting::default()
                 };
                 self.ask::<Hello>(&greeting, std::iter::empty(), drop);
@@ -149,7 +155,7 @@ impl World {
                 let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
                 let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
                 let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
-                self.ask::<EndTasks>(&u64::from(c >> 4 & 3), std::iter::once(end), drop);
+                self.ask::<EndTasks>(&NodeProof { node: u64::from(c >> 4 & 3), key: 0 }, std::iter::once(end), drop);
             }
             16 => {
                 let segment = self.segment(a);
@@ -206,7 +212,7 @@ impl World {
         let known = self.master.segments().find(|info| info.node == node).map(|info| info.incarnation);
         let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(b.into());
         let mut orders = Vec::new();
-        let fetch = FetchAsk { node, incarnation, count_max: 4 };
+        let fetch = FetchAsk { node, incarnation, count_max: 4, key: 0 };
         self.ask::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
             orders.push((order.id, order.attempt, order.checksum));
         });

@@ -101,13 +101,15 @@ fn measure_master() -> Result<()> {
         len: 1 << 40,
         export: Default::default(),
         epoch: rpc.welcome().epoch,
+        key: 0,
+        takeover: false,
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;
     println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");
     for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
         let keys: Vec<Vec<u8>> =
             (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
-        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, std::iter::empty())?;
+        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, std::iter::empty())?;
         let started = Instant::now();
         let mut started_keys = Vec::with_capacity(keys.len());
         pipeline::<PutStart, _>(
@@ -121,20 +123,24 @@ fn measure_master() -> Result<()> {
             |results| {
                 started_keys.extend(
                     results.map(|result: std::result::Result<Allocation, ErrorCode>| {
-                        result.map(|a| a.generation)
+                        result.map(|a| (a.generation, a.handle))
                     }),
                 )
             },
         )?;
-        let generations: std::result::Result<Vec<u64>, ErrorCode> = started_keys.into_iter().collect();
-        let pairs: Vec<(&[u8], u64)> = keys.iter().map(Vec::as_slice).zip(generations?).collect();
+        let named: std::result::Result<Vec<(u64, u64)>, ErrorCode> = started_keys.into_iter().collect();
+        let pairs: Vec<(&[u8], (u64, u64))> = keys.iter().map(Vec::as_slice).zip(named?).collect();
         pipeline::<PutEnd, _>(
             &mut rpc,
             depth,
             pairs.chunks(batch),
             |rpc, pairs| {
-                let commits =
-                    pairs.iter().map(|&(key, generation)| Commit { key: Key(key), generation, checksum: 7 });
+                let commits = pairs.iter().map(|&(key, (generation, handle))| Commit {
+                    key: Key(key),
+                    generation,
+                    handle,
+                    checksum: 7,
+                });
                 rpc.queue::<PutEnd>(&(), commits)
             },
             |results| assert!(results.into_iter().all(|result| result.is_ok())),

@@ -341,7 +341,7 @@ impl Worker {
         let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
         let removed = |result| match result {
             Ok(()) => Ok(true),
-            Err(ErrorCode::ObjectNotFound) => Ok(false),
+            Err(ErrorCode::KeyNotFound) => Ok(false),
             Err(code) => Err(code),
         };
         match self.client.batch_remove(&slices(&keys), force) {

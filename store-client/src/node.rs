@@ -77,6 +77,8 @@ struct Keeper {
     engine: TransferEngine,
     rpc: RpcConnection,
     node: u64,
+    /// What the node proves with that it is itself.
+    key: u64,
     incarnation: u64,
     mounted: Option<SegmentNo>,
     ttl: Duration,
@@ -105,6 +107,7 @@ impl Node {
             engine,
             rpc,
             node: random(),
+            key: random(),
             incarnation: 0,
             mounted: None,
             shared: Arc::clone(&shared),
@@ -263,7 +266,7 @@ impl Keeper {
         if self.mounted.is_none() {
             return self.mount();
         }
-        let beat = Heartbeat { node: self.node, incarnation: self.incarnation };
+        let beat = Heartbeat { node: self.node, incarnation: self.incarnation, key: self.key };
         let trace = self.rpc.begin_trace();
         log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
         let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
@@ -311,9 +314,12 @@ impl Keeper {
             len: self.config.capacity_bytes,
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             epoch,
+            key: self.key,
+            takeover: false,
         };
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        match self.rpc.call::<Mount>(&segment, std::iter::empty()).map(|(mounted, _)| mounted) {
+        let answer = self.rpc.call::<Mount>(&segment, std::iter::empty());
+        match answer.and_then(|(answer, _)| answer.mounted().map_err(RpcError::Refused)) {
             Ok(mounted) => {
                 self.mounted = Some(mounted.segment);
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
@@ -333,7 +339,13 @@ impl Keeper {
     fn wake_worker(&self) {
         let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(segment), Some(region)) = (self.mounted, region) {
-            self.worker.wake(Mounted { node: self.node, incarnation: self.incarnation, segment, region });
+            self.worker.wake(Mounted {
+                node: self.node,
+                key: self.key,
+                incarnation: self.incarnation,
+                segment,
+                region,
+            });
         }
     }
 
@@ -354,7 +366,7 @@ impl Keeper {
 
     fn unmount(&mut self) {
         if let Some(segment) = self.mounted {
-            let unmount = UnmountSegment { node: self.node, incarnation: self.incarnation, segment };
+            let unmount = UnmountSegment { node: self.node, incarnation: self.incarnation, segment, key: self.key };
             if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
                 log::debug!("node {}: {error}", self.config.name);
             }

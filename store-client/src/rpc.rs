@@ -21,7 +21,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Secret, Trace, WireError};
+use store_core::{
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, PROOF_BYTES, Role, Secret, Trace, WireError,
+    prove,
+};
 use te_engine::Spin;
 
 pub use address::Address;
@@ -125,6 +128,7 @@ impl RpcConnection {
                 replicas_max: 0,
                 lease_ms: 0,
                 node_ttl_ms: 0,
+                challenge: [0; CHALLENGE_BYTES],
             },
             input: Input::default(),
             out: Vec::new(),
@@ -368,18 +372,34 @@ impl RpcConnection {
         Ok(())
     }
 
+    /// Says who connects. Whoever has secrets asks for the challenge first, and says the proofs then.
     fn greet(&mut self, deadline: Instant) -> Result<Welcome, RpcError> {
+        let Identity { tenant, secret, admin } = self.identity.clone();
+        if !secret.is_set() && !admin.is_set() {
+            return self.hello(&Greeting { tenant: &tenant, ..Greeting::default() }, deadline);
+        }
+        let welcome = self.hello(&Greeting { tenant: "", ..Greeting::default() }, deadline)?;
+        let proof = |secret: &Secret, role| {
+            secret.is_set().then(|| prove(secret.bytes(), role, &welcome.challenge, &tenant))
+        };
+        let (tenant_proof, admin_proof) = (proof(&secret, Role::Tenant), proof(&admin, Role::Admin));
+        let said = |proof: &'_ Option<[u8; PROOF_BYTES]>| proof.map_or_else(Vec::new, |proof| proof.to_vec());
+        let (tenant_proof, admin_proof) = (said(&tenant_proof), said(&admin_proof));
+        let greeting = Greeting {
+            tenant: &tenant,
+            tenant_proof: Key(&tenant_proof),
+            admin_proof: Key(&admin_proof),
+            ..Greeting::default()
+        };
+        self.hello(&greeting, deadline)
+    }
+
+    fn hello(&mut self, greeting: &Greeting<'_>, deadline: Instant) -> Result<Welcome, RpcError> {
         let (id, out) = {
             self.id += 1;
             (self.id, &mut self.out)
         };
-        let greeting = Greeting {
-            tenant: &self.identity.tenant,
-            secret: Key(self.identity.secret.bytes()),
-            admin: Key(self.identity.admin.bytes()),
-            ..Greeting::default()
-        };
-        Hello::encode_request(out, id, &greeting, std::iter::empty()).map_err(RpcError::Wire)?;
+        Hello::encode_request(out, id, greeting, std::iter::empty()).map_err(RpcError::Wire)?;
         self.flush()?;
         let len = self.wait_for(id, deadline)?;
         let frame = self.input.take(len).ok_or(RpcError::Wire(WireError::Body))?;

@@ -145,7 +145,7 @@ fn batches_have_a_result_for_each_key_however_they_are_cut() {
     let there = client.batch_exists(&wanted).unwrap();
     assert_eq!(there.iter().filter(|there| !**there).count(), 1);
     let removed = client.batch_remove(&wanted, true).unwrap();
-    assert_eq!(removed[700], Err(ErrorCode::ObjectNotFound));
+    assert_eq!(removed[700], Err(ErrorCode::KeyNotFound));
     assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), 1500);
 }
 

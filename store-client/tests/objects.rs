@@ -220,7 +220,7 @@ fn batches_tell_each_key_its_own_result() {
         assert_eq!(got.as_ref().unwrap().as_ref(), Some(value));
     }
     let removed = client.batch_remove(&wanted, true).unwrap();
-    assert_eq!(removed[3], Err(ErrorCode::ObjectNotFound));
+    assert_eq!(removed[3], Err(ErrorCode::KeyNotFound));
     assert_eq!(removed.iter().filter(|result| result.is_ok()).count(), 2500);
     assert_eq!(client.stats().unwrap().objects, 0);
 }
@@ -340,7 +340,7 @@ fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
     }
     assert!(client.stats().unwrap().evictions_total >= 32);
     let larger = client.put(b"too large", &pattern(2, 33 << 20), &ONE);
-    assert!(matches!(larger, Err(StoreError::Refused(ErrorCode::NoAvailableHandle))), "{larger:?}");
+    assert!(matches!(larger, Err(StoreError::Refused(ErrorCode::ObjectTooLarge))), "{larger:?}");
     // Nothing of it is left behind.
     assert_eq!(client.list(b"too large", 0, 10).unwrap().entries, []);
 }
@@ -406,8 +406,10 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             len: MIB,
             export,
             epoch,
+            key: 0,
+            takeover: false,
         };
-        let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0;
+        let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
         let options = PutOptions { placement: Placement::on(mounted.segment), ..ONE };
         let put = client.put(format!("k{node_no}").as_bytes(), &[0xa5; 4096], &options);
         let mut found = [0; 4096];

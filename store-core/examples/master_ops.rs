@@ -31,6 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             len,
             export: Default::default(),
             epoch: 0,
+            key: 0,
+            takeover: false,
         };
         master.mount(Instant::ZERO, &segment)?;
     }

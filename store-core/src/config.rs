@@ -76,9 +76,23 @@ pub struct MasterConfig {
     pub tenant_default: Option<TenantConfig>,
     /// Most tenants. Eviction looks at each of them for a victim. Default 1,024.
     pub tenants_max: u32,
-    /// Who says this is an admin, and may be any tenant. If there are tenants, nodes have to say it as well, because they hold
-    /// everybody's bytes. Without one, and without tenants, connections from this host are admins. Default none.
+    /// Who proves to know this is an admin, and may be any tenant. Without one, and without tenants, connections from this host
+    /// are admins. Default none.
     pub admin_secret: Secret,
+    /// Who proves to know this is of the cluster, as nodes are. As soon as it or [`Self::admin_secret`] is set, whoever wants to
+    /// mount memory, to speak for a node, or to drain one has to know one of them. Default none: anybody may who reaches the
+    /// master.
+    pub cluster_secret: Secret,
+    /// Most memory that the master takes for what it knows of objects and puts, bytes. A put that would need more is refused.
+    /// Default 16 GiB.
+    pub metadata_bytes_max: u64,
+    /// Wall time at the zero of the clock that the master is given, ms since 1970; 0: unknown, and the incarnations of nodes are
+    /// not compared with it. Set by whoever starts the master.
+    #[serde(skip)]
+    pub started_wall_ms: u64,
+    /// What handles of puts are made with, 128 random bits. Set by whoever starts the master.
+    #[serde(skip)]
+    pub handle_key: [u64; 2],
     /// Seeds the hash of keys, so that nobody can choose keys that collide. Default 0; give it a random number.
     pub hash_seed: u64,
     /// Tasks, drains and reports.
@@ -116,6 +130,10 @@ impl Default for MasterConfig {
             tenant_default: None,
             tenants_max: 1_024,
             admin_secret: Secret::default(),
+            cluster_secret: Secret::default(),
+            metadata_bytes_max: 16 << 30,
+            started_wall_ms: 0,
+            handle_key: [0; 2],
             hash_seed: 0,
             tasks: TaskConfig::default(),
             replication: ReplicationConfig::default(),
@@ -177,6 +195,11 @@ impl MasterConfig {
         whole("replication.replicas_max", self.replication.replicas_max.into(), 1, REPLICAS_MAX as u32)?;
         whole("replication.tasks_per_s_max", self.replication.tasks_per_s_max, 1, 1_000_000)?;
         self.validate_tenants()?;
+        const METADATA_BYTES_MIN: u64 = 1 << 20;
+        if !(METADATA_BYTES_MIN..=1 << 50).contains(&self.metadata_bytes_max) {
+            let (min, max) = (METADATA_BYTES_MIN as f64, (1u64 << 50) as f64);
+            return Err(ConfigError { setting: "metadata_bytes_max", reason: Reason::Range { min, max } });
+        }
         if !(GRAIN_BYTES..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes_max) {
             let (min, max) = (GRAIN_BYTES as f64, SEGMENT_BYTES_MAX as f64);
             return Err(ConfigError { setting: "segment_bytes_max", reason: Reason::Range { min, max } });
@@ -202,7 +225,8 @@ impl MasterConfig {
         }
         let names = self.tenants.iter().map(|tenant| &*tenant.name);
         let all = self.tenants.iter().chain(&self.tenant_default);
-        if all.clone().any(|tenant| !tenant.is_valid()) || self.admin_secret.len() > SECRET_BYTES_MAX {
+        let long = self.admin_secret.len().max(self.cluster_secret.len()) > SECRET_BYTES_MAX;
+        if all.clone().any(|tenant| !tenant.is_valid()) || long {
             return Err(ConfigError { setting: "tenants", reason: Reason::Tenant });
         }
         let twice =

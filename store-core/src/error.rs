@@ -8,7 +8,8 @@ macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $advice:literal;)*) => {
         /// Why an operation, or one key of a batch, did not succeed.
         ///
-        /// The numbers are those of Mooncake's `ErrorCode`, so that logs, dashboards and clients of either agree.
+        /// The numbers are those of Mooncake's `ErrorCode`, so that logs, dashboards and clients of either agree; those that
+        /// Mooncake has no word for are marked as ours, and lie where it has none.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[repr(i32)]
@@ -57,8 +58,22 @@ error_codes! {
     SegmentAlreadyExists = -102, "SEGMENT_ALREADY_EXISTS", "another node has mounted this name: choose another, or restart with a newer incarnation";
     /// The master does not know this node.
     ClientNotFound = -103, "CLIENT_NOT_FOUND", "the node is unknown or expired: mount its segments again";
-    /// No segment has room, even after eviction.
-    NoAvailableHandle = -200, "NO_AVAILABLE_HANDLE", "no segment has room: add nodes or capacity, or wait for leases to end";
+    /// There is no room for now, and nothing that could be evicted for it.
+    NoAvailableHandle = -200, "NO_AVAILABLE_HANDLE", "no room for now, everything is leased, pinned or held back by writers: try again after the lease time, unpin objects, or add capacity";
+    /// No segment is mounted. This number and those up to -205 are ours.
+    NoSegment = -201, "NO_SEGMENT", "no segment is mounted: start a node";
+    /// No segment is as long as the object.
+    ObjectTooLarge = -202, "OBJECT_TOO_LARGE", "the object is larger than every segment, its checksums included: split it, or mount larger segments";
+    /// The request itself leaves no segment over.
+    SegmentsExcluded = -203, "SEGMENTS_EXCLUDED", "the request excludes every segment that could take the object: exclude fewer";
+    /// No segment takes anything new.
+    SegmentsClosed = -204, "SEGMENTS_CLOSED", "every segment that could take the object is being drained or in maintenance: add nodes, or put a segment back into use";
+    /// So much may not be pinned for good.
+    PinnedShareReached = -205, "PINNED_SHARE_REACHED", "too many bytes are pinned for good: remove pinned objects, pin softly, or raise hard_pin_share_max";
+    /// The master's own memory is used up.
+    MetadataFull = -206, "METADATA_FULL", "the master has no memory for more objects or puts: remove objects, use fewer and larger ones, or raise metadata_bytes_max";
+    /// The connection, or its tenant, has begun more puts than it may without ending them.
+    TooManyPuts = -207, "TOO_MANY_PUTS", "too many puts are unfinished: end or revoke those before";
     /// The peer speaks another version of the protocol.
     InvalidVersion = -300, "INVALID_VERSION", "run the same release on both sides";
     /// The key is empty or too long.
@@ -67,6 +82,12 @@ error_codes! {
     InvalidParams = -600, "INVALID_PARAMS", "check lengths (1 byte at least), replica counts and batch sizes";
     /// A node that was replaced or expired still speaks under its old incarnation.
     IllegalClient = -601, "ILLEGAL_CLIENT", "this incarnation of the node is over: export its memory afresh and mount with a newer one";
+    /// The node's clock is far ahead of the master's. Ours, as the next two.
+    IncarnationTooHigh = -602, "INCARNATION_TOO_HIGH", "the incarnation is more than an hour above the master's clock: set the clocks of the node and of the master";
+    /// More segments or nodes than there may be.
+    TooManySegments = -603, "TOO_MANY_SEGMENTS", "as many segments or nodes are mounted as may be: raise segments_max or nodes_max";
+    /// More connections than there may be.
+    TooManyConnections = -604, "TOO_MANY_CONNECTIONS", "the server has as many connections as it may: close some, or raise its limit";
     /// The put is already committed; it cannot be revoked or committed differently.
     InvalidWrite = -700, "INVALID_WRITE", "the object is committed already: remove it instead";
     /// It exists, but is still being written.
@@ -85,6 +106,10 @@ error_codes! {
     ReplicaNotFound = -710, "REPLICA_NOT_FOUND", "the object has no replica there, or no longer: look where it is";
     /// The object has a replica there.
     ReplicaAlreadyExists = -711, "REPLICA_ALREADY_EXISTS", "the object has a replica there already: nothing is left to do";
+    /// The put that is to be committed or revoked is not there any more. Ours, as the next.
+    PutIsOver = -720, "PUT_IS_OVER", "the put was removed, revoked or displaced meanwhile, or its segment is gone: put the object again";
+    /// There is nothing to remove.
+    KeyNotFound = -721, "KEY_NOT_FOUND", "no such key: nothing was removed";
     /// The fabric could not move the bytes.
     TransferFail = -800, "TRANSFER_FAIL", "no replica could be moved: check the nodes and their fabric";
     /// The bytes are not those that were committed.
@@ -94,7 +119,7 @@ error_codes! {
     /// No answer in time; whether it was carried out is not known.
     RpcTimeout = -901, "RPC_TIMEOUT", "the master did not answer in time: check its load, or raise the timeout";
     /// The master is stopping or not ready; or a fabric may still write to the caller's buffer.
-    UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the master is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
+    UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the server is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
     /// This release has no such operation.
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.
@@ -110,10 +135,24 @@ error_codes! {
     /// It has objects.
     TenantNotEmpty = -1702, "TENANT_NOT_EMPTY", "the tenant still has objects, or space that is held back: remove all of them first, then try again";
     /// Only admins may. Not one of Mooncake's numbers.
-    PermissionDenied = -1790, "PERMISSION_DENIED", "only an admin or a node may do that: say the master's admin secret";
+    PermissionDenied = -1790, "PERMISSION_DENIED", "only an admin or a node may do that: give the admin secret or the cluster secret of the master";
 }
 
 impl ErrorCode {
+    /// Whether a put found no place, whatever the reason.
+    #[must_use]
+    pub const fn is_no_room(self) -> bool {
+        matches!(
+            self,
+            Self::NoAvailableHandle
+                | Self::NoSegment
+                | Self::ObjectTooLarge
+                | Self::SegmentsExcluded
+                | Self::SegmentsClosed
+                | Self::PinnedShareReached
+        )
+    }
+
     /// Its number on the wire.
     #[must_use]
     pub const fn code(self) -> i32 {

@@ -22,7 +22,7 @@
 //! * **Space is reused when nobody can touch it any more.** Not while a lease runs, and not while a writer's bytes may be
 //!   on their way: it committed, it vouched that it is quiet (every write known to have ended, or fenced by its target), or
 //!   the release timeout is over. See [`Master`].
-//! * **Readers verify.** The bytes count when their checksum is the committed one and the lease had not run out on the
+//! * **Readers verify.** The bytes count when their checksum, bound to key and generation ([`bound`]), is the committed one and the lease had not run out on the
 //!   reader's own clock. Everything else is a miss. See [`client::GetOp`].
 //! * **Nothing is named twice.** Generations and segment numbers are never reused, over restarts of the master too.
 //!
@@ -61,8 +61,19 @@
 //! let mut master = Master::new(MasterConfig::default())?;
 //! let mut session = Session::default();
 //! let mut memory = vec![0u8; 4096];
-//! let segment = MountSegment { node: 1, incarnation: 1, name: "n1", endpoint: "n1:9000", base: 0, len: 4096, export: Default::default(), epoch: 0 };
-//! master.mount(now, &segment)?;
+//! let segment = MountSegment {
+//!     node: 1,
+//!     incarnation: 1,
+//!     name: "n1",
+//!     endpoint: "n1:9000",
+//!     base: 0,
+//!     len: 4096,
+//!     export: Default::default(),
+//!     epoch: 0,
+//!     key: 0,
+//!     takeover: false,
+//! };
+//! master.mount(now, &segment)?.mounted()?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
 //! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk::default());
@@ -113,11 +124,13 @@ extern crate alloc;
 
 pub mod allocator;
 pub mod blocks;
+mod bound;
 pub mod client;
 mod codec;
 mod config;
 mod error;
 mod eviction;
+mod handle;
 mod heat;
 mod limbo;
 mod master;
@@ -126,6 +139,7 @@ mod nodes;
 mod objects;
 mod pattern;
 pub mod placement;
+mod proof;
 mod room;
 mod segments;
 mod serve;
@@ -139,6 +153,7 @@ mod trace;
 pub mod wire;
 
 pub use allocator::AllocatorKind;
+pub use bound::{bound, unbound};
 pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
@@ -147,6 +162,7 @@ pub use heat::{ReplicationConfig, ReplicationMode};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
+pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, prove};
 pub use session::{Peer, Session};
 pub use stats::Stats;
 pub use tasks::TaskConfig;

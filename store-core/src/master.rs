@@ -18,7 +18,9 @@
 mod admin;
 mod drain;
 mod evict;
+mod expel;
 mod hot;
+mod mounts;
 mod queries;
 mod reports;
 mod tasks;
@@ -29,21 +31,22 @@ use core::time::Duration;
 
 use te_core::Instant;
 
-use crate::allocator::{Allocator, GRAIN_BYTES};
+use crate::allocator::Allocator;
 use crate::blocks::stored_len;
 use crate::codec::Short;
 use crate::eviction::Place;
+use crate::handle::handle_of;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, EvictionReport, Heartbeat, ListQuery, Listed, MountSegment, Mounted, NAME_BYTES_MAX,
-    NodeStatus, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica, Replicas, SegmentInfo, TaskReport,
-    UnmountSegment,
+    Allocation, EvictionReport, ListQuery, Listed, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica,
+    Replicas, SegmentInfo, TaskReport,
 };
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements, State, charge};
 use crate::pattern::Pattern;
 use crate::placement::Ask;
-use crate::segments::{HELD, Placed, Segment, Segments};
+use crate::segments::{Placed, Segment, Segments};
+use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
@@ -81,6 +84,10 @@ pub struct Master {
     /// Counters only; gauges are filled in by [`Self::stats`].
     pub(crate) stats: Stats,
     generation: u64,
+    /// Sessions that have a number.
+    sessions: u64,
+    /// Wall time, ms, and when it was that.
+    wall: Option<(Instant, u64)>,
     /// The watermark was passed and the low mark is not reached yet.
     evicting: bool,
     starved: bool,
@@ -122,6 +129,8 @@ impl Master {
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
+            sessions: 0,
+            wall: (config.started_wall_ms != 0).then_some((Instant::ZERO, config.started_wall_ms)),
             evicting: false,
             starved: false,
             evict_again_at: Instant::ZERO,
@@ -206,14 +215,14 @@ impl Master {
         let (generation, nonce) = (self.generation, ask.nonce);
         self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         self.stats.put_starts_total += 1;
-        Ok(Allocation { generation: self.generation, replicas: replicas_of(&placed) })
+        Ok(self.allocation(generation, replicas_of(&placed)))
     }
 
     /// Commits a put; the object is readable from here. Whoever calls it vouches that no write of this put is under way.
     /// Repeating it is harmless.
     ///
     /// # Errors
-    /// `ObjectNotFound` when this put is not there any more (displaced, removed, or its segments are gone), `InvalidWrite`
+    /// `PutIsOver` when this put is not there any more (displaced, removed, or its segments are gone), `InvalidWrite`
     /// when it is committed with another checksum.
     pub fn put_end<'k>(
         &mut self,
@@ -240,7 +249,7 @@ impl Master {
         let key = key.into();
         let Some(index) = self.find_generation(key, generation) else {
             self.limbo.release_zombie(&mut self.segments, key.tenant, generation);
-            return Err(ErrorCode::ObjectNotFound);
+            return Err(ErrorCode::PutIsOver);
         };
         let entry = self.objects.entry(index);
         if entry.is_complete() {
@@ -256,7 +265,7 @@ impl Master {
     /// once; without, it is held back for the release timeout from now. Repeating it is harmless.
     ///
     /// # Errors
-    /// `ObjectNotFound` when this put is not there, `InvalidWrite` when it is committed.
+    /// `PutIsOver` when this put is not there, `InvalidWrite` when it is committed.
     pub fn put_revoke<'k>(
         &mut self,
         now: Instant,
@@ -283,7 +292,7 @@ impl Master {
         } else {
             self.limbo.put_off_zombie(key.tenant, generation, release)
         };
-        if here { Ok(()) } else { Err(ErrorCode::ObjectNotFound) }
+        if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
     /// Finds an object and leases it for reading.
@@ -304,8 +313,36 @@ impl Master {
         key: impl Into<FullKey<'k>>,
         follows: bool,
     ) -> Result<Object, ErrorCode> {
+        self.get_leased(now, key.into(), follows).map(|(object, _)| object)
+    }
+
+    /// The same for a connection that can give the lease back.
+    pub(crate) fn get_for(
+        &mut self,
+        now: Instant,
+        key: FullKey<'_>,
+        follows: bool,
+        leases: &mut Leases,
+    ) -> Result<Object, ErrorCode> {
+        let (object, index) = self.get_leased(now, key, follows)?;
+        leases.note(now, index, object.generation, now + self.lease());
+        Ok(object)
+    }
+
+    /// A reader is done.
+    pub(crate) fn lease_returned(&mut self, now: Instant, granted: &Granted) {
+        self.stats.leases_returned_total += 1;
+        self.objects.return_lease(now, granted.index, granted.generation);
+    }
+
+    fn get_leased(
+        &mut self,
+        now: Instant,
+        key: FullKey<'_>,
+        follows: bool,
+    ) -> Result<(Object, u32), ErrorCode> {
         self.stats.gets_total += 1;
-        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
         if self.objects.is_expired(now, index) {
             return Err(ErrorCode::ObjectNotFound);
         }
@@ -325,7 +362,7 @@ impl Master {
         if self.hot.is_on() {
             self.heated(now, index);
         }
-        Ok(object)
+        Ok((object, index))
     }
 
     /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
@@ -341,14 +378,14 @@ impl Master {
     /// Forgets an object. Space that a reader holds a lease to, or that a writer may still write, comes back later.
     ///
     /// # Errors
-    /// `ObjectNotFound`; without `force` `ObjectHasLease`, `ReplicaIsNotReady`.
+    /// `KeyNotFound`; without `force` `ObjectHasLease`, `ReplicaIsNotReady`.
     pub fn remove<'k>(
         &mut self,
         now: Instant,
         key: impl Into<FullKey<'k>>,
         force: bool,
     ) -> Result<(), ErrorCode> {
-        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
         self.remove_at(now, index, force)
     }
 
@@ -381,93 +418,6 @@ impl Master {
             listed += 1;
         }
         if end < slots { u64::from(end) + 1 } else { 0 }
-    }
-
-    /// Mounts a segment. Repeating the same mount gives the same number.
-    ///
-    /// # Errors
-    /// `InvalidParams`; `SegmentAlreadyExists` when somebody else has the name; `IllegalClient` when this incarnation is
-    /// over, or what it was exported for is another life of the master; `KeysUltraLimit` for too many segments or nodes.
-    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<Mounted, ErrorCode> {
-        let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
-        let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
-            && segment.base.checked_add(segment.len).is_some()
-            && self.segments.can_count(segment.len);
-        if !named(segment.name) || !named(segment.endpoint) || !fits {
-            return Err(ErrorCode::InvalidParams);
-        }
-        if segment.epoch != u64::from(self.config.epoch) {
-            return Err(ErrorCode::IllegalClient);
-        }
-        let stale_node =
-            self.nodes.get(segment.node).is_some_and(|node| segment.incarnation < node.incarnation);
-        if stale_node || self.nodes.is_buried(now, segment.name, segment.incarnation) {
-            return Err(ErrorCode::IllegalClient);
-        }
-        if let Some(old) = self.segments.named(segment.name) {
-            let (no, old_incarnation) = (old.no, old.incarnation);
-            if old_incarnation > segment.incarnation {
-                return Err(ErrorCode::IllegalClient);
-            }
-            if old_incarnation == segment.incarnation {
-                let same = old.node == segment.node
-                    && old.base == segment.base
-                    && old.len == segment.len
-                    && old.export == segment.export
-                    && *old.endpoint == *segment.endpoint;
-                return if same { Ok(self.mounted(no)) } else { Err(ErrorCode::SegmentAlreadyExists) };
-            }
-            self.drop_segment(now, no);
-        }
-        self.drop_older(now, segment.node, segment.incarnation);
-        let new_node = self.nodes.get(segment.node).is_none();
-        if self.segments.len() >= self.config.segments_max as usize
-            || (new_node && self.nodes.len() >= self.config.nodes_max as usize)
-        {
-            return Err(ErrorCode::KeysUltraLimit);
-        }
-        let make = |no| Segment {
-            no,
-            node: segment.node,
-            incarnation: segment.incarnation,
-            name: segment.name.into(),
-            endpoint: segment.endpoint.into(),
-            base: segment.base,
-            len: segment.len,
-            export: segment.export,
-            joined: now,
-            accepts_new: true,
-            allocator: self.config.allocator.build(segment.len),
-        };
-        let no = self.segments.add(make).ok_or(ErrorCode::KeysUltraLimit)?;
-        self.nodes.mounted(now, segment.node, segment.incarnation, no);
-        self.stats.mounts_total += 1;
-        Ok(self.mounted(no))
-    }
-
-    /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
-    ///
-    /// # Errors
-    /// `SegmentNotFound`, `IllegalClient` when it is another node's, or another incarnation's.
-    pub fn unmount(&mut self, now: Instant, unmount: &UnmountSegment) -> Result<(), ErrorCode> {
-        let segment = self.segments.get(unmount.segment).ok_or(ErrorCode::SegmentNotFound)?;
-        if (segment.node, segment.incarnation) != (unmount.node, unmount.incarnation) {
-            return Err(ErrorCode::IllegalClient);
-        }
-        self.drop_segment(now, unmount.segment);
-        Ok(())
-    }
-
-    /// Notes that a node lives.
-    pub fn heartbeat(&mut self, now: Instant, beat: &Heartbeat) -> NodeStatus {
-        self.drop_older(now, beat.node, beat.incarnation);
-        match self.nodes.get_mut(beat.node).filter(|node| node.incarnation == beat.incarnation) {
-            Some(node) => {
-                node.seen = node.seen.max(now);
-                if self.tasks.has_work(beat.node) { NodeStatus::Work } else { NodeStatus::Ok }
-            }
-            None => NodeStatus::NeedRemount,
-        }
     }
 
     /// Does what is due: gives silent nodes up, gives space back, evicts. Call when [`Self::poll_timeout`] has passed;
@@ -586,8 +536,17 @@ impl Master {
     fn repeated(&self, index: u32, len: u64, nonce: u32) -> Option<Allocation> {
         let entry = self.objects.entry(index);
         let same = nonce != 0 && !entry.is_complete() && entry.checksum == nonce && entry.len == len;
-        let replicas = || replicas_of(entry.replicas.as_slice());
-        same.then(|| Allocation { generation: entry.generation, replicas: replicas() })
+        same.then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
+    }
+
+    fn allocation(&self, generation: u64, replicas: Replicas) -> Allocation {
+        Allocation { generation, handle: handle_of(self.config.handle_key, generation), replicas }
+    }
+
+    /// Whether the asker is who began this put. One that is not there looks the same.
+    pub(crate) fn check_handle(&self, generation: u64, handle: u64) -> Result<(), ErrorCode> {
+        let began = handle_of(self.config.handle_key, generation) == handle;
+        if began { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
     /// Makes way for a new put of a key that is taken, if its writer has had its time.
@@ -669,37 +628,6 @@ impl Master {
             let _ = placed.push(next);
         }
         Ok(placed)
-    }
-
-    /// Drops what a node mounted under lower incarnations.
-    fn drop_older(&mut self, now: Instant, node: u64, incarnation: u64) {
-        let Some(known) = self.nodes.get(node).filter(|known| known.incarnation < incarnation) else {
-            return;
-        };
-        for no in known.segments.clone() {
-            self.drop_segment(now, no);
-        }
-    }
-
-    fn drop_segment(&mut self, now: Instant, no: SegmentNo) {
-        if let Some(segment) = self.segments.get(no) {
-            self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
-        }
-        let Some(segment) = self.segments.remove(no) else { return };
-        for (.., index) in segment.allocator.blocks().filter(|(.., tag)| *tag != HELD) {
-            if !self.objects.drop_segment(index, no) {
-                self.stats.objects_lost_total += u64::from(self.objects.remove(index).complete);
-            }
-        }
-        let until = now + millis(self.config.put_start_release_timeout_ms);
-        self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
-        self.stats.unmounts_total += 1;
-        self.drains.remove(&no);
-        self.tasks_lost_segment(now, no);
-    }
-
-    fn mounted(&self, segment: SegmentNo) -> Mounted {
-        Mounted { segment, node_ttl_ms: self.config.node_ttl_ms }
     }
 
     fn lease(&self) -> Duration {

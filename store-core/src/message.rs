@@ -6,15 +6,19 @@
 //! | Kind | head asked, items asked | head answered, items answered | again |
 //! |---|---|---|---|
 //! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
-//! | [`Mount`] | [`MountSegment`] · – | [`Mounted`] · – | the same incarnation mounts the same: the same number |
+//! | [`Mount`] | [`MountSegment`] · – | [`MountAnswer`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
 //! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its nonce, while the put is unfinished; then `ObjectAlreadyExists` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
-//! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `ObjectNotFound`, by its generation: as wanted |
+//! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
 //! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
-//! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `ObjectNotFound`; what was put in between goes, too, as eviction might have done |
+//! | [`ReturnLeases`] | – · [`LeaseRange`]s | never answered | changes nothing: each lease is given back once |
+//! | [`ReportSegments`] | – · segment ids | – · `()` or error | is marked, still |
+//! | [`FetchExpulsions`] | [`FetchAsk`] · – | – · [`Expulsion`]s | the same orders |
+//! | [`EndExpulsions`] | [`NodeProof`] · [`ExpulsionEnd`]s | – · `()` or error | has ended, by its ticket |
+//! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `KeyNotFound`; what was put in between goes, too, as eviction might have done |
 //! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
 //! | [`Segments`] | – · segment ids, none for all | – · [`SegmentInfo`] or error | changes nothing |
 //! | [`ReadStats`] | – · – | [`Stats`] · – | changes nothing |
@@ -31,7 +35,7 @@
 //! | [`CancelTasks`] | – · task ids | – · [`TaskInfo`] or error | is canceled, still |
 //! | [`RetryTasks`] | – · task ids | – · [`TaskInfo`] or error | is pending or processing, still |
 //! | [`FetchTasks`] | [`FetchAsk`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
-//! | [`EndTasks`] | which node · [`TaskEnd`]s | – · `()` or error | has ended, by its attempt |
+//! | [`EndTasks`] | [`NodeProof`] · [`TaskEnd`]s | – · `()` or error | has ended, by its attempt |
 //! | [`OrderSegments`] | – · [`SegmentOrder`]s | – · [`DrainInfo`] or error | is in that state, still |
 //! | [`DrainStatus`] | – · segment ids, none for all that are not active | – · [`DrainInfo`] or error | changes nothing |
 //! | [`ReadTaskReport`] | – · – | [`TaskReport`] · – | changes nothing |
@@ -41,7 +45,7 @@
 //! | [`Find`] | [`FindQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
 //! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds less |
 //! | [`QueryHosts`] | – · [`Whereabouts`] | – · [`Hosts`] or error | changes nothing |
-//! | [`ClearReplicas`] | segment, or none for all · [`Key`]s | – · `()` or error | `ObjectNotFound` or `ReplicaNotFound`: as wanted |
+//! | [`ClearReplicas`] | segment, or none for all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! Every operation may be sent again when its answer was lost: the last column says what the second one does.
 //!
@@ -273,7 +277,7 @@ operations! {
     /// First on every connection: versions and limits.
     Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
-    Mount = 2, (MountSegment<'a>, ()) -> (Mounted, ());
+    Mount = 2, (MountSegment<'a>, ()) -> (MountAnswer<'a>, ());
     /// A node takes it back.
     Unmount = 3, (UnmountSegment, ()) -> ((), ());
     /// A node says that it lives.
@@ -288,6 +292,14 @@ operations! {
     Get = 8, ((), Key<'a>) -> (Lease, Result<Object, ErrorCode>);
     /// Whether they are readable. Neither leases nor counts as a use.
     Exists = 9, ((), Key<'a>) -> ((), bool);
+    /// The reader is done with these: eviction need not wait for the leases to run out. Never answered.
+    ReturnLeases = 14, ((), LeaseRange) -> ((), ());
+    /// Segments that a client could not reach.
+    ReportSegments = 15, ((), SegmentNo) -> ((), Result<(), ErrorCode>);
+    /// A node asks which writers it is to cut off.
+    FetchExpulsions = 16, (FetchAsk, ()) -> ((), Expulsion);
+    /// A node has cut writers off, or left them alone.
+    EndExpulsions = 17, (NodeProof, ExpulsionEnd) -> ((), Result<(), ErrorCode>);
     /// Forget objects.
     Remove = 10, ((), Removal<'a>) -> ((), Result<(), ErrorCode>);
     /// Keys, a page at a time.
@@ -323,7 +335,7 @@ operations! {
     /// A node asks for its work.
     FetchTasks = 47, (FetchAsk, ()) -> (Lease, TaskOrder<'a>);
     /// A node has done it, or not.
-    EndTasks = 48, (u64, TaskEnd) -> ((), Result<(), ErrorCode>);
+    EndTasks = 48, (NodeProof, TaskEnd) -> ((), Result<(), ErrorCode>);
     /// Drain segments, spare them, or take them back into use.
     OrderSegments = 49, ((), SegmentOrder) -> ((), Result<DrainInfo, ErrorCode>);
     /// How far segments are drained; none for all that are not active.

@@ -10,11 +10,18 @@ use hashbrown::HashMap;
 use te_core::Instant;
 
 use crate::SegmentNo;
+use crate::message::MountSegment;
 
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) incarnation: u64,
+    /// What it proves with that it is itself.
+    pub(crate) key: u64,
     pub(crate) seen: Instant,
+    /// The connection that it was heard on last; 0: not known which.
+    session: u64,
+    /// That connection stands, as far as is known.
+    pub(crate) connected: bool,
     pub(crate) segments: Vec<SegmentNo>,
 }
 
@@ -53,8 +60,19 @@ impl Nodes {
         self.map.get(&node)
     }
 
-    pub(crate) fn get_mut(&mut self, node: u64) -> Option<&mut Node> {
-        self.map.get_mut(&node)
+    /// Notes that a node lives, and on which connection it said so.
+    pub(crate) fn heard(&mut self, now: Instant, node: u64, session: u64) {
+        if let Some(node) = self.map.get_mut(&node) {
+            node.seen = node.seen.max(now);
+            (node.session, node.connected) = (session, true);
+        }
+    }
+
+    /// A connection has ended.
+    pub(crate) fn hung_up(&mut self, session: u64) {
+        for node in self.map.values_mut().filter(|node| node.session == session) {
+            node.connected = false;
+        }
     }
 
     /// All, by number: the map's order is not part of the contract.
@@ -69,9 +87,11 @@ impl Nodes {
     }
 
     /// Notes a mounted segment; its node lives.
-    pub(crate) fn mounted(&mut self, now: Instant, node: u64, incarnation: u64, segment: SegmentNo) {
-        let entry = self.map.entry(node).or_insert(Node { incarnation, seen: now, segments: Vec::new() });
-        (entry.incarnation, entry.seen) = (incarnation, now);
+    pub(crate) fn mounted(&mut self, now: Instant, mount: &MountSegment<'_>, segment: SegmentNo) {
+        let MountSegment { node, incarnation, key, .. } = *mount;
+        let fresh = Node { incarnation, key, seen: now, session: 0, connected: true, segments: Vec::new() };
+        let entry = self.map.entry(node).or_insert(fresh);
+        (entry.incarnation, entry.key, entry.seen) = (incarnation, key, now);
         entry.segments.push(segment);
         let end = now + self.ttl;
         self.check_at = Some(self.check_at.map_or(end, |at| at.min(end)));
@@ -98,11 +118,10 @@ impl Nodes {
         self.graves.push_back(Grave { name, incarnation, until });
     }
 
-    /// Whether this incarnation of the name is over.
-    pub(crate) fn is_buried(&self, now: Instant, name: &str, incarnation: u64) -> bool {
-        self.graves
-            .iter()
-            .any(|grave| *grave.name == *name && incarnation <= grave.incarnation && now < grave.until)
+    /// The highest incarnation of a name that is over and may still be written to.
+    pub(crate) fn buried(&self, now: Instant, name: &str) -> Option<u64> {
+        let graves = self.graves.iter().filter(|grave| *grave.name == *name && now < grave.until);
+        graves.map(|grave| grave.incarnation).max()
     }
 
     /// Nodes that have been silent for too long.

@@ -90,6 +90,10 @@ impl Entry {
     const LAST: u8 = 4;
     /// Came back soon after its eviction.
     const RETURNING: u8 = 8;
+    /// The upper bits count the leases that run and were not given back.
+    const LEASE: u8 = 16;
+    /// So many are not counted any more: they run out.
+    const LEASES_MANY: u8 = 0xf0;
 
     /// What it is found by.
     pub(crate) fn full_key(&self) -> FullKey<'_> {
@@ -102,6 +106,13 @@ impl Entry {
 
     pub(crate) fn is_leased(&self, now: Instant) -> bool {
         self.is_complete() && now < self.time
+    }
+
+    /// One more lease runs. `fresh`: the first.
+    fn count_lease(&mut self, fresh: bool) {
+        let others = if fresh { 0 } else { self.marks & Self::LEASES_MANY };
+        let count = if others == Self::LEASES_MANY { others } else { others + Self::LEASE };
+        self.marks = self.marks & !Self::LEASES_MANY | count;
     }
 
     fn has(&self, mark: u8) -> bool {

@@ -8,8 +8,10 @@ use te_core::Instant;
 
 use crate::master::Rights;
 use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, Operation, PutWindow, Welcome, encode_failure,
+    self, Answer, Kind, Lease, ListPosition, MountAnswer, NodeStatus, Operation, PutWindow, Welcome,
+    encode_failure,
 };
+use crate::proof::CHALLENGE_BYTES;
 use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
 use crate::{ErrorCode, FullKey, Key, Master, Place, Session, TenantNo};
 
@@ -20,8 +22,9 @@ const LIST_BYTES_MAX: usize = 1 << 20;
 const WARM_KEYS: usize = 32;
 
 impl Master {
-    /// Carries out one request frame of a connection and appends exactly one response frame to `out`. `session` is what the
-    /// master keeps of the connection.
+    /// Carries out one request frame of a connection and appends exactly one response frame to `out`; none for
+    /// [`ReturnLeases`](message::ReturnLeases). `session` is what the master keeps of the connection. `now` is a time that was
+    /// read just before, not at the beginning of a longer turn: what a reader may count on is measured from it.
     ///
     /// A request that cannot be read, or is of no operation here, is answered with a status and changes nothing.
     pub fn handle(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>, out: &mut Vec<u8>) {
@@ -30,9 +33,11 @@ impl Master {
             _ if frame.header.response => Err(ErrorCode::InvalidParams),
             None => Err(ErrorCode::NotSupported),
             Some(Kind::Hello) => self.hello(session, frame, out),
+            Some(Kind::ReturnLeases) => return self.return_leases(now, session, frame),
             Some(kind) => {
                 let rights = self.rights(session);
-                self.permit(kind, rights).and_then(|tenant| self.serve(now, kind, tenant, rights, frame, out))
+                self.permit(kind, rights)
+                    .and_then(|tenant| self.serve(now, session, kind, tenant, rights, frame, out))
             }
         };
         if let Err(error) = result {
@@ -50,20 +55,38 @@ impl Master {
         let (greeting, _) = message::Hello::decode_request(frame.body).map_err(WireError::code)?;
         self.greet(session, &greeting)?;
         let id = frame.header.request_id;
-        message::Hello::encode_response(out, id, &self.welcome(), core::iter::empty())
+        message::Hello::encode_response(out, id, &self.welcome(session.challenge), core::iter::empty())
             .map_err(WireError::code)
+    }
+
+    /// Nobody waits for an answer. Of what cannot be read nothing is given back: it runs out.
+    fn return_leases(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>) {
+        let Ok((_, ranges)) = message::ReturnLeases::decode_request(frame.body) else { return };
+        for range in ranges {
+            session.leases.take(now, range.first, range.count, |granted| self.lease_returned(now, &granted));
+        }
     }
 
     /// Whose objects a request is about, if the connection may ask it at all; what is about no object gets any number.
     fn permit(&self, kind: Kind, rights: Rights) -> Result<TenantNo, ErrorCode> {
         match kind {
             _ if !rights.known => Err(ErrorCode::TenantNotRegistered),
-            Kind::Mount | Kind::Unmount | Kind::Beat if !rights.node => Err(ErrorCode::PermissionDenied),
+            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::FetchExpulsions | Kind::EndExpulsions
+                if !rights.node =>
+            {
+                Err(ErrorCode::PermissionDenied)
+            }
             // Exports open everybody's memory: they are for tenants and nodes.
             Kind::Segments | Kind::QueryHosts if rights.tenant.is_none() && !rights.node => {
                 Err(ErrorCode::TenantNotRegistered)
             }
-            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::Segments | Kind::QueryHosts => Ok(0),
+            Kind::Mount
+            | Kind::Unmount
+            | Kind::Beat
+            | Kind::FetchExpulsions
+            | Kind::EndExpulsions
+            | Kind::Segments
+            | Kind::QueryHosts => Ok(0),
             Kind::TenantSet | Kind::TenantRemove if !rights.admin => Err(ErrorCode::PermissionDenied),
             Kind::TenantSet | Kind::TenantRemove => Ok(0),
             Kind::TenantList if rights.admin => Ok(0),
@@ -95,9 +118,11 @@ impl Master {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one request, taken apart")]
     fn serve(
         &mut self,
         now: Instant,
+        session: &mut Session,
         kind: Kind,
         tenant: TenantNo,
         rights: Rights,
@@ -106,12 +131,14 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         let (id, body) = (frame.header.request_id, frame.body);
         let done = match kind {
-            // It is answered before.
-            Kind::Hello => return Err(ErrorCode::InternalError),
+            // They are answered before.
+            Kind::Hello | Kind::ReturnLeases => return Err(ErrorCode::InternalError),
             Kind::Mount => {
                 let (segment, _) = message::Mount::decode_request(body).map_err(WireError::code)?;
-                let mounted = self.mount(now, &segment)?;
-                message::Mount::encode_response(out, id, &mounted, core::iter::empty())
+                let no = self.session_no(session);
+                let answer = self.mount_from(now, &segment, no)?;
+                session.node |= matches!(answer, MountAnswer::Mounted(_));
+                message::Mount::encode_response(out, id, &answer, core::iter::empty())
             }
             Kind::Unmount => {
                 let (segment, _) = message::Unmount::decode_request(body).map_err(WireError::code)?;
@@ -120,7 +147,26 @@ impl Master {
             }
             Kind::Beat => {
                 let (beat, _) = message::Beat::decode_request(body).map_err(WireError::code)?;
-                message::Beat::encode_response(out, id, &self.heartbeat(now, &beat), core::iter::empty())
+                let no = self.session_no(session);
+                let status = self.heartbeat_from(now, &beat, no)?;
+                session.node |= status != NodeStatus::NeedRemount;
+                message::Beat::encode_response(out, id, &status, core::iter::empty())
+            }
+            Kind::FetchExpulsions => {
+                let (ask, _) = message::FetchExpulsions::decode_request(body).map_err(WireError::code)?;
+                let orders = self.fetch_expulsions(now, &ask)?;
+                message::FetchExpulsions::encode_response(out, id, &(), orders.into_iter())
+            }
+            Kind::EndExpulsions => {
+                let (proof, ends) = message::EndExpulsions::decode_request(body).map_err(WireError::code)?;
+                self.check_node(proof.node, proof.key)?;
+                let ended = ends.map(|end| self.end_expulsion(now, proof.node, &end));
+                message::EndExpulsions::encode_response(out, id, &(), ended)
+            }
+            Kind::ReportSegments => {
+                let (_, reported) = message::ReportSegments::decode_request(body).map_err(WireError::code)?;
+                let noted = reported.map(|no| self.report_unreachable(now, no));
+                message::ReportSegments::encode_response(out, id, &(), noted)
             }
             Kind::PutStart => {
                 let window_ms = self.config().put_start_discard_timeout_ms;
@@ -134,18 +180,21 @@ impl Master {
             }
             Kind::PutEnd => {
                 batch::<message::PutEnd>(self, tenant, body, id, out, &(), |master, at, (), item| {
+                    master.check_handle(item.generation, item.handle)?;
                     master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
                 })
             }
             Kind::PutRevoke => {
                 batch::<message::PutRevoke>(self, tenant, body, id, out, &(), |master, _, (), item| {
+                    master.check_handle(item.generation, item.handle)?;
                     master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
                 })
             }
             Kind::Get => {
-                let head = Lease { lease_ms: self.config().lease_ttl_ms };
+                let head = Lease { lease_ms: self.config().lease_ttl_ms, first: session.leases.next() };
+                let leases = &mut session.leases;
                 batch::<message::Get>(self, tenant, body, id, out, &head, |master, at, (), key| {
-                    master.get_in(now, key.of(tenant), at > 0)
+                    master.get_for(now, key.of(tenant), at > 0, leases)
                 })
             }
             Kind::Exists => {
@@ -278,7 +327,7 @@ impl Master {
         done.map_err(WireError::code)
     }
 
-    fn welcome(&self) -> Welcome {
+    fn welcome(&self, challenge: [u8; CHALLENGE_BYTES]) -> Welcome {
         let config = self.config();
         Welcome {
             version: VERSION,
@@ -288,6 +337,7 @@ impl Master {
             replicas_max: config.replicas_max,
             lease_ms: config.lease_ttl_ms,
             node_ttl_ms: config.node_ttl_ms,
+            challenge,
         }
     }
 }

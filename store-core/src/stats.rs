@@ -21,8 +21,15 @@ pub struct Stats {
     pub capacity_bytes: u64,
     /// Bytes of them that are allocated, those held back included, rounded up to the allocator's grain.
     pub used_bytes: u64,
+    /// Bytes of unfinished puts, whose writers are at work as far as is known.
+    pub unfinished_bytes: u64,
     /// Bytes held back because a writer may still write there.
     pub quarantined_bytes: u64,
+    /// Of these, bytes that come back as soon as their nodes have cut off a writer that is gone, or was too slow.
+    pub quarantined_expelling_bytes: u64,
+    /// Of these, bytes on nodes that cannot cut writers off, or of writers that cannot be named: they come back after the
+    /// release timeout, or when the segment is mounted anew.
+    pub quarantined_unnamed_bytes: u64,
     /// Bytes held back because a reader's lease outlives the object.
     pub deferred_bytes: u64,
     /// Largest object for which there is room without eviction, bytes.
@@ -71,4 +78,12 @@ pub struct Stats {
     pub unmounts_total: u64,
     /// Nodes given up for silence.
     pub nodes_expired_total: u64,
+    /// Writers that nodes have cut off.
+    pub expulsions_total: u64,
+    /// Leases that readers gave back before they ran out.
+    pub leases_returned_total: u64,
+    /// Segments that clients reported as out of reach and that no longer seem to be well.
+    pub segments_unreachable: u64,
+    /// Puts refused because the master's own memory was used up.
+    pub puts_metadata_full_total: u64,
 }

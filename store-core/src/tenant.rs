@@ -94,7 +94,7 @@ impl Secret {
         self.0.is_empty()
     }
 
-    /// To send it.
+    /// To prove it with: [`prove`](crate::prove).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0

@@ -5,7 +5,7 @@
 //! ```text
 //!  offset  size  field
 //!       0     4  magic        "SNWS"
-//!       4     2  version      2 bytes, this release speaks 1
+//!       4     2  version      2 bytes, this release speaks 2
 //!       6     1  kind         which operation, see [`Kind`](crate::message::Kind)
 //!       7     1  flags        bit 0: response. All other bits are 0
 //!       8     8  request_id   chosen by the asker, repeated in the response; responses may come in any order. The upper 48
@@ -30,7 +30,7 @@ use crate::ErrorCode;
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"SNWS";
 /// The version of the protocol that this release speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<RawHeader>();
 /// Longest frame, header included, bytes.
@@ -260,6 +260,19 @@ impl FrameBuffer {
             }
             None => Ok(None),
         }
+    }
+
+    /// Lends the next complete frame and its length, and leaves it where it is. `None`: read more.
+    ///
+    /// # Errors
+    /// As [`Frame::parse`]; the stream cannot go on.
+    pub fn peek_frame(&self) -> Result<Option<(Frame<'_>, usize)>, WireError> {
+        Frame::parse(&self.bytes[self.start..self.end])
+    }
+
+    /// Takes `bytes` that were looked at with [`Self::peek_frame`], or as many as there are.
+    pub fn consume(&mut self, bytes: usize) {
+        self.start = self.start.saturating_add(bytes).min(self.end);
     }
 }
 

@@ -47,6 +47,8 @@ fn master_with(config: MasterConfig, objects: u64) -> Master {
         len: objects * GRAIN,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(0), &segment).unwrap();
     master

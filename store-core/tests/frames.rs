@@ -19,6 +19,8 @@ fn master() -> Master {
         len: 1 << 20,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     master
@@ -69,6 +71,8 @@ fn every_operation_goes_over_the_wire() {
         len: 1 << 20,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     let mounted = call!(master, Mount, second, []);
     assert_eq!(answer::<Mount>(&mounted).unwrap().0.segment, 2);
@@ -76,7 +80,7 @@ fn every_operation_goes_over_the_wire() {
         answer::<Mount>(&call!(master, Mount, MountSegment { len: 0, ..second }, [])),
         Err(ErrorCode::InvalidParams)
     );
-    let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4 }, []);
+    let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4, key: 0 }, []);
     assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
     let options = PutOptions { replicas: 2, placement: Placement::on(2), ..PutOptions::DEFAULT };
     let new = [
@@ -116,7 +120,7 @@ fn every_operation_goes_over_the_wire() {
     let some = call!(master, Segments, (), [2, 3]);
     let some = answer::<Segments>(&some).unwrap().1;
     assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
-    let unmounted = call!(master, Unmount, UnmountSegment { node: 2, incarnation: 4, segment: 2 }, []);
+    let unmounted = call!(master, Unmount, UnmountSegment { node: 2, incarnation: 4, segment: 2, key: 0 }, []);
     assert!(answer::<Unmount>(&unmounted).is_ok());
     let stats = call!(master, ReadStats, (), []);
     assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
@@ -153,6 +157,8 @@ fn a_listing_of_the_longest_keys_fits_its_frame() {
         len: 1 << 30,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     for key in 0..4096 {

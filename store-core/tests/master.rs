@@ -39,6 +39,8 @@ fn segment(node: u64, incarnation: u64, name: &str, len: u64) -> MountSegment<'_
         len,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     }
 }
 
@@ -312,7 +314,7 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     }
     let unfinished = master.put_start(at(0), b"unfinished", KIB, &only(1)).unwrap();
     assert_eq!(master.poll_timeout(), Some(at(10_000)));
-    assert_eq!(master.heartbeat(at(9_000), &Heartbeat { node: 2, incarnation: 1 }), NodeStatus::Ok);
+    assert_eq!(master.heartbeat(at(9_000), &Heartbeat { node: 2, incarnation: 1, key: 0 }), NodeStatus::Ok);
     master.handle_timeout(at(10_000));
     assert!(!master.exists(b"one") && master.exists(b"two") && master.exists(b"both"));
     let left = master.get(at(10_001), b"both").unwrap().replicas;
@@ -323,11 +325,11 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     );
     assert_eq!(master.stats().used_bytes, 2 * KIB);
     assert_eq!(master.stats().objects_lost_total, 1);
-    assert_eq!(master.heartbeat(at(10_002), &Heartbeat { node: 1, incarnation: 1 }), NodeStatus::NeedRemount);
+    assert_eq!(master.heartbeat(at(10_002), &Heartbeat { node: 1, incarnation: 1, key: 0 }), NodeStatus::NeedRemount);
     // Its old export may still be written through: only a new incarnation may come back, under a new number.
     assert_eq!(master.mount(at(10_003), &segment(1, 1, "s1", 64 * KIB)), Err(ErrorCode::IllegalClient));
     assert_eq!(master.mount(at(10_004), &segment(1, 2, "s1", 64 * KIB)).unwrap().segment, 3);
-    assert_eq!(master.heartbeat(at(10_005), &Heartbeat { node: 1, incarnation: 2 }), NodeStatus::Ok);
+    assert_eq!(master.heartbeat(at(10_005), &Heartbeat { node: 1, incarnation: 2, key: 0 }), NodeStatus::Ok);
     assert_eq!(master.poll_timeout(), Some(at(19_000)));
 }
 
@@ -340,9 +342,9 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
     assert_eq!(master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().segment, 2);
     assert!(!master.exists(b"k"));
     assert_eq!(master.mount(at(3), &segment(1, 1, "s1", 64 * KIB)), Err(ErrorCode::IllegalClient));
-    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 1 }), NodeStatus::NeedRemount);
-    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 2 }), NodeStatus::Ok);
-    assert_eq!(master.heartbeat(at(4), &Heartbeat { node: 1, incarnation: 3 }), NodeStatus::NeedRemount);
+    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 1, key: 0 }), NodeStatus::NeedRemount);
+    assert_eq!(master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 2, key: 0 }), NodeStatus::Ok);
+    assert_eq!(master.heartbeat(at(4), &Heartbeat { node: 1, incarnation: 3, key: 0 }), NodeStatus::NeedRemount);
     assert_eq!((master.stats().segments, master.stats().capacity_bytes), (0, 0));
 }
 
@@ -362,8 +364,8 @@ fn unmounting_takes_zombies_and_leased_remains_with_it() {
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
     master.remove(at(0), b"l", true).unwrap();
-    let theirs = UnmountSegment { node: 1, incarnation: 1, segment: 1 };
-    for not in [UnmountSegment { node: 2, ..theirs }, UnmountSegment { incarnation: 2, ..theirs }] {
+    let theirs = UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 };
+    for not in [UnmountSegment { node: 2, ..theirs, key: 0 }, UnmountSegment { incarnation: 2, ..theirs, key: 0 }] {
         assert_eq!(master.unmount(at(1), &not), Err(ErrorCode::IllegalClient));
     }
     assert_eq!(master.unmount(at(1), &theirs), Ok(()));

@@ -49,6 +49,8 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
             len: objects * 4096,
             export: Default::default(),
             epoch: 0,
+            key: 0,
+            takeover: false,
         };
         master.mount(Instant::ZERO, &segment).unwrap();
     }

@@ -38,6 +38,8 @@ fn mount(master: &mut Master, ms: u64, node: u64, incarnation: u64, name: &str, 
         len,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(ms), &segment).unwrap().segment
 }
@@ -289,7 +291,7 @@ fn a_full_store_finds_the_one_segment_with_room() {
         assert_eq!(keys.len(), 200, "each has one");
         assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
         for no in [1, 77, 200, 128] {
-            master.unmount(at(0), &UnmountSegment { node: no.into(), incarnation: 1, segment: no }).unwrap();
+            master.unmount(at(0), &UnmountSegment { node: no.into(), incarnation: 1, segment: no, key: 0 }).unwrap();
             mount(&mut master, 0, no.into(), 2, &format!("s{no}"), KIB);
             assert!(start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0] > 200);
             assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
@@ -395,7 +397,7 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
         bytes += len * started.replicas.len() as u64;
     }
     assert!(master.stats().used_bytes >= bytes && master.stats().evictions_total == 0);
-    master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 1, segment: 1 }).unwrap();
+    master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
     for object in 0..3_000u64 {
         let key = format!("{object}");
         match master.get(at(1), key.as_bytes()) {

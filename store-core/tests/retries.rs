@@ -40,6 +40,8 @@ fn segment(node: u64) -> MountSegment<'static> {
         len: 1 << 20,
         export: Export::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     }
 }
 
@@ -206,7 +208,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let target = 3 - copied.replicas[0].segment;
     let copy = NewTask { key: Key(b"copied"), source: None, target: Some(target) };
     let other = master.create_task(now, b"k", None, None).unwrap();
-    let fetch = FetchAsk { node: target.into(), incarnation: 1, count_max: 5 };
+    let fetch = FetchAsk { node: target.into(), incarnation: 1, count_max: 5, key: 0 };
     let both = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
     let bad = master.put_start(now, b"bad", LEN, &both).unwrap();
     master.put_end(now, b"bad", bad.generation, 7).unwrap();
@@ -216,19 +218,19 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     master.put_end(now, b"moved", moved.generation, 7).unwrap();
     let begun = master.create_task(now, b"moved", None, None).unwrap();
     let node = u64::from(3 - moved.replicas[0].segment);
-    let ask = FetchAsk { node, incarnation: 1, count_max: 10 };
+    let ask = FetchAsk { node, incarnation: 1, count_max: 10, key: 0 };
     let orders = master.fetch_tasks(now, &ask).unwrap();
     let attempt = orders.iter().find(|order| order.id == begun).unwrap().attempt;
     let end = TaskEnd { id: begun, attempt, result: Ok(7), quiet: true };
     let tasks = TaskQuery { cursor: 0, limit: 10, state: None };
     let maintain = SegmentOrder { segment: 1, state: SegmentState::Maintenance };
-    let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2 };
+    let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2, key: 0 };
     let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
     let gone = Again::Refused(ErrorCode::ObjectNotFound);
     vec![
         (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
         (Kind::Mount, request::<Mount>(&segment(3), None), Again::Same),
-        (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1 }, None), Again::Same),
+        (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, None), Again::Same),
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
         (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
         (

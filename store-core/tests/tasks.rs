@@ -79,6 +79,8 @@ impl Store {
             len,
             export: Export::default(),
             epoch: 0,
+            key: 0,
+            takeover: false,
         };
         let no = self.master.mount(at(ms), &segment).unwrap().segment;
         self.memory.insert(no, vec![0; len as usize]);
@@ -122,7 +124,7 @@ impl Store {
 
     fn fetch(&mut self, ms: u64, node: u64) -> Vec<Order> {
         let incarnation = self.incarnations[&node];
-        let ask = FetchAsk { node, incarnation, count_max: 1_000 };
+        let ask = FetchAsk { node, incarnation, count_max: 1_000, key: 0 };
         self.master.fetch_tasks(at(ms), &ask).unwrap().iter().map(Order::new).collect()
     }
 
@@ -201,7 +203,7 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     store.put_on(0, "k", 5_000, 1);
     let id = store.master.create_task(at(0), b"k", None, Some(2)).unwrap();
     assert_eq!(store.task(0, id).state, TaskState::Pending);
-    let beat = |node| Heartbeat { node, incarnation: 1 };
+    let beat = |node| Heartbeat { node, incarnation: 1, key: 0 };
     assert_eq!(store.master.heartbeat(at(1), &beat(1)), NodeStatus::Ok, "the target's node is to do it");
     assert_eq!(store.master.heartbeat(at(1), &beat(2)), NodeStatus::Work);
     let states = |store: &Store| store.master.find_replicas(b"k").unwrap().map_states();
@@ -420,7 +422,7 @@ fn a_node_that_restarts_loses_its_tasks_to_others_or_gets_them_again() {
     assert_eq!((task.state, task.target), (TaskState::Pending, Some(other)));
     assert_eq!(store.work(4, other.into()), 1);
     assert_eq!(store.read(5, "k"), Ok(vec![1, other]));
-    let stale = FetchAsk { node: u64::from(first), incarnation: 1, count_max: 5 };
+    let stale = FetchAsk { node: u64::from(first), incarnation: 1, count_max: 5, key: 0 };
     assert_eq!(store.master.fetch_tasks(at(6), &stale).unwrap_err(), ErrorCode::ClientNotFound);
 }
 
@@ -551,7 +553,7 @@ fn draining_moves_everything_while_readers_read() {
     for key in 0..40 {
         assert_ne!(store.read(ms, &format!("k{key}")), Ok(vec![1]));
     }
-    store.master.unmount(at(ms), &UnmountSegment { node: 1, incarnation: 1, segment: 1 }).unwrap();
+    store.master.unmount(at(ms), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
     assert_eq!((store.master.stats().objects_lost_total, store.master.stats().objects), (0, 40));
     assert!(store.master.drains().next().is_none());
 }

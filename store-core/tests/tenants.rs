@@ -28,6 +28,8 @@ fn master_with(objects: u64, config: MasterConfig) -> Master {
         len: objects * GRAIN,
         export: Export::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(0), &segment).unwrap();
     master
@@ -150,7 +152,7 @@ fn with_tenants_and_an_admins_secret_only_who_says_it_contributes_memory() {
     let config = MasterConfig { admin_secret: Secret::new(b"root"), ..config(&[tenant("a")]) };
     let mut master = master_with(4, config);
     let mut session = session(&mut master, "a");
-    let beat = Heartbeat { node: 1, incarnation: u64::MAX };
+    let beat = Heartbeat { node: 1, incarnation: u64::MAX, key: 0 };
     let mut request = Vec::new();
     Beat::encode_request(&mut request, 1, &beat, std::iter::empty()).unwrap();
     let status = |answer: &[u8]| Frame::parse(answer).unwrap().unwrap().0.header.result();
@@ -424,6 +426,8 @@ fn further_replicas_are_had_as_far_as_the_quota_goes() {
         len: 1024,
         export: Export::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(0), &second).unwrap();
     let two = PutOptions { replicas: 2, ..PLAIN };
@@ -448,6 +452,8 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
         len: 1024,
         export: Export::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(0), &node(2, "n2")).unwrap();
     let key = FullKey { tenant: 1, key: b"k" };
@@ -455,9 +461,9 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
     store(&mut master, 0, 1, "k", &two).unwrap();
     master.mount(at(0), &node(3, "n3")).unwrap();
     let id = master.create_task(at(0), key, Some(1), Some(3)).unwrap();
-    let fetch = FetchAsk { node: 3, incarnation: 1, count_max: 1 };
+    let fetch = FetchAsk { node: 3, incarnation: 1, count_max: 1, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
-    master.unmount(at(2), &UnmountSegment { node: 1, incarnation: 1, segment: 1 }).unwrap();
+    master.unmount(at(2), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
     store(&mut master, 3, 1, "l", &PLAIN).unwrap();
     assert_eq!(usage(&master, "a").bytes, 2 * GRAIN, "what was let go of is used again");
     master.end_task(at(4), 3, &TaskEnd { id, attempt, result: Ok(0), quiet: true }).unwrap();
@@ -731,6 +737,8 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
         len: 8 * GRAIN,
         export: Export::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
     master.mount(at(0), &second).unwrap();
     let mut put = |key| {
@@ -743,7 +751,7 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     let key = FullKey { tenant: 1, key: b"k" };
     let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
     let mut node = Session::new(Peer::Remote);
-    let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5 };
+    let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
     let bad = BadReplica { key: Key(b"k"), generation, segment };

@@ -11,7 +11,7 @@ use std::time::Instant;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
-use store_core::{Peer, Session};
+use store_core::{CHALLENGE_BYTES, Peer, Session};
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -25,6 +25,14 @@ const ROUND_BYTES_MAX: usize = 256 << 10;
 const KEEP_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a broken stream that are read and dropped, so that the peer sees why rather than a reset.
 const DISCARD_BYTES_MAX: usize = 16 << 20;
+
+/// 32 random bytes.
+fn challenge() -> [u8; CHALLENGE_BYTES] {
+    let mut bytes = [0; CHALLENGE_BYTES];
+    #[expect(clippy::expect_used, reason = "a system without random numbers cannot keep a secret")]
+    getrandom::fill(&mut bytes).expect("the system gives random numbers");
+    bytes
+}
 
 /// What answers requests.
 pub(crate) trait Handler {
@@ -93,7 +101,7 @@ impl Connection {
     pub(crate) fn new(stream: Stream, peer: Peer, now: Instant) -> Self {
         Self {
             stream,
-            session: Session::new(peer),
+            session: Session::new(peer, challenge()),
             input: FrameBuffer::new(),
             out: Vec::new(),
             out_written: 0,

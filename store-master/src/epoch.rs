@@ -22,6 +22,13 @@ pub(crate) fn fill(config: &mut MasterConfig) {
     if config.hash_seed == default.hash_seed {
         config.hash_seed = RandomState::new().build_hasher().finish();
     }
+    if config.handle_key == default.handle_key {
+        config.handle_key = [(); 2].map(|()| getrandom::u64().unwrap_or_default());
+    }
+    if config.started_wall_ms == 0 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        config.started_wall_ms = since.as_millis() as u64;
+    }
 }
 
 /// The tick after this one, waited for: whoever binds the same address later, however soon, has a higher one.

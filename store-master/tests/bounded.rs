@@ -101,6 +101,8 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
             len: 1 << 30,
             export: Default::default(),
             epoch: 7,
+            key: 0,
+            takeover: false,
         };
         let mut out = Vec::new();
         Mount::encode_request(&mut out, node, &segment, std::iter::empty()).unwrap();

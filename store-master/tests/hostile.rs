@@ -14,7 +14,7 @@ use store_core::message::{
     PutOptions, PutRevoke, PutStart, Removal, Remove, Revocation,
 };
 use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
-use store_core::{ErrorCode, Key, Kind, Secret, TenantConfig};
+use store_core::{ErrorCode, Key, Kind, Role, Secret, TenantConfig, prove};
 use store_master::Config;
 
 #[test]
@@ -274,11 +274,17 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
     let master = start_with(config);
     let greet = |tenant: &str, admin: &[u8]| {
         let mut stream = connect(master.rpc_addr());
-        let mut out = Vec::new();
-        let greeting = Greeting { version: VERSION, tenant, admin: Key(admin), ..Greeting::default() };
-        Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
-        stream.write_all(&out).unwrap();
-        assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+        let mut hello = |greeting: &Greeting<'_>| {
+            let mut out = Vec::new();
+            Hello::encode_request(&mut out, 1, greeting, std::iter::empty()).unwrap();
+            stream.write_all(&out).unwrap();
+            let answer = read_answer(&mut stream).unwrap();
+            Hello::decode_response(&answer.frame()).unwrap().0.challenge
+        };
+        let challenge = hello(&Greeting { tenant: "", ..Greeting::default() });
+        let proof = prove(admin, Role::Admin, &challenge, tenant);
+        let admin_proof = if admin.is_empty() { Key(b"") } else { Key(&proof) };
+        hello(&Greeting { version: VERSION, tenant, admin_proof, ..Greeting::default() });
         stream
     };
     let (mut mine, mut theirs) = (greet("mine", b""), greet("theirs", b""));
@@ -291,6 +297,8 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
         len: 1 << 20,
         export: Default::default(),
         epoch: epoch.into(),
+        key: 0,
+        takeover: false,
     };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
@@ -304,20 +312,20 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
     let key = Key(b"k");
     let start = PutAsk::once(PutOptions::DEFAULT);
     let put = ask!(&mut mine, PutStart, start, NewObject { key, len: 100 }).unwrap();
-    let generation = put.generation;
+    let (generation, handle) = (put.generation, put.handle);
     // Every generation near it, too: they are counted up.
     for generation in generation - 5..generation + 5 {
-        let commit = Commit { key, generation, checksum: 0 };
-        assert_eq!(ask!(&mut theirs, PutEnd, (), commit), Err(ErrorCode::ObjectNotFound));
+        let commit = Commit { key, generation, handle, checksum: 0 };
+        assert_eq!(ask!(&mut theirs, PutEnd, (), commit), Err(ErrorCode::PutIsOver));
         for quiet in [true, false] {
-            let revocation = Revocation { key, generation, quiet };
-            assert_eq!(ask!(&mut theirs, PutRevoke, (), revocation), Err(ErrorCode::ObjectNotFound));
+            let revocation = Revocation { key, generation, handle, quiet };
+            assert_eq!(ask!(&mut theirs, PutRevoke, (), revocation), Err(ErrorCode::PutIsOver));
         }
     }
     let removal = Removal { key, force: true };
-    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::ObjectNotFound));
-    assert_eq!(ask!(&mut mine, PutEnd, (), Commit { key, generation, checksum: 7 }), Ok(()));
+    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::KeyNotFound));
+    assert_eq!(ask!(&mut mine, PutEnd, (), Commit { key, generation, handle, checksum: 7 }), Ok(()));
     assert_eq!(ask!(&mut theirs, Get, (), key).map(|_| ()), Err(ErrorCode::ObjectNotFound));
-    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::ObjectNotFound));
+    assert_eq!(ask!(&mut theirs, Remove, (), removal), Err(ErrorCode::KeyNotFound));
     assert_eq!(ask!(&mut mine, Get, (), key).map(|object| object.checksum), Ok(7));
 }

@@ -39,6 +39,10 @@ pub enum ErrorKind {
     TimedOut,
     /// The caller cancelled it.
     Canceled,
+    /// This process is a fork of the one that the call's subject belongs to.
+    Forked,
+    /// The target cut this process off (see [`Transport::expel`](crate::Transport::expel)), on every rail and for good.
+    Expelled,
     /// The operating system or the driver refused; `code` is its number.
     System,
 }
@@ -118,6 +122,12 @@ impl fmt::Display for Error {
             ErrorKind::Rail => "the rail failed: check the device and its link",
             ErrorKind::TimedOut => "the deadline passed",
             ErrorKind::Canceled => "cancelled by the caller",
+            ErrorKind::Forked => {
+                "this process is a fork of the one that this belongs to: make it anew after the fork, or exec"
+            }
+            ErrorKind::Expelled => {
+                "this process was cut off: it was stopped for longer than its peers wait; start a new engine"
+            }
             ErrorKind::System => "the system refused",
         })?;
         if self.code != 0 { write!(f, " (code {})", self.code) } else { Ok(()) }

@@ -117,4 +117,4 @@ pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Rou
 pub use slice::{Completion, Op, Outcome, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
-pub use transport::{Capabilities, EventSource, Features, Memory, Transport};
+pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};

@@ -456,13 +456,22 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
-        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain.
+        // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain. And one that is
+        // busy keeps no other from letting go.
+        let mut first_error = None;
         for (rail, child) in self.rails.iter_mut().enumerate() {
             let region = &mut self.regions[id.index as usize];
             if region.rails & 1 << rail != 0 {
-                child.deregister(id)?;
-                region.rails &= !(1 << rail);
+                match child.deregister(id) {
+                    Ok(()) => region.rails &= !(1 << rail),
+                    Err(error) => {
+                        first_error.get_or_insert(error);
+                    }
+                }
             }
+        }
+        if let Some(error) = first_error {
+            return Err(error);
         }
         self.regions[id.index as usize].live = false;
         Ok(())
@@ -704,6 +713,29 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         let pushed = self.fences.push(fence);
         debug_assert!(pushed.is_ok(), "room was checked above");
         Ok(())
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.rails.iter().any(|rail| rail.is_connected(peer))
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        // One that is connected over one rail is left alone on all of them.
+        if !force && self.is_connected(peer) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        let mut gone = true;
+        let mut first_error = None;
+        // A rail that cannot must not keep the others from it: what can be closed is closed, and the answer says that it is not all.
+        for rail in &mut self.rails {
+            match rail.expel(peer, force) {
+                Ok(here) => gone &= here,
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        first_error.map_or(Ok(gone), Err)
     }
 }
 

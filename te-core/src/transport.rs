@@ -23,7 +23,7 @@
 
 use alloc::boxed::Box;
 
-use crate::{Access, Completion, Error, Instant, MemSpan, RegionId, SegmentId, Slice, Token};
+use crate::{Access, Completion, Error, ErrorKind, Instant, MemSpan, RegionId, SegmentId, Slice, Token};
 
 bitflags::bitflags! {
     /// What a transport can do. The conformance suite skips, by name, what is not offered.
@@ -155,7 +155,33 @@ pub trait Transport: Memory {
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error>;
+
+    /// Whether an initiator with this identity has a connection to us, or maps our memory. Identities are random and belong to one
+    /// life of one process's engine; 0 belongs to nobody. One that was [expelled](Self::expel) is not connected.
+    fn is_connected(&self, peer: u64) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Ends what the initiator with this identity can do to the memory that *we* exported, and refuses it from now on
+    /// ([`ErrorKind::Expelled`](crate::ErrorKind::Expelled) is what it is told). Its connections are closed once what had
+    /// arrived is applied or dropped, and what it was granted is revoked and seen not to be in use. `Ok(true)`: nothing of
+    /// it can land any more. `Ok(false)`: the end has begun; poll, then call again. Others are not disturbed. What it does as
+    /// a target for us, and its memory, are not touched.
+    ///
+    /// Without `force`, an initiator that [is connected](Self::is_connected) is left alone.
+    ///
+    /// # Errors
+    /// `Busy` for an initiator that is connected, without `force`: nothing has changed. `Full` when
+    /// [`EXPELLED_MAX`] initiators are refused already: nothing has changed. `InvalidArgument` for identity 0. `Unsupported`.
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        let _ = (peer, force);
+        Err(Error::new(ErrorKind::Unsupported))
+    }
 }
+
+/// Initiators that a transport refuses because they were [expelled](Transport::expel), at most.
+pub const EXPELLED_MAX: usize = 65_536;
 
 macro_rules! forward {
     ($($ty:ty),*) => {$(
@@ -205,6 +231,12 @@ macro_rules! forward {
             }
             fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
                 (**self).fence(token, segment)
+            }
+            fn is_connected(&self, peer: u64) -> bool {
+                (**self).is_connected(peer)
+            }
+            fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+                (**self).expel(peer, force)
             }
         }
     )*};

@@ -57,6 +57,12 @@ enum Flaw {
     TakesHalfAnExport,
     RefusalCutsTheConnection,
     AcceptsNothingSlices,
+    // Of the initiator's expulsion, L5 and L6
+    ExpelsNobody,
+    ExpelsLate,
+    ExpelsEverybody,
+    ExpelsTheConnected,
+    ExpelsSilently,
     // L7
     RegistersACopy,
 }
@@ -121,6 +127,11 @@ catches! {
     L6 TakesHalfAnExport as a_truncated_export_that_attaches_is_caught: "taken for a whole one",
     L6 RefusalCutsTheConnection as a_refusal_that_costs_the_connection_is_caught: "never refused, only lost",
     L6 AcceptsNothingSlices as a_slice_without_bytes_that_passes_is_caught: "without bytes was carried out",
+    L5 ExpelsNobody as an_expulsion_that_does_nothing_is_caught: "landed after it had been expelled",
+    L5 ExpelsLate as an_expulsion_that_is_told_too_soon_is_caught: "landed after it had been expelled",
+    L6 ExpelsEverybody as an_expulsion_of_the_wrong_one_is_caught: "expelling another ended a slice",
+    L6 ExpelsTheConnected as an_expulsion_of_a_live_peer_without_force_is_caught: "not Busy",
+    L6 ExpelsSilently as an_expelled_initiator_that_is_not_told_is_caught: "never told that it was expelled",
     L7 RegistersACopy as memory_that_is_only_a_copy_is_caught: "does not show",
 }
 
@@ -152,6 +163,8 @@ struct Broken {
     last_read: Option<MemSpan>,
     counter: u64,
     dead: bool,
+    /// Whom to expel, in so many polls.
+    expulsion: Option<(u64, u32)>,
 }
 
 impl Broken {
@@ -168,6 +181,7 @@ impl Broken {
             last_read: None,
             counter: 0,
             dead: false,
+            expulsion: None,
         }
     }
 
@@ -204,6 +218,9 @@ impl Broken {
                 completion = Completion::not_applied(completion.token, ErrorKind::Canceled.into());
             }
             Flaw::ContradictsItself if is_slice => completion.outcome = Outcome::NotApplied,
+            Flaw::ExpelsSilently if completion.result == Err(ErrorKind::Expelled.into()) => {
+                completion.result = Err(ErrorKind::PeerDead.into());
+            }
             Flaw::CancelNeverCompletes if canceled => return None,
             Flaw::CancelEndsTwice if canceled => self.extra.push_back(completion),
             _ => {}
@@ -347,6 +364,13 @@ impl Transport for Broken {
             let (_, slice) = self.pending.swap_remove(at);
             let _lost_or_not = self.inner.submit(&[Slice { token: Token(slice.token.0 | 1 << 63), ..slice }]);
         }
+        if let Some((peer, polls)) = &mut self.expulsion {
+            *polls -= 1;
+            if *polls == 0 {
+                let _gone = self.inner.expel(*peer, true);
+                self.expulsion = None;
+            }
+        }
         let mut written = 0;
         while written < out.len() {
             let Some(extra) = self.extra.pop_front() else { break };
@@ -408,5 +432,27 @@ impl Transport for Broken {
             _ => return self.inner.fence(token, segment),
         }
         Ok(())
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.inner.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        match self.flaw {
+            Flaw::ExpelsNobody if peer != 0 => Ok(true),
+            Flaw::ExpelsLate => {
+                self.expulsion = Some((peer, 8));
+                Ok(true)
+            }
+            Flaw::ExpelsEverybody => {
+                for bit in 0..64 {
+                    let _gone = self.inner.expel(peer ^ 1 << bit, true);
+                }
+                self.inner.expel(peer, force)
+            }
+            Flaw::ExpelsTheConnected => self.inner.expel(peer, true),
+            _ => self.inner.expel(peer, force),
+        }
     }
 }

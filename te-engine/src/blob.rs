@@ -55,11 +55,30 @@ pub(crate) fn remote_bits(access: Access) -> u8 {
 /// Bytes that nobody can guess.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|_| Error::new(ErrorKind::System))?;
+    let refused = |error: getrandom::Error| {
+        Error::with_code(ErrorKind::System, error.raw_os_error().unwrap_or(libc::EIO))
+    };
+    getrandom::fill(&mut bytes).map_err(refused)?;
     Ok(bytes)
+}
+
+/// A random number that is not 0.
+pub(crate) fn identity() -> Result<u64, Error> {
+    loop {
+        let identity = u64::from_ne_bytes(random()?);
+        if identity != 0 {
+            return Ok(identity);
+        }
+    }
 }
 
 /// Whether two keys are the same, in a time that does not tell where they differ.
 pub(crate) fn same_key(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    same_bytes(a, b)
+}
+
+/// Whether two secrets are the same, in a time that tells no more than whether their lengths are.
+pub(crate) fn same_bytes(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len()
+        && std::hint::black_box(a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }

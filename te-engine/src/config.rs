@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
 use crate::metadata::{MetadataSource, is_segment_name};
+use crate::secret::Secret;
 
 /// Everything an engine can be told. `Config::default()` listens on loopback and uses every fabric of this build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +49,10 @@ pub struct Config {
     pub drain_ms: u32,
     /// Commands that callers of a [`TransferEngine`](crate::TransferEngine) may have queued, at most.
     pub mailbox_commands_max: u32,
+    /// What engines that belong together share. With it, the control port answers nothing but probes to who does not prove that it
+    /// knows it, and this engine proves it to others. Set by code: it is no part of a configuration file.
+    #[serde(skip)]
+    pub cluster_secret: Secret,
     /// The control port's limits.
     pub control: ControlConfig,
     /// Where segments are looked up by name, and this one's name there.
@@ -259,6 +264,7 @@ impl Default for Config {
             inline_bytes_max: 64 << 10,
             drain_ms: 1000,
             mailbox_commands_max: 1024,
+            cluster_secret: Secret::default(),
             control: ControlConfig::default(),
             metadata: MetadataConfig::default(),
             tcp: TcpConfig::default(),

@@ -68,6 +68,10 @@ pub(crate) trait Reach {
     fn detach(&mut self, link: Self::Link);
     /// Copies between local memory and the memory behind `link`.
     fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice) -> Copied;
+    /// As [`Transport::is_connected`].
+    fn is_connected(&self, peer: u64) -> bool;
+    /// As [`Transport::expel`], of a peer that is somebody and may be expelled.
+    fn expel(&mut self, peer: u64) -> Result<bool, Error>;
     /// Progress beside copying.
     fn poll(&mut self, now: Instant);
     /// When `poll` must run even if nothing arrives.
@@ -422,6 +426,20 @@ impl<R: Reach> Transport for Copier<R> {
         self.queue.push_back(Job::Fence { token, segment });
         Ok(())
     }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        peer != 0 && self.reach.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        if peer == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
+        if !force && self.is_connected(peer) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        self.reach.expel(peer)
+    }
 }
 
 impl<R: Reach> Drop for Copier<R> {
@@ -497,6 +515,12 @@ macro_rules! forward_transport {
             }
             fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
                 self.0.fence(token, segment)
+            }
+            fn is_connected(&self, peer: u64) -> bool {
+                self.0.is_connected(peer)
+            }
+            fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+                self.0.expel(peer, force)
             }
         }
     };

@@ -42,6 +42,22 @@ pub enum StartError {
     System(io::Error),
 }
 
+/// Why a peer was not [expelled](crate::TransferEngine::expel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExpelError {
+    /// No peer has this identity: it is 0, or this engine's own.
+    Identity,
+    /// As many peers are refused as can be; nothing has changed.
+    Full,
+    /// A rail failed at it; others may have cut the peer off.
+    Rails(Error),
+    /// This process is a fork of the one that started the engine.
+    Forked,
+    /// The engine has shut down.
+    Closed,
+}
+
 /// Why memory was not registered, unregistered or allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -71,6 +87,8 @@ pub enum RegisterError {
     Alloc(i32),
     /// Every rail refused it; this is the last refusal.
     Rails(Error),
+    /// This process is a fork of the one that started the engine.
+    Forked,
     /// The engine has shut down.
     Closed,
 }
@@ -136,6 +154,8 @@ pub enum SegmentError {
         /// Why.
         what: &'static str,
     },
+    /// This process is a fork of the one that started the engine.
+    Forked,
     /// The engine has shut down.
     Closed,
 }
@@ -184,6 +204,8 @@ pub enum TransferError {
         /// Whether bytes of it may still land at the target: fence before the range gets another owner.
         fence_needed: bool,
     },
+    /// This process is a fork of the one that started the engine.
+    Forked,
     /// The engine has shut down.
     Closed,
 }
@@ -268,6 +290,28 @@ impl StdError for StartError {
     }
 }
 
+impl fmt::Display for ExpelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Identity => {
+                f.write_str("no peer has this identity: 0 is nobody's, and an engine cannot expel itself")
+            }
+            Self::Full => {
+                write!(f, "{} peers are refused already: restart this process", te_core::EXPELLED_MAX)
+            }
+            Self::Rails(error) => write!(f, "a fabric could not cut the peer off: {error}"),
+            Self::Forked => f.write_str(FORKED),
+            Self::Closed => f.write_str("the engine has shut down: start another"),
+        }
+    }
+}
+
+impl StdError for ExpelError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        if let Self::Rails(error) = self { Some(error) } else { None }
+    }
+}
+
 impl From<io::Error> for StartError {
     fn from(source: io::Error) -> Self {
         Self::System(source)
@@ -303,6 +347,7 @@ impl fmt::Display for RegisterError {
                 )
             }
             Self::Rails(error) => write!(f, "every fabric refused the memory; the last one: {error}"),
+            Self::Forked => f.write_str(FORKED),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
     }
@@ -362,6 +407,7 @@ impl fmt::Display for SegmentError {
                 f.write_str("transfers in flight use the segment: wait for or cancel them, then try again")
             }
             Self::Refused { name, what } => write!(f, "segment {name:?} refused: {what}"),
+            Self::Forked => f.write_str(FORKED),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
     }
@@ -396,6 +442,7 @@ impl fmt::Display for TransferError {
                 }
                 Ok(())
             }
+            Self::Forked => f.write_str(FORKED),
             Self::Closed => f.write_str("the engine has shut down: start another"),
         }
     }
@@ -425,6 +472,10 @@ impl fmt::Display for RequestProblem {
         })
     }
 }
+
+/// What a child hears that goes on using its parent's engine.
+const FORKED: &str = "this process is a fork of the one that started the engine: start an engine of its own after the fork, \
+                      or exec";
 
 #[cfg(test)]
 mod tests {

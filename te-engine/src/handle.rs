@@ -14,12 +14,14 @@ use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
 use crate::config::Config;
 use crate::control::Inbox;
 use crate::engine::{self, Engine, Rail, SegmentOwner};
-use crate::error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{
+    ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
+};
 use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
 use crate::request::{
-    Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
+    Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
 };
 use crate::sys::{AllocOptions, SharedMemory};
 use crate::transfer::{Shared, Transfer};
@@ -61,13 +63,15 @@ impl TransferEngine {
         rails: Vec<Rail>,
     ) -> Result<Self, StartError> {
         let engine = Engine::start_over(config.clone(), metadata, rails)?;
-        let (name, incarnation) = (engine.name().into(), engine.incarnation());
+        let (name, incarnation, identity) = (engine.name().into(), engine.incarnation(), engine.identity());
         let (metadata, registration, inbox) = engine.parts();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
         let worker = Worker::new(engine, link.clone());
         let thread = std::thread::Builder::new().name("te-worker".into()).spawn(move || worker.run())?;
         let thread = Some(thread);
-        Ok(Self(Arc::new(Inner { link, thread, config, name, incarnation, metadata, registration, inbox })))
+        let inner =
+            Inner { link, thread, config, name, incarnation, identity, metadata, registration, inbox };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// The name under which peers open this engine's memory: `host:port` of its control port.
@@ -80,6 +84,13 @@ impl TransferEngine {
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.0.incarnation
+    }
+
+    /// What peers know this engine by, on every fabric: random, never 0, another one after every start. See
+    /// [`expel`](Self::expel).
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.0.identity
     }
 
     /// What it was started with.
@@ -161,6 +172,28 @@ impl TransferEngine {
         let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
         let registered = self.call(move |engine| engine.register_shared(memory, access));
         registered.unwrap_or(Err(RegisterError::Closed))
+    }
+
+    /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
+    /// allocated or touched, and the contents stay. What peers were granted before is no way to it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register): `Overlap` while it is still registered.
+    pub fn reregister(&self, region: &SharedRegion, access: Access) -> Result<SharedRegion, RegisterError> {
+        let region = region.clone();
+        let registered = self.call(move |engine| engine.reregister(&region, access));
+        registered.unwrap_or(Err(RegisterError::Closed))
+    }
+
+    /// Lets go of shared memory that [`unregister`](Self::unregister) calls `Busy` because a peer that is stopped may be in the
+    /// middle of a copy: its pages are given back to the system, contents and all, and the rest (addresses, one of `regions_max`)
+    /// as soon as the peer goes on or is gone. Until then it counts in [`Stats::quarantined_regions`]. Nobody is granted it
+    /// any more. Keep no clone of `region`: it would keep the addresses.
+    ///
+    /// # Errors
+    /// `Busy` while requests of ours use it; `NotFound`.
+    pub fn quarantine_shared(&self, region: SharedRegion) -> Result<(), RegisterError> {
+        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or(Err(RegisterError::Closed))
     }
 
     /// Registers a buffer that the engine takes apart until it is given back.
@@ -345,6 +378,16 @@ impl TransferEngine {
         Ok(liveness)
     }
 
+    /// Ends what the engine with this [identity](Self::identity) can do to the memory that this one exports, over every fabric,
+    /// and refuses it from now on: its connections are closed, its mappings revoked. Others are not disturbed. Does not wait:
+    /// until it is [`Gone`](Expulsion::Gone), ask again. Without `force`, a peer that is connected is left alone.
+    ///
+    /// # Errors
+    /// See [`ExpelError`].
+    pub fn expel(&self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
+        self.call(move |engine| engine.expel(peer, force)).unwrap_or(Err(ExpelError::Closed))
+    }
+
     /// Counters of the engine and of each rail.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -469,6 +512,7 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     name: String,
     incarnation: u64,
+    identity: u64,
     metadata: Arc<dyn Metadata>,
     registration: KeeperState,
     inbox: Arc<Inbox>,

@@ -78,6 +78,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod barred;
 mod blob;
 mod config;
 mod control;
@@ -85,6 +86,7 @@ mod copier;
 mod descriptor;
 mod engine;
 mod error;
+pub mod fork;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
@@ -96,6 +98,7 @@ mod payload;
 mod rdma;
 mod region;
 mod request;
+mod secret;
 mod shm;
 mod spin;
 mod sums;
@@ -112,7 +115,9 @@ pub use descriptor::{Descriptor, RegionDescriptor};
 #[cfg(feature = "testkit")]
 pub use engine::Rail;
 pub use engine::{Engine, FenceHandle};
-pub use error::{GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError};
+pub use error::{
+    ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
+};
 pub use handle::TransferEngine;
 pub use local::LocalTransport;
 pub use metadata::{
@@ -121,9 +126,10 @@ pub use metadata::{
 pub use payload::Payload;
 pub use region::SharedRegion;
 pub use request::{
-    BatchReport, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus, SegmentHandle,
-    Stats, TransferRequest,
+    BatchReport, Expulsion, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus,
+    SegmentHandle, Stats, TransferRequest,
 };
+pub use secret::Secret;
 pub use shm::ShmTransport;
 pub use spin::Spin;
 pub use sys::{crc32c_at, crc32c_of, wait_readable};

@@ -63,6 +63,19 @@ impl SharedRegion {
         self.memory.share(true).map_err(Into::into)
     }
 
+    /// Gives all pages back to the system, whoever maps them: the contents are lost, what is touched later is a fresh page of
+    /// zeroes, and mappings stay valid.
+    ///
+    /// # Errors
+    /// `PermissionDenied` unless peers may write it: the file is sealed against this, too. The system's reason.
+    pub fn discard(&self) -> std::io::Result<()> {
+        self.memory.discard().map_err(Into::into)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
     /// Copies bytes out.
     ///
     /// # Errors

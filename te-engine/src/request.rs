@@ -136,6 +136,19 @@ pub enum Liveness {
     Unreachable,
 }
 
+/// How far the [expulsion](crate::TransferEngine::expel) of a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expulsion {
+    /// Nothing of it can land in our memory any more, and it is refused from now on.
+    Gone,
+    /// It is refused, and something of it may still land: ask again.
+    Underway,
+    /// It is connected, and was left alone.
+    Connected,
+    /// A fabric of this engine cannot tell one peer from another.
+    Unsupported,
+}
+
 /// A message from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
@@ -193,6 +206,11 @@ pub struct Stats {
     pub quarantined_batches: u32,
     /// Bytes of their local memory.
     pub quarantined_bytes: u64,
+    /// Regions that could not be unregistered because a stopped peer may be in the middle of a copy, and that nobody asks for any
+    /// more: see [`TransferEngine::quarantine_shared`](crate::TransferEngine::quarantine_shared).
+    pub quarantined_regions: u32,
+    /// Bytes of those: of addresses, not of memory.
+    pub quarantined_region_bytes: u64,
     /// Buffers of dropped transfers that could not be given back.
     pub leaked_buffers: u64,
     /// Bytes of those.

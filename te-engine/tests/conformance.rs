@@ -26,15 +26,18 @@ enum Fabric {
     Shm,
 }
 
+const INITIATOR: u64 = 0x1111;
+const TARGET: u64 = 0x2222;
+
 struct HostHarness {
     fabric: Fabric,
 }
 
 impl Fabric {
-    fn open(self) -> Box<dyn Transport> {
+    fn open(self, identity: u64) -> Box<dyn Transport> {
         match self {
-            Self::Local => Box::new(LocalTransport::new().unwrap()),
-            Self::Shm => Box::new(ShmTransport::new().unwrap()),
+            Self::Local => Box::new(LocalTransport::with_identity(identity).unwrap()),
+            Self::Shm => Box::new(ShmTransport::with_identity(identity).unwrap()),
         }
     }
 }
@@ -43,8 +46,8 @@ impl Harness for HostHarness {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         Box::new(HostPair {
             fabric: self.fabric,
-            initiator: self.fabric.open(),
-            target: Some(self.fabric.open()),
+            initiator: self.fabric.open(INITIATOR),
+            target: Some(self.fabric.open(TARGET)),
             clock: WallClock::new(Duration::ZERO),
             allocator: None,
             memory: Vec::new(),
@@ -104,6 +107,10 @@ impl Pair for HostPair {
             Fabric::Local => Some(25..41),
             Fabric::Shm => Some(41..57),
         }
+    }
+
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(INITIATOR)
     }
 
     fn kill_target(&mut self) -> Hook {

@@ -59,10 +59,16 @@ pub struct Config {
     /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in step; beyond
     /// it the lane is closed instead. Default 4 MiB.
     pub aside_bytes_max: u32,
-    /// Connections, own and peers'. A quarter of them is kept for our own. Default 1,024.
+    /// Connections, own and peers', 1 to 1,048,576. A quarter of them is kept for our own. Default 1,024.
+    ///
+    /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes the place of a
+    /// lane that has never carried anything, the longest silent first; then of an idle one of the address, or of the
+    /// process, that holds the most; then of the one idle for longest, from a second on. A peer that loses an idle lane so
+    /// opens another when it has something to send, and its slices do not notice. Up to 64 more are open while they shake
+    /// hands or end.
     pub connections_max: u32,
     /// While peers hold more than half of the connections that they may, one of theirs that has not used what was exported
-    /// for so long is closed. Default 60,000.
+    /// for so long is closed. One that has never carried anything is closed after five seconds in any case. Default 60,000.
     pub idle_ms_max: u32,
     /// Region indexes run from 0 to this. Default 65,536.
     pub regions_max: u32,
@@ -70,6 +76,9 @@ pub struct Config {
     pub segments_max: u32,
     /// Fences that run at the same time. Default 64.
     pub fences_max: u32,
+    /// Who our peers take us for: what they expel, and what counts towards one peer's share of their connections. The same
+    /// for all transports of one engine. Default 0: a random one.
+    pub identity: u64,
 }
 
 impl Default for Config {
@@ -96,6 +105,7 @@ impl Default for Config {
             regions_max: 65_536,
             segments_max: 65_536,
             fences_max: 64,
+            identity: 0,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! One peer, as an initiator sees it: its addresses, the lanes to it, what waits for them, its fences and its pulse.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use te_core::{Error, Instant, Token};
+use te_core::{Error, ErrorKind, Instant, Token};
 
 use crate::config::LANES_MAX;
 use crate::frame::EXPORT_ADDRESSES_MAX;
+use crate::initiator::Piece;
 use crate::operation::Queue;
 
 /// The first pause before a peer is tried again.
@@ -77,12 +79,16 @@ pub(crate) struct Endpoint {
     pub(crate) lanes: [Option<u32>; LANES_MAX as usize],
     /// Slices with pieces that no lane has taken.
     pub(crate) pending: Queue,
+    /// Pieces that a lane had taken and the target has not: they go first.
+    pub(crate) again: VecDeque<Piece>,
     pub(crate) fences: Vec<Fence>,
     /// Slices not yet completed.
     pub(crate) operations: u32,
     pub(crate) segments: u32,
     pub(crate) gate: Gate,
     pub(crate) failures: u32,
+    /// Since when there has been no connection to be had, its own or one of ours.
+    pub(crate) crowded: Option<Instant>,
     /// When it last showed a sign of life; `None` while it owes us nothing.
     pub(crate) pulse: Option<Instant>,
     /// In the list of peers that have something to send.
@@ -105,11 +111,13 @@ impl Endpoint {
             met: 0,
             lanes: [None; LANES_MAX as usize],
             pending: Queue::new(),
+            again: VecDeque::new(),
             fences: Vec::new(),
             operations: 0,
             segments: 0,
             gate: Gate::Open,
             failures: 0,
+            crowded: None,
             pulse: None,
             listed: false,
         }
@@ -126,7 +134,7 @@ impl Endpoint {
 
     /// Whether something waits to be put on a lane.
     pub(crate) fn has_work(&self) -> bool {
-        !self.pending.is_empty() || self.fences.iter().any(|fence| fence.waiting.is_none())
+        !self.pending.is_empty() || !self.again.is_empty() || self.fences.iter().any(|fence| fence.waiting.is_none())
     }
 
     /// Whether nothing needs it any more.
@@ -146,6 +154,7 @@ impl Endpoint {
     /// A lane is up: whatever kept us away is over.
     pub(crate) fn connected(&mut self) {
         self.failures = 0;
+        self.crowded = None;
         self.addresses_failed = 0;
         self.strangers = 0;
         self.gate = Gate::Open;
@@ -195,12 +204,15 @@ pub(crate) enum LaneEnd {
     Lost(Error),
     /// The target refused the handshake.
     Refused(Error),
+    /// The target needs the connection for somebody else, and has accepted nothing that it has not answered.
+    Retired,
 }
 
 impl LaneEnd {
     pub(crate) const fn error(self) -> Error {
         match self {
             Self::Lost(error) | Self::Refused(error) => error,
+            Self::Retired => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
         }
     }
 }

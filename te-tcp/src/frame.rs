@@ -9,6 +9,7 @@
 //!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; a status other than 0 is followed by a close
 //!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: 16 B header, `count` entries, payload bytes
 //!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
+//!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a lane that the target ends
 //! ```
 //!
 //! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's accept queue
@@ -19,13 +20,13 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `snowskin` |
-//! | 8 | 2 | protocol version, now 1. Magic and version stay here in every version |
+//! | 8 | 2 | protocol version, now 2. Magic and version stay here in every version |
 //! | 10 | 2 | lane number within the session |
 //! | 12 | 4 | lane generation: grows with each connection that the session opens to this target |
 //! | 16 | 8 | session: random, one for each initiating transport |
 //! | 24 | 8 | initiator's incarnation |
 //! | 32 | 8 | incarnation that the target must have |
-//! | 40 | 8 | zero |
+//! | 40 | 8 | initiator's identity: one for all transports of a process's engine, never 0 |
 //!
 //! **WELCOME**, 32 bytes
 //!
@@ -42,11 +43,11 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 255 ERROR |
+//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 133 RETIRED, 255 ERROR |
 //! | 1 | 1 | flags: 1 = checksums are set (WRITE, DATA) or wanted (READ) |
 //! | 2 | 2 | count of entries that follow |
 //! | 4 | 4 | zero |
-//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · ERROR: status |
+//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
 //!
 //! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the payloads of all
 //! its operations, without gaps, also of those that will be refused (the target discards them).
@@ -76,7 +77,12 @@
 //! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero (2), lane
 //! generation (4). The target drops every other lane of that session, with whatever is unread in it, and then answers.
 //! What came before the FENCE on its own lane has been applied by then, because a lane is served in order.
+//! **RETIRED** (target to initiator) is the last frame of a lane that the target ends because it was idle and somebody else
+//! needs the connection. Every operation before the number in it has been answered. That one and all after it were not
+//! accepted and never will be: the initiator sends them again on another lane, and its caller does not notice.
 //! **ERROR** (target to initiator) is the last frame of a lane whose initiator broke the protocol.
+//!
+//! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses the other's.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
@@ -86,7 +92,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The protocol version of this release.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// First bytes of HELLO and WELCOME, in every version.
 pub const MAGIC: [u8; 8] = *b"snowskin";
 /// Operations, statuses or lanes in one frame, at most.
@@ -123,6 +129,8 @@ pub enum Kind {
     FenceAck = 131,
     /// Answers a PING.
     Pong = 132,
+    /// Ends a lane in favour of somebody else's.
+    Retired = 133,
     /// Ends a lane whose initiator broke the protocol.
     Error = 255,
 }
@@ -221,8 +229,8 @@ pub struct Hello {
     pub initiator: U64,
     /// The incarnation that the target must have.
     pub target: U64,
-    /// Zero.
-    pub reserved: U64,
+    /// Random, one for each initiating engine; never 0. What is expelled goes by it.
+    pub identity: U64,
 }
 
 /// The target's answer to a [`Hello`].
@@ -341,6 +349,8 @@ pub enum FrameError {
     Flags(u8),
     /// Operations are not numbered one after the other.
     Sequence,
+    /// A HELLO whose identity is 0.
+    Identity,
     /// An export that is cut short, or too long, or names no address.
     Length,
 }
@@ -357,6 +367,7 @@ impl fmt::Display for FrameError {
             Self::Reserved => f.write_str("bytes that must be zero are not"),
             Self::Flags(flags) => write!(f, "unknown flags {flags:#x}"),
             Self::Sequence => f.write_str("operations are not numbered one after the other"),
+            Self::Identity => f.write_str("an initiator has to say its identity, which is never 0"),
             Self::Length => f.write_str("an export of this length does not exist"),
         }
     }
@@ -440,6 +451,11 @@ pub enum Response<'a> {
         /// Whose.
         id: u64,
     },
+    /// This lane ends; what was not accepted belongs on another one.
+    Retired {
+        /// Sequence number of the first operation that was not accepted.
+        next: u64,
+    },
     /// You broke the protocol; this lane ends.
     Error {
         /// How.
@@ -454,6 +470,7 @@ pub enum Response<'a> {
 pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     check_opening(bytes)?;
     match Hello::read_from_prefix(bytes) {
+        Ok((hello, _)) if hello.identity.get() == 0 => Err(FrameError::Identity),
         Ok((hello, _)) => Ok(Step::Frame(hello, size_of::<Hello>())),
         Err(_) => Ok(Step::Need(size_of::<Hello>())),
     }
@@ -514,6 +531,7 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
         k if k == Kind::Ack as u8 => step_entries(header, rest, |statuses| Response::Ack { seq, statuses }),
         k if k == Kind::FenceAck as u8 => step_bare(header, Response::FenceAck { id: seq }),
         k if k == Kind::Pong as u8 => step_bare(header, Response::Pong { id: seq }),
+        k if k == Kind::Retired as u8 => step_bare(header, Response::Retired { next: seq }),
         k if k == Kind::Error as u8 => {
             let status = Status::from_wire(u32::try_from(seq).unwrap_or(u32::MAX));
             step_bare(header, Response::Error { status })

@@ -49,8 +49,8 @@ pub(crate) enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) slot: u32,
-    len: u32,
-    offset: u32,
+    pub(crate) len: u32,
+    pub(crate) offset: u32,
     pub(crate) op: Op,
     pub(crate) stage: Stage,
     /// Where its entry lies among the lane's heads.
@@ -189,7 +189,11 @@ impl TcpTransport {
     }
 
     fn next_pending(&self, peer: u32) -> Option<Op> {
-        let slot = self.peers.get(peer)?.pending.first()?;
+        let endpoint = self.peers.get(peer)?;
+        if let Some(piece) = endpoint.again.front() {
+            return Some(piece.op);
+        }
+        let slot = endpoint.pending.first()?;
         self.operations.get(slot).map(|operation| operation.op)
     }
 
@@ -224,15 +228,18 @@ impl TcpTransport {
         let first = lane.role.first + lane.role.pieces.len() as u64;
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         while count < ENTRIES_MAX
-            && let Some(slot) = endpoint.pending.first()
+            && let again = endpoint.again.front().copied()
+            && let Some(slot) = again.map(|piece| piece.slot).or(endpoint.pending.first())
             && let Some(operation) = self.operations.get_mut(slot)
             && operation.op == kind
         {
-            let len = (operation.len - operation.issued).min(piece_bytes_max);
+            let (offset, len) = match again {
+                Some(piece) => (piece.offset, piece.len),
+                None => (operation.issued, (operation.len - operation.issued).min(piece_bytes_max)),
+            };
             if count > 0 && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
-            let offset = operation.issued;
             let Some(segment) = self.segments.get(operation.segment) else { break };
             let Ok(part) = operation.local.part(u64::from(offset), u64::from(len)) else { break };
             let with_crc = kind == Op::Write && self.config.checksum;
@@ -254,10 +261,15 @@ impl TcpTransport {
                 stage: Stage::Framed,
                 entry_at: 0,
             });
-            operation.issued += len;
-            operation.open += 1;
-            if operation.issued == operation.len {
-                self.operations.unlink(&mut endpoint.pending, slot);
+            if again.is_some() {
+                // Counted when a lane first took it.
+                endpoint.again.pop_front();
+            } else {
+                operation.issued += len;
+                operation.open += 1;
+                if operation.issued == operation.len {
+                    self.operations.unlink(&mut endpoint.pending, slot);
+                }
             }
             count += 1;
             bytes += u64::from(len);
@@ -453,6 +465,10 @@ impl TcpTransport {
                         role.pinged = false;
                         head
                     }
+                    Ok(Step::Frame(Response::Retired { next }, _)) => {
+                        // What came before has been answered, and its answers came before this.
+                        return Err(if next == role.first { LaneEnd::Retired } else { PROTOCOL });
+                    }
                     Ok(Step::Frame(Response::Error { status }, _)) => {
                         return Err(LaneEnd::Lost(status.error().unwrap_or(Error::new(ErrorKind::Protocol))));
                     }
@@ -556,6 +572,12 @@ impl TcpTransport {
         let (op, open) = (operation.op, operation.open);
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         self.operations.unlink(&mut endpoint.pending, slot);
+        let waiting = endpoint.again.len();
+        endpoint.again.retain(|piece| piece.slot != slot);
+        let open = open - (waiting - endpoint.again.len()) as u32;
+        if let Some(operation) = self.operations.get_mut(slot) {
+            operation.open = open;
+        }
         let lanes = endpoint.lanes;
         if open > 0 {
             for index in lanes.into_iter().flatten() {

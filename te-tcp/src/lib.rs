@@ -91,6 +91,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod admission;
 mod config;
 mod connections;
 mod drive;

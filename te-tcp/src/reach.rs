@@ -44,7 +44,7 @@ impl TcpTransport {
         }
         let at = endpoint.address_at;
         let address = endpoint.addresses[at];
-        let (all, own) = (self.connections.len(), self.connections.len() - self.inbound);
+        let (all, own) = (self.connections.len(), self.connections.len() - self.admission.inbound);
         if all >= self.config.connections_max as usize && own >= self.config.connections_kept() {
             self.lane_refused(peer, at as u8, ErrorKind::Full.into());
             return;
@@ -99,7 +99,7 @@ impl TcpTransport {
             session: U64::new(self.session),
             initiator: U64::new(self.incarnation),
             target: U64::new(target),
-            reserved: U64::ZERO,
+            identity: U64::new(self.identity),
         };
         lane.outbox.push_head(&[hello.as_bytes()]);
         lane.role.phase = Phase::Greeting;
@@ -122,6 +122,11 @@ impl TcpTransport {
             Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
             other => other,
         };
+        if end == LaneEnd::Retired {
+            self.send_again(peer, &role);
+            self.list_peer(peer);
+            return;
+        }
         for piece in &role.pieces {
             let touched = piece.op == Op::Write && matches!(piece.stage, Stage::Started | Stage::Sent);
             self.settle(piece.slot, Some(error), touched);
@@ -130,6 +135,20 @@ impl TcpTransport {
             self.lane_refused(peer, role.address, error);
         }
         self.list_peer(peer);
+    }
+
+    /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if for the first.
+    fn send_again(&mut self, peer: u32, role: &OutLane) {
+        for piece in &role.pieces {
+            if self.operations.get(piece.slot).is_some_and(|operation| operation.live)
+                && let Some(endpoint) = self.peers.get_mut(peer)
+            {
+                endpoint.again.push_back(*piece);
+            } else {
+                // Cancelled; its memory is nobody's concern any more.
+                self.settle(piece.slot, None, false);
+            }
+        }
     }
 
     /// An attempt to open a lane to address `at` has failed.
@@ -158,6 +177,14 @@ impl TcpTransport {
             return;
         }
         endpoint.back_off(self.now, self.config.reconnect_ms_max);
+        if error.kind == ErrorKind::Full {
+            // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow to come.
+            let since = *endpoint.crowded.get_or_insert(self.now);
+            if self.now.nanos_since(since) < u64::from(self.config.connect_ms_max) * 1_000_000 {
+                return;
+            }
+            endpoint.crowded = None;
+        }
         if endpoint.lane_count() == 0 {
             self.fail_waiting(peer, error);
         }
@@ -176,6 +203,9 @@ impl TcpTransport {
 
     /// Ends what waits for a lane that will not come.
     fn fail_waiting(&mut self, peer: u32, error: Error) {
+        while let Some(piece) = self.peers.get_mut(peer).and_then(|endpoint| endpoint.again.pop_front()) {
+            self.settle(piece.slot, Some(error), false);
+        }
         while let Some(endpoint) = self.peers.get_mut(peer)
             && let Some(slot) = endpoint.pending.first()
         {

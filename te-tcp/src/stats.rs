@@ -36,6 +36,10 @@ pub struct Stats {
     pub lanes_lost: u64,
     /// Connections of peers that were accepted.
     pub accepted: u64,
+    /// Peers' lanes that were ended because they were idle, in favour of others or because they had never carried anything.
+    pub retired: u64,
+    /// Peers' lanes that were refused because there was no room for them.
+    pub turned_away: u64,
     /// Peers that were given up because they were silent.
     pub peers_lost: u64,
     /// Peers' lanes that were ended because they broke the protocol.

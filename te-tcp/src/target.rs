@@ -1,5 +1,6 @@
 //! Peers' operations on the regions exported here: checked, served in order, answered in order.
 
+use core::net::IpAddr;
 use std::io;
 
 use te_core::{Access, Instant};
@@ -12,21 +13,10 @@ use crate::frame::{
     MAGIC, Request, Status, Step, VERSION, Welcome,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
-use crate::sys::{Interest, Socket};
 use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
 
 /// Requests are not read while more answers than this wait to be sent on their lane, bytes.
 const ANSWERS_BYTES_MAX: u64 = 8 << 20;
-/// Connections accepted in one poll, at most.
-const ACCEPTS_MAX: usize = 64;
-/// Connections beyond the limit that are told so before they are closed; others are closed without a word.
-const REFUSALS_MAX: usize = 16;
-/// Lanes of one session, at most: twice what an initiator opens, because those it lost may not have ended here yet.
-const SESSION_LANES_MAX: usize = 2 * crate::config::LANES_MAX as usize;
-/// How long a lane that has had its last word may take to hang up.
-const LAST_WORD_MS: u64 = 1_000;
-/// How long the listener rests when the process is out of file descriptors.
-const LISTENER_REST_MS: u64 = 100;
 
 /// How far a peer's lane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,88 +31,47 @@ pub(crate) enum Phase {
 /// The target's side of a lane.
 #[derive(Debug)]
 pub(crate) struct InLane {
-    phase: Phase,
-    /// There are too many connections; say so and end.
-    surplus: bool,
+    pub(crate) phase: Phase,
+    /// The name of its events.
+    pub(crate) name: u64,
+    /// Which lanes are one host's: the address it came from, or its prefix.
+    pub(crate) group: IpAddr,
+    /// Which lanes are one process's, once it has said so.
+    pub(crate) identity: u64,
     session: u64,
     number: u16,
     generation: u32,
     /// Sequence number of the next operation.
-    next: u64,
+    pub(crate) next: u64,
     /// Sequence number of the first operation of the WRITE that is coming in.
     writing: u64,
     finished_sending: bool,
-    /// When something last moved that had been granted, or the lane was accepted.
-    used: Instant,
+    /// Something has moved that had been granted.
+    pub(crate) carried: bool,
+    /// When something last did, or the lane was admitted.
+    pub(crate) used: Instant,
 }
 
-impl TcpTransport {
-    pub(crate) fn accept_all(&mut self) {
-        for _ in 0..ACCEPTS_MAX {
-            match self.listener.accept() {
-                Ok(socket) => {
-                    if let Err(error) = self.adopt(socket) {
-                        log::debug!("a connection was given up: {error}");
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    ) =>
-                {
-                    log::warn!(
-                        "cannot accept connections for the moment: {error}; raise the limit of open files"
-                    );
-                    self.rest_listener(self.now + core::time::Duration::from_millis(LISTENER_REST_MS));
-                    return;
-                }
-                // The peer hung up before we looked.
-                Err(_) => {}
-            }
-        }
-        // There may be more, and not every driver says so twice.
-        self.listener_waits = true;
-        self.fresh = true;
-    }
-
-    fn adopt(&mut self, socket: Socket) -> io::Result<()> {
-        let (all, max) = (self.connections.len(), self.config.connections_max as usize);
-        let for_peers = self.config.connections_for_peers();
-        self.stats.accepted += 1;
-        if all >= max + REFUSALS_MAX || self.inbound >= for_peers + REFUSALS_MAX {
-            return Ok(());
-        }
-        self.tune(&socket)?;
-        self.suit(&socket);
-        socket.set_liveness(self.config.peer_silence_ms_max)?;
-        let interest = Interest { readable: true, writable: false };
-        let (index, name) = self.connections.reserve();
-        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
-            self.connections.release(index);
-            return Err(error);
-        }
-        let role = InLane {
+impl InLane {
+    pub(crate) const fn new(name: u64, group: IpAddr, now: Instant) -> Self {
+        Self {
             phase: Phase::Greeting,
-            surplus: all >= max || self.inbound >= for_peers,
+            name,
+            group,
+            identity: 0,
             session: 0,
             number: 0,
             generation: 0,
             next: 0,
             writing: 0,
             finished_sending: false,
-            used: self.now,
-        };
-        let mut lane = Lane::new(socket, interest, role);
-        lane.deadline =
-            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
-        self.connections.put(index, Connection::In(Box::new(lane)));
-        self.inbound += 1;
-        self.timers_stale = true;
-        Ok(())
+            carried: false,
+            used: now,
+        }
     }
+}
 
+impl TcpTransport {
     /// Works on a peer's lane after an event, or because it is warm.
     pub(crate) fn drive_in(
         &mut self,
@@ -253,38 +202,16 @@ impl TcpTransport {
     fn hello(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
         let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else { return Ok(false) };
         lane.inbox.take(head);
-        let session = hello.session.get();
-        let status = if lane.role.surplus {
-            Status::Full
-        } else if hello.target.get() != self.incarnation {
-            Status::Restarted
-        } else if self.session_lanes(session) >= SESSION_LANES_MAX {
-            Status::Full
-        } else {
-            Status::Ok
-        };
-        lane.role.session = session;
+        lane.role.identity = hello.identity.get();
+        lane.role.session = hello.session.get();
         lane.role.number = hello.lane.get();
         lane.role.generation = hello.lane_generation.get();
+        let status = self.admit(&hello, lane);
         self.welcome(lane, status);
-        if status == Status::Ok {
-            lane.role.phase = Phase::Live;
-            lane.deadline = None;
-        } else {
+        if status != Status::Ok {
             self.begin_end(lane);
         }
         Ok(true)
-    }
-
-    /// Lanes that `session` has here.
-    fn session_lanes(&mut self, session: u64) -> usize {
-        let mut count = 0;
-        for index in 0..self.connections.bound() {
-            let lane = self.connections.in_mut(index);
-            count +=
-                usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.session == session));
-        }
-        count
     }
 
     /// Serves one request. False: its head is not all there yet.
@@ -319,7 +246,7 @@ impl TcpTransport {
                             self.regions.peer_begins(asked.region.get());
                             self.stats.bytes_served += asked.len.get();
                             *to = Some((part, asked.region.get()));
-                            role.used = self.now;
+                            (role.used, role.carried) = (self.now, true);
                         }
                         Err(status) => {
                             self.stats.refused += 1;
@@ -349,7 +276,7 @@ impl TcpTransport {
                         };
                     if memory.is_some() {
                         self.regions.peer_begins(asked.region.get());
-                        role.used = self.now;
+                        (role.used, role.carried) = (self.now, true);
                     } else {
                         self.stats.refused += 1;
                     }
@@ -422,12 +349,6 @@ impl TcpTransport {
         self.begin_end(lane);
     }
 
-    fn begin_end(&mut self, lane: &mut Lane<InLane>) {
-        lane.role.phase = Phase::Ending;
-        lane.deadline = Some(self.now + core::time::Duration::from_millis(LAST_WORD_MS));
-        self.timers_stale = true;
-    }
-
     fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
         while !lane.blocked && !lane.outbox.is_empty() {
             let Lane { outbox, socket, role, .. } = lane;
@@ -456,7 +377,7 @@ impl TcpTransport {
 
     /// A peer's lane has ended: nothing more of it is read or written.
     pub(crate) fn end_in(&mut self, index: u32, mut lane: Box<Lane<InLane>>) {
-        self.inbound -= 1;
+        self.struck_off(&lane.role);
         self.drop_plan(&mut lane);
         for owner in lane.outbox.owners() {
             if let Owner::Region(region) = owner {
@@ -496,24 +417,6 @@ impl TcpTransport {
             }
             self.connections.put(index, Connection::In(lane));
         }
-    }
-
-    /// Ends a lane that did not do in time what it had to. Gives the deadline of one that still may.
-    pub(crate) fn check_deadline_in(&mut self, index: u32, now: Instant) -> Option<Instant> {
-        let crowded = self.inbound > self.config.connections_for_peers() / 2;
-        let idle = core::time::Duration::from_millis(u64::from(self.config.idle_ms_max));
-        let lane = self.connections.in_mut(index)?;
-        let deadline = match lane.deadline {
-            Some(deadline) => deadline,
-            None if crowded => lane.role.used + idle,
-            None => return None,
-        };
-        if now < deadline {
-            return Some(deadline);
-        }
-        let lane = self.connections.take_in(index)?;
-        self.end_in(index, lane);
-        None
     }
 }
 

@@ -9,6 +9,7 @@ use te_core::{
     RegionId, SegmentId, Slice, Token, Transport,
 };
 
+use crate::admission::Admission;
 use crate::config::{Config, ConfigError, Driver};
 use crate::connections::{Connection, Connections};
 use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
@@ -36,6 +37,8 @@ pub struct TcpTransport {
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
     pub(crate) session: u64,
+    /// Who peers take us for; never 0.
+    pub(crate) identity: u64,
     pub(crate) listener: Socket,
     address: SocketAddr,
     advertised: Vec<IpAddr>,
@@ -47,8 +50,8 @@ pub struct TcpTransport {
     pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
-    /// Of these, the ones that peers opened.
-    pub(crate) inbound: usize,
+    /// Who is there of those, and what became of the others.
+    pub(crate) admission: Admission,
     /// Peers that have something to send.
     pub(crate) listed: Vec<u32>,
     /// Lanes that are read without asking.
@@ -104,6 +107,7 @@ impl TcpTransport {
         Ok(Self {
             incarnation: random()?,
             session: random()?,
+            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
             advertised: advertised(&config, address.ip()),
             listener,
             address,
@@ -115,7 +119,7 @@ impl TcpTransport {
             acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
-            inbound: 0,
+            admission: Admission::default(),
             listed: Vec::new(),
             hot: Vec::new(),
             checksums_left: 0,
@@ -147,6 +151,12 @@ impl TcpTransport {
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Who peers take it for: [`Config::identity`], or the random number in its place.
+    #[must_use]
+    pub const fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// What it has done so far.

@@ -65,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_hello_comes_back(lane: u16, lane_generation: u32, session: u64, initiator: u64, target: u64) {
+    fn a_hello_comes_back(lane: u16, lane_generation: u32, session: u64, initiator: u64, target: u64, identity in 1_u64..) {
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
@@ -74,14 +74,14 @@ proptest! {
             session: U64::new(session),
             initiator: U64::new(initiator),
             target: U64::new(target),
-            reserved: U64::ZERO,
+            identity: U64::new(identity),
         };
         prop_assert_eq!(hello.as_bytes().len(), 48);
         check(hello.as_bytes(), parse_hello, &hello);
     }
 
     #[test]
-    fn a_welcome_comes_back(status in 0_u32..14, incarnation: u64, longest: u64) {
+    fn a_welcome_comes_back(status in 0_u32..15, incarnation: u64, longest: u64) {
         let welcome = Welcome {
             magic: MAGIC,
             version: U16::new(VERSION),
@@ -142,6 +142,8 @@ proptest! {
             Response::FenceAck { id } if id == fence);
         check_borrowed!(Header::new(Kind::Pong, 0, 0, fence).as_bytes().to_vec(), parse_response,
             Response::Pong { id } if id == fence);
+        check_borrowed!(Header::new(Kind::Retired, 0, 0, fence).as_bytes().to_vec(), parse_response,
+            Response::Retired { next } if next == fence);
     }
 
     #[test]
@@ -196,5 +198,7 @@ fn what_must_not_be_is_named() {
     assert_eq!(parse_request(header(129, 0, 1).as_bytes()), Err(FrameError::Kind(129)));
     assert_eq!(parse_response(header(1, 0, 1).as_bytes()), Err(FrameError::Kind(1)));
     assert_eq!(parse_hello(b"snowmen"), Err(FrameError::Magic));
-    assert_eq!(parse_hello(b"snowskin\x02\x00"), Err(FrameError::Version(2)));
+    assert_eq!(parse_hello(b"snowskin\x03\x00"), Err(FrameError::Version(3)));
+    let nameless = [&MAGIC[..], &VERSION.to_le_bytes(), &[1; 30], &[0; 8]].concat();
+    assert_eq!(parse_hello(&nameless), Err(FrameError::Identity));
 }

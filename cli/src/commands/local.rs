@@ -36,7 +36,7 @@ impl LocalArg {
 /// What a local client could not do with `key`.
 pub(crate) fn failure(key: &str, error: &LocalError) -> Failure {
     let exit = match error.code() {
-        ErrorCode::ObjectNotFound => Exit::NotFound,
+        ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };

@@ -120,7 +120,7 @@ pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyh
 /// An operation on `key` that the store refused.
 pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
     let exit = match error.code() {
-        ErrorCode::ObjectNotFound => Exit::NotFound,
+        ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };

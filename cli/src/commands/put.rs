@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::local::LocalError;
-use store_client::{Client, ErrorCode, LocalClient, Placement, PutOptions};
+use store_client::{Client, LocalClient, Placement, PutOptions};
 use store_core::message::{Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     match client.put(args.key.as_bytes(), &value, &options) {
         Ok(true) => {}
         Ok(false) => return fail(taken(args)),
-        Err(error) if error.code() == ErrorCode::NoAvailableHandle => {
+        Err(error) if error.code().is_no_room() => {
             let failure = Failure::failed(format!("{}: {error}", printable(&args.key)));
             return fail(
                 failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),

@@ -72,8 +72,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
             if let Err(code) = result {
                 eprintln!("snowskin: {}: {code}", output::printable(key));
                 worst = match (worst, code) {
-                    (Exit::Ok, ErrorCode::ObjectNotFound) => Exit::NotFound,
-                    (Exit::NotFound, ErrorCode::ObjectNotFound) => Exit::NotFound,
+                    (Exit::Ok, ErrorCode::KeyNotFound) => Exit::NotFound,
+                    (Exit::NotFound, ErrorCode::KeyNotFound) => Exit::NotFound,
                     _ => Exit::Failed,
                 };
             }

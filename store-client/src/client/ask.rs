@@ -84,7 +84,7 @@ impl Client {
     pub fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, StoreError> {
         match one(self.batch_remove(&[key], force)?) {
             Ok(()) => Ok(true),
-            Err(ErrorCode::ObjectNotFound) => Ok(false),
+            Err(ErrorCode::KeyNotFound) => Ok(false),
             Err(code) => Err(code.into()),
         }
     }

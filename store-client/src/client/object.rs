@@ -1,7 +1,7 @@
 //! What the ways into a node need beside puts and gets: what an object is, and memory that is lent.
 
 use store_core::message::Get;
-use store_core::{ErrorCode, Key};
+use store_core::{ErrorCode, Key, unbound};
 use te_engine::SharedRegion;
 
 use super::{Client, one};
@@ -31,7 +31,7 @@ impl Client {
         match found {
             Ok(object) => Ok(Some(ObjectInfo {
                 len: object.len,
-                checksum: object.checksum,
+                checksum: unbound(object.checksum, key, object.generation),
                 generation: object.generation,
             })),
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady) => Ok(None),

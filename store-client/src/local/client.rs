@@ -320,7 +320,7 @@ impl LocalClient {
     pub fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, LocalError> {
         match self.batch_remove(&[key], force)?.pop() {
             Some(Ok(())) => Ok(true),
-            Some(Err(ErrorCode::ObjectNotFound)) => Ok(false),
+            Some(Err(ErrorCode::KeyNotFound)) => Ok(false),
             Some(Err(code)) => Err(code.into()),
             None => Err(ErrorCode::InternalError.into()),
         }

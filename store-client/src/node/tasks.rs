@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use store_core::blocks::{BLOCK_BYTES, BlockSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, Replica, ReportReplicas, Segments, TaskEnd, TaskOrder,
+    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd, TaskOrder,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, bound};
 use te_engine::{Op, SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
@@ -40,6 +40,7 @@ const OPEN_MAX: usize = 64;
 #[derive(Clone)]
 pub(super) struct Mounted {
     pub(super) node: u64,
+    pub(super) key: u64,
     pub(super) incarnation: u64,
     pub(super) segment: SegmentNo,
     pub(super) region: SharedRegion,
@@ -157,7 +158,12 @@ impl Work {
     /// Carries out what there is to do; gives how many orders there were.
     fn round(&mut self, mounted: &Mounted) -> Result<usize, RpcError> {
         let asked = Instant::now();
-        let ask = FetchAsk { node: mounted.node, incarnation: mounted.incarnation, count_max: ORDERS_MAX };
+        let ask = FetchAsk {
+            node: mounted.node,
+            incarnation: mounted.incarnation,
+            count_max: ORDERS_MAX,
+            key: mounted.key,
+        };
         let (lease, orders) = self.rpc.call::<FetchTasks>(&ask, std::iter::empty())?;
         let until = asked + Duration::from_millis(lease.lease_ms.into());
         let here = |order: &TaskOrder<'_>| order.segment == mounted.segment;
@@ -196,7 +202,8 @@ impl Work {
             }
         }
         self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
-        self.rpc.call::<EndTasks>(&mounted.node, ends.into_iter())?;
+        let proof = NodeProof { node: mounted.node, key: mounted.key };
+        self.rpc.call::<EndTasks>(&proof, ends.into_iter())?;
         // From here on the master does not hand these attempts out again.
         self.told.clear();
         Ok(orders.len())
@@ -254,7 +261,7 @@ impl Work {
                 self.close(source.segment);
                 continue;
             }
-            let found = checksum(order, region);
+            let found = checksum(order, region).map(|crc| bound(crc, &order.key, order.generation));
             if Instant::now() >= until {
                 return end(Err(ErrorCode::LeaseExpired), true);
             }

@@ -7,7 +7,8 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
-use crate::message::{self, BadReplica, Object, Operation, Replicas};
+use crate::bound::bound;
+use crate::message::{self, BadReplica, LeaseRange, Object, Operation, Replicas};
 use crate::wire::{Frame, WireError};
 use crate::{ErrorCode, SegmentNo};
 
@@ -29,7 +30,7 @@ pub struct Fetched {
     pub len: u64,
     /// Which put it is from.
     pub generation: u64,
-    /// CRC-32C of the bytes, as committed and as read.
+    /// CRC-32C of the bytes, as it was committed and as they were read.
     pub checksum: u32,
 }
 
@@ -50,6 +51,7 @@ pub struct GetOp {
     tries: u8,
     asked_at: Instant,
     lease_end: Instant,
+    leases: LeaseRange,
     reading: u32,
     unfinished: u32,
     /// Operations before this one.
@@ -111,6 +113,7 @@ impl GetOp {
             });
         }
         (self.call, self.tries, self.reading) = (None, 0, 0);
+        self.leases = LeaseRange::default();
         self.bad.clear();
         (self.canceled, self.aborted) = (false, None);
         self.unfinished = self.items.len() as u32;
@@ -200,7 +203,9 @@ impl GetOp {
         match message::Get::decode_response(frame) {
             Ok((lease, objects)) if objects.len() == self.items.len() => {
                 self.lease_end = self.asked_at + Duration::from_millis(lease.lease_ms.into());
+                self.leases.first = lease.first;
                 for (item, object) in objects.enumerate() {
+                    self.leases.count += u32::from(object.is_ok());
                     self.found(item as u32, object);
                 }
             }
@@ -230,7 +235,9 @@ impl GetOp {
         self.reading -= 1;
         let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
-        let intact = applied && end.checksum == object.checksum && !end.damaged;
+        // By the key that was asked for: an answer that was meant for another one does not hold.
+        let found = bound(end.checksum, self.keys.key(id as usize).0, object.generation);
+        let intact = applied && found == object.checksum && !end.damaged;
         // Once the lease is over, other bytes may be there by right.
         if applied && !intact && now < self.lease_end {
             let count = object.replicas.len();
@@ -243,7 +250,7 @@ impl GetOp {
         } else if now >= self.lease_end {
             Err(ErrorCode::LeaseExpired)
         } else if intact {
-            Ok(Fetched { len: object.len, generation: object.generation, checksum: object.checksum })
+            Ok(Fetched { len: object.len, generation: object.generation, checksum: end.checksum })
         } else if more {
             return self.todo.push_back(Todo::Read(id));
         } else if applied {
@@ -276,6 +283,14 @@ impl GetOp {
     #[must_use]
     pub fn result(&self, item: usize) -> Option<Result<Fetched, ErrorCode>> {
         self.items.get(item)?.result
+    }
+
+    /// The leases that the operation was granted, to be given back with
+    /// [`ReturnLeases`](crate::message::ReturnLeases) on the connection that granted them. None while a read is under way, or
+    /// if there are none.
+    #[must_use]
+    pub fn leases(&self) -> Option<LeaseRange> {
+        (self.is_done() && self.leases.count > 0).then_some(self.leases)
     }
 
     /// Replicas of this operation whose bytes were not the committed ones.

@@ -8,6 +8,7 @@ use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
+use crate::bound::bound;
 use crate::message::{self, Allocation, Commit, NewObject, Operation, PutAsk, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
@@ -385,8 +386,9 @@ impl PutOp {
         // Two passes, because the number of items goes first.
         let count = self.items.iter().filter(|state| state.commits()).count();
         let commits = self.items.iter().enumerate().filter_map(|(item, state)| {
-            let generation = state.commits().then_some(state.allocation)??.generation;
-            Some(Commit { key: self.keys.key(item), generation, checksum: state.checksum })
+            let Allocation { generation, handle, .. } = state.commits().then_some(state.allocation)??;
+            let key = self.keys.key(item);
+            Some(Commit { key, generation, handle, checksum: bound(state.checksum, key.0, generation) })
         });
         if let Err(error) = message::PutEnd::encode_request(out, request_id, &(), Counted(commits, count)) {
             let error = too_much(error);
@@ -419,8 +421,8 @@ impl PutOp {
     fn send_revoke(&mut self, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
         let count = self.items.iter().filter(|state| state.revokes()).count();
         let revocations = self.items.iter().enumerate().filter_map(|(item, state)| {
-            let generation = state.revokes().then_some(state.allocation)??.generation;
-            Some(Revocation { key: self.keys.key(item), generation, quiet: self.is_quiet(state) })
+            let Allocation { generation, handle, .. } = state.revokes().then_some(state.allocation)??;
+            Some(Revocation { key: self.keys.key(item), generation, handle, quiet: self.is_quiet(state) })
         });
         if message::PutRevoke::encode_request(out, request_id, &(), Counted(revocations, count)).is_err() {
             self.revoke_call = Call::default();

@@ -124,14 +124,14 @@ impl Master {
     /// Drops an object's replicas on a segment, or all of them. An object that has none left is gone.
     ///
     /// # Errors
-    /// `ObjectNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is written, `ReplicaNotFound`: none is there.
+    /// `KeyNotFound`, `ObjectHasLease`, `ReplicaIsNotReady` while it is written, `ReplicaNotFound`: none is there.
     pub fn clear_replica<'k>(
         &mut self,
         now: Instant,
         key: impl Into<FullKey<'k>>,
         segment: Option<SegmentNo>,
     ) -> Result<(), ErrorCode> {
-        let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
+        let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
         let entry = self.objects.entry(index);
         let Some(no) = segment else { return self.remove_at(now, index, false) };
         let Some(placed) = entry.replicas.as_slice().iter().find(|placed| placed.segment == no).copied()

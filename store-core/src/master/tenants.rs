@@ -8,7 +8,8 @@ use hashbrown::HashMap;
 
 use super::Master;
 use crate::message::{EvictionReport, Greeting, TenantSetting, TenantUsage};
-use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX, TENANT_BYTES_MAX};
+use crate::proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, next_challenge};
+use crate::tenant::{DEFAULT_TENANT, TENANT_BYTES_MAX};
 use crate::wire::VERSION;
 use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
 
@@ -88,46 +89,78 @@ impl Tenants {
 }
 
 impl Master {
-    /// Who a connection is, from what it says first. A session that is refused has no tenant.
+    /// Who a connection is, from what it says first. A session that is refused has no tenant. A greeting that proves, or
+    /// tries to prove, anything uses the challenge up.
     pub(crate) fn greet(&mut self, session: &mut Session, greeting: &Greeting<'_>) -> Result<(), ErrorCode> {
-        *session = Session::new(session.peer);
+        (session.tenant, session.greeted, session.admin, session.cluster) = (None, false, false, false);
         if greeting.version != VERSION {
             return Err(ErrorCode::InvalidVersion);
         }
-        let (secret, admin) = (greeting.secret.0, greeting.admin.0);
-        if greeting.tenant.len() > TENANT_BYTES_MAX || secret.len().max(admin.len()) > SECRET_BYTES_MAX {
+        let proofs = [greeting.tenant_proof.0, greeting.admin_proof.0, greeting.cluster_proof.0];
+        if greeting.tenant.len() > TENANT_BYTES_MAX
+            || proofs.iter().any(|proof| !matches!(proof.len(), 0 | PROOF_BYTES))
+        {
             return Err(ErrorCode::InvalidParams);
         }
-        // A master without an admin's secret does not need to hear one.
-        let is_admin = self.config.admin_secret.is_set() && !admin.is_empty();
-        if is_admin && !self.config.admin_secret.matches(admin) {
+        let challenge = session.challenge;
+        if greeting.has_proof() {
+            session.challenge = next_challenge(&challenge);
+        }
+        let let_in = self.let_in(session, greeting, &challenge);
+        if let_in.is_err() && greeting.has_proof() {
+            session.proofs_failed = session.proofs_failed.saturating_add(1);
+        }
+        let_in
+    }
+
+    fn let_in(
+        &mut self,
+        session: &mut Session,
+        greeting: &Greeting<'_>,
+        challenge: &[u8; CHALLENGE_BYTES],
+    ) -> Result<(), ErrorCode> {
+        let proves = |secret: &Secret, proof: &[u8], role| {
+            !proof.is_empty() && secret.is_proved_by(proof, role, challenge, greeting.tenant)
+        };
+        // A master without such a secret does not need to hear a proof of it.
+        let is_admin = proves(&self.config.admin_secret, greeting.admin_proof.0, Role::Admin);
+        let is_cluster = proves(&self.config.cluster_secret, greeting.cluster_proof.0, Role::Cluster);
+        let wrong = |secret: &Secret, proof: &[u8], proved: bool| {
+            secret.is_set() && !proof.is_empty() && !proved
+        };
+        if wrong(&self.config.admin_secret, greeting.admin_proof.0, is_admin)
+            || wrong(&self.config.cluster_secret, greeting.cluster_proof.0, is_cluster)
+        {
             return Err(ErrorCode::PermissionDenied);
         }
+        let is_tenant = |secret: &Secret| {
+            !secret.is_set() || is_admin || proves(secret, greeting.tenant_proof.0, Role::Tenant)
+        };
         if !greeting.tenant.is_empty() {
             let no = match self.tenants.named(greeting.tenant) {
                 Some(no) => no,
                 None => {
                     // Whoever could not be it afterwards must not leave it behind.
                     let like = self.config.tenant_default.as_ref().ok_or(ErrorCode::TenantNotRegistered)?;
-                    if like.secret.is_set() && !like.secret.matches(secret) && !is_admin {
+                    if !is_tenant(&like.secret) {
                         return Err(ErrorCode::TenantNotRegistered);
                     }
                     self.create_tenant(greeting.tenant)?
                 }
             };
             let tenant = &self.tenants.list[usize::from(no)];
-            if tenant.secret.is_set() && !tenant.secret.matches(secret) && !is_admin {
+            if !is_tenant(&tenant.secret) {
                 return Err(ErrorCode::TenantNotRegistered);
             }
             session.tenant = Some((no, tenant.life));
         }
-        (session.greeted, session.admin) = (true, is_admin);
+        (session.greeted, session.admin, session.cluster) = (true, is_admin, is_cluster);
         Ok(())
     }
 
     pub(crate) fn rights(&self, session: &Session) -> Rights {
         let config = &self.config;
-        let secret = config.admin_secret.is_set();
+        let (secret, cluster) = (config.admin_secret.is_set(), config.cluster_secret.is_set());
         let tenant = match session.tenant {
             Some((no, life)) => self.tenants.is(no, life).then_some(no),
             None => (!config.multi_tenants).then_some(0),
@@ -136,8 +169,8 @@ impl Master {
             known: session.greeted || !config.multi_tenants,
             tenant,
             admin: session.admin || (!secret && !config.multi_tenants && session.peer == Peer::Local),
-            // Nodes hold everybody's bytes.
-            node: session.admin || !(secret && config.multi_tenants),
+            // Nodes hold everybody's bytes, and can take everybody's objects away.
+            node: session.admin || session.cluster || !(secret || cluster),
         }
     }
 

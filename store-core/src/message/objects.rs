@@ -37,13 +37,15 @@ pub struct PutAsk {
     pub nonce: u32,
     /// Where, how often, for how long.
     pub options: PutOptions,
+    /// The identity of the writer's transfer engine, so that nodes can cut it off if it is lost in the middle; 0: unknown.
+    pub writer: u64,
 }
 
 impl PutAsk {
     /// A put whose start is not repeated.
     #[must_use]
     pub const fn once(options: PutOptions) -> Self {
-        Self { nonce: 0, options }
+        Self { nonce: 0, options, writer: 0 }
     }
 
     /// For the item number `at` of a batch: a key that a batch has twice is taken, the second time.
@@ -51,7 +53,7 @@ impl PutAsk {
     pub const fn item(&self, at: usize) -> Self {
         match self.nonce {
             0 => *self,
-            nonce => Self { nonce: nonce.wrapping_add(at as u32), options: self.options },
+            nonce => Self { nonce: nonce.wrapping_add(at as u32), ..*self },
         }
     }
 }
@@ -121,6 +123,8 @@ pub type Replicas = Short<Replica, REPLICAS_MAX>;
 pub struct Allocation {
     /// Names this put; [`Commit`] and [`Revocation`] carry it. Never given twice.
     pub generation: u64,
+    /// Shows that whoever commits or revokes the put is who started it. Cannot be guessed from others.
+    pub handle: u64,
     /// Write all of them.
     pub replicas: Replicas,
 }
@@ -135,7 +139,9 @@ pub struct Commit<'a> {
     pub key: Key<'a>,
     /// As given at its start.
     pub generation: u64,
-    /// CRC-32C of all data.
+    /// As given at its start.
+    pub handle: u64,
+    /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation.
     pub checksum: u32,
 }
 
@@ -147,8 +153,10 @@ pub struct Revocation<'a> {
     pub key: Key<'a>,
     /// As given at its start.
     pub generation: u64,
+    /// As given at its start.
+    pub handle: u64,
     /// The writer vouches that no write of this put can land any more: none was sent, all are known to have ended, or the
-    /// targets were fenced. Without it the space is held back until the release timeout.
+    /// targets were fenced. Without it the space is held back until the nodes say that the writer is gone.
     pub quiet: bool,
 }
 
@@ -157,6 +165,18 @@ pub struct Revocation<'a> {
 pub struct Lease {
     /// From the moment the request was *sent*, on the reader's own clock.
     pub lease_ms: u32,
+    /// The number, in this connection, of the first lease that the answer grants. Each item that was found has the next
+    /// one. A reader that is done gives them back: [`ReturnLeases`](super::ReturnLeases).
+    pub first: u64,
+}
+
+/// Leases that one answer granted, by their numbers in the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRange {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u32,
 }
 
 /// A readable object.
@@ -164,7 +184,7 @@ pub struct Lease {
 pub struct Object {
     /// Bytes of data. The trailer follows them: [`crate::blocks`].
     pub len: u64,
-    /// CRC-32C of all data; what was read counts only if it agrees.
+    /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation; what was read counts only if it agrees.
     pub checksum: u32,
     /// Which put it is from.
     pub generation: u64,

@@ -135,6 +135,8 @@ pub struct FetchAsk {
     pub incarnation: u64,
     /// Most tasks that it wants, those that it has already included.
     pub count_max: u32,
+    /// As in [`MountSegment::key`](super::MountSegment::key).
+    pub key: u64,
 }
 
 /// One replica to make.
@@ -153,7 +155,7 @@ pub struct TaskOrder<'a> {
     pub generation: u64,
     /// Bytes, without the trailer that follows them: see [`crate::blocks`].
     pub len: u64,
-    /// CRC-32C of all bytes.
+    /// CRC-32C of all bytes, [`bound`](crate::bound) to the key and the generation.
     pub checksum: u32,
     /// The node's own segment.
     pub segment: SegmentNo,
@@ -170,7 +172,7 @@ pub struct TaskEnd {
     pub id: TaskId,
     /// Which try.
     pub attempt: u64,
-    /// CRC-32C of the bytes that are in place, or why they are not.
+    /// CRC-32C of the bytes that are in place, [`bound`](crate::bound) to the key and the generation; or why they are not.
     pub result: Result<u32, ErrorCode>,
     /// Nothing will be written to the new replica's place any more.
     pub quiet: bool,

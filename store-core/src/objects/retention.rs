@@ -122,6 +122,7 @@ impl Objects {
         let before = entry.time;
         let until = before.max(until);
         entry.time = until;
+        entry.count_lease(before <= now);
         self.leases.moved(now, before, until);
         if entry.has(Entry::KEPT) {
             return self.lease_kept(now, index, until, follows);
@@ -135,9 +136,35 @@ impl Objects {
         let before = entry.time;
         let until = before.max(until);
         entry.time = until;
+        entry.count_lease(before <= now);
         self.leases.moved(now, before, until);
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| group.leased_until = group.leased_until.max(until));
+        }
+    }
+
+    /// A reader gives its lease back. With the last of them the object's lease is over. What a group's members were leased
+    /// for stays theirs together until it runs out.
+    pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
+        if index >= self.entries.len() {
+            return;
+        }
+        let entry = &mut self.entries[index];
+        let count = entry.marks & Entry::LEASES_MANY;
+        if entry.generation != generation
+            || !entry.is_leased(now)
+            || matches!(count, 0 | Entry::LEASES_MANY)
+        {
+            return;
+        }
+        entry.marks -= Entry::LEASE;
+        if count > Entry::LEASE {
+            return;
+        }
+        let end = core::mem::replace(&mut entry.time, Instant::ZERO);
+        self.leases.ended(end);
+        if self.entries[index].state == State::Aside && self.lease_end(index) <= now {
+            self.settle_one(now, index);
         }
     }
 

@@ -69,13 +69,14 @@ impl Master {
             }
             Kind::FetchTasks => {
                 let (ask, _) = FetchTasks::decode_request(body).map_err(WireError::code)?;
-                let head = Lease { lease_ms: self.config().lease_ttl_ms };
+                let head = Lease { lease_ms: self.config().lease_ttl_ms, first: 0 };
                 let orders = self.fetch_tasks(now, &ask)?;
                 FetchTasks::encode_response(out, id, &head, orders.into_iter())
             }
             Kind::EndTasks => {
-                let (node, ends) = EndTasks::decode_request(body).map_err(WireError::code)?;
-                EndTasks::encode_response(out, id, &(), ends.map(|end| self.end_task(now, node, &end)))
+                let (proof, ends) = EndTasks::decode_request(body).map_err(WireError::code)?;
+                self.check_node(proof.node, proof.key)?;
+                EndTasks::encode_response(out, id, &(), ends.map(|end| self.end_task(now, proof.node, &end)))
             }
             Kind::OrderSegments => {
                 let (_, orders) = OrderSegments::decode_request(body).map_err(WireError::code)?;

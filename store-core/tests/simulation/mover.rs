@@ -281,7 +281,7 @@ impl Mover {
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
         let ask =
-            FetchAsk { node: self.node as u64 + 1, incarnation: mounted.incarnation, count_max: ORDERS_MAX };
+            FetchAsk { node: self.node as u64 + 1, incarnation: mounted.incarnation, count_max: ORDERS_MAX, key: 0 };
         self.asked = self.clock.shows(core.now);
         self.call(core, Kind::FetchTasks, |out, id| {
             FetchTasks::encode_request(out, id, &ask, core::iter::empty()).unwrap();

@@ -107,7 +107,7 @@ impl Node {
         let node = self.index as u64 + 1;
         let mut out = Vec::new();
         if self.mounted.is_some() {
-            let beat = Heartbeat { node, incarnation };
+            let beat = Heartbeat { node, incarnation, key: 0 };
             Beat::encode_request(&mut out, self.request_id, &beat, core::iter::empty()).unwrap();
         } else {
             let mount = MountSegment {
@@ -119,6 +119,8 @@ impl Node {
                 len: self.segment_bytes,
                 export: Default::default(),
                 epoch: self.epoch.into(),
+                key: 0,
+                takeover: false,
             };
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
         }

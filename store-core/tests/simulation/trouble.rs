@@ -206,7 +206,7 @@ impl World {
     /// A segment that is drained goes, and nothing with it.
     fn unmount(&mut self, segment: SegmentNo) -> Result<(), Violation> {
         let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
-        let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment };
+        let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment, key: 0 };
         let before = self.core.master.stats();
         self.core.by_the_master(|master, now| assert_eq!(master.unmount(now, &unmount), Ok(())))?;
         let after = self.core.master.stats();

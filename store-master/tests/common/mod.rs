@@ -116,6 +116,8 @@ pub(crate) fn fill(rpc: SocketAddr) {
         len: 1 << 20,
         export,
         epoch: 7,
+        key: 0,
+        takeover: false,
     };
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
@@ -126,7 +128,12 @@ pub(crate) fn fill(rpc: SocketAddr) {
         let answer = call(std::mem::take(&mut out));
         let frame: Frame<'_> = answer.frame();
         let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
-        let commit = Commit { key: Key(&key), generation: allocation.generation, checksum: 1 };
+        let commit = Commit {
+            key: Key(&key),
+            generation: allocation.generation,
+            handle: allocation.handle,
+            checksum: 1,
+        };
         PutEnd::encode_request(&mut out, 4, &(), [commit].into_iter()).unwrap();
         assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
     }

@@ -215,4 +215,12 @@ impl<T: Transport> Transport for Fault<T> {
         self.shelf.accept_fence(token, segment, self.now);
         Ok(())
     }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.inner.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.inner.expel(peer, force)
+    }
 }

@@ -122,4 +122,12 @@ impl<T: Transport> Transport for Throttle<T> {
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         self.inner.fence(token, segment)
     }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.inner.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.inner.expel(peer, force)
+    }
 }

@@ -53,6 +53,8 @@ pub enum TraceEvent {
     Cancel(Token, Result<(), Error>),
     /// A fence.
     Fence(Token, SegmentId, Result<(), Error>),
+    /// An initiator was to be cut off: its identity, whether by force, and whether it is.
+    Expel(u64, bool, Result<bool, Error>),
 }
 
 access_inner!(Trace);
@@ -152,6 +154,14 @@ impl fmt::Display for TraceEntry {
                 write!(f, "fence {:#x} on {segment}", token.0)?;
                 end(f, result)
             }
+            TraceEvent::Expel(peer, force, result) => {
+                write!(f, "expel {peer:#x}{}", if force { " by force" } else { "" })?;
+                match result {
+                    Ok(true) => f.write_str(": it is gone"),
+                    Ok(false) => f.write_str(": under way"),
+                    Err(error) => write!(f, ": {error}"),
+                }
+            }
         }
     }
 }
@@ -235,6 +245,16 @@ impl<T: Transport> Transport for Trace<T> {
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         let result = self.inner.fence(token, segment);
         self.record(TraceEvent::Fence(token, segment, result));
+        result
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.inner.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        let result = self.inner.expel(peer, force);
+        self.record(TraceEvent::Expel(peer, force, result));
         result
     }
 }

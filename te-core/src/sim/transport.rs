@@ -36,6 +36,20 @@ impl SimTransport {
         self.incarnation
     }
 
+    /// What its targets know it by: its [incarnation](Self::incarnation), unless [`set_identity`](Self::set_identity) said
+    /// otherwise.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.world().map_or(0, |world| world.nodes[self.node.0 as usize].identity)
+    }
+
+    /// Gives it another identity, for several rails of one engine: they share one. For what is sent from now on.
+    pub fn set_identity(&mut self, identity: u64) {
+        if let Ok(mut world) = self.world() {
+            world.nodes[self.node.0 as usize].identity = identity;
+        }
+    }
+
     /// The network it is on.
     #[must_use]
     pub fn net(&self) -> &SimNet {
@@ -156,6 +170,14 @@ impl Transport for SimTransport {
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         self.world()?.fence(self.node, token, segment)
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.world().is_ok_and(|world| world.is_connected(self.node, peer))
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.world()?.expel(self.node, peer, force)
     }
 }
 

@@ -7,7 +7,7 @@
     reason = "copies between the memories of nodes, which only their registrations describe"
 )]
 
-use alloc::collections::{BTreeMap, BinaryHeap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::time::Duration;
@@ -18,8 +18,8 @@ use super::rng::Rng;
 use super::slab::{Key, Slab};
 use super::{NodeId, SimCounters};
 use crate::{
-    Access, Completion, Error, ErrorKind, Features, Instant, MemSpan, Op, Outcome, RegionId, SegmentId,
-    Slice, Token,
+    Access, Completion, EXPELLED_MAX, Error, ErrorKind, Features, Instant, MemSpan, Op, Outcome, RegionId,
+    SegmentId, Slice, Token,
 };
 
 pub(super) struct World {
@@ -40,6 +40,10 @@ pub(super) struct World {
 
 pub(super) struct Node {
     pub(super) incarnation: u64,
+    /// What its targets know it by.
+    pub(super) identity: u64,
+    /// Identities that it lets do nothing any more.
+    expelled: BTreeSet<u64>,
     pub(super) alive: bool,
     stalled: bool,
     slowness: u32,
@@ -99,6 +103,8 @@ struct Operation {
 
 struct Packet {
     initiator: u32,
+    /// The initiator's identity when it was sent; the node may be somebody else by now.
+    identity: u64,
     target: u32,
     kind: Kind,
     export: Export,
@@ -158,6 +164,8 @@ impl World {
         let incarnation = self.rng.next_u64() | 1;
         self.nodes.push(Node {
             incarnation,
+            identity: incarnation,
+            expelled: BTreeSet::new(),
             alive: true,
             stalled: false,
             slowness: 1,
@@ -310,6 +318,36 @@ impl World {
         Ok(())
     }
 
+    /// Whether a node that lives has this identity and has attached memory of `node` as it is now.
+    pub(super) fn is_connected(&self, node: NodeId, peer: u64) -> bool {
+        let incarnation = self.nodes[node.0 as usize].incarnation;
+        let ours =
+            |segment: &Segment| (segment.export.node, segment.export.incarnation) == (node.0, incarnation);
+        let peers = self.nodes.iter().filter(|other| other.alive && other.identity == peer);
+        let expelled = self.nodes[node.0 as usize].expelled.contains(&peer);
+        peer != 0 && !expelled && peers.flat_map(|other| other.segments.values()).any(ours)
+    }
+
+    /// What arrives from `peer` from now on is refused, what is on its way included: nothing of it can land.
+    pub(super) fn expel(&mut self, node: NodeId, peer: u64, force: bool) -> Result<bool, Error> {
+        if peer == 0 {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let connected = self.is_connected(node, peer);
+        let expelled = &mut self.nodes[node.0 as usize].expelled;
+        if expelled.contains(&peer) {
+            return Ok(true);
+        }
+        if connected && !force {
+            return Err(ErrorKind::Busy.into());
+        }
+        if expelled.len() >= EXPELLED_MAX {
+            return Err(ErrorKind::Full.into());
+        }
+        expelled.insert(peer);
+        Ok(true)
+    }
+
     // What happens to nodes and links.
 
     pub(super) fn kill(&mut self, node: NodeId) {
@@ -322,6 +360,7 @@ impl World {
         me.stalled = false;
         me.regions.clear();
         me.segments.clear();
+        me.expelled.clear();
         me.done.clear();
         (me.in_flight, me.fences) = (0, 0);
         for key in core::mem::take(&mut me.inbox) {
@@ -335,6 +374,7 @@ impl World {
         let me = &mut self.nodes[node.0 as usize];
         me.alive = true;
         me.incarnation = incarnation;
+        me.identity = incarnation;
         incarnation
     }
 
@@ -444,8 +484,10 @@ impl World {
             arrives =
                 departs + nanos(self.config.timeout) + self.rng.range(0..nanos(link.config.late_max) + 1);
         }
+        let identity = self.nodes[initiator as usize].identity;
         let packet = self.packets.insert(Packet {
             initiator,
+            identity,
             target,
             kind,
             export,
@@ -492,7 +534,7 @@ impl World {
     fn arrive(&mut self, key: Key) {
         let Some(packet) = self.packets.find(key) else { return };
         let (initiator, target, operation) = (packet.initiator, packet.target, packet.operation);
-        let (kind, orphan_count) = (packet.kind, packet.orphan_count);
+        let (kind, orphan_count, identity) = (packet.kind, packet.orphan_count, packet.identity);
         if !self.link(initiator, target).up {
             self.counters.lost += 1;
             self.drop_packet(key);
@@ -514,6 +556,12 @@ impl World {
         if node.stalled {
             node.inbox.push(key);
             operation.into_iter().for_each(|op| self.give_up_on(op));
+            return;
+        }
+        if node.expelled.contains(&identity) {
+            self.counters.refused += 1;
+            self.drop_packet(key);
+            self.reply(operation, Err(ErrorKind::Expelled));
             return;
         }
         match kind {

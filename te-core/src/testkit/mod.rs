@@ -97,6 +97,12 @@ pub trait Pair {
         None
     }
 
+    /// The identity that the target knows the initiator by, where the fabric tells initiators apart. `None`: the cases about
+    /// [`expel`](crate::Transport::expel) are skipped.
+    fn initiator_identity(&self) -> Option<u64> {
+        None
+    }
+
     /// The target's process dies without a word.
     fn kill_target(&mut self) -> Hook {
         Hook::Unsupported("the harness cannot kill the target")
@@ -328,6 +334,12 @@ macro_rules! conformance_tests {
             L1 death when_the_target_dies_every_slice_ends_once,
             L2 death after_a_restart_an_old_segment_is_refused_and_never_misread,
             L6 death after_a_restart_a_new_export_works,
+            L5 expel nothing_of_an_expelled_initiator_lands,
+            L5 expel nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopped,
+            L6 expel an_expelled_initiator_is_refused_and_told_so,
+            L6 expel a_connected_initiator_is_left_alone_without_force,
+            L6 expel expelling_another_disturbs_nobody,
+            L6 expel nobody_has_the_identity_0,
             L1 death a_cut_connection_ends_every_slice_and_heals,
         ] }
     };

@@ -167,6 +167,28 @@ impl<'h> Rig<'h> {
         &mut *self.pair
     }
 
+    /// What the target knows the initiator by.
+    pub(super) fn identity(&self) -> Result<u64, Skip> {
+        let unknown = Skip::because("the harness tells no identity of the initiator");
+        self.pair.initiator_identity().ok_or(unknown)
+    }
+
+    /// Expels `peer` at the target, which alone is polled meanwhile unless `both` are.
+    pub(super) fn expel(&mut self, peer: u64, both: bool) {
+        let give_up = self.deadline();
+        loop {
+            match self.target().expel(peer, true) {
+                Ok(true) => return,
+                Ok(false) if both => self.step(),
+                Ok(false) => self.step_target(),
+                Err(error) => broken!(self.law, "expelling an initiator by force failed: {error}"),
+            }
+            if self.now > give_up.0 {
+                broken!(self.law, "the end of an expelled initiator does not come (waited {:?})", give_up.1);
+            }
+        }
+    }
+
     pub(super) fn region(&self) -> RegionId {
         REGION
     }
@@ -416,15 +438,7 @@ impl<'h> Rig<'h> {
     pub(super) fn step_with_room(&mut self, room: usize) -> usize {
         let blank = Completion::applied(Token(u64::MAX));
         let mut out = [blank; 64];
-        self.now = self.pair.tick();
-        if self.target_is_polled {
-            let before = allocations();
-            let count = self.pair.target().poll(self.now, &mut out);
-            self.allocated += allocations() - before;
-            if count > 0 {
-                broken!(Law::L1, "the target completed {:?}, and was never given a slice", out[0].token);
-            }
-        }
+        self.step_target();
         let before = allocations();
         let count = self.pair.initiator().poll(self.now, &mut out[..room]);
         self.allocated += allocations() - before;
@@ -435,6 +449,20 @@ impl<'h> Rig<'h> {
             self.record(*completion);
         }
         count
+    }
+
+    /// Lets some time pass and polls the target alone: the initiator's process is stopped.
+    pub(super) fn step_target(&mut self) {
+        self.now = self.pair.tick();
+        if self.target_is_polled {
+            let mut out = [Completion::applied(Token(u64::MAX)); 64];
+            let before = allocations();
+            let count = self.pair.target().poll(self.now, &mut out);
+            self.allocated += allocations() - before;
+            if count > 0 {
+                broken!(Law::L1, "the target completed {:?}, and was never given a slice", out[0].token);
+            }
+        }
     }
 
     /// Steps until nothing is in flight.

@@ -62,11 +62,15 @@ impl Harness for SimHarness {
                 Rail { initiator: NodeId(0), target: NodeId(1), net }
             })
             .collect();
-        let initiator = (self.build)(Side::Initiator, rails.iter().map(|rail| rail.net.node()).collect());
+        let mut nodes: Vec<SimTransport> = rails.iter().map(|rail| rail.net.node()).collect();
+        let identity = nodes.first().map_or(0, SimTransport::identity);
+        nodes.iter_mut().for_each(|node| node.set_identity(identity));
+        let initiator = (self.build)(Side::Initiator, nodes);
         let target = (self.build)(Side::Target, rails.iter().map(|rail| rail.net.node()).collect());
         Box::new(SimPair {
             harness: self,
             rails,
+            identity,
             initiator,
             target: Some(target),
             now: Instant::ZERO,
@@ -98,6 +102,7 @@ struct Rail {
 struct SimPair<'h> {
     harness: &'h mut SimHarness,
     rails: Vec<Rail>,
+    identity: u64,
     initiator: Box<dyn Transport>,
     target: Option<Box<dyn Transport>>,
     now: Instant,
@@ -145,6 +150,10 @@ impl Pair for SimPair<'_> {
 
     fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
         (export.starts_with(b"SSIM") && self.harness.rails == 1).then_some(26..34)
+    }
+
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(self.identity)
     }
 
     fn kill_target(&mut self) -> Hook {

@@ -1,8 +1,9 @@
 //! Registering local memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use te_core::{Access, ErrorKind, Features, Location, MemSpan, Memory, RegionId, Transport};
+use te_core::{Access, ErrorKind, Features, Instant, Location, MemSpan, Memory, RegionId, Transport};
 
 use super::Engine;
 use super::regions::Region;
@@ -10,6 +11,9 @@ use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::RegisterError;
 use crate::region::SharedRegion;
 use crate::sys::{AllocOptions, SharedMemory, node_of};
+
+/// How often quarantined regions are looked at.
+const RELEASE: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// Registers memory that the caller keeps alive. With remote rights it becomes part of this engine's segment.
@@ -67,7 +71,15 @@ impl Engine {
         });
         match registered {
             Ok(()) => {
-                let region = Region { span, access, owned, requests: 0, closing: false, _memory: memory };
+                let region = Region {
+                    span,
+                    access,
+                    owned,
+                    requests: 0,
+                    closing: false,
+                    quarantined: false,
+                    _memory: memory,
+                };
                 self.regions.insert(id, region);
                 Ok(())
             }
@@ -157,6 +169,64 @@ impl Engine {
             Err(error) if error.kind == ErrorKind::Busy => Err(RegisterError::Busy { requests: 0 }),
             Err(error) => Err(RegisterError::Rails(error)),
         }
+    }
+
+    /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
+    /// allocated or touched, and the contents stay. What peers were granted before is no way to it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register): `Overlap` while it is still registered.
+    pub fn reregister(
+        &mut self,
+        region: &SharedRegion,
+        access: Access,
+    ) -> Result<SharedRegion, RegisterError> {
+        self.register_shared(region.memory().clone(), access)
+    }
+
+    /// Lets go of shared memory that cannot be unregistered, because a peer that is stopped may be in the middle of a copy: its
+    /// pages are given back to the system, contents and all, and the rest (addresses, one of `regions_max`) as soon as the peer
+    /// goes on or is gone. Until then it counts in [`Stats::quarantined_regions`](crate::Stats). Nobody is granted it any more.
+    ///
+    /// # Errors
+    /// `Busy` while requests of ours use it; `NotFound`.
+    pub fn quarantine_shared(&mut self, shared: SharedRegion) -> Result<(), RegisterError> {
+        match self.unregister(shared.id()) {
+            Err(RegisterError::Busy { requests: 0 }) => {}
+            other => return other,
+        }
+        if let Err(error) = shared.discard() {
+            // What peers only read is sealed. It costs what it costs until they are gone.
+            log::warn!("region {} of {} bytes keeps its pages: {error}", shared.id(), shared.len());
+        }
+        let region = self.regions.region_mut(shared.id()).ok_or(RegisterError::NotFound)?;
+        if !std::mem::replace(&mut region.quarantined, true) {
+            log::warn!(
+                "region {} of {} bytes is quarantined: a peer that does not go on may be in the middle of a copy",
+                shared.id(),
+                shared.len()
+            );
+            self.quarantine.push(shared.id());
+            self.release_at = Some(self.clock.now() + RELEASE);
+        }
+        Ok(())
+    }
+
+    /// Drops quarantined regions that nobody is in any more.
+    pub(super) fn release(&mut self, now: Instant) {
+        if self.release_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let mut quarantine = std::mem::take(&mut self.quarantine);
+        quarantine.retain(|&id| matches!(self.unregister(id), Err(RegisterError::Busy { .. })));
+        self.quarantine = quarantine;
+        self.release_at = (!self.quarantine.is_empty()).then_some(now + RELEASE);
+    }
+
+    /// Quarantined regions, and their bytes.
+    pub(super) fn quarantined_regions(&self) -> (u32, u64) {
+        let bytes = |id: &RegionId| self.regions.region(*id).map_or(0, |region| region.span.len() as u64);
+        (self.quarantine.len() as u32, self.quarantine.iter().map(bytes).sum())
     }
 
     /// Whether `id` is an owned buffer of this engine at `span`.

@@ -26,9 +26,11 @@ use crate::config::Config;
 use crate::control::{Inbox, Server};
 use crate::copier::rights;
 use crate::descriptor::Published;
-use crate::error::{RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{ExpelError, RequestProblem, SegmentError, StartError, TransferError};
 use crate::metadata::{Keeper, KeeperState, Metadata};
-use crate::request::{BatchReport, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest};
+use crate::request::{
+    BatchReport, Expulsion, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest,
+};
 use crate::spin::Spin;
 use crate::sums::{self, Note};
 use crate::sys::park;
@@ -57,6 +59,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
 pub struct Engine {
     config: Config,
+    identity: u64,
     spin: Spin,
     clock: Clock,
     rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
@@ -73,6 +76,10 @@ pub struct Engine {
     fences: Fences,
     /// Remote regions that are to be detached once nothing uses them.
     leaving: Vec<SegmentId>,
+    /// Regions that a peer may be inside for ever.
+    quarantine: Vec<RegionId>,
+    /// When to look whether it is.
+    release_at: Option<Instant>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
     /// Whether rails that can tell the checksums of what they move, and what they told in the last poll.
@@ -155,7 +162,10 @@ impl Engine {
         extra: Vec<Rail>,
     ) -> Result<Self, StartError> {
         config.validate()?;
-        let Parts { rails, devices, affinity, published, inbox, server } = rails::open(&config, extra)?;
+        let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
+        let identity = crate::blob::identity().map_err(no_randomness)?;
+        let Parts { rails, devices, affinity, published, inbox, server } =
+            rails::open(&config, identity, extra)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
         let empty = Slice {
@@ -166,6 +176,7 @@ impl Engine {
             op: Op::Read,
         };
         Ok(Self {
+            identity,
             clock: Clock(std::time::Instant::now()),
             rails,
             devices,
@@ -177,6 +188,8 @@ impl Engine {
             pending: VecDeque::with_capacity(config.batches_max as usize),
             fences: Fences::default(),
             leaving: Vec::new(),
+            quarantine: Vec::new(),
+            release_at: None,
             next_deadline: None,
             checksum_copies: false,
             notes: Vec::new(),
@@ -208,6 +221,13 @@ impl Engine {
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.published.incarnation
+    }
+
+    /// What peers know this engine by, on every fabric: random, never 0, another one after every start. See
+    /// [`expel`](Self::expel).
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// What it was started with.
@@ -297,6 +317,7 @@ impl Engine {
         if !self.leaving.is_empty() {
             self.leave();
         }
+        self.release(now);
         count
     }
 
@@ -439,7 +460,7 @@ impl Engine {
     /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
-        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(soon).min()
+        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(self.release_at).chain(soon).min()
     }
 
     /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
@@ -455,10 +476,33 @@ impl Engine {
         }
     }
 
+    /// Ends what the engine with this [identity](Self::identity) can do to the memory that this one exports, over every fabric,
+    /// and refuses it from now on: its connections are closed, its mappings revoked. Others are not disturbed. Until it is
+    /// [`Gone`](Expulsion::Gone), [`poll`](Self::poll) and ask again. Without `force`, a peer that is connected is left alone.
+    ///
+    /// # Errors
+    /// `Identity`, `Full`, `Rails`.
+    pub fn expel(&mut self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
+        if peer == 0 || peer == self.identity {
+            return Err(ExpelError::Identity);
+        }
+        match self.rails.expel(peer, force) {
+            Ok(true) => Ok(Expulsion::Gone),
+            Ok(false) => Ok(Expulsion::Underway),
+            Err(error) => match error.kind {
+                ErrorKind::Busy => Ok(Expulsion::Connected),
+                ErrorKind::Unsupported => Ok(Expulsion::Unsupported),
+                ErrorKind::Full => Err(ExpelError::Full),
+                _ => Err(ExpelError::Rails(error)),
+            },
+        }
+    }
+
     /// Counters of the engine and of each rail.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
+        let (quarantined_regions, quarantined_region_bytes) = self.quarantined_regions();
         let rails = self.rails.rails();
         let rail = |index: usize| {
             let health = self.rails.route().health(index)?;
@@ -486,6 +530,8 @@ impl Engine {
             batches_timed_out: self.batches_timed_out,
             quarantined_batches: self.quarantined_batches,
             quarantined_bytes: self.quarantined_bytes,
+            quarantined_regions,
+            quarantined_region_bytes,
             leaked_buffers: 0,
             leaked_bytes: 0,
             notifications_refused: self.inbox.refused(),

@@ -51,11 +51,11 @@ pub(super) struct Parts {
 }
 
 /// Opens the control port and the fabrics; `extra` rails are as near as RDMA is.
-pub(super) fn open(config: &Config, extra: Vec<Rail>) -> Result<Parts, StartError> {
+pub(super) fn open(config: &Config, identity: u64, extra: Vec<Rail>) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
-    let mut opened = open_fabrics(config, addr, extra);
+    let mut opened = open_fabrics(config, addr, identity, extra);
     if let (true, Some(error)) = (opened.rails.is_empty(), opened.last_error) {
         return Err(error);
     }
@@ -114,15 +114,23 @@ impl Opened {
 }
 
 /// What this host lacks is reported, and is an error only when nothing is left.
-fn open_fabrics(config: &Config, addr: SocketAddr, extra: Vec<Rail>) -> Opened {
+fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rail>) -> Opened {
     let mut opened = Opened { rails: Vec::new(), last_error: None };
     #[cfg(not(any(feature = "tcp", feature = "rdma")))]
     let _ = addr;
     if config.fabrics.local {
-        opened.add(LOCAL, "local", LocalTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
+        opened.add(
+            LOCAL,
+            "local",
+            LocalTransport::with_identity(identity).map(|rail| Box::new(rail) as _).map_err(Into::into),
+        );
     }
     if config.fabrics.shm {
-        opened.add(SHM, "shm", ShmTransport::new().map(|rail| Box::new(rail) as _).map_err(Into::into));
+        opened.add(
+            SHM,
+            "shm",
+            ShmTransport::with_identity(identity).map(|rail| Box::new(rail) as _).map_err(Into::into),
+        );
     }
     opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
     #[cfg(feature = "rdma")]

@@ -34,6 +34,8 @@ pub(super) struct Region {
     pub(super) requests: u32,
     /// `unregister` has begun and met a peer's running operation.
     pub(super) closing: bool,
+    /// Nobody asks for it any more; it goes when the last peer is out of it.
+    pub(super) quarantined: bool,
     /// Keeps memory that is ours mapped.
     pub(super) _memory: Option<Arc<SharedMemory>>,
 }
@@ -140,7 +142,15 @@ mod tests {
         regions.check(span)?;
         let id = regions.reserve()?;
         let access = Access::LOCAL;
-        let region = Region { span, access, owned: false, requests: 0, closing: false, _memory: None };
+        let region = Region {
+            span,
+            access,
+            owned: false,
+            requests: 0,
+            closing: false,
+            quarantined: false,
+            _memory: None,
+        };
         regions.insert(id, region);
         Ok(id)
     }

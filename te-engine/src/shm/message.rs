@@ -5,14 +5,14 @@ use te_core::{Access, Error, ErrorKind, RegionId};
 use crate::blob::{Fields, put, remote_bits};
 
 /// Spoken by both sides; a peer with another one is refused.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// Longest message, bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 48;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Peer, first of all: the protocol it speaks.
-    Hello { protocol: u32 },
+    /// Peer, first of all: the protocol it speaks, and its engine's identity.
+    Hello { protocol: u32, identity: u64 },
     /// Owner, in answer; the ledger's file comes with it.
     Welcome,
     /// Peer: wants a region.
@@ -25,12 +25,16 @@ pub(super) enum Message {
     Revoked { row: u32 },
     /// Peer: has unmapped it, the row is free.
     Release { row: u32 },
+    /// Owner: you are cut off.
+    Expelled,
 }
 
 impl Message {
     pub(super) fn encode(self, out: &mut [u8; 128]) -> usize {
         match self {
-            Self::Hello { protocol } => put(out, &[&[1], &protocol.to_le_bytes()]),
+            Self::Hello { protocol, identity } => {
+                put(out, &[&[1], &protocol.to_le_bytes(), &identity.to_le_bytes()])
+            }
             Self::Welcome => put(out, &[&[2]]),
             Self::Ask { request, region, key } => {
                 put(out, &[&[3], &request.to_le_bytes(), &region.to_bits().to_le_bytes(), &key])
@@ -42,13 +46,14 @@ impl Message {
             Self::Refuse { request, stale } => put(out, &[&[5], &request.to_le_bytes(), &[u8::from(stale)]]),
             Self::Revoked { row } => put(out, &[&[6], &row.to_le_bytes()]),
             Self::Release { row } => put(out, &[&[7], &row.to_le_bytes()]),
+            Self::Expelled => put(out, &[&[8]]),
         }
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields(bytes);
         let message = match fields.u8()? {
-            1 => Self::Hello { protocol: fields.u32()? },
+            1 => Self::Hello { protocol: fields.u32()?, identity: fields.u64()? },
             2 => Self::Welcome,
             3 => Self::Ask {
                 request: fields.u32()?,
@@ -65,6 +70,7 @@ impl Message {
             5 => Self::Refuse { request: fields.u32()?, stale: fields.u8()? != 0 },
             6 => Self::Revoked { row: fields.u32()? },
             7 => Self::Release { row: fields.u32()? },
+            8 => Self::Expelled,
             _ => return Err(Error::new(ErrorKind::Protocol)),
         };
         fields.end()?;
@@ -82,13 +88,14 @@ mod tests {
     fn messages_survive_the_wire() {
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for message in [
-            Message::Hello { protocol: PROTOCOL },
+            Message::Hello { protocol: PROTOCOL, identity: 77 },
             Message::Welcome,
             Message::Ask { request: 7, region: RegionId::new(3, 9), key: [5; 16] },
             Message::Grant { request: 7, row: 1, offset: 4096, len: 1 << 40, access },
             Message::Refuse { request: 7, stale: true },
             Message::Revoked { row: 1023 },
             Message::Release { row: 0 },
+            Message::Expelled,
         ] {
             let mut bytes = [0; 128];
             let len = message.encode(&mut bytes);

@@ -20,11 +20,14 @@
 //! * After `deregister` returned `Ok`, no peer that runs this code touches the memory. A peer that died in the middle of a
 //!   copy does not block it: the kernel closes its socket after its memory is gone. A peer that holds the key and runs other
 //!   code can keep its mapping: on one host, the key is the trust.
+//! * A peer that is *expelled* loses all that it was granted, and is refused from then on by the identity that it told. It is gone
+//!   once no row of it is in use: one that is stopped in the middle of a copy is not gone until it goes on, and steps out, or dies.
 //! * Any process of the host can connect to the listener. One that is granted nothing within 2 s is dropped, one that reads
 //!   no answers is not heard until it does, and a user other than the owner's (and root) has 64 connections at most.
 //! * While an owner that took longer than 2 s to grant a region has not done so, copies are `Unreachable` at once, so that
 //!   other fabrics take over. Its answer counts whenever it comes.
-//! * A process that forks without `exec` keeps its sockets open in the child; the owner then takes the child for the peer.
+//! * A process that forks without `exec` keeps its sockets open in the child. A child does not use them ([`fork`](crate::fork)), and
+//!   that a peer has died is known by its process as well as by its socket.
 //! * Only [`SharedMemory`] can be exported; other memory is a local side alone, and `export` says `Unsupported`.
 //! * Abstract socket names belong to a network namespace: containers that share none do not reach each other.
 //!
@@ -45,7 +48,7 @@ use te_core::{
     SegmentId, Slice, Token, Transport,
 };
 
-use crate::blob::{Fields, put, random, remote_bits};
+use crate::blob::{Fields, identity, put, random, remote_bits};
 use crate::copier::{Copied, Copier, Reach};
 use crate::sys::{HeldSpan, SeqSocket, SharedMemory, Use};
 use owner::{Owner, Shared};
@@ -59,18 +62,29 @@ const EVENTS_MAX: usize = 16;
 pub struct ShmTransport(Copier<ShmReach>);
 
 impl ShmTransport {
-    /// A transport without regions. It listens from its first export on.
+    /// A transport without regions, under an identity of its own. It listens from its first export on.
     ///
     /// # Errors
     /// `System` when the host tells no boot id, or the system gives no descriptor or randomness.
     pub fn new() -> Result<Self, Error> {
+        Self::with_identity(identity()?)
+    }
+
+    /// A transport without regions that its peers know by `identity`; not 0. It listens from its first export on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0; as [`new`](Self::new).
+    pub fn with_identity(identity: u64) -> Result<Self, Error> {
+        if identity == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
         let socket = random()?;
         let reach = ShmReach {
             boot: boot_id()?,
             socket,
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?,
             owner: Owner::new(),
-            peers: Peers::new(),
+            peers: Peers::new(identity),
         };
         Ok(Self(Copier::new(reach)))
     }
@@ -190,6 +204,16 @@ impl Reach for ShmReach {
 
     fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice) -> Copied {
         self.peers.copy(*link, local, slice)
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.owner.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64) -> Result<bool, Error> {
+        // Whoever died is noticed first, and who waits at the door is let in to be thrown out.
+        self.events();
+        self.owner.expel(peer)
     }
 
     fn poll(&mut self, now: Instant) {

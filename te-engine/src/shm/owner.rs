@@ -11,8 +11,9 @@ use te_core::{Access, Error, ErrorKind, Instant, RegionId};
 
 use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::{Tag, system, watch};
+use crate::barred::Barred;
 use crate::blob::same_key;
-use crate::sys::{Ledger, SeqSocket, SharedMemory, own_uid};
+use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
 
 /// Processes that may map our memory at a time.
 const HOLDERS_MAX: usize = 1024;
@@ -30,6 +31,7 @@ pub(super) struct Owner {
     /// By region index.
     shared: Vec<Option<Shared>>,
     holders: Vec<Option<Holder>>,
+    barred: Barred,
     /// Whether some may have been granted nothing yet.
     strangers: bool,
     /// We do not listen for a while: no descriptor is left for one more peer, and who waits would wake us again and again.
@@ -52,6 +54,9 @@ pub(super) struct Shared {
 struct Holder {
     socket: SeqSocket,
     uid: u32,
+    process: Process,
+    /// From its `Hello` on; 0 before.
+    identity: u64,
     /// Accepted before then; told by the first `poll` after it.
     since: Option<Instant>,
     /// Whether it was granted something, ever.
@@ -80,6 +85,7 @@ impl Owner {
             listener: None,
             shared: Vec::new(),
             holders: Vec::new(),
+            barred: Barred::default(),
             strangers: false,
             rests: false,
             rests_until: None,
@@ -117,7 +123,8 @@ impl Owner {
                 let Some(grant) = grant.as_mut().filter(|grant| grant.region == id && !grant.ended) else {
                     continue;
                 };
-                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32));
+                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32))
+                    || holder.process.has_ended();
                 all_out &= grant.ended;
                 if !grant.revoked {
                     grant.revoked = true;
@@ -127,6 +134,37 @@ impl Owner {
             }
         }
         all_out
+    }
+
+    /// Whether a process with this identity has a connection to us.
+    pub(super) fn is_connected(&self, peer: u64) -> bool {
+        let connected = self.holders.iter().flatten().any(|holder| holder.identity == peer);
+        connected && !self.barred.contains(peer)
+    }
+
+    /// Takes back what was granted to a peer, and lets it have nothing from now on. True: it copies nothing any more.
+    pub(super) fn expel(&mut self, peer: u64) -> Result<bool, Error> {
+        self.barred.insert(peer)?;
+        let mut gone = true;
+        for slot in &mut self.holders {
+            let Some(holder) = slot.as_mut().filter(|holder| holder.identity == peer) else { continue };
+            let mut out = true;
+            for (row, grant) in holder.grants.iter_mut().enumerate() {
+                let Some(grant) = grant.as_mut().filter(|grant| !grant.ended) else { continue };
+                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32));
+                grant.revoked = true;
+                out &= grant.ended;
+            }
+            if out || holder.process.has_ended() {
+                // So that it learns why. Without room for that it learns it when it comes again.
+                let _ = send(&holder.socket, Message::Expelled, None);
+                log::warn!("shm: a peer of user {} is cut off", holder.uid);
+                *slot = None;
+            } else {
+                gone = false;
+            }
+        }
+        Ok(gone)
     }
 
     pub(super) fn accept(&mut self, epoll: &Epoll) {
@@ -141,8 +179,8 @@ impl Owner {
                     return;
                 }
             };
-            let uid = match socket.peer_uid() {
-                Ok(uid) => uid,
+            let (uid, process) = match socket.peer() {
+                Ok(peer) => peer,
                 Err(errno) => {
                     log::warn!("shm: a peer that does not say who it is is refused: {errno}");
                     continue;
@@ -170,6 +208,8 @@ impl Owner {
             self.holders[index] = Some(Holder {
                 socket,
                 uid,
+                process,
+                identity: 0,
                 since: None,
                 granted: false,
                 ledger: None,
@@ -182,10 +222,10 @@ impl Owner {
 
     /// Handles what a holder says. One that says nonsense, or is gone, loses its grants.
     pub(super) fn receive(&mut self, epoll: &Epoll, index: u32) {
-        let Self { shared, holders, .. } = self;
+        let Self { shared, holders, barred, .. } = self;
         let Some(slot) = holders.get_mut(index as usize) else { return };
         let Some(holder) = slot else { return };
-        let kept = holder.converse(shared).and_then(|()| holder.listen(epoll, index).map_err(Some));
+        let kept = holder.converse(shared, barred).and_then(|()| holder.listen(epoll, index).map_err(Some));
         if let Err(reason) = kept {
             if let Some(error) = reason {
                 log::warn!("shm: a peer is dropped: {error}");
@@ -230,7 +270,7 @@ impl Owner {
 
 impl Holder {
     /// Answers what it says until it says no more, or has no room for an answer. `Err(None)`: it is gone.
-    fn converse(&mut self, shared: &[Option<Shared>]) -> Result<(), Option<Error>> {
+    fn converse(&mut self, shared: &[Option<Shared>], barred: &Barred) -> Result<(), Option<Error>> {
         for _ in 0..MESSAGES_MAX {
             if !self.unblock() {
                 break;
@@ -241,7 +281,7 @@ impl Holder {
                 Ok(Some((0, _))) | Err(_) => return Err(None),
                 Ok(Some((len, _))) => Message::decode(&bytes[..len]).map_err(Some)?,
             };
-            self.handle(message, shared).map_err(Some)?;
+            self.handle(message, shared, barred).map_err(Some)?;
         }
         Ok(())
     }
@@ -258,12 +298,22 @@ impl Holder {
         Ok(())
     }
 
-    fn handle(&mut self, message: Message, shared: &[Option<Shared>]) -> Result<(), Error> {
+    fn handle(&mut self, message: Message, shared: &[Option<Shared>], barred: &Barred) -> Result<(), Error> {
         match message {
-            Message::Hello { protocol: PROTOCOL } if self.ledger.is_none() => {
+            Message::Hello { protocol: PROTOCOL, identity } if self.ledger.is_none() && identity != 0 => {
+                if barred.contains(identity) {
+                    // It has just connected: there is room.
+                    let _ = send(&self.socket, Message::Expelled, None);
+                    return Err(Error::new(ErrorKind::Expelled));
+                }
+                self.identity = identity;
                 let (ledger, fd) = Ledger::create().map_err(system)?;
                 self.ledger = Some(ledger);
                 self.answer(Message::Welcome, Some(fd))
+            }
+            // One that was expelled and is not out yet gets nothing new.
+            Message::Ask { request, .. } if barred.contains(self.identity) => {
+                self.answer(Message::Refuse { request, stale: true }, None)
             }
             Message::Ask { request, region, key } if self.ledger.is_some() => {
                 match self.grant(request, region, &key, shared) {

@@ -26,6 +26,8 @@ const RETRY: Duration = Duration::from_millis(1);
 const MESSAGES_MAX: usize = 64;
 
 pub(super) struct Peers {
+    /// What owners know us by.
+    identity: u64,
     hosts: Vec<Option<Host>>,
     links: Vec<Option<Link>>,
     requests: u32,
@@ -79,8 +81,8 @@ enum State {
 }
 
 impl Peers {
-    pub(super) fn new() -> Self {
-        Self { hosts: Vec::new(), links: Vec::new(), requests: 0, waiting: 0, now: Instant::ZERO }
+    pub(super) fn new(identity: u64) -> Self {
+        Self { identity, hosts: Vec::new(), links: Vec::new(), requests: 0, waiting: 0, now: Instant::ZERO }
     }
 
     /// Asks the owner for a region.
@@ -138,12 +140,18 @@ impl Peers {
 
     /// Handles what an owner says. One that says nonsense, or is gone, is dead to us.
     pub(super) fn receive(&mut self, index: u32) {
+        let mut was_reset = false;
         for _ in 0..MESSAGES_MAX {
             let Some(Some(host)) = self.hosts.get_mut(index as usize) else { return };
             let Some(socket) = &host.socket else { return };
             let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
             let heard = match socket.recv(&mut bytes) {
                 Ok(None) => return,
+                // An owner that goes without having read all that we said: its own last words come after the error.
+                Err(Errno::ECONNRESET) if !was_reset => {
+                    was_reset = true;
+                    continue;
+                }
                 Ok(Some((0, _))) | Err(_) => Err(Error::new(ErrorKind::PeerDead)),
                 Ok(Some((len, fd))) => {
                     Message::decode(&bytes[..len]).and_then(|message| self.handle(index, message, fd))
@@ -209,7 +217,8 @@ impl Peers {
         let unreachable = |errno: Errno| Error::with_code(ErrorKind::Unreachable, errno as i32);
         let socket = SeqSocket::connect(&socket_name(&name)).map_err(unreachable)?;
         watch(epoll, &socket, Tag::Host(index as u32))?;
-        send(&socket, Message::Hello { protocol: PROTOCOL }, None).map_err(unreachable)?;
+        send(&socket, Message::Hello { protocol: PROTOCOL, identity: self.identity }, None)
+            .map_err(unreachable)?;
         if index == self.hosts.len() {
             self.hosts.push(None);
         }
@@ -279,6 +288,7 @@ impl Peers {
                     host.release(row);
                 }
             }
+            Message::Expelled => return Err(Error::new(ErrorKind::Expelled)),
             _ => return Err(protocol),
         }
         Ok(())

@@ -76,7 +76,7 @@ fn whoever_is_granted_nothing_in_time_is_dropped() {
     let (mut owner, _memory, export) = side();
     let (silent, wrong, good) = (connect(&export), connect(&export), connect(&export));
     for asker in [&wrong, &good] {
-        send(asker, Message::Hello { protocol: PROTOCOL }).unwrap();
+        send(asker, Message::Hello { protocol: PROTOCOL, identity: 7 }).unwrap();
     }
     send(&wrong, Message::Ask { request: 1, region: ID, key: [0; 16] }).unwrap();
     send(&good, ask(&export)).unwrap();
@@ -136,7 +136,7 @@ fn an_owner_that_answers_late_is_reached_from_then_on() {
 fn one_that_reads_no_answers_does_not_keep_its_owner_awake() {
     let (mut owner, _memory, export) = side();
     let greedy = connect(&export);
-    send(&greedy, Message::Hello { protocol: PROTOCOL }).unwrap();
+    send(&greedy, Message::Hello { protocol: PROTOCOL, identity: 7 }).unwrap();
     send(&greedy, ask(&export)).unwrap();
     turn(&mut owner, at(0));
     // Until there is room neither for our questions nor for the answers to them.

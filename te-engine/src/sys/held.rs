@@ -7,20 +7,32 @@ use te_core::{Error, ErrorKind, MemSpan};
 
 use super::crc;
 
-/// Set once the registration is ending: nobody enters any more.
-const REVOKED: u64 = 1 << 63;
+/// Set once a gate is shut: nobody enters any more.
+const SHUT: u64 = 1 << 63;
+
+/// Counts who is inside, until it is shut; then it tells when nobody is any more.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Those inside, and [`SHUT`].
+    state: AtomicU64,
+}
+
+/// Somebody is inside while it lives.
+pub(crate) struct Inside<'a>(&'a Gate);
 
 /// A registered span, shared by all who may touch it. They count themselves in, and ending the registration succeeds only
 /// when nobody is counted.
 #[derive(Debug)]
 pub(crate) struct HeldSpan {
     span: MemSpan,
-    /// Users now, and [`REVOKED`].
-    state: AtomicU64,
+    gate: Gate,
 }
 
 /// The right to touch a [`HeldSpan`]'s memory while it lives.
-pub(crate) struct Use<'a>(&'a HeldSpan);
+pub(crate) struct Use<'a> {
+    span: MemSpan,
+    _inside: Inside<'a>,
+}
 
 /// Memory that may be touched for `'a`.
 #[derive(Clone, Copy)]
@@ -31,24 +43,47 @@ pub(crate) struct Window<'a> {
     _alive: PhantomData<&'a ()>,
 }
 
+impl Gate {
+    /// Counts the caller in; `None` when it is shut.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        // Acquire pairs with nothing that writes the memory behind; it keeps our accesses behind the check.
+        let guard = (self.state.fetch_add(1, Ordering::Acquire), Inside(self));
+        (guard.0 & SHUT == 0).then_some(guard.1)
+    }
+
+    /// Lets nobody in any more. True: nobody is in.
+    pub(crate) fn shut(&self) -> bool {
+        // Acquire pairs with the Release of each guard's drop: what its holder did has happened.
+        self.state.fetch_or(SHUT, Ordering::AcqRel) & !SHUT == 0
+    }
+
+    /// Whether it lets nobody in.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & SHUT != 0
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_sub(1, Ordering::Release);
+    }
+}
+
 impl HeldSpan {
     /// # Safety
     /// The promise of `Memory::register` holds for `span` until [`revoke`](Self::revoke) returned true.
     pub(crate) unsafe fn new(span: MemSpan) -> Self {
-        Self { span, state: AtomicU64::new(0) }
+        Self { span, gate: Gate::default() }
     }
 
     /// Counts the caller in; `None` when the registration is ending.
     pub(crate) fn enter(&self) -> Option<Use<'_>> {
-        // Acquire pairs with nothing that writes the memory; it keeps our accesses behind the check.
-        let guard = (self.state.fetch_add(1, Ordering::Acquire), Use(self));
-        (guard.0 & REVOKED == 0).then_some(guard.1)
+        self.gate.enter().map(|inside| Use { span: self.span, _inside: inside })
     }
 
     /// Lets nobody in any more. True: nobody is in, and the memory is its owner's again.
     pub(crate) fn revoke(&self) -> bool {
-        // Acquire pairs with the Release of each guard's drop: what its holder did has happened.
-        self.state.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0
+        self.gate.shut()
     }
 
     /// First address and length.
@@ -60,14 +95,8 @@ impl HeldSpan {
 impl Use<'_> {
     /// The memory, for as long as this guard is borrowed.
     pub(crate) fn window(&self) -> Window<'_> {
-        let span = self.0.span;
+        let span = self.span;
         Window { ptr: span.as_ptr(), len: span.len() as u64, writable: true, _alive: PhantomData }
-    }
-}
-
-impl Drop for Use<'_> {
-    fn drop(&mut self) {
-        self.0.state.fetch_sub(1, Ordering::Release);
     }
 }
 

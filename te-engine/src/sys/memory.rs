@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::{Mode, fstat};
@@ -83,6 +83,16 @@ impl SharedMemory {
         // SAFETY: mapped readable and writable as long as `self`; no reference to it is ever made, the pointer leaves this
         // module as a `MemSpan` alone, whose every use is unsafe.
         unsafe { VolatileSpan::new(self.span()) }
+    }
+
+    /// Gives all pages back to the system; what is touched later is a fresh page of zeroes, whoever maps it.
+    ///
+    /// # Errors
+    /// `EPERM` for memory that peers may not write: its file is sealed against this, too.
+    pub(crate) fn discard(&self) -> Result<(), Errno> {
+        let len = i64::try_from(self.len).map_err(|_| Errno::EFBIG)?;
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&self.fd, flags, 0, len)
     }
 
     /// Whether a peer can be given write access.
@@ -340,6 +350,26 @@ mod tests {
         let mut bytes = [0; 4];
         other.view().read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"ello");
+    }
+
+    #[test]
+    fn discarded_memory_costs_nothing_and_reads_as_zeroes_in_every_mapping() {
+        let options = AllocOptions { peers_may_write: true, populate: true, huge_pages: false };
+        let memory = SharedMemory::new(1 << 20, options).unwrap();
+        memory.view().write(12_345, b"content").unwrap();
+        let fd = memory.share(true).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 0, 1 << 20, true).unwrap();
+        let blocks = || fstat(&memory.fd).unwrap().st_blocks;
+        assert!(blocks() > 0);
+        memory.discard().unwrap();
+        assert_eq!(blocks(), 0);
+        let mut seen = [1; 7];
+        mapping.view().unwrap().read(12_345, &mut seen).unwrap();
+        assert_eq!(seen, [0; 7]);
+        // A peer that goes on in the middle of a copy harms nobody.
+        mapping.view().unwrap().write(12_345, b"late").unwrap();
+        let sealed = SharedMemory::new(4096, AllocOptions::default()).unwrap();
+        assert_eq!(sealed.discard(), Err(Errno::EPERM));
     }
 
     #[test]

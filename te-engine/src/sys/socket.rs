@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
     getsockopt, listen, sendmsg, socket, sockopt::PeerCredentials,
@@ -16,6 +17,30 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(253 * size_of::<RawFd>() 
 /// Aligned as control messages want to be.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
+
+/// A process that one may watch end. Of one in a namespace that we do not see, or on a kernel before 5.3, nothing is known: it
+/// never has ended.
+#[derive(Debug)]
+pub(crate) struct Process(Option<OwnedFd>);
+
+impl Process {
+    fn open(pid: libc::pid_t) -> Self {
+        if pid <= 0 {
+            return Self(None);
+        }
+        // SAFETY: takes numbers and gives a new descriptor, or an error.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        // Its descriptors are closed on exec.
+        Self(RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(wrap_fd))
+    }
+
+    /// Whether all of it has ended: its memory is gone.
+    pub(crate) fn has_ended(&self) -> bool {
+        let Some(fd) = &self.0 else { return false };
+        let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
 
 /// A non-blocking `SOCK_SEQPACKET` socket, listening or connected.
 #[derive(Debug)]
@@ -46,9 +71,10 @@ impl SeqSocket {
         }
     }
 
-    /// The user that the peer ran as when it connected.
-    pub(crate) fn peer_uid(&self) -> Result<u32, Errno> {
-        peer_uid(self.0.as_fd())
+    /// The user that the peer ran as when it connected, and its process.
+    pub(crate) fn peer(&self) -> Result<(u32, Process), Errno> {
+        let peer = getsockopt(&self.0, PeerCredentials)?;
+        Ok((peer.uid(), Process::open(peer.pid())))
     }
 
     /// Sends one message, whole or not at all.

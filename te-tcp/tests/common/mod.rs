@@ -2,6 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod raw;
+
+use std::cell::Cell;
 use std::time::{Duration, Instant as Clock};
 
 use te_core::{
@@ -83,11 +86,22 @@ pub(crate) struct Node {
 pub(crate) const REGION: RegionId = RegionId::new(0, 1);
 pub(crate) const SEGMENT: SegmentId = SegmentId::new(0, 1);
 
+thread_local! {
+    /// Each test has a thread, and so a time, of its own.
+    static SKIPPED_NS: Cell<u64> = const { Cell::new(0) };
+}
+
 pub(crate) fn now() -> Instant {
     use std::sync::OnceLock;
     static START: OnceLock<Clock> = OnceLock::new();
     let start = *START.get_or_init(Clock::now);
-    Instant::from_nanos(1 + start.elapsed().as_nanos() as u64)
+    let skipped = SKIPPED_NS.get();
+    Instant::from_nanos(1 + skipped + start.elapsed().as_nanos() as u64)
+}
+
+/// From now on it is so much later for every transport of this test.
+pub(crate) fn skip(time: Duration) {
+    SKIPPED_NS.set(SKIPPED_NS.get() + time.as_nanos() as u64);
 }
 
 impl Node {

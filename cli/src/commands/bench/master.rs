@@ -239,11 +239,13 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         len: SEGMENT_BYTES,
         export: Default::default(),
         epoch: control.welcome().epoch,
+        key: 0,
+        takeover: false,
     };
     control
         .call::<Mount>(&segment, std::iter::empty())
         .context("cannot mount a segment for the benchmark")?;
-    Ok(Heartbeat { node, incarnation })
+    Ok(Heartbeat { node, incarnation, key: 0 })
 }
 
 fn fill(
@@ -268,12 +270,13 @@ fn fill(
         let (_, allocations) = control.call::<PutStart>(&PutAsk::default(), items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
-            generations
-                .push(allocation.context("the master has no room for the benchmark's objects")?.generation);
+            let allocation = allocation.context("the master has no room for the benchmark's objects")?;
+            generations.push((allocation.generation, allocation.handle));
         }
-        let items = keys.iter().zip(&generations).map(|(key, &generation)| Commit {
+        let items = keys.iter().zip(&generations).map(|(key, &(generation, handle))| Commit {
             key: Key(key),
             generation,
+            handle,
             checksum: 0,
         });
         control.call::<PutEnd>(&(), items).map_err(no_master)?;
@@ -406,7 +409,7 @@ struct Client {
 struct Work {
     started: Instant,
     keys: Vec<[u8; KEY_BYTES]>,
-    generations: Vec<u64>,
+    generations: Vec<(u64, u64)>,
 }
 
 /// Bytes of a key.
@@ -480,7 +483,12 @@ impl Client {
         self.tally.errors += errors;
         if again {
             let commits = work.keys.iter().zip(&work.generations);
-            let commits = commits.map(|(key, &generation)| Commit { key: Key(key), generation, checksum: 0 });
+            let commits = commits.map(|(key, &(generation, handle))| Commit {
+                key: Key(key),
+                generation,
+                handle,
+                checksum: 0,
+            });
             let id = self.rpc.queue::<PutEnd>(&(), commits)?;
             self.under_way.push((id, work));
             return Ok(true);
@@ -532,7 +540,7 @@ fn read_answer(frame: &Frame<'_>, work: &mut Work) -> anyhow::Result<(u64, bool)
             let mut failed: Option<ErrorCode> = None;
             for allocation in allocations {
                 match allocation {
-                    Ok(allocation) => work.generations.push(allocation.generation),
+                    Ok(allocation) => work.generations.push((allocation.generation, allocation.handle)),
                     Err(code) => failed = Some(code),
                 }
             }

@@ -360,7 +360,7 @@ impl Bench {
             let range = BufferRange::part(&self.buffer, 0, TOUCH_BYTES);
             match self.client.put_from(&key_of(number), range, &self.options) {
                 // What is left is less than such an object.
-                Err(error) if error.code() == ErrorCode::NoAvailableHandle => break,
+                Err(error) if error.code().is_no_room() => break,
                 stored => stored.context("cannot fill the pool")?,
             };
             self.next = number + 1;

@@ -141,9 +141,12 @@ impl From<StoreError> for Problem {
         let code = error.code();
         let status = match code {
             ErrorCode::InvalidKey | ErrorCode::InvalidParams => StatusCode::BAD_REQUEST,
-            ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady => StatusCode::NOT_FOUND,
+            ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound | ErrorCode::ReplicaIsNotReady => {
+                StatusCode::NOT_FOUND
+            }
             ErrorCode::ObjectAlreadyExists | ErrorCode::ObjectHasLease => StatusCode::CONFLICT,
-            ErrorCode::NoAvailableHandle | ErrorCode::KeysUltraLimit => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorCode::KeysUltraLimit | ErrorCode::MetadataFull => StatusCode::INSUFFICIENT_STORAGE,
+            code if code.is_no_room() => StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::BufferOverflow => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorCode::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -295,6 +295,8 @@ impl Pool {
             len,
             export: Default::default(),
             epoch: 0,
+            key: 0,
+            takeover: false,
         };
         master.mount(now, &segment)?;
         Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })
@@ -337,7 +339,8 @@ impl Pool {
             match master.put_start_in(now, &key, 1, &PutAsk::once(PutOptions::DEFAULT), place) {
                 Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
                 // Everything else is leased, or the request has a block twice.
-                Err(ErrorCode::NoAvailableHandle | ErrorCode::ObjectAlreadyExists) => {}
+                Err(ErrorCode::ObjectAlreadyExists) => {}
+                Err(code) if code.is_no_room() => {}
                 Err(code) => return Err(code.into()),
             }
         }

@@ -111,7 +111,7 @@ impl BlockStore for ClusterStore {
             results.push(match result {
                 Ok(()) => Put::Stored,
                 Err(ErrorCode::ObjectAlreadyExists) => Put::Exists,
-                Err(ErrorCode::NoAvailableHandle) => Put::NoRoom,
+                Err(code) if code.is_no_room() => Put::NoRoom,
                 Err(code) => master_is_there(code).map(|()| Put::Failed)?,
             });
         }

@@ -6,6 +6,7 @@ mod capacity;
 mod completion;
 mod content;
 mod death;
+mod expel;
 mod export;
 mod fence;
 mod late;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store_core::message::{MountSegment, PutOptions};
-use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Instant, Master, MasterConfig};
+use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig};
 
 use super::one::Rounds;
 use super::{Measured, Random};
@@ -133,8 +133,10 @@ fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::R
         len,
         export: Default::default(),
         epoch: 0,
+        key: 0,
+        takeover: false,
     };
-    Ok(master.mount(now, &segment).context("cannot mount a segment")?.segment)
+    Ok(master.mount(now, &segment).context("cannot mount a segment")?.mounted()?.segment)
 }
 
 fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<u32> {
@@ -172,7 +174,7 @@ impl Store {
         let key = self.keys;
         let started = match self.master.put_start(SETTLED, &key.to_be_bytes(), len, &self.options) {
             Ok(started) => started,
-            Err(ErrorCode::NoAvailableHandle) => return Ok(false),
+            Err(code) if code.is_no_room() => return Ok(false),
             Err(error) => return Err(error.into()),
         };
         let bytes = len * started.replicas.len() as u64;

@@ -1,0 +1,239 @@
+//! Nodes and their segments: who may mount what, who speaks for a node, who is given up.
+//!
+//! A node proves that it is itself with the key that it chose when it started. A name, or a node's number, belongs to whoever
+//! mounted it for as long as that one lives: its connection stands and it is heard of. A newcomer is told who has it, and
+//! changes nothing. What a node mounted under lower incarnations goes when it mounts under a higher one, and in no other way.
+
+use te_core::Instant;
+
+use super::{Master, millis};
+use crate::allocator::{Allocator, GRAIN_BYTES};
+use crate::message::{
+    Heartbeat, MountAnswer, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
+};
+use crate::segments::{HELD, Segment};
+use crate::{ErrorCode, SegmentNo, Session};
+
+/// How far a node's clock may be ahead of the master's, ms.
+const AHEAD_MS_MAX: u64 = 3_600_000;
+const NS_PER_MS: u64 = 1_000_000;
+
+impl Master {
+    /// Takes a node's memory into the store.
+    ///
+    /// # Errors
+    /// `InvalidParams`; `IllegalClient` when it was exported for another life of the master; `SegmentAlreadyExists` when the
+    /// same incarnation has mounted something else under the name; `IncarnationTooHigh`; `TooManySegments`.
+    pub fn mount(
+        &mut self,
+        now: Instant,
+        segment: &MountSegment<'_>,
+    ) -> Result<MountAnswer<'_>, ErrorCode> {
+        self.mount_from(now, segment, 0)
+    }
+
+    /// The same for a connection with this number; 0: it is not known whether the asker stays connected.
+    pub(crate) fn mount_from(
+        &mut self,
+        now: Instant,
+        segment: &MountSegment<'_>,
+        session: u64,
+    ) -> Result<MountAnswer<'_>, ErrorCode> {
+        let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
+        let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
+            && segment.base.checked_add(segment.len).is_some()
+            && self.segments.can_count(segment.len);
+        if !named(segment.name) || !named(segment.endpoint) || !fits {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if segment.epoch != u64::from(self.config.epoch) {
+            return Err(ErrorCode::IllegalClient);
+        }
+        let wall_ms = self.wall_ms(now).unwrap_or(u64::MAX);
+        if segment.incarnation / NS_PER_MS > wall_ms.saturating_add(AHEAD_MS_MAX) {
+            return Err(ErrorCode::IncarnationTooHigh);
+        }
+        if let Some((no, silent_ms)) = self.holder_of(now, segment) {
+            let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
+            return Ok(MountAnswer::Held { endpoint, silent_ms });
+        }
+        let least = self.least_incarnation(now, segment);
+        if segment.incarnation < least {
+            return Ok(MountAnswer::Stale { incarnation_min: least });
+        }
+        if let Some(old) = self.segments.named(segment.name) {
+            let no = old.no;
+            if old.incarnation == segment.incarnation {
+                let same = old.node == segment.node
+                    && old.base == segment.base
+                    && old.len == segment.len
+                    && old.export == segment.export
+                    && *old.endpoint == *segment.endpoint;
+                if !same {
+                    return Err(ErrorCode::SegmentAlreadyExists);
+                }
+                self.nodes.heard(now, segment.node, session);
+                return Ok(MountAnswer::Mounted(self.mounted(no)));
+            }
+            self.drop_segment(now, no);
+        }
+        self.drop_older(now, segment);
+        let new_node = self.nodes.get(segment.node).is_none();
+        if self.segments.len() >= self.config.segments_max as usize
+            || (new_node && self.nodes.len() >= self.config.nodes_max as usize)
+        {
+            return Err(ErrorCode::TooManySegments);
+        }
+        let make = |no| Segment {
+            no,
+            node: segment.node,
+            incarnation: segment.incarnation,
+            name: segment.name.into(),
+            endpoint: segment.endpoint.into(),
+            base: segment.base,
+            len: segment.len,
+            export: segment.export,
+            joined: now,
+            accepts_new: true,
+            allocator: self.config.allocator.build(segment.len),
+        };
+        let no = self.segments.add(make).ok_or(ErrorCode::TooManySegments)?;
+        self.nodes.mounted(now, segment, no);
+        self.nodes.heard(now, segment.node, session);
+        self.stats.mounts_total += 1;
+        Ok(MountAnswer::Mounted(self.mounted(no)))
+    }
+
+    /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
+    ///
+    /// # Errors
+    /// `SegmentNotFound`, `IllegalClient` when it is another node's, or another incarnation's.
+    pub fn unmount(&mut self, now: Instant, unmount: &UnmountSegment) -> Result<(), ErrorCode> {
+        let segment = self.segments.get(unmount.segment).ok_or(ErrorCode::SegmentNotFound)?;
+        if (segment.node, segment.incarnation) != (unmount.node, unmount.incarnation) {
+            return Err(ErrorCode::IllegalClient);
+        }
+        self.check_node(unmount.node, unmount.key)?;
+        self.drop_segment(now, unmount.segment);
+        Ok(())
+    }
+
+    /// Notes that a node lives.
+    ///
+    /// # Errors
+    /// `IllegalClient`: it is not the node, as its key shows.
+    pub fn heartbeat(&mut self, now: Instant, beat: &Heartbeat) -> Result<NodeStatus, ErrorCode> {
+        self.heartbeat_from(now, beat, 0)
+    }
+
+    /// The same for a connection with this number; 0: it is not known whether the asker stays connected.
+    pub(crate) fn heartbeat_from(
+        &mut self,
+        now: Instant,
+        beat: &Heartbeat,
+        session: u64,
+    ) -> Result<NodeStatus, ErrorCode> {
+        let Some(node) = self.nodes.get(beat.node) else { return Ok(NodeStatus::NeedRemount) };
+        if node.key != beat.key {
+            return Err(ErrorCode::IllegalClient);
+        }
+        if node.incarnation != beat.incarnation {
+            return Ok(NodeStatus::NeedRemount);
+        }
+        self.nodes.heard(now, beat.node, session);
+        Ok(if self.tasks.has_work(beat.node) { NodeStatus::Work } else { NodeStatus::Ok })
+    }
+
+    /// Whether whoever asks is this node, as far as the key shows it.
+    pub(crate) fn check_node(&self, node: u64, key: u64) -> Result<(), ErrorCode> {
+        let known = self.nodes.get(node).ok_or(ErrorCode::ClientNotFound)?;
+        if known.key == key { Ok(()) } else { Err(ErrorCode::IllegalClient) }
+    }
+
+    /// A connection has ended. To be called once for each session that was passed to [`Self::handle`].
+    pub fn session_ended(&mut self, _now: Instant, session: Session) {
+        if session.no != 0 {
+            self.nodes.hung_up(session.no);
+        }
+    }
+
+    /// Says what wall time it is, ms since 1970: with it the incarnations of nodes are compared.
+    pub fn set_wall_ms(&mut self, now: Instant, wall_ms: u64) {
+        self.wall = Some((now, wall_ms));
+    }
+
+    /// The number of a connection that the master has to tell from others.
+    pub(crate) fn session_no(&mut self, session: &mut Session) -> u64 {
+        if session.no == 0 {
+            self.sessions += 1;
+            session.no = self.sessions;
+        }
+        session.no
+    }
+
+    fn wall_ms(&self, now: Instant) -> Option<u64> {
+        let (at, wall_ms) = self.wall?;
+        Some(wall_ms.saturating_add((now - at).as_millis() as u64))
+    }
+
+    /// The segment of another node that lives and has what the newcomer wants, the name or the node's number; and how long
+    /// that node has been silent, ms.
+    fn holder_of(&self, now: Instant, segment: &MountSegment<'_>) -> Option<(SegmentNo, u64)> {
+        if segment.takeover {
+            return None;
+        }
+        let named = self.segments.named(segment.name).map(|held| (held.node, held.no));
+        let numbered = self.nodes.get(segment.node).and_then(|node| Some((segment.node, *node.segments.first()?)));
+        [named, numbered].into_iter().flatten().find_map(|(holder, no)| {
+            let node = self.nodes.get(holder)?;
+            let other = holder != segment.node || node.key != segment.key;
+            let lives = node.connected && node.seen + millis(self.config.node_ttl_ms) > now;
+            (other && lives).then(|| (no, (now - node.seen).as_millis() as u64))
+        })
+    }
+
+    /// The least incarnation under which this mount is not stale.
+    fn least_incarnation(&self, now: Instant, segment: &MountSegment<'_>) -> u64 {
+        let mut least = self.nodes.buried(now, segment.name).map_or(0, |buried| buried.saturating_add(1));
+        if let Some(node) = self.nodes.get(segment.node) {
+            // Several segments of one life share an incarnation; another life has a higher one.
+            let same = node.key == segment.key && node.incarnation <= segment.incarnation;
+            least = least.max(if same { node.incarnation } else { node.incarnation.saturating_add(1) });
+        }
+        if let Some(old) = self.segments.named(segment.name) {
+            let repeated = old.node == segment.node && old.incarnation == segment.incarnation;
+            least = least.max(old.incarnation.saturating_add(u64::from(!repeated)));
+        }
+        least
+    }
+
+    /// Drops what a node mounted under lower incarnations.
+    fn drop_older(&mut self, now: Instant, segment: &MountSegment<'_>) {
+        let older = self.nodes.get(segment.node).filter(|known| known.incarnation < segment.incarnation);
+        let Some(known) = older else { return };
+        for no in known.segments.clone() {
+            self.drop_segment(now, no);
+        }
+    }
+
+    pub(super) fn drop_segment(&mut self, now: Instant, no: SegmentNo) {
+        if let Some(segment) = self.segments.get(no) {
+            self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+        }
+        let Some(segment) = self.segments.remove(no) else { return };
+        for (.., index) in segment.allocator.blocks().filter(|(.., tag)| *tag != HELD) {
+            if !self.objects.drop_segment(index, no) {
+                self.stats.objects_lost_total += u64::from(self.objects.remove(index).complete);
+            }
+        }
+        let until = now + millis(self.config.put_start_release_timeout_ms);
+        self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
+        self.stats.unmounts_total += 1;
+        self.drains.remove(&no);
+        self.tasks_lost_segment(now, no);
+    }
+
+    fn mounted(&self, segment: SegmentNo) -> Mounted {
+        Mounted { segment, node_ttl_ms: self.config.node_ttl_ms }
+    }
+}

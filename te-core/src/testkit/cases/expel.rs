@@ -1,0 +1,150 @@
+//! L5 and L6: the target's word that an initiator is gone, and that it stays out.
+
+use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
+use crate::{ErrorKind, Features, Op, SegmentId, Slice};
+
+const OLD: u8 = 0x5A;
+const NEW: u8 = 0xA5;
+
+pub(super) fn nothing_of_an_expelled_initiator_lands(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    nothing_lands(rig, true)
+}
+
+pub(super) fn nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopped(
+    rig: &mut Rig<'_>,
+) -> Result<(), Skip> {
+    nothing_lands(rig, false)
+}
+
+pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    let peer = rig.identity()?;
+    rig.still_works();
+    rig.expel(peer, true);
+    rig.local.fill(OLD);
+    rig.remote.fill(NEW);
+    let segment = rig.segment();
+    is_refused(rig, segment);
+    // A new attachment is no way round it. It may be refused itself.
+    let export = rig.export(rig.region());
+    let again = SegmentId::new(rig.fresh_index(), 1);
+    match rig.initiator().attach(again, &export) {
+        Ok(()) => is_refused(rig, again),
+        Err(error) if error.kind == ErrorKind::Expelled => {}
+        Err(error) => broken!(rig.law, "an expelled initiator was refused an attachment as {:?}", error.kind),
+    }
+    // It is gone, and stays so however often it is expelled.
+    for force in [false, true] {
+        match rig.target().expel(peer, force) {
+            Ok(true) => {}
+            other => broken!(rig.law, "expelling an initiator that is gone gave {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_connected_initiator_is_left_alone_without_force(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    let peer = rig.identity()?;
+    rig.still_works();
+    if !rig.target().is_connected(peer) {
+        broken!(rig.law, "an initiator that has just been served does not count as connected");
+    }
+    match rig.target().expel(peer, false).map_err(|error| error.kind) {
+        Err(ErrorKind::Busy) => {}
+        other => broken!(rig.law, "expelling a connected initiator without force gave {other:?}, not Busy"),
+    }
+    rig.some_steps(32);
+    rig.still_works();
+    Ok(())
+}
+
+pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    let peer = rig.identity()?;
+    rig.scramble();
+    for round in 0..4 {
+        let slices = rig.random_slices(32, None);
+        rig.submit_all(&slices);
+        rig.some_steps(round + 1);
+        rig.expel(peer ^ (1 << (round * 7 + 1)), true);
+        rig.settle();
+        for slice in &slices {
+            match rig.completion(slice.token).result {
+                Ok(()) => rig.check_content(slice),
+                Err(error) if error.kind.is_retryable_elsewhere() => {}
+                Err(error) => broken!(rig.law, "expelling another ended a slice in flight: {error}"),
+            }
+        }
+        rig.still_works();
+    }
+    Ok(())
+}
+
+pub(super) fn nobody_has_the_identity_0(rig: &mut Rig<'_>) -> Result<(), Skip> {
+    let _ = rig.identity()?;
+    rig.still_works();
+    match rig.target().expel(0, true).map_err(|error| error.kind) {
+        Err(ErrorKind::InvalidArgument) => {}
+        other => broken!(rig.law, "expelling the identity 0 gave {other:?}, not InvalidArgument"),
+    }
+    if rig.target().is_connected(0) {
+        broken!(rig.law, "the identity 0 counts as connected");
+    }
+    rig.still_works();
+    Ok(())
+}
+
+/// Expels in the middle of WRITEs; `polled`: the initiator runs meanwhile.
+fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
+    rig.need(Features::WRITE)?;
+    let peer = rig.identity()?;
+    rig.still_works();
+    rig.fill_remote(0);
+    rig.local.fill(OLD);
+    // In waves: whenever the end comes, some have landed, and some are on the wire and not yet taken by the target.
+    let slices = rig.random_slices(64, Some(Op::Write));
+    for wave in slices.chunks(16) {
+        rig.submit_all(wave);
+        rig.step();
+    }
+    rig.expel(peer, polled);
+    // The space has another owner from here on.
+    rig.remote.fill(NEW);
+    rig.settle();
+    rig.linger_for_late_writes();
+    check_new(rig);
+    let segment = rig.segment();
+    is_refused(rig, segment);
+    rig.linger_for_late_writes();
+    check_new(rig);
+    Ok(())
+}
+
+/// Every operation is refused, as `Expelled` once the fabric has got so far as to hear it.
+fn is_refused(rig: &mut Rig<'_>, segment: SegmentId) {
+    for op in rig.ops() {
+        let give_up = rig.deadline();
+        loop {
+            let slice = Slice { remote: (segment, 0), ..rig.slice(op, 0, 0, 4096) };
+            let kind = match rig.run_one(slice).map(|end| end.result) {
+                Ok(Ok(())) => broken!(rig.law, "a {op:?} of an expelled initiator was carried out"),
+                Ok(Err(error)) | Err(error) => error.kind,
+            };
+            if kind == ErrorKind::Expelled {
+                break;
+            }
+            if !kind.is_retryable_elsewhere() {
+                broken!(rig.law, "a {op:?} of an expelled initiator was refused as {kind:?}, not Expelled");
+            }
+            rig.step_before(give_up, rig.law, "an initiator is never told that it was expelled");
+        }
+    }
+    if rig.local.read(0, REGION_BYTES).iter().any(|&byte| byte != OLD) {
+        broken!(rig.law, "a READ of an expelled initiator brought bytes");
+    }
+}
+
+fn check_new(rig: &Rig<'_>) {
+    if rig.remote.read(0, REGION_BYTES).iter().any(|&byte| byte != NEW) {
+        broken!(rig.law, "a WRITE of an initiator landed after it had been expelled");
+    }
+    rig.check_guards("an expelled initiator's WRITE");
+}

@@ -1,0 +1,45 @@
+//! Bytes that only those who belong together know.
+
+use std::fmt;
+
+/// A shared secret. Never printed, and compared in a time that does not depend on where two secrets differ.
+#[derive(Clone, Default)]
+pub struct Secret(Box<[u8]>);
+
+impl Secret {
+    /// These bytes. None at all are no secret.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        crate::blob::same_bytes(&self.0, &other.0)
+    }
+}
+
+impl Eq for Secret {}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_set() { "Secret(set)" } else { "Secret(none)" })
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self::new(text.as_bytes())
+    }
+}
