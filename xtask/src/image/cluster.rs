@@ -66,7 +66,7 @@ pub(super) fn compose(root: &Path, compose: &Compose, targets: &[Target]) -> Res
     });
     run(root, plans.collect(), || {
         let gateway = SocketAddr::from((*addresses.get("gateway").context("no service `gateway`")?, 9005));
-        put_and_get(gateway, "gateway:9005")?;
+        use_gateway(gateway, "gateway:9005")?;
         for target in targets {
             let address = SocketAddr::from((addresses[&target.service], target.port));
             let host = format!("{}:{}", target.service, target.port);
@@ -106,7 +106,7 @@ pub(super) fn units(root: &Path, units: &[Unit]) -> Result<()> {
         }
     });
     run(root, plans.collect(), || {
-        put_and_get(SocketAddr::from((Ipv4Addr::LOCALHOST, 9005)), "localhost:9005")
+        use_gateway(SocketAddr::from((Ipv4Addr::LOCALHOST, 9005)), "localhost:9005")
     })
 }
 
@@ -156,7 +156,7 @@ fn wait_until_well(root: &Path, plan: &Plan, container: &mut Container) -> Resul
     }
 }
 
-fn put_and_get(gateway: SocketAddr, host: &str) -> Result<()> {
+fn use_gateway(gateway: SocketAddr, host: &str) -> Result<()> {
     let sent: Vec<u8> = (0..100_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let path = "/v1/objects/image/check";
     let (status, _) = ask(gateway, host, "PUT", path, &sent)?;
@@ -164,6 +164,9 @@ fn put_and_get(gateway: SocketAddr, host: &str) -> Result<()> {
     let (status, got) = ask(gateway, host, "GET", path, b"")?;
     ensure!(status == 200, "a get through the gateway: status {status}");
     ensure!(got == sent, "the gateway gave {} other bytes than the {} that were put", got.len(), sent.len());
+    // Nothing is left that a node would have to move elsewhere before it stops.
+    let (status, _) = ask(gateway, host, "DELETE", path, b"")?;
+    ensure!((200..300).contains(&status), "a removal through the gateway: status {status}");
     Ok(())
 }
 
