@@ -339,11 +339,7 @@ enum AttachError {
 }
 
 pub(crate) fn peer_to_peer(config: &Config) -> PeerToPeer {
-    PeerToPeer { timeout: timeout(config), frame_bytes_max: config.control.frame_bytes_max }
-}
-
-fn timeout(config: &Config) -> Duration {
-    Duration::from_millis(u64::from(config.control.timeout_ms))
+    PeerToPeer::of(config)
 }
 
 /// Sends a notification. Blocks.
@@ -362,12 +358,13 @@ pub(crate) fn notify(
         );
     }
     let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
-    match call(endpoint, &request, timeout(config), config.control.frame_bytes_max)? {
+    match call(endpoint, &request, peer_to_peer(config).asker())? {
         Answer::Taken => Ok(()),
         Answer::Restarted { found } => {
             Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
         }
         Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
+        Answer::TakesNone => refused("it takes no notifications: see its control.notifications_max"),
         Answer::InboxFull => refused("too many messages wait there: try again when it has taken some"),
         _ => {
             let what = "it answers another question than it was asked";
@@ -379,7 +376,8 @@ pub(crate) fn notify(
 /// Asks whether a peer lives. Blocks.
 pub(crate) fn probe(config: &Config, owner: &SegmentOwner, timeout: Duration) -> Liveness {
     let expected = owner.incarnation;
-    match call(&owner.endpoint, &Request::Probe, timeout, config.control.frame_bytes_max) {
+    let peers = PeerToPeer { timeout, ..peer_to_peer(config) };
+    match call(&owner.endpoint, &Request::Probe, peers.asker()) {
         Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
         Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
         Ok(_) => Liveness::Unreachable,
