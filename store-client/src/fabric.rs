@@ -82,6 +82,11 @@ impl Fabric {
         })
     }
 
+    /// What nodes know this engine by.
+    pub(crate) fn identity(&self) -> u64 {
+        self.engine.identity()
+    }
+
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
         self.engine.alloc_shared(len, Access::LOCAL)
     }
