@@ -105,10 +105,31 @@ impl RpcError {
         }
     }
 
+    /// Whether waiting may change it: nobody is there yet, or the master is starting.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect { .. }
+                | Self::Lost { .. }
+                | Self::Disconnected
+                | Self::TimedOut { .. }
+                | Self::Refused(ErrorCode::UnavailableInCurrentStatus)
+        )
+    }
+
     /// Whether the connection is of no more use, and a new one might do better.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Disconnected | Self::Connect { .. })
+    }
+}
+
+impl ConnectError {
+    /// Whether waiting may change it: the master is away, or starting.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Rpc(error) if error.is_transient())
     }
 }
 

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use store_core::message::{Greeting, Hello, Operation, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, PROOF_BYTES, Role, Secret, Trace, WireError,
-    prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, PROOF_BYTES, Role, Secret, Trace,
+    WireError, prove,
 };
 use te_engine::Spin;
 

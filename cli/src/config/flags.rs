@@ -52,6 +52,8 @@ scopes! {
     OfLog FlagsOfLog { ["log"], true, true }
     /// `snowskin master`.
     OfMaster FlagsOfMaster { ["master"], true, false }
+    /// `snowskin up`, which has flags of its own: file and variables alone.
+    OfUp FlagsOfUp { [], false, false }
     /// `snowskin node`.
     OfNode FlagsOfNode { ["node", "cluster"], true, false }
     /// What moves objects.
@@ -121,21 +123,29 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
     } else if rare {
         arg = arg.display_order(500);
     }
+    if key.path == "node.drain_on_stop_s" {
+        // People want it, or not; how long is a second thought.
+        arg = arg.num_args(0..=1).require_equals(true).default_missing_value(DRAIN_S);
+    }
     match &key.flag_long {
         Some(long) => arg.alias(long.as_str()),
         None => arg,
     }
 }
 
+/// How long `--drain-on-stop` waits when it is not said, seconds: less than systemd gives a service to stop.
+const DRAIN_S: &str = "60";
+
 fn help(key: &Key) -> String {
-    let default = keys::shown(&key.default);
+    let default = key.default_shown();
     let default = match default.trim_matches('"') {
         "" => String::new(),
         default => format!(" [default: {default}]"),
     };
-    let choices = match key.choices.is_empty() {
-        true => String::new(),
-        false => format!(" [{}]", key.choices.join(", ")),
+    let choices = match (key.choices.is_empty(), key.rust_type.ends_with("Fabrics")) {
+        (_, true) => format!(" [{}]", key.kind()),
+        (true, _) => String::new(),
+        (false, _) => format!(" [{}]", key.choices.join(", ")),
     };
     format!("{}{choices}{default}", key.doc)
 }
@@ -146,6 +156,7 @@ fn value_name(key: &Key) -> &'static str {
         _ if key.is_size() => "SIZE",
         _ if key.path.contains("_ms") => "MS",
         _ if key.path.ends_with("_us") => "µs",
+        _ if key.path.ends_with("_s") => "SECONDS",
         "SocketAddr" => "ADDR:PORT",
         "Address" => "HOST:PORT",
         "MetadataSource" => "URL",

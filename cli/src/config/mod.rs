@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, Given};
+pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
 
 use crate::size::ByteSize;
@@ -110,6 +110,9 @@ pub(crate) struct NodeSettings {
     pub(crate) local: Option<PathBuf>,
     /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
     pub(crate) gateway: Option<SocketAddr>,
+    /// When the node is told to stop, have everything moved to other nodes first, and wait for that at most so long, seconds; 0: stop
+    /// at once, and what is on no other node is gone.
+    pub(crate) drain_on_stop_s: u32,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }
@@ -123,7 +126,7 @@ pub(crate) enum Origin {
     File {
         /// Which file.
         path: PathBuf,
-        /// From 1.
+        /// From 1; 0: the file as a whole.
         line: usize,
     },
     /// An environment variable.
@@ -142,8 +145,11 @@ pub(crate) struct Loaded {
     /// Keys that are not there have their default.
     origins: BTreeMap<&'static str, Origin>,
     /// Variables that look like settings and are none: a slip of the pen, or an orchestrator's.
-    pub(crate) strange_variables: Vec<String>,
+    pub(crate) strange_variables: Vec<Strange>,
 }
+
+/// A variable that is no setting, and the one that it is probably meant to be.
+pub(crate) type Strange = (String, Option<&'static str>);
 
 /// What is wrong with one value, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,14 +222,19 @@ impl Loaded {
         self.origins.contains_key(key)
     }
 
-    /// A key's value, for people; secrets are masked.
-    pub(crate) fn shown(&self, key: &Key) -> String {
+    /// A key's value, for programs; secrets are masked.
+    pub(crate) fn value(&self, key: &Key) -> Value {
         if key.is_secret() && self.is_given(&key.path) {
-            return "\"***\"".to_owned();
+            return Value::from("***");
         }
         // As the structs have it, not as it was written: they leave out secrets within a value.
         let tree = serde_json::to_value(&self.settings).unwrap_or_default();
-        keys::shown(tree.pointer(&key.pointer()).unwrap_or(&Value::Null))
+        tree.pointer(&key.pointer()).cloned().unwrap_or_default()
+    }
+
+    /// A key's value, for people; secrets are masked.
+    pub(crate) fn shown(&self, key: &Key) -> String {
+        keys::shown(&self.value(key))
     }
 
     fn set(&mut self, entry: Entry) -> Result<(), Problem> {
@@ -231,7 +242,7 @@ impl Loaded {
         for reading in entry.readings {
             let mut tree = self.tree.clone();
             if let Some(leaf) = tree.pointer_mut(&entry.key.pointer()) {
-                *leaf = reading;
+                *leaf = with_sizes(reading);
             }
             match serde_json::from_value(tree.clone()) {
                 Ok(settings) => {
@@ -291,6 +302,12 @@ impl Loaded {
                 own.or_else(store)
             }
             "node" => client(settings.node.node.validate()).or_else(|| engine(&settings.node.node.engine)),
+            "cluster" => {
+                let tenant = &settings.cluster.tenant;
+                let right = (1..=store_core::TENANT_BYTES_MAX).contains(&tenant.len());
+                let need = format!("a tenant's name has 1 to {} bytes", store_core::TENANT_BYTES_MAX);
+                (!right).then(|| ("tenant".to_owned(), need))
+            }
             "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
             _ => None,
         }?;
@@ -309,7 +326,7 @@ fn process_name() -> String {
 }
 
 /// The settings among environment variables, and those that only look like some.
-fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<String>) {
+fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<Strange>) {
     let (mut entries, mut strange) = (Vec::new(), Vec::new());
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
         let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
@@ -318,8 +335,12 @@ fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry
                 let readings = readings(key, &text, true);
                 entries.push(Entry { key, at: Origin::Variable(name), readings });
             }
-            None if keys::looks_like_one(&name) => strange.push(name),
-            None => {}
+            None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
+            None => match keys::nearest_variable(&name) {
+                near @ Some(_) => strange.push((name, near)),
+                None if keys::looks_like_one(&name) => strange.push((name, None)),
+                None => {}
+            },
         }
     }
     entries.sort_by_key(|entry| entry.key.path.as_str());
@@ -344,10 +365,29 @@ fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
     readings
 }
 
+/// Sizes within tables, such as those of tenants, may be written as everywhere.
+fn with_sizes(mut value: Value) -> Value {
+    match &mut value {
+        Value::Array(values) => values.iter_mut().for_each(|value| *value = with_sizes(value.take())),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if keys::is_size_name(name)
+                    && let Some(size) = value.as_str().and_then(|text| text.parse::<ByteSize>().ok())
+                {
+                    *value = Value::from(size.bytes());
+                }
+            }
+        }
+        _ => {}
+    }
+    value
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
             Self::Flag(name) => f.write_str(name),

@@ -262,6 +262,7 @@ impl Client {
         this.counters.checksum_mismatches += u64::from(this.get.mismatches());
         this.report_bad_replicas();
         this.end_operation(Op::Read, items, deadline);
+        lending.finish();
     }
 
     fn get_actions(&mut self, buffers: &Buffers<'_>) {

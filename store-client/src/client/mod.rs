@@ -98,12 +98,12 @@ impl Client {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
-        let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+        let (get, put) = machines(&config);
         let mut this = Self {
             rpc,
             rpc_connects: 0,
-            get: GetOp::new(op),
-            put: PutOp::new(op),
+            get,
+            put,
             fabric,
             memory: Memory::default(),
             mover: Mover::new(bounce),
@@ -244,6 +244,14 @@ impl Client {
         self.mover.wait(&mut self.fabric, due.unwrap_or(deadline));
     }
 
+    /// An operation has ended in a panic: nothing of it is to be met by the next one.
+    fn abandon_operation(&mut self) {
+        self.mover.abandon(&mut self.fabric);
+        (self.get, self.put) = machines(&self.config);
+        // What was asked, or half asked, has no asker any more.
+        self.rpc.disconnect();
+    }
+
     fn call_failed(&mut self, error: RpcError) -> ErrorCode {
         log::debug!("operation {}: {error}", self.trace());
         let code = error.code();
@@ -287,6 +295,12 @@ impl Client {
     fn now(&self) -> te_core::Instant {
         te_core::Instant::ZERO + self.started.elapsed()
     }
+}
+
+/// The state machines of operations.
+fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
+    let config = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+    (GetOp::new(config), PutOp::new(config))
 }
 
 /// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.

@@ -176,6 +176,7 @@ impl Client {
             }
             results.push(result.map(|_generation| ()));
         }
+        lending.finish();
     }
 
     fn put_actions(&mut self, buffers: &Buffers<'_>) {

@@ -76,6 +76,9 @@ pub(crate) struct Mover {
     spoiled: Vec<usize>,
     /// Segments to which a write of this operation may still be under way, whatever a fence says.
     unfenceable: Vec<SegmentNo>,
+    /// Bytes of registered memory that were put and summed here, not by their rail.
+    #[cfg(test)]
+    pub(crate) summed_bytes: u64,
 }
 
 struct Job {
@@ -148,6 +151,8 @@ impl Mover {
             quarantine: Quarantine::default(),
             spoiled: Vec::new(),
             unfenceable: Vec::new(),
+            #[cfg(test)]
+            summed_bytes: 0,
         }
     }
 
@@ -181,12 +186,15 @@ impl Mover {
         None
     }
 
-    /// Gives all up that is under way.
+    /// Gives all up that is under way: of an operation that a panic has ended. Its memory comes back as the fabrics let go of it.
     pub(crate) fn abandon(&mut self, fabric: &mut Fabric) {
         self.pending.clear();
-        for flight in self.flights.drain(..) {
+        for flight in std::mem::take(&mut self.flights) {
             fabric.cancel(flight.batch);
+            self.quarantine(&flight);
         }
+        // A piece that was cut and did not get as far as a flight is in nobody's hands.
+        self.bounce.reclaim(self.quarantine.bounced());
     }
 
     /// Takes a transfer on. Without a handle it ends at once. Whether it is not the first of its item.
@@ -504,6 +512,10 @@ impl Mover {
                 continue;
             }
             sum.update(transfer.len, piece.offset, piece.len, |sum, from, count| {
+                #[cfg(test)]
+                {
+                    self.summed_bytes += count;
+                }
                 memory.checksum(BufferRange { offset: range.offset + from, len: count, ..range }, sum);
             });
         }

@@ -173,9 +173,20 @@ pub(crate) struct Ledger {
     map: Map,
 }
 
+/// Why a grant is revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Revoked {
+    /// The region is not exported any more.
+    Region = 1,
+    /// The peer was expelled.
+    Peer = 2,
+}
+
 /// One grant's row, on a cache line of its own.
 #[repr(C, align(64))]
 struct LedgerRow {
+    /// 0, or a [`Revoked`].
     revoked: AtomicU32,
     in_use: AtomicU32,
 }
@@ -212,20 +223,27 @@ impl Ledger {
     }
 
     /// Owner: revokes a grant. True: its holder is not copying and will not.
-    pub(crate) fn revoke(&self, row: u32) -> bool {
+    pub(crate) fn revoke(&self, row: u32, why: Revoked) -> bool {
         let Some(row) = self.row(row) else { return true };
-        row.revoked.store(1, Ordering::SeqCst);
+        row.revoked.fetch_max(why as u32, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         row.in_use.load(Ordering::SeqCst) == 0
     }
 
-    /// Peer: begins to copy under grant `row`; `None` when it is revoked.
-    pub(crate) fn enter<'a>(&'a self, row: u32, mapping: &'a Mapping) -> Option<Lease<'a>> {
-        let row = self.row(row)?;
+    /// Peer: begins to copy under grant `row`.
+    ///
+    /// # Errors
+    /// Why it is revoked.
+    pub(crate) fn enter<'a>(&'a self, row: u32, mapping: &'a Mapping) -> Result<Lease<'a>, Revoked> {
+        let row = self.row(row).ok_or(Revoked::Region)?;
         row.in_use.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let lease = Lease { row, mapping };
-        (row.revoked.load(Ordering::SeqCst) == 0).then_some(lease)
+        match row.revoked.load(Ordering::SeqCst) {
+            0 => Ok(lease),
+            why if why == Revoked::Peer as u32 => Err(Revoked::Peer),
+            _ => Err(Revoked::Region),
+        }
     }
 
     fn row(&self, row: u32) -> Option<&LedgerRow> {
@@ -392,14 +410,17 @@ mod tests {
         let (owner, fd) = Ledger::create().unwrap();
         let peer = Ledger::open(fd.as_fd()).unwrap();
         let lease = peer.enter(3, &mapping).unwrap();
-        assert!(!owner.revoke(3));
-        assert!(owner.revoke(4), "another grant is not affected");
+        assert!(!owner.revoke(3, Revoked::Region));
+        assert!(owner.revoke(4, Revoked::Region), "another grant is not affected");
         drop(lease);
-        assert!(owner.revoke(3));
-        assert!(peer.enter(3, &mapping).is_none());
-        assert!(owner.revoke(3), "a refused attempt leaves nothing behind");
+        assert!(owner.revoke(3, Revoked::Region));
+        assert!(peer.enter(3, &mapping).is_err_and(|why| why == Revoked::Region));
+        assert!(owner.revoke(3, Revoked::Region), "a refused attempt leaves nothing behind");
+        assert!(owner.revoke(3, Revoked::Peer));
+        assert!(owner.revoke(3, Revoked::Region), "the better reason stays");
+        assert!(peer.enter(3, &mapping).is_err_and(|why| why == Revoked::Peer));
         owner.reset(3);
-        assert!(peer.enter(3, &mapping).is_some());
-        assert!(peer.enter(Ledger::ROWS, &mapping).is_none(), "no such row");
+        assert!(peer.enter(3, &mapping).is_ok());
+        assert!(peer.enter(Ledger::ROWS, &mapping).is_err(), "no such row");
     }
 }

@@ -18,7 +18,7 @@ mod wipe;
 
 pub use crc::{crc32c_at, crc32c_of};
 pub(crate) use held::{Gate, HeldSpan, Use, Window, copy, copy_summed};
-pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
+pub(crate) use memory::{AllocOptions, Ledger, Mapping, Revoked, SharedMemory};
 pub(crate) use numa::node_of;
 pub(crate) use park::park;
 pub use park::wait_readable;

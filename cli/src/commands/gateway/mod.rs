@@ -34,7 +34,7 @@ use objects::{App, Counters};
 use pool::{Pool, Threads};
 
 const AFTER_HELP: &str =
-    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or
+    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or \
 behind something that asks who is there.
 
 Examples:
@@ -52,7 +52,7 @@ Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Where to listen; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
+    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", hide_env_values = true, default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     #[command(flatten)]
     flags: FlagsOfClient,

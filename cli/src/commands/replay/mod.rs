@@ -34,17 +34,17 @@ const AFTER_HELP: &str = "What it does, for each request of the trace, in order 
   3. put the blocks that were missing                   (batches of --batch blocks)
 A block counts as hit when it lies in the longest prefix that was really read and was right.
 
-What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls,
-cpu_s_per_gib is the CPU time of all processes (client with its checking, master, nodes) for each
+What it prints: latencies are those of one batch call, GiB/s counts the time inside those calls, \
+cpu_s_per_gib is the CPU time of all processes (client with its checking, master, nodes) for each \
 GiB read or written.
 
-With --simulate no process starts and no byte moves: the master's own code is run on the trace, once
-for each policy and capacity, and the hit rates are printed as a table (or JSON, or a plot). It says
+With --simulate no process starts and no byte moves: the master's own code is run on the trace, once \
+for each policy and capacity, and the hit rates are printed as a table (or JSON, or a plot). It says \
 how large a pool is worth its memory, and which --eviction suits your requests.
 
 A trace has one JSON object a line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
-one id = one block of 512 tokens, standing for itself and all before it. Without --trace a
+one id = one block of 512 tokens, standing for itself and all before it. Without --trace a \
 multi-turn workload is made up.
 
 Examples:
@@ -64,7 +64,7 @@ Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Trace to replay; without one, a seeded multi-turn workload.
-    #[arg(long, env = "SNOWSKIN_TRACE", value_name = "FILE.jsonl")]
+    #[arg(long, env = "SNOWSKIN_TRACE", hide_env_values = true, value_name = "FILE.jsonl")]
     trace: Option<PathBuf>,
     /// Requests to replay [default: the whole trace; 2000 without one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..))]
     lease_ms: u32,
     /// How the block to evict is chosen.
-    #[arg(long, env = "SNOWSKIN_EVICTION", default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
+    #[arg(long, env = "SNOWSKIN_EVICTION", hide_env_values = true, default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
     eviction: EvictionPolicy,
     /// Compute hit rates, and move nothing.
     #[arg(long, conflicts_with_all = ["capacity_blocks"])]
