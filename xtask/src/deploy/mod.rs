@@ -55,6 +55,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(said) => findings.extend(said),
     }
 
+    match scrape::judge_by_promtool(&deploy, scratch.path())? {
+        None => println!("      promtool was not asked: it is not installed"),
+        Some(said) => findings.extend(said),
+    }
+
     findings.iter().for_each(|finding| println!("      {finding}"));
     match findings.len() {
         0 => Ok(()),

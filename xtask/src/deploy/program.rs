@@ -26,13 +26,9 @@ impl Program {
     /// When it cannot start or fails.
     pub(crate) fn run(&self, args: &[&str]) -> Result<String> {
         let output = Command::new(&self.path).args(args).env_clear().output()?;
-        ensure!(
-            output.status.success(),
-            "`snowskin {}`: {}{}",
-            args.join(" "),
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or_default();
+        ensure!(output.status.success(), "`snowskin {}`: {}: {said}", args.join(" "), output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 

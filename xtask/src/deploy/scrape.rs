@@ -2,11 +2,13 @@
 
 use super::compose::Compose;
 use super::yaml;
+use crate::cmd::Cmd;
 use anyhow::{Context as _, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 /// Jobs that processes outside this repository serve.
 const JOBS_OF_OTHERS: [&str; 1] = ["snowskin-client"];
@@ -99,15 +101,46 @@ fn judge_dashboard(dashboard: &Value) -> Vec<String> {
             if expr.contains("snowskin_") && !expr.contains("$cluster") {
                 findings.push(format!("snowskin.json: `{title}` mixes clusters: `{expr}`"));
             }
-            if (expr.contains("rate(") && !expr.contains("[$__rate_interval]"))
-                || (expr.contains("increase(") && !expr.contains("[$__"))
-            {
+            // A day is a day in every picture: what today is held against.
+            let mut windows = expr.split('[').skip(1).map(|rest| rest.split(']').next().unwrap_or_default());
+            if windows.any(|window| !["$__rate_interval", "$__range", "1d"].contains(&window)) {
                 findings
                     .push(format!("snowskin.json: `{title}` has a window that does not follow the picture"));
             }
         }
     }
     findings
+}
+
+/// What promtool says of the configuration, and of the dashboard's expressions; `None` when it is not installed here.
+///
+/// # Errors
+/// When it cannot be run.
+pub(super) fn judge_by_promtool(deploy: &Path, scratch: &Path) -> Result<Option<Vec<String>>> {
+    if Cmd::new("promtool --version").stdout(deploy).is_none() {
+        return Ok(None);
+    }
+    let dashboard: Value = serde_json::from_str(&read(deploy, "grafana/snowskin.json")?)?;
+    let panels = dashboard["panels"].as_array().into_iter().flatten();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let rules = targets.zip(0..).map(|(target, number): (&Value, u32)| {
+        let expr = target["expr"].as_str().unwrap_or_default();
+        let expr = expr.replace("$__rate_interval", "5m").replace("$__range", "1h");
+        json!({"record": format!("panel:{number}"), "expr": expr})
+    });
+    // JSON is YAML.
+    let rules = json!({"groups": [{"name": "dashboard", "rules": rules.collect::<Vec<_>>()}]});
+    let file = scratch.join("dashboard.yml");
+    fs::write(&file, rules.to_string())?;
+    let mut findings = Vec::new();
+    for (check, path) in [("config", deploy.join("prometheus/prometheus.yml")), ("rules", file)] {
+        let output = Command::new("promtool").arg("check").arg(check).arg(&path).output()?;
+        if !output.status.success() {
+            findings
+                .push(format!("promtool check {check}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+    }
+    Ok(Some(findings))
 }
 
 /// What is provisioned is mounted where it is looked for.
@@ -143,7 +176,6 @@ fn read(deploy: &Path, name: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn jobs_are_found_in_rules_and_in_the_json_of_dashboards() {
