@@ -19,7 +19,8 @@ impl Client {
     /// # Errors
     /// No room, an invalid key, no value, or nobody to write to.
     pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, StoreError> {
-        stored(self.batch_put(&[(key, value)], options))
+        let results = self.batch_put(&[(key, value)], options);
+        self.stored(results)
     }
 
     /// Stores many. An item that fails does so alone; one whose key is taken ends `ObjectAlreadyExists`.
@@ -46,7 +47,8 @@ impl Client {
         range: BufferRange,
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from(&[(key, range)], options))
+        let results = self.batch_put_from(&[(key, range)], options);
+        self.stored(results)
     }
 
     /// Stores many objects straight from registered memory.
@@ -76,7 +78,8 @@ impl Client {
         parts: &[&[u8]],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_parts(&[(key, parts)], options))
+        let results = self.batch_put_parts(&[(key, parts)], options);
+        self.stored(results)
     }
 
     /// Stores many objects, each from parts. Too many parts of one are an error of all.
@@ -106,7 +109,8 @@ impl Client {
         ranges: &[BufferRange],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from_buffers(&[(key, ranges)], options))
+        let results = self.batch_put_from_buffers(&[(key, ranges)], options);
+        self.stored(results)
     }
 
     /// Stores many objects, each from several ranges of registered memory. Ranges that are refused are an error of all.
@@ -133,6 +137,9 @@ impl Client {
         results: &mut Vec<Result<(), ErrorCode>>,
     ) {
         let items = keys.len();
+        if let Err(code) = self.usable() {
+            return results.extend((0..items).map(|_| Err(code)));
+        }
         let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
         let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.fabric.identity() };
         self.put.start(wanted, ask);
@@ -208,12 +215,12 @@ impl Client {
             }
         }
     }
-}
 
-fn stored(results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
-    match one(results) {
-        Ok(()) => Ok(true),
-        Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-        Err(code) => Err(code.into()),
+    fn stored(&self, results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
+        match one(results) {
+            Ok(()) => Ok(true),
+            Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
+            Err(code) => Err(self.error_of(code)),
+        }
     }
 }
