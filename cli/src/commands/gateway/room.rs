@@ -81,7 +81,7 @@ impl Rooms {
             if len > bytes.capacity() as u64 {
                 // Twice as much each time, as a vector does by itself, but no more than it can become.
                 let wanted = len.max(bytes.capacity() as u64 * 2).max(STEP_BYTES).min(longest.max(len));
-                room.grow(&self.coming, wanted - bytes.capacity() as u64)?;
+                room.grow_to(&self.coming, wanted)?;
                 bytes.reserve_exact(wanted as usize - bytes.len());
             }
             bytes.extend_from_slice(&data);
@@ -93,8 +93,10 @@ impl Rooms {
 }
 
 impl Room {
-    fn grow(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
-        let more = take(share, bytes)?;
+    /// Makes it room for this many bytes, all together.
+    fn grow_to(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
+        let has = self.0.as_ref().map_or(0, |permit| permit.num_permits() as u64);
+        let more = take(share, (bytes.div_ceil(KIB)).saturating_sub(has) * KIB)?;
         match &mut self.0 {
             Some(permit) => permit.merge(more),
             None => self.0 = Some(more),
