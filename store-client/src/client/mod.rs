@@ -397,7 +397,8 @@ const REPORTS_MAX: usize = 256;
 
 /// The state machines of operations.
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
-    let config = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+    let config =
+        store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max, ..Default::default() };
     (GetOp::new(config), PutOp::new(config))
 }
 
