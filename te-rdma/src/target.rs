@@ -3,19 +3,20 @@
 use core::time::Duration;
 use std::io;
 
-use te_core::RegionId;
+use te_core::{Error, RegionId};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::channel::Channel;
-use crate::connection::{Connection, In, LISTENER, PeerQp, Role};
+use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role};
+use crate::connects::{Task, Whose};
 use crate::exchange::{
-    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QPS_MAX, QpEntry, Refusal,
-    Request, Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
+    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QpEntry, Refusal, Request,
+    Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
 };
 use crate::net::{self, Interest};
 use crate::transport::{RdmaTransport, random_u64, remote_rights};
-use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
+use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// Connections accepted in one poll.
 const ACCEPTS_MAX: usize = 16;
@@ -65,7 +66,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let connection = Connection {
             channel: Channel::new(stream, Interest::READ),
             deadline: Some(deadline),
-            role: Role::In(In::default()),
+            role: Role::In(In { name, ..In::default() }),
         };
         self.connections.put(index, Box::new(connection));
         self.inbound += 1;
@@ -155,6 +156,9 @@ impl<V: Verbs> RdmaTransport<V> {
         let seen = channel.bytes().len().min(frame.len());
         frame[..seen].copy_from_slice(&channel.bytes()[..seen]);
         role.waits = false;
+        if role.accepting.is_some() {
+            return Ok(0);
+        }
         let (request, used) = match exchange::parse_request(&frame[..seen])? {
             Step::Need(_) => return Ok(0),
             Step::Frame(request, used) => (request, used),
@@ -164,11 +168,9 @@ impl<V: Verbs> RdmaTransport<V> {
                 role.waits = true;
                 return Ok(0);
             }
-            Request::Connect { id, port, qps } => match self.connect_qps(role, &port, qps) {
-                Ok((port, entries)) => {
-                    let header = Header::new(Kind::Accept, qps.len() as u16, id);
-                    channel.push(&[header.as_bytes(), port.as_bytes(), entries[..qps.len()].as_bytes()]);
-                }
+            Request::Connect { id, port, qps } => match self.connect_qps(role, id, &port, qps) {
+                Ok(Some(accepting)) => _ = accept(channel, &accepting),
+                Ok(None) => {}
                 Err(status) => refuse(channel, id, status),
             },
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
@@ -228,13 +230,14 @@ impl<V: Verbs> RdmaTransport<V> {
         Status::Ok
     }
 
-    /// Makes our ends of a peer's queue pairs.
+    /// Makes our ends of a peer's queue pairs. `None`: they are being connected, and the peer is answered later.
     fn connect_qps(
         &mut self,
         role: &mut In,
+        id: u64,
         port: &PortBody,
         offered: &[QpEntry],
-    ) -> Result<(PortBody, [QpEntry; QPS_MAX]), Status> {
+    ) -> Result<Option<Accepting>, Status> {
         if !role.proven {
             return Err(Status::AccessDenied);
         }
@@ -248,24 +251,76 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(Status::Full);
         }
         let gid = self.port.matching(port).ok_or(Status::Family)?;
-        let mut entries =
-            [QpEntry { generation: U32::ZERO, number: U32::ZERO, psn: U32::ZERO, reserved: U32::ZERO };
-                QPS_MAX];
+        let (mut entries, mut jobs) = (Vec::with_capacity(offered.len()), Vec::new());
         let before = role.qps.len();
-        for (entry, theirs) in entries.iter_mut().zip(offered) {
-            let twice = role.qps.iter().any(|qp| qp.generation == theirs.generation.get());
-            let made = if twice { None } else { self.connect_qp(role, port, gid.index, theirs) };
-            match made {
-                Some(ours) => *entry = ours,
+        let mut failed = None;
+        for theirs in offered {
+            if role.qps.iter().any(|qp| qp.generation == theirs.generation.get()) {
+                failed = Some(Status::Protocol);
+                break;
+            }
+            match self.connect_qp(role, port, gid.index, theirs) {
+                Some((ours, Connecting::Done)) => entries.push(ours),
+                Some((ours, Connecting::Later(job))) => {
+                    entries.push(ours);
+                    jobs.push((theirs.generation.get(), job));
+                }
                 None => {
-                    let session = role.session.unwrap_or(0);
-                    let mut new = role.qps.split_off(before);
-                    self.end_peer_qps(session, &mut new, |_| true);
-                    return Err(if twice { Status::Protocol } else { Status::Device });
+                    failed = Some(Status::Device);
+                    break;
                 }
             }
         }
-        Ok((self.port.body(&gid, self.config.reads), entries))
+        let session = role.session.unwrap_or(0);
+        let accepting = Accepting { id, port: self.port.body(&gid, self.config.reads), entries };
+        if failed.is_none() {
+            if jobs.is_empty() {
+                return Ok(Some(accepting));
+            }
+            let whose = Whose::Peers { session, channel: role.name };
+            match self.connects.push(Task { whose, jobs }) {
+                Ok(()) => {
+                    role.accepting = Some(accepting);
+                    return Ok(None);
+                }
+                Err(_) => failed = Some(Status::Full),
+            }
+        } else {
+            // They must not hold on to what goes now.
+            drop(jobs);
+        }
+        let mut new = role.qps.split_off(before);
+        self.end_peer_qps(session, &mut new, |_| true);
+        Err(failed.unwrap_or(Status::Device))
+    }
+
+    /// The queue pairs of a peer's offer, by generation, are connected or cannot be.
+    pub(crate) fn connected_theirs(&mut self, session: u64, channel: u32, ends: &[(u32, Result<(), Error>)]) {
+        // Some may have been waiting for this to be destroyed.
+        self.exorcise(session);
+        let Some(index) = self.connections.index(channel) else { return };
+        let Some(mut connection) = self.connections.take(index) else { return };
+        if let Role::In(role) = &mut connection.role
+            && let Some(accepting) = role.accepting.take()
+        {
+            match ends.iter().find_map(|(_, end)| end.err()) {
+                None if accept(&mut connection.channel, &accepting) => {}
+                // It does not read what it is sent.
+                None => {
+                    self.end_in(index, *connection);
+                    return;
+                }
+                Some(error) => {
+                    log::warn!("queue pairs of a peer cannot be connected: {error}");
+                    let gone = |qp: &PeerQp| {
+                        accepting.entries.iter().any(|entry| entry.generation.get() == qp.generation)
+                    };
+                    self.end_peer_qps(session, &mut role.qps, gone);
+                    refuse(&mut connection.channel, accepting.id, Status::Device);
+                }
+            }
+        }
+        self.drive_in(index, connection, true);
     }
 
     fn connect_qp(
@@ -274,7 +329,7 @@ impl<V: Verbs> RdmaTransport<V> {
         port: &PortBody,
         gid_index: u32,
         theirs: &QpEntry,
-    ) -> Option<QpEntry> {
+    ) -> Option<(QpEntry, Connecting)> {
         let psn = random_u64().ok()? as u32 & 0xff_ffff;
         let qp = match self.verbs.create_qp(QpConfig { depth: 1, sges: 1, inline_bytes: 0 }) {
             Ok(qp) => qp,
@@ -302,17 +357,21 @@ impl<V: Verbs> RdmaTransport<V> {
             rnr_retries: 0,
         };
         let access = MrAccess::REMOTE_READ | MrAccess::REMOTE_WRITE;
-        let steps = [QpStep::Init(access), QpStep::Connect(path)];
-        if let Err(error) = steps.into_iter().try_for_each(|step| self.verbs.modify_qp(qp.handle, step)) {
-            log::warn!("a queue pair of a peer cannot be connected: {error}");
-            return None;
-        }
-        Some(QpEntry {
+        let init = self.verbs.modify_qp(qp.handle, QpStep::Init(access));
+        let connecting = match init.and_then(|()| self.verbs.connect_qp(qp.handle, path)) {
+            Ok(connecting) => connecting,
+            Err(error) => {
+                log::warn!("a queue pair of a peer cannot be connected: {error}");
+                return None;
+            }
+        };
+        let entry = QpEntry {
             generation: theirs.generation,
             number: U32::new(qp.number),
             psn: U32::new(psn),
             reserved: U32::ZERO,
-        })
+        };
+        Some((entry, connecting))
     }
 
     /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
@@ -366,7 +425,10 @@ impl<V: Verbs> RdmaTransport<V> {
                 stats.peer_qps_destroyed += 1;
             } else {
                 // In error it takes up nothing new, but may still carry out the packet in its hands: no fence (L5).
-                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
+                // While it is being connected it can be neither; it goes as soon as that has ended.
+                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error)
+                    && error.code != libc::EBUSY
+                {
                     log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
                 }
                 undead.push((session, qp.handle));
@@ -440,6 +502,13 @@ fn welcome(status: Status, incarnation: u64) -> Welcome {
         incarnation: U64::new(incarnation),
         reserved_end: U64::ZERO,
     }
+}
+
+/// False: there is no room for the answer.
+fn accept(channel: &mut Channel, accepting: &Accepting) -> bool {
+    let Accepting { id, port, entries } = accepting;
+    let header = Header::new(Kind::Accept, entries.len() as u16, *id);
+    channel.push(&[header.as_bytes(), port.as_bytes(), entries.as_bytes()])
 }
 
 fn refuse(channel: &mut Channel, id: u64, status: Status) {

@@ -13,7 +13,8 @@ use te_core::{
 };
 
 use crate::config::{Config, ConfigError, SGES_MAX};
-use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connects::Connects;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
 use crate::link::Link;
@@ -46,6 +47,8 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) listener: TcpListener,
     address: SocketAddr,
     advertised: Vec<IpAddr>,
+    /// The one that opened it.
+    process: u32,
     pub(crate) port: LocalPort,
     /// Why nothing can be sent at the moment, or ever again.
     pub(crate) outage: Option<Outage>,
@@ -63,6 +66,8 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) connected: Sieve,
     /// Peers' queue pairs that could not be put out of action, with their sessions.
     pub(crate) undead: Vec<(u64, QpHandle)>,
+    /// Queue pairs that are being connected.
+    pub(crate) connects: Connects,
     /// Queue pairs that may still be made for peers in this poll.
     pub(crate) peer_qps_left: usize,
     /// Peers' side channels, by name, that wait for the next poll with an offer of queue pairs.
@@ -146,6 +151,8 @@ impl<V: Verbs> RdmaTransport<V> {
                 poller.add_raw(fd, token).map_err(step("watch the device's descriptors"))?;
             }
         }
+        let connects = Connects::new().map_err(step("make an event descriptor"))?;
+        poller.add(connects.fd(), CONNECTS, Interest::READ).map_err(step("watch the event descriptor"))?;
         let random = || random_u64().map_err(step("get random numbers"));
         Ok(Self {
             incarnation: random()?,
@@ -154,6 +161,7 @@ impl<V: Verbs> RdmaTransport<V> {
             poller,
             listener,
             address,
+            process: std::process::id(),
             port,
             outage: None,
             regions: Table::new(config.regions_max),
@@ -166,6 +174,7 @@ impl<V: Verbs> RdmaTransport<V> {
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
+            connects,
             peer_qps_left: 0,
             unserved: VecDeque::new(),
             listed: Vec::new(),
@@ -673,9 +682,15 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 }
 
 impl<V: Verbs> Drop for RdmaTransport<V> {
-    /// Ends all access, ours and peers', before the memory's owners go on. Regions that were not deregistered are let go
+    /// Ends all access, ours and peers', before the memory's owners go on; in a fork, nothing. Regions that were not deregistered are let go
     /// of as well; their memory was promised to stay until then.
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The device's file is the parent's as well, and so is everything made through it.
+            return;
+        }
+        // What is being connected cannot be destroyed.
+        self.connects.stop();
         for index in 0..self.links.bound() {
             if let Some(link) = self.links.get(index) {
                 let _ = self.verbs.destroy_qp(link.qp.handle);
