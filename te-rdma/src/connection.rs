@@ -65,6 +65,8 @@ pub(crate) struct In {
     pub(crate) name: u32,
     /// Whose, once it has said so.
     pub(crate) session: Option<u64>,
+    /// Which sessions are one process's, once it has said so.
+    pub(crate) identity: u64,
     /// Which connection of the session it is.
     pub(crate) number: u32,
     /// It has shown the key of some region: whoever has none gets no queue pair.
@@ -85,6 +87,14 @@ pub(crate) struct Accepting {
     pub(crate) id: u64,
     pub(crate) port: PortBody,
     pub(crate) entries: Vec<QpEntry>,
+}
+
+/// A peer's queue pair that could not be put out of action.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undead {
+    pub(crate) session: u64,
+    pub(crate) identity: u64,
+    pub(crate) handle: QpHandle,
 }
 
 /// A queue pair for a peer's work.

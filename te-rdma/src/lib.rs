@@ -50,6 +50,7 @@
 //! | `FENCE` | yes; the target destroys the queue pairs that we do not use any more, and says so |
 //! | `CHECKSUM` | no: the link's own (ICRC) is all there is. Who stores bytes checks them end to end |
 //! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target. Connections, first use of a segment, and fences do |
+//! | expel | yes, by the identity in each HELLO: the device destroys the peer's queue pairs. Without force who has a side channel is left alone |
 //! | cancel | at once while a slice waits; once posted it drains for [`Config::cancel_drain_ms`], then its queue pair is flushed |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a message is spread over the queue pairs |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |

@@ -3,12 +3,12 @@
 use core::time::Duration;
 use std::io;
 
-use te_core::{Error, RegionId};
+use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::channel::Channel;
-use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role};
+use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role, Undead};
 use crate::connects::{Task, Whose};
 use crate::exchange::{
     self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QpEntry, Refusal, Request,
@@ -32,9 +32,10 @@ impl<V: Verbs> RdmaTransport<V> {
             match net::accept(&self.listener, self.config.peer_silence_ms_max) {
                 Ok(stream) => self.adopt_peer(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-                {
+                // It broke before it was accepted, or its network is not what it was (accept(2)).
+                Err(error) if is_the_peers(&error) => {}
+                // Trying again at once would fail again.
+                Err(error) => {
                     log::warn!("no connection can be accepted at the moment: {error}");
                     if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
                         let until = self.now + Duration::from_millis(REST_MS);
@@ -43,8 +44,6 @@ impl<V: Verbs> RdmaTransport<V> {
                     }
                     return;
                 }
-                // One that broke before it was accepted.
-                Err(_) => {}
             }
         }
     }
@@ -176,9 +175,8 @@ impl<V: Verbs> RdmaTransport<V> {
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
-                self.end_peer_qps(session, &mut role.qps, gone);
-                self.exorcise(session);
-                if self.undead.iter().any(|(owner, _)| *owner == session) {
+                self.end_peer_qps(session, role.identity, &mut role.qps, gone);
+                if self.exorcise(|undead| undead.session == session) > 0 {
                     // Not our word without the device's. A new connection asks again.
                     self.turn_away(role, channel, Status::Device);
                     return Ok(used);
@@ -207,6 +205,9 @@ impl<V: Verbs> RdmaTransport<V> {
         if hello.target.get() != self.incarnation {
             return Status::Restarted;
         }
+        if self.expelled.contains(&hello.identity.get()) {
+            return Status::Expelled;
+        }
         let (session, number) = (hello.session.get(), hello.connection.get());
         for index in 0..self.connections.bound() {
             let Some(other) = self.connections.get(index) else { continue };
@@ -221,11 +222,11 @@ impl<V: Verbs> RdmaTransport<V> {
                 self.end_in(index, *older);
             }
         }
-        self.exorcise(session);
-        if self.undead.iter().any(|(owner, _)| *owner == session) {
+        if self.exorcise(|undead| undead.session == session) > 0 {
             return Status::Device;
         }
         role.session = Some(session);
+        role.identity = hello.identity.get();
         role.number = number;
         Status::Ok
     }
@@ -290,14 +291,14 @@ impl<V: Verbs> RdmaTransport<V> {
             drop(jobs);
         }
         let mut new = role.qps.split_off(before);
-        self.end_peer_qps(session, &mut new, |_| true);
+        self.end_peer_qps(session, role.identity, &mut new, |_| true);
         Err(failed.unwrap_or(Status::Device))
     }
 
     /// The queue pairs of a peer's offer, by generation, are connected or cannot be.
     pub(crate) fn connected_theirs(&mut self, session: u64, channel: u32, ends: &[(u32, Result<(), Error>)]) {
         // Some may have been waiting for this to be destroyed.
-        self.exorcise(session);
+        self.exorcise(|undead| undead.session == session);
         let Some(index) = self.connections.index(channel) else { return };
         let Some(mut connection) = self.connections.take(index) else { return };
         if let Role::In(role) = &mut connection.role
@@ -315,7 +316,7 @@ impl<V: Verbs> RdmaTransport<V> {
                     let gone = |qp: &PeerQp| {
                         accepting.entries.iter().any(|entry| entry.generation.get() == qp.generation)
                     };
-                    self.end_peer_qps(session, &mut role.qps, gone);
+                    self.end_peer_qps(session, role.identity, &mut role.qps, gone);
                     refuse(&mut connection.channel, accepting.id, Status::Device);
                 }
             }
@@ -415,7 +416,13 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed joins the undead.
-    fn end_peer_qps(&mut self, session: u64, qps: &mut Vec<PeerQp>, mut goes: impl FnMut(&PeerQp) -> bool) {
+    fn end_peer_qps(
+        &mut self,
+        session: u64,
+        identity: u64,
+        qps: &mut Vec<PeerQp>,
+        mut goes: impl FnMut(&PeerQp) -> bool,
+    ) {
         let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
         qps.retain(|qp| {
             if !goes(qp) {
@@ -431,23 +438,61 @@ impl<V: Verbs> RdmaTransport<V> {
                 {
                     log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
                 }
-                undead.push((session, qp.handle));
+                undead.push(Undead { session, identity, handle: qp.handle });
             }
             false
         });
     }
 
-    /// Tries again to destroy a session's leftover queue pairs.
-    fn exorcise(&mut self, session: u64) {
+    /// Tries again to destroy leftover queue pairs; gives how many of them are still there.
+    fn exorcise(&mut self, whose: impl Fn(&Undead) -> bool) -> usize {
         let (verbs, stats) = (&mut self.verbs, &mut self.stats);
-        self.undead.retain(|(owner, qp)| {
-            if *owner != session {
+        let mut left = 0;
+        self.undead.retain(|undead| {
+            if !whose(undead) {
                 return true;
             }
-            let gone = verbs.destroy_qp(*qp).is_ok();
+            let gone = verbs.destroy_qp(undead.handle).is_ok();
             stats.peer_qps_destroyed += u64::from(gone);
+            left += usize::from(!gone);
             !gone
         });
+        left
+    }
+
+    /// Whether the peer has a side channel here.
+    pub(crate) fn has_peer(&self, identity: u64) -> bool {
+        (0..self.connections.bound()).any(|index| {
+            match self.connections.get(index).map(|known| &known.role) {
+                Some(Role::In(role)) => role.session.is_some() && role.identity == identity,
+                _ => false,
+            }
+        })
+    }
+
+    /// Closes every side channel of the peer, destroys the queue pairs that belong to it, and refuses it from now on. True:
+    /// the device has let go of all of them, so nothing of the peer lands any more.
+    pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<bool, Error> {
+        if identity == 0 {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        if !force && self.has_peer(identity) {
+            return Err(ErrorKind::Busy.into());
+        }
+        if !self.expelled.contains(&identity) && self.expelled.len() >= EXPELLED_MAX {
+            return Err(ErrorKind::Full.into());
+        }
+        self.expelled.insert(identity);
+        for index in 0..self.connections.bound() {
+            let is = |role: &Role| matches!(role, Role::In(role) if role.session.is_some() && role.identity == identity);
+            if self.connections.get(index).is_some_and(|connection| is(&connection.role))
+                && let Some(connection) = self.connections.take(index)
+            {
+                net::reset_on_close(&connection.channel.stream);
+                self.end_in(index, *connection);
+            }
+        }
+        Ok(self.exorcise(|undead| undead.identity == identity) == 0)
     }
 
     /// A peer's side channel has ended, and so do its queue pairs.
@@ -455,7 +500,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let Connection { channel, role, .. } = connection;
         if let Role::In(mut role) = role {
             let session = role.session.unwrap_or(0);
-            self.end_peer_qps(session, &mut role.qps, |_| true);
+            self.end_peer_qps(session, role.identity, &mut role.qps, |_| true);
         }
         drop(channel);
         self.connections.release(index);
@@ -491,6 +536,26 @@ impl<V: Verbs> RdmaTransport<V> {
             self.settle_interest(index, connection);
         }
     }
+}
+
+/// Whether accepting failed for a reason that lies in the connection rather than here.
+fn is_the_peers(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNABORTED
+                | libc::EINTR
+                | libc::EPROTO
+                | libc::EPERM
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH
+        )
+    )
 }
 
 fn welcome(status: Status, incarnation: u64) -> Welcome {

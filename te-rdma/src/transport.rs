@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use te_core::{
 };
 
 use crate::config::{Config, ConfigError, SGES_MAX};
-use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
 use crate::connects::Connects;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
@@ -28,7 +28,7 @@ use crate::sieve::Sieve;
 use crate::slab::Slab;
 use crate::stats::Stats;
 use crate::sys::{self, NoRdma};
-use crate::verbs::{DeviceInfo, Gid, QpHandle, Registration, Verbs};
+use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
@@ -42,6 +42,8 @@ pub struct RdmaTransport<V: Verbs> {
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
+    /// Who peers take us for; never 0.
+    pub(crate) identity: u64,
     /// What the sessions with targets are made of.
     pub(crate) sessions: RandomState,
     pub(crate) listener: TcpListener,
@@ -64,8 +66,10 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) inbound: usize,
     /// Endpoints with a connection.
     pub(crate) connected: Sieve,
-    /// Peers' queue pairs that could not be put out of action, with their sessions.
-    pub(crate) undead: Vec<(u64, QpHandle)>,
+    /// Peers' queue pairs that could not be put out of action.
+    pub(crate) undead: Vec<Undead>,
+    /// Peers that are refused for good.
+    pub(crate) expelled: HashSet<u64>,
     /// Queue pairs that are being connected.
     pub(crate) connects: Connects,
     /// Queue pairs that may still be made for peers in this poll.
@@ -156,6 +160,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let random = || random_u64().map_err(step("get random numbers"));
         Ok(Self {
             incarnation: random()?,
+            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
             sessions: RandomState::new(),
             advertised: net::advertised(config.advertise, address.ip()),
             poller,
@@ -174,6 +179,7 @@ impl<V: Verbs> RdmaTransport<V> {
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
+            expelled: HashSet::new(),
             connects,
             peer_qps_left: 0,
             unserved: VecDeque::new(),
@@ -215,6 +221,12 @@ impl<V: Verbs> RdmaTransport<V> {
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Who peers take it for: [`Config::identity`], or the random number in its place.
+    #[must_use]
+    pub const fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The settings, lowered to what the device can do.
@@ -678,6 +690,14 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
         self.fences += 1;
         self.list(endpoint);
         Ok(())
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        peer != 0 && self.has_peer(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.expel_peer(peer, force)
     }
 }
 
