@@ -11,6 +11,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
@@ -19,8 +20,8 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Items, Stats};
 
-use crate::http::{Asker, BODY_TIME_MAX};
-use crate::http_server::is_own_host;
+use crate::hosts;
+use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
 
 /// Longest body of a request, bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -30,7 +31,7 @@ const PAGE: &str = include_str!("page.html");
 /// Of every route here.
 const OPENAPI: &str = include_str!("openapi.json");
 
-pub(crate) fn routes() -> Router<Asker> {
+pub(crate) fn routes(asker: Asker) -> Router<Asker> {
     Router::new()
         .route("/", get(page))
         .route("/api/openapi.json", get(openapi))
@@ -39,6 +40,7 @@ pub(crate) fn routes() -> Router<Asker> {
         .route("/api/v1/nodes", get(nodes))
         .route("/api/v1/config", get(config))
         .route("/api/v1/evict", post(evict))
+        .layer(middleware::from_fn_with_state(asker, hosts::check))
 }
 
 async fn page() -> Response {
@@ -63,7 +65,7 @@ struct Status {
 }
 
 async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
-    let snapshot = asker.snapshot().await.ok_or(Refusal::Stuck)?;
+    let snapshot = asker.snapshot().await?;
     Ok(json(&Status {
         version: env!("CARGO_PKG_VERSION"),
         epoch: snapshot.epoch,
@@ -152,7 +154,7 @@ async fn evict(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    asker.may_change(peer, &headers)?;
+    asker.may_change(peer, &headers).await?;
     let leave: Leave = read(&headers, body).await?;
     if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
         return Err(Refusal::Body("say objects_max, used_bytes_max, or both".into()));
@@ -168,7 +170,7 @@ async fn evict(
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The serving thread did not answer in time.
-    Stuck,
+    Unanswered(Unanswered),
     /// The body is not JSON, or says something else than this operation wants.
     Body(String),
     /// The body is longer than any.
@@ -185,10 +187,16 @@ pub(crate) enum Refusal {
     Refused(ErrorCode),
 }
 
+impl From<Unanswered> for Refusal {
+    fn from(why: Unanswered) -> Self {
+        Self::Unanswered(why)
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, why) = match self {
-            Self::Stuck => (StatusCode::SERVICE_UNAVAILABLE, "the master does not answer".to_owned()),
+            Self::Unanswered(why) => (StatusCode::SERVICE_UNAVAILABLE, why.text().to_owned()),
             Self::Body(why) => (StatusCode::BAD_REQUEST, why),
             Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("send {BODY_BYTES_MAX} bytes at most")),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()),
@@ -199,7 +207,10 @@ impl IntoResponse for Refusal {
             Self::Secret => {
                 (StatusCode::UNAUTHORIZED, "say the admin's secret: `Authorization: Bearer SECRET`".into())
             }
-            Self::Host => (StatusCode::FORBIDDEN, "name this host by its address or as localhost".into()),
+            Self::Host => (
+                StatusCode::FORBIDDEN,
+                "ask under the master's address, localhost, a name without dots, or one that `http_hosts` lists".into(),
+            ),
             Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
         };
         let body = serde_json::json!({ "error": why });
@@ -224,7 +235,7 @@ impl Asker {
         let mut request = Vec::new();
         O::encode_request(&mut request, 1, ask, std::iter::empty())
             .map_err(|error| Refusal::Body(error.to_string()))?;
-        let answer = self.call(request).await.ok_or(Refusal::Stuck)?;
+        let answer = self.call(request).await?;
         let frame = match Frame::parse(&answer) {
             Ok(Some((frame, _))) => frame,
             _ => return Err(Refusal::Refused(ErrorCode::InternalError)),
@@ -234,23 +245,34 @@ impl Asker {
     }
 
     /// Whether a request may change something.
-    fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
-        let said = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    async fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
         let secret = self.admin_secret();
         if secret.is_set() {
-            let guess = said(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-            return if secret.matches(guess.unwrap_or("").as_bytes()) {
-                Ok(())
-            } else {
-                Err(Refusal::Secret)
-            };
+            if secret.matches(bearer(headers).as_bytes()) {
+                return Ok(());
+            }
+            if headers.contains_key(header::AUTHORIZATION) {
+                self.wrong_bearer().await;
+            }
+            return Err(Refusal::Secret);
         }
         if !peer.ip().is_loopback() {
             return Err(Refusal::Elsewhere);
         }
         // A page whose name somebody pointed at this address would be of the same origin to a browser.
-        if said(header::HOST).is_some_and(is_own_host) { Ok(()) } else { Err(Refusal::Host) }
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        if host.is_some_and(|host| hosts::is_allowed(host, self.http_hosts())) {
+            Ok(())
+        } else {
+            Err(Refusal::Host)
+        }
     }
+}
+
+/// What a request says to be the admin's secret; empty: nothing.
+pub(crate) fn bearer(headers: &HeaderMap) -> &str {
+    let said = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    said.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or("")
 }
 
 /// The JSON of a request. Only what says that it is JSON: a form that another site's page sends cannot.
