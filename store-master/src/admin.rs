@@ -9,15 +9,19 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{ConnectInfo, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use store_core::message::{
-    Evict, EvictNow, EvictionReport, ListNodes, NodeInfo, Operation, ReadConfig, SegmentInfo, Segments,
+    DrainInfo, DrainStatus, Evict, EvictNow, EvictionReport, ListNodes, ListTasks, NodeInfo, Operation,
+    ReadConfig, SegmentInfo, SegmentState, Segments, TaskQuery, TaskReport, TaskState, TenantList,
+    TenantUsage,
 };
+use store_core::wire::KEYS_PER_BATCH_MAX;
 use store_core::{ErrorCode, Frame, Items, Stats};
 
 use crate::hosts;
@@ -25,6 +29,9 @@ use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
 
 /// Longest body of a request, bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Tasks in an answer, when nobody says how many.
+const TASKS_DEFAULT: u32 = 256;
 
 /// The page, as it is: no build step, nothing fetched from elsewhere.
 const PAGE: &str = include_str!("page.html");
@@ -38,6 +45,9 @@ pub(crate) fn routes(asker: Asker) -> Router<Asker> {
         .route("/api/v1/status", get(status))
         .route("/api/v1/segments", get(segments))
         .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/drains", get(drains))
+        .route("/api/v1/tasks", get(tasks))
+        .route("/api/v1/tenants", get(tenants))
         .route("/api/v1/config", get(config))
         .route("/api/v1/evict", post(evict))
         .layer(middleware::from_fn_with_state(asker, hosts::check))
@@ -60,8 +70,11 @@ struct Status {
     epoch: u32,
     uptime_s: f64,
     connections: u64,
+    /// When it started, seconds since the Unix epoch.
+    started_s: f64,
     stats: Stats,
     eviction: EvictionReport,
+    tasks: TaskReport,
 }
 
 async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
@@ -71,8 +84,10 @@ async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
         epoch: snapshot.epoch,
         uptime_s: snapshot.uptime.as_secs_f64(),
         connections: snapshot.connections,
+        started_s: snapshot.started_s,
         stats: snapshot.stats,
         eviction: snapshot.eviction,
+        tasks: snapshot.tasks,
     }))
 }
 
@@ -86,10 +101,12 @@ struct Segment<'a> {
     incarnation: String,
     capacity_bytes: u64,
     used_bytes: u64,
+    /// `active`, or how far it is with being left.
+    state: &'static str,
 }
 
-impl<'a> From<SegmentInfo<'a>> for Segment<'a> {
-    fn from(info: SegmentInfo<'a>) -> Self {
+impl<'a> Segment<'a> {
+    fn of(info: SegmentInfo<'a>, state: SegmentState) -> Self {
         Self {
             segment: info.segment,
             name: info.name,
@@ -98,13 +115,182 @@ impl<'a> From<SegmentInfo<'a>> for Segment<'a> {
             incarnation: info.incarnation.to_string(),
             capacity_bytes: info.len,
             used_bytes: info.used,
+            state: state.name(),
         }
     }
 }
 
 async fn segments(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    let states = asker.drains().await?;
+    let state = |no| {
+        states.iter().find(|drain| drain.segment == no).map_or(SegmentState::Active, |drain| drain.state)
+    };
     asker
-        .ask::<Segments>(&(), |(), items| json(&items.flatten().map(Segment::from).collect::<Vec<_>>()))
+        .ask::<Segments, _>(&(), |(), items| {
+            json(&items.flatten().map(|info| Segment::of(info, state(info.segment))).collect::<Vec<_>>())
+        })
+        .await
+}
+
+/// A segment that is not active.
+#[derive(Serialize)]
+struct Drain {
+    segment: u32,
+    node: String,
+    state: &'static str,
+    used_bytes: u64,
+    blocks: u64,
+    moving: u32,
+    moved_total: u64,
+    dropped_total: u64,
+    failed_total: u64,
+    left_no_room: u64,
+    left_unfinished: u64,
+    left_bad: u64,
+}
+
+impl From<&DrainInfo> for Drain {
+    fn from(info: &DrainInfo) -> Self {
+        Self {
+            segment: info.segment,
+            node: node_name(info.node),
+            state: info.state.name(),
+            used_bytes: info.used_bytes,
+            blocks: info.blocks,
+            moving: info.moving,
+            moved_total: info.moved_total,
+            dropped_total: info.dropped_total,
+            failed_total: info.failed_total,
+            left_no_room: info.left_no_room,
+            left_unfinished: info.left_unfinished,
+            left_bad: info.left_bad,
+        }
+    }
+}
+
+async fn drains(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    Ok(json(&asker.drains().await?.iter().map(Drain::from).collect::<Vec<_>>()))
+}
+
+/// A task. Numbers of 64 bits that name something are texts.
+#[derive(Serialize)]
+struct Task {
+    id: String,
+    /// For admins alone: it is a tenant's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    bytes: u64,
+    state: &'static str,
+    cause: &'static str,
+    source: Option<u32>,
+    target: Option<u32>,
+    attempts: u32,
+    error: Option<&'static str>,
+    age_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Tasks {
+    /// Where to go on; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+    tasks: Vec<Task>,
+}
+
+/// Which tasks: `?state=…&limit=…&cursor=…`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WhichTasks {
+    #[serde(default)]
+    cursor: u64,
+    limit: Option<u32>,
+    state: Option<String>,
+}
+
+async fn tasks(
+    State(asker): State<Asker>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    which: Result<Query<WhichTasks>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let wrong =
+        || Refusal::Body("ask with ?state=STATE&limit=1..4096&cursor=CURSOR, each of them if wanted".into());
+    let Query(which) = which.map_err(|_| wrong())?;
+    let state = match which.state.as_deref() {
+        None => None,
+        Some(name) => {
+            let all = [
+                TaskState::Pending,
+                TaskState::Processing,
+                TaskState::Done,
+                TaskState::Failed,
+                TaskState::Canceled,
+            ];
+            Some(all.into_iter().find(|state| state.name() == name).ok_or_else(wrong)?)
+        }
+    };
+    let limit = which.limit.unwrap_or(TASKS_DEFAULT);
+    if !(1..=KEYS_PER_BATCH_MAX as u32).contains(&limit) {
+        return Err(wrong());
+    }
+    let keys = asker.is_admin(peer, &headers);
+    let query = TaskQuery { cursor: which.cursor, limit, state };
+    asker
+        .ask::<ListTasks, _>(&query, |position, items| {
+            let tasks = items.map(|info| Task {
+                id: info.id.to_string(),
+                key: keys.then(|| String::from_utf8_lossy(info.key.0).into_owned()),
+                bytes: info.len,
+                state: info.state.name(),
+                cause: info.cause.name(),
+                source: info.source,
+                target: info.target,
+                attempts: info.attempts,
+                error: info.error.map(ErrorCode::name),
+                age_ms: info.age_ms,
+            });
+            let cursor = (position.cursor != 0).then(|| position.cursor.to_string());
+            json(&Tasks { cursor, tasks: tasks.collect() })
+        })
+        .await
+}
+
+#[derive(Serialize)]
+struct Tenant<'a> {
+    name: &'a str,
+    objects: u64,
+    bytes: u64,
+    held_bytes: u64,
+    hard_pinned_bytes: u64,
+    guaranteed_bytes: u64,
+    quota_bytes: Option<u64>,
+    quota_objects: Option<u32>,
+    has_secret: bool,
+    evictions_total: u64,
+    refusals_total: u64,
+}
+
+impl<'a> From<TenantUsage<'a>> for Tenant<'a> {
+    fn from(usage: TenantUsage<'a>) -> Self {
+        Self {
+            name: usage.name,
+            objects: usage.objects,
+            bytes: usage.bytes,
+            held_bytes: usage.held_bytes,
+            hard_pinned_bytes: usage.hard_pinned_bytes,
+            guaranteed_bytes: usage.guaranteed_bytes,
+            quota_bytes: usage.quota_bytes,
+            quota_objects: usage.quota_objects,
+            has_secret: usage.has_secret,
+            evictions_total: usage.evictions_total,
+            refusals_total: usage.refusals_total,
+        }
+    }
+}
+
+async fn tenants(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    asker
+        .ask::<TenantList, _>(&(), |(), items| json(&items.flatten().map(Tenant::from).collect::<Vec<_>>()))
         .await
 }
 
@@ -132,12 +318,14 @@ impl From<NodeInfo> for Node {
 }
 
 async fn nodes(State(asker): State<Asker>) -> Result<Response, Refusal> {
-    asker.ask::<ListNodes>(&(), |(), items| json(&items.map(Node::from).collect::<Vec<_>>())).await
+    asker.ask::<ListNodes, _>(&(), |(), items| json(&items.map(Node::from).collect::<Vec<_>>())).await
 }
 
 async fn config(State(asker): State<Asker>) -> Result<Response, Refusal> {
     // With the seed, anybody could choose keys that collide.
-    asker.ask::<ReadConfig>(&(), |config, _| json(&store_core::MasterConfig { hash_seed: 0, ..config })).await
+    asker
+        .ask::<ReadConfig, _>(&(), |config, _| json(&store_core::MasterConfig { hash_seed: 0, ..config }))
+        .await
 }
 
 /// What a POST to `/api/v1/evict` says: how much to leave. None: as much as there is.
@@ -163,7 +351,7 @@ async fn evict(
         objects_max: leave.objects_max.unwrap_or(u64::MAX),
         used_bytes_max: leave.used_bytes_max.unwrap_or(u64::MAX),
     };
-    asker.ask::<EvictNow>(&leave, |evicted, _| json(&evicted)).await
+    asker.ask::<EvictNow, _>(&leave, |evicted, _| json(&evicted)).await
 }
 
 /// Why a request got no answer.
@@ -226,12 +414,12 @@ impl IntoResponse for Refusal {
 }
 
 impl Asker {
-    /// Carries an operation out, and makes a response of its answer.
-    async fn ask<O: Operation>(
+    /// Carries an operation out, and makes something of its answer.
+    async fn ask<O: Operation, T>(
         &self,
         ask: &O::Ask<'_>,
-        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> Response,
-    ) -> Result<Response, Refusal> {
+        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> T,
+    ) -> Result<T, Refusal> {
         let mut request = Vec::new();
         O::encode_request(&mut request, 1, ask, std::iter::empty())
             .map_err(|error| Refusal::Body(error.to_string()))?;
@@ -242,6 +430,17 @@ impl Asker {
         };
         let (head, items) = O::decode_response(&frame).map_err(Refusal::Refused)?;
         Ok(render(head, items))
+    }
+
+    /// Every segment that is not active.
+    async fn drains(&self) -> Result<Vec<DrainInfo>, Refusal> {
+        self.ask::<DrainStatus, _>(&(), |(), items| items.flatten().collect()).await
+    }
+
+    /// Whether a request is an admin's, as [`Self::may_change`] wants it.
+    fn is_admin(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
+        let secret = self.admin_secret();
+        if secret.is_set() { secret.matches(bearer(headers).as_bytes()) } else { peer.ip().is_loopback() }
     }
 
     /// Whether a request may change something.

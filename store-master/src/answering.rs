@@ -1,6 +1,6 @@
 //! Frames to the state machine, with the time at which they are handled; and what is counted and logged of them.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{self, Greeting, MountAnswer, Operation as _};
 use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
@@ -81,6 +81,14 @@ impl Answering {
         self.master.handle_timeout(self.time.core());
         if self.roll.may_have_changed(&self.master) {
             self.roll.call(&self.master, Cause::Timeout);
+        }
+    }
+
+    /// The wall clock goes its own way: it is set, and it counts while this process is stopped.
+    pub(crate) fn set_wall(&mut self) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if let Ok(wall_ms @ 1..) = u64::try_from(since.as_millis()) {
+            self.master.set_wall_ms(self.time.core(), wall_ms);
         }
     }
 

@@ -350,6 +350,10 @@ impl Connection {
         handler: &mut impl Handler,
     ) -> Handled {
         if self.is_muted(*now) {
+            if self.ended {
+                // Nobody waits for the answer, and others of its source wait for their turn.
+                self.state = State::Closing;
+            }
             return Handled::Muted;
         }
         let mut unclocked = 0;

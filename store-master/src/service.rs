@@ -253,6 +253,7 @@ impl Service {
         }
         if self.floor.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
             self.floor.sweep(&mut self.answering);
+            self.answering.set_wall();
             self.answering.summarize(self.floor.open());
         }
     }

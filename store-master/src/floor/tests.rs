@@ -18,6 +18,8 @@ const ROUND: Duration = Duration::from_millis(1);
 /// Answers with nothing, and lets time pass.
 struct Costly {
     now: Instant,
+    /// What a look at the clock gave last: the time that the master is told.
+    seen: Instant,
     /// Requests handled since the start, and the numbers of those that are short.
     handled: u64,
     short: Vec<u64>,
@@ -26,10 +28,13 @@ struct Costly {
 
 impl Handler for Costly {
     fn clock(&mut self) -> Instant {
-        self.now
+        self.seen = self.now;
+        self.seen
     }
 
     fn frame(&mut self, _: &mut Session, _: Source, frame: &Frame<'_>, out: &mut Vec<u8>) -> Verdict {
+        let stale = self.now - self.seen;
+        assert!(stale <= 100 * US, "a request is handled {stale:?} after the time that it is handled at");
         let header = frame.header;
         let short = header.kind == Kind::Exists as u8;
         self.now += if short { US } else { 200 * US };
@@ -62,7 +67,8 @@ struct Place {
 
 impl Place {
     fn new(config: &Config) -> Self {
-        let handler = Costly { now: Instant::now(), handled: 0, short: Vec::new(), left: 0 };
+        let now = Instant::now();
+        let handler = Costly { now, seen: now, handled: 0, short: Vec::new(), left: 0 };
         Self { floor: Floor::new(config), poll: Poll::new().unwrap(), handler, peers: Vec::new() }
     }
 
@@ -271,4 +277,22 @@ fn connections_that_ask_now_and_then_do_not_keep_all_places() {
     }
     let elsewhere = Source::of([10, 0, 0, 2].into());
     assert!(matches!(place.enter(elsewhere), Entered::Yes));
+}
+
+#[test]
+fn a_request_is_handled_at_a_time_after_it_was_sent_and_not_long_before_it_is_handled() {
+    let mut place = Place::new(&Config::default());
+    place.enter(everybody());
+    place.enter(everybody());
+    // The other one's turn is long, and this one's requests are many: see `Costly::frame`.
+    place.send(0, &flood().repeat(20));
+    let many: Vec<u8> = (1..=2_000).flat_map(exists).collect();
+    assert_eq!(place.send(1, &many), many.len());
+    while place.handler.short.len() < 2_000 {
+        place.serve();
+        place.take(1);
+        // The process was stopped after it had read the clock.
+        place.handler.now += Duration::from_secs(10);
+        place.handler.seen = place.handler.now - Duration::from_secs(10);
+    }
 }
