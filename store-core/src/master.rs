@@ -23,6 +23,7 @@ mod hot;
 mod mounts;
 mod queries;
 mod reports;
+mod room;
 mod tasks;
 mod tenants;
 
@@ -33,18 +34,16 @@ use te_core::Instant;
 
 use crate::allocator::Allocator;
 use crate::blocks::stored_len;
-use crate::codec::Short;
 use crate::eviction::Place;
 use crate::handle::handle_of;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, EvictionReport, ListQuery, Listed, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica,
-    Replicas, SegmentInfo, TaskReport,
+    Allocation, EvictionReport, ListQuery, Listed, Object, Pin, PutAsk, PutOptions, Replica, Replicas,
+    SegmentInfo, TaskReport,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements, State, charge};
+use crate::objects::{Entry, New, Objects, Placements, State};
 use crate::pattern::Pattern;
-use crate::placement::Ask;
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
@@ -150,7 +149,8 @@ impl Master {
     /// Allocates space for a new object, alone in its batch, and once.
     ///
     /// # Errors
-    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
+    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `TenantQuotaExceeded`, `KeysUltraLimit`, one of
+    /// [`ErrorCode::is_no_room`]. A put that fails evicts nothing.
     pub fn put_start<'k>(
         &mut self,
         now: Instant,
@@ -165,7 +165,7 @@ impl Master {
     /// the put is unfinished, it gives the same space.
     ///
     /// # Errors
-    /// As [`Self::put_start`]. `NoAvailableHandle` also when too much is pinned for good already.
+    /// As [`Self::put_start`].
     pub fn put_start_in<'k>(
         &mut self,
         now: Instant,
@@ -194,26 +194,30 @@ impl Master {
         }
         if retention.pin == Pin::Hard && !self.may_pin(key.tenant, len) {
             self.stats.puts_no_room_total += 1;
-            return Err(ErrorCode::NoAvailableHandle);
+            return Err(ErrorCode::PinnedShareReached);
         }
         if let Some(index) = found {
             self.displace(now, index)?;
         }
-        if self.objects.len() >= self.config.objects_max && !self.evict_one(now, key.tenant) {
-            return Err(ErrorCode::KeysUltraLimit);
-        }
-        self.keep_quota(now, key.tenant, len)?;
-        self.evict_to_watermark(now, EVICTIONS_PER_PUT);
+        // Nothing goes before the put is sure of its place.
+        let over = self.evicting || self.is_over_watermark();
+        let toll = self.toll(now, key.tenant, len)?;
         let placed = self
-            .place(now, key.tenant, stored_len(len), options)
+            .place(now, key.tenant, stored_len(len), options, &toll)
             .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        self.pay(now, key.tenant, len, &toll);
+        if over {
+            self.evict_to_watermark(now, EVICTIONS_PER_PUT);
+        }
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }
         self.generation += 1;
         let replicas = Placements::new(&placed);
         let (generation, nonce) = (self.generation, ask.nonce);
-        self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
+        let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
+        // What was evicted since may have vacated a slot, which the object has now.
+        placed.iter().for_each(|placed| self.segments.own(placed, index));
         self.stats.put_starts_total += 1;
         Ok(self.allocation(generation, replicas_of(&placed)))
     }
@@ -587,47 +591,6 @@ impl Master {
         let hold = entry.is_leased(now).then_some((entry.time, Reason::Leased));
         self.drop_object(index, hold);
         self.report.expired_total += 1;
-    }
-
-    fn place(
-        &mut self,
-        now: Instant,
-        tenant: TenantNo,
-        len: u64,
-        options: &PutOptions,
-    ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
-        let placement = &options.placement;
-        let mut near = Short::of(0);
-        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
-            // The first will do: a node has one segment as a rule.
-            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
-        }
-        let tag = self.objects.next_index();
-        let mut ask = Ask { now, len, tag, placement, near, at_any_price: false };
-        let mut placed = Short::new();
-        let first = match self.segments.place(&ask, &[]) {
-            Some(first) => first,
-            None => {
-                self.place_by_eviction(now, tenant, len, placement).ok_or(ErrorCode::NoAvailableHandle)?
-            }
-        };
-        let _ = placed.push(first);
-        // Eviction may have vacated a slot of the slab, which the object will then have.
-        ask.tag = self.objects.next_index();
-        // Further replicas are a wish: nothing is evicted for them.
-        while placed.len() < usize::from(options.replicas)
-            && self.has_quota(tenant, charge(len, placed.len() + 1))
-        {
-            ask.at_any_price = false;
-            let mut next = self.segments.place(&ask, &placed);
-            if next.is_none() {
-                ask.at_any_price = true;
-                next = self.segments.place(&ask, &placed);
-            }
-            let Some(next) = next else { break };
-            let _ = placed.push(next);
-        }
-        Ok(placed)
     }
 
     fn lease(&self) -> Duration {

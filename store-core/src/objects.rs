@@ -325,11 +325,6 @@ impl Objects {
         &self.entries[index]
     }
 
-    /// The index that the next [`Self::insert`] will give.
-    pub(crate) fn next_index(&self) -> u32 {
-        self.vacant.front().unwrap_or(self.entries.len())
-    }
-
     /// Adds an object that is being written. The key must not be there, and its group must have room.
     pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
         let hash = short(self.hash(new.key));

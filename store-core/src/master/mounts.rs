@@ -24,11 +24,7 @@ impl Master {
     /// # Errors
     /// `InvalidParams`; `IllegalClient` when it was exported for another life of the master; `SegmentAlreadyExists` when the
     /// same incarnation has mounted something else under the name; `IncarnationTooHigh`; `TooManySegments`.
-    pub fn mount(
-        &mut self,
-        now: Instant,
-        segment: &MountSegment<'_>,
-    ) -> Result<MountAnswer<'_>, ErrorCode> {
+    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountAnswer<'_>, ErrorCode> {
         self.mount_from(now, segment, 0)
     }
 
@@ -95,6 +91,7 @@ impl Master {
             export: segment.export,
             joined: now,
             accepts_new: true,
+            unreachable: false,
             allocator: self.config.allocator.build(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::TooManySegments)?;
@@ -183,7 +180,8 @@ impl Master {
             return None;
         }
         let named = self.segments.named(segment.name).map(|held| (held.node, held.no));
-        let numbered = self.nodes.get(segment.node).and_then(|node| Some((segment.node, *node.segments.first()?)));
+        let numbered =
+            self.nodes.get(segment.node).and_then(|node| Some((segment.node, *node.segments.first()?)));
         [named, numbered].into_iter().flatten().find_map(|(holder, no)| {
             let node = self.nodes.get(holder)?;
             let other = holder != segment.node || node.key != segment.key;

@@ -24,7 +24,7 @@ use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
-use crate::placement::Ask;
+use crate::placement::{Ask, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
 use crate::wire::KEYS_PER_BATCH_MAX;
@@ -383,13 +383,13 @@ impl Master {
             return Err(ErrorCode::KeysUltraLimit);
         }
         let (placement, near) = (&Placement::ANY, Short::of(0));
-        let mut ask = Ask { now, len, tag: HELD, placement, near, at_any_price: false };
+        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
             placed = self.segments.place(&ask, &others);
         }
         // Whoever names a segment means it; and a new node takes its time, unless there is no other.
-        ask.at_any_price = true;
+        ask.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
         if placed.is_none() {
             placed = match wish.target {
                 Some(target) if self.segments.get(target).is_none() => {
