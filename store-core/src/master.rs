@@ -7,13 +7,13 @@
 //!      │ quiet revoke    │      │ revoke,       │ remove, evict,       │ time to live over
 //!      │                 │      │ displaced     │ time to live over    │
 //!      ├─────────────────┘      ▼               │                      ▼
-//!      │◀── quiet, or ──── limbo (zombie)       │                limbo (leased)
-//!      │    release timeout                     │                      │ lease over
+//!      │◀── quiet, or ──── limbo (writer)       │                limbo (leased)
+//!      │    cut off by the node                 │                      │ lease over
 //!      └────────────────────────────────────────┴──────────────────────┘
 //! ```
 //!
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
-//! or the release timeout is over) and nobody holds a lease to read it.
+//! or was cut off by the node whose memory it is) and nobody holds a lease to read it.
 
 mod admin;
 mod drain;
@@ -34,6 +34,7 @@ use te_core::Instant;
 
 use crate::allocator::Allocator;
 use crate::blocks::stored_len;
+use crate::event::{Event, Events};
 use crate::eviction::Place;
 use crate::handle::handle_of;
 use crate::limbo::{Limbo, Reason};
@@ -48,6 +49,7 @@ use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
 use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::writers::Writers;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
@@ -79,6 +81,8 @@ pub struct Master {
     pub(crate) segments: Segments,
     objects: Objects,
     limbo: Limbo,
+    writers: Writers,
+    events: Events,
     nodes: Nodes,
     /// Counters only; gauges are filled in by [`Self::stats`].
     pub(crate) stats: Stats,
@@ -125,6 +129,8 @@ impl Master {
                 millis(config.lease_ttl_ms) + millis(config.lease_guard_ms),
             ),
             limbo: Limbo::new(),
+            writers: Writers::new(),
+            events: Events::default(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
@@ -174,7 +180,19 @@ impl Master {
         ask: &PutAsk,
         place: Place,
     ) -> Result<Allocation, ErrorCode> {
-        let key = key.into();
+        self.put_start_from(now, key.into(), len, ask, place, 0)
+    }
+
+    /// The same for a connection with this number; 0: none.
+    pub(crate) fn put_start_from(
+        &mut self,
+        now: Instant,
+        key: FullKey<'_>,
+        len: u64,
+        ask: &PutAsk,
+        place: Place,
+        session: u64,
+    ) -> Result<Allocation, ErrorCode> {
         self.check_key(key.key)?;
         let options = &ask.options;
         let retention = options.retention;
@@ -191,6 +209,10 @@ impl Master {
         }
         if !self.objects.has_room(key.tenant, &retention) {
             return Err(ErrorCode::KeysUltraLimit);
+        }
+        let (of_session, of_tenant) = self.writers.count(session, key.tenant);
+        if of_session >= self.config.session_puts_max || of_tenant >= self.config.tenant_puts_max {
+            return Err(ErrorCode::TooManyPuts);
         }
         if retention.pin == Pin::Hard && !self.may_pin(key.tenant, len) {
             self.stats.puts_no_room_total += 1;
@@ -218,6 +240,7 @@ impl Master {
         let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         // What was evicted since may have vacated a slot, which the object has now.
         placed.iter().for_each(|placed| self.segments.own(placed, index));
+        self.writers.began(generation, ask.writer, session, key.tenant, index);
         self.stats.put_starts_total += 1;
         Ok(self.allocation(generation, replicas_of(&placed)))
     }
@@ -252,7 +275,7 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         let key = key.into();
         let Some(index) = self.find_generation(key, generation) else {
-            self.limbo.release_zombie(&mut self.segments, key.tenant, generation);
+            self.release_writer(key.tenant, generation);
             return Err(ErrorCode::PutIsOver);
         };
         let entry = self.objects.entry(index);
@@ -261,6 +284,9 @@ impl Master {
         }
         self.stats.put_bytes_total += entry.len;
         self.objects.complete(now, index, checksum, follows);
+        if let Some(put) = self.writers.ended(generation) {
+            self.writers.let_go(put.writer, generation);
+        }
         self.stats.put_ends_total += 1;
         Ok(())
     }
@@ -286,15 +312,15 @@ impl Master {
             if quiet {
                 self.drop_object(index, None)
             } else {
-                self.drop_object(index, Some((release, Reason::Zombie)))
+                self.drop_object(index, Some((release, Reason::Writer)))
             }
             self.stats.put_revokes_total += 1;
             return Ok(());
         }
         let here = if quiet {
-            self.limbo.release_zombie(&mut self.segments, key.tenant, generation)
+            self.release_writer(key.tenant, generation)
         } else {
-            self.limbo.put_off_zombie(key.tenant, generation, release)
+            self.limbo.put_off_writer(key.tenant, generation, release)
         };
         if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
@@ -372,8 +398,7 @@ impl Master {
     /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
     /// exist until [`Self::handle_timeout`] has run.
     pub fn exists<'k>(&mut self, key: impl Into<FullKey<'k>>) -> bool {
-        let found =
-            self.objects.find(key.into()).is_some_and(|index| self.objects.entry(index).is_complete());
+        let found = self.objects.find(key.into()).is_some_and(|index| self.vouches_for(index));
         self.stats.exists_total += 1;
         self.stats.exists_hits_total += u64::from(found);
         found
@@ -428,22 +453,23 @@ impl Master {
     /// earlier or later does no harm.
     pub fn handle_timeout(&mut self, now: Instant) {
         for node in self.nodes.expired(now) {
-            let segments = self.nodes.get(node).map(|node| node.segments.clone()).unwrap_or_default();
-            segments.into_iter().for_each(|no| self.drop_segment(now, no));
-            self.stats.nodes_expired_total += 1;
+            self.give_up(now, node);
         }
-        while let Some(index) = self.objects.processing() {
-            if self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms) > now {
+        for _ in 0..EXPIRIES_PER_CALL_MAX {
+            let Some(index) = self.objects.processing() else { break };
+            let until = self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms);
+            if until > now {
                 break;
             }
-            self.drop_object(index, None);
+            self.drop_object(index, Some((until, Reason::Writer)));
             self.stats.zombies_total += 1;
         }
         for _ in 0..EXPIRIES_PER_CALL_MAX {
             let Some(index) = self.objects.expired(now) else { break };
             self.drop_expired(now, index);
         }
-        self.limbo.settle(&mut self.segments, now);
+        let due = self.limbo.settle(&mut self.segments, now);
+        self.settle_writers(now, due);
         self.objects.settle(now);
         self.tasks_timeout(now);
         self.drains_timeout(now);
@@ -465,6 +491,24 @@ impl Master {
         let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
         let more = [self.tasks.due(), self.drains_due()];
         due.into_iter().chain(more).flatten().min()
+    }
+
+    /// What happened, the oldest first, that somebody may want to log. At most 1,024 wait; what is more is counted in
+    /// [`Stats::events_dropped_total`].
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    /// How many segments are mounted.
+    #[must_use]
+    pub fn segments_len(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// How many nodes live.
+    #[must_use]
+    pub fn nodes_len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// The settings.
@@ -497,7 +541,12 @@ impl Master {
             nodes: self.nodes.len() as u64,
             capacity_bytes: self.segments.capacity_bytes(),
             used_bytes: self.segments.used_bytes(),
-            quarantined_bytes: self.limbo.bytes(Reason::Zombie),
+            unfinished_bytes: self.objects.processing_bytes(),
+            quarantined_bytes: self.limbo.bytes(Reason::Writer) + self.limbo.bytes(Reason::Copy),
+            held_dead_writer_bytes: self.writers.ordered_bytes(),
+            held_unknown_writer_bytes: self.limbo.unknown_bytes(),
+            segments_unreachable: self.segments.unreachable.into(),
+            events_dropped_total: self.events.dropped_total(),
             deferred_bytes: self.limbo.bytes(Reason::Leased),
             free_bytes_largest: self
                 .segments
@@ -517,6 +566,7 @@ impl Master {
             + self.objects.memory_bytes()
             + self.segments.memory_bytes()
             + self.limbo.memory_bytes()
+            + self.writers.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
     }
@@ -567,7 +617,7 @@ impl Master {
             return Err(ErrorCode::ObjectAlreadyExists);
         }
         let until = since + millis(self.config.put_start_release_timeout_ms);
-        self.drop_object(index, Some((until, Reason::Zombie)));
+        self.drop_object(index, Some((until, Reason::Writer)));
         self.stats.zombies_total += 1;
         Ok(())
     }
@@ -575,14 +625,53 @@ impl Master {
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
         let removed = self.objects.remove(index);
+        let generation = removed.generation;
+        let writer = if removed.complete { None } else { self.writers.ended(generation) };
+        let writer = writer.map_or(0, |put| put.writer);
         match hold {
             Some((until, reason)) => {
-                self.limbo.hold(&mut self.segments, removed, until, reason);
+                self.limbo.hold(&mut self.segments, removed, until, reason, writer);
             }
-            None => removed.replicas.as_slice().iter().for_each(|placed| {
-                self.segments.free(placed);
-            }),
+            None => {
+                removed.replicas.as_slice().iter().for_each(|placed| {
+                    self.segments.free(placed);
+                });
+                self.writers.let_go(writer, generation);
+            }
         }
+    }
+
+    /// A writer vouches that it is quiet. Gives whether something was held back for it.
+    fn release_writer(&mut self, tenant: TenantNo, generation: u64) -> bool {
+        let writer = self.limbo.release_writer(&mut self.segments, tenant, generation);
+        writer.map(|writer| self.writers.let_go(writer, generation)).is_some()
+    }
+
+    /// Whether an object is readable, as far as is known: not if it is only where clients could not reach it.
+    fn vouches_for(&self, index: u32) -> bool {
+        let entry = self.objects.entry(index);
+        let reachable =
+            |placed: &Placed| self.segments.get(placed.segment).is_some_and(|segment| !segment.unreachable);
+        entry.is_complete()
+            && (self.segments.unreachable == 0 || entry.replicas.as_slice().iter().any(reachable))
+    }
+
+    /// Something happened that may go into a log.
+    fn tell(&mut self, event: impl FnOnce() -> Event) {
+        self.events.push(event());
+    }
+
+    /// A node has been silent for too long.
+    fn give_up(&mut self, now: Instant, node: u64) {
+        let Some(known) = self.nodes.get(node) else { return };
+        let (numbers, silent_ms) = (known.segments.clone(), (now - known.seen).as_millis() as u64);
+        let first = numbers.first().and_then(|no| self.segments.get(*no));
+        let (name, endpoint) =
+            first.map(|segment| (segment.name.clone(), segment.endpoint.clone())).unwrap_or_default();
+        let segments = numbers.len() as u32;
+        let objects_lost = numbers.into_iter().map(|no| self.drop_segment(now, no)).sum();
+        self.stats.nodes_expired_total += 1;
+        self.tell(|| Event::NodeGivenUp { node, name, endpoint, silent_ms, segments, objects_lost });
     }
 
     /// An object's time to live is over. Readers finish.

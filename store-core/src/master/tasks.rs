@@ -151,12 +151,9 @@ impl Master {
     /// order have the time of a lease, from when they asked.
     ///
     /// # Errors
-    /// `ClientNotFound` when the node is not known under this incarnation.
+    /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
     pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
-        let known = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
-        if !known {
-            return Err(ErrorCode::ClientNotFound);
-        }
+        self.check_life(ask)?;
         let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
         let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
         while ids.len() < most {
@@ -204,7 +201,7 @@ impl Master {
             _ => {
                 // Given up meanwhile: its space comes back now.
                 if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
-                    self.limbo.release_zombie(&mut self.segments, tenant, end.attempt);
+                    self.release_writer(tenant, end.attempt);
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
@@ -332,7 +329,7 @@ impl Master {
     ) {
         let replicas = Placements::new(&[placed]);
         let removed = Removed { tenant, len, generation: name, complete: true, replicas };
-        self.limbo.hold(&mut self.segments, removed, until, reason);
+        self.limbo.hold(&mut self.segments, removed, until, reason, 0);
     }
 
     /// Whether the entry still holds this object, readable.
@@ -473,7 +470,7 @@ impl Master {
             self.segments.free(&placed);
         } else {
             let until = now + millis(self.config.put_start_release_timeout_ms);
-            self.hold_apart(tenant, attempt, placed, len, until, Reason::Zombie);
+            self.hold_apart(tenant, attempt, placed, len, until, Reason::Copy);
         }
     }
 

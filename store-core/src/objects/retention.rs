@@ -95,6 +95,7 @@ impl Objects {
         entry.checksum = checksum;
         entry.time = Instant::ZERO;
         self.complete_bytes += entry.len;
+        self.processing_bytes -= entry.len;
         let place = Place { follows, last: entry.has(Entry::LAST), returning: entry.has(Entry::RETURNING) };
         self.why.returned_total += u64::from(place.returning);
         let (generation, soft_ttl) = (entry.generation, self.soft_pin_ttl);
