@@ -6,7 +6,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    admin, bench, config, doctor, gateway, get, ls, master, node, put, replay, rm, stat, top, topology,
+    admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat, top, topology, up,
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
@@ -21,10 +21,13 @@ const AFTER_HELP: &str = "Try it, all on this machine and without setting anythi
   snowskin replay                          a cluster of processes, a multi-turn workload, a table
   snowskin replay --trace requests.jsonl   the same with your own trace
 
-Run a cluster:
-  snowskin master &
-  snowskin node --memory 1GiB &
+Run a store, here in the foreground:
+  snowskin up                              master, node, gateway and local server in one process
   snowskin put greeting hello.txt && snowskin get greeting
+
+Run a cluster, each on its machine:
+  snowskin master --listen 10.0.0.5:50051
+  snowskin node --memory 64GiB --master 10.0.0.5:50051 --listen 10.0.0.7:0
 
 When something is slow or does not start:
   snowskin doctor";
@@ -94,8 +97,13 @@ impl Cli {
             }
             LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).init(),
         }
-        for name in &self.log.loaded.strange_variables {
-            tracing::warn!("{name} looks like a setting and is none: `snowskin config reference` lists them");
+        for (name, near) in &self.log.loaded.strange_variables {
+            match near {
+                Some(near) => tracing::warn!("{name} is no setting, and is ignored: did you mean {near}?"),
+                None => tracing::warn!(
+                    "{name} looks like a setting and is none: `snowskin config reference` lists them"
+                ),
+            }
         }
         Ok(())
     }
@@ -111,6 +119,7 @@ impl Global {
 /// What to do. Each command's arguments say what it is.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Up(up::Args),
     Master(master::Args),
     Node(node::Args),
     Gateway(gateway::Args),
@@ -126,16 +135,36 @@ pub(crate) enum Command {
     Bench(bench::Args),
     Topology(topology::Args),
     Doctor(doctor::Args),
+    Health(health::Args),
+    Completions(completions::Completions),
+    Man(completions::Man),
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::config::keys;
     use clap::CommandFactory as _;
 
     #[test]
     fn the_command_tree_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_variable_of_a_command_is_known_where_slips_of_the_pen_are_looked_for() {
+        fn walk(command: &clap::Command, found: &mut BTreeSet<String>) {
+            let variables = command.get_arguments().filter_map(clap::Arg::get_env);
+            found.extend(variables.map(|name| name.to_string_lossy().into_owned()));
+            command.get_subcommands().for_each(|sub| walk(sub, found));
+        }
+        let mut found = BTreeSet::new();
+        walk(&Cli::command(), &mut found);
+        let settings = keys::all().iter().filter_map(|key| key.variable_short);
+        found.retain(|name| settings.clone().all(|setting| setting != name));
+        assert_eq!(found, BTreeSet::from(keys::OTHER_VARIABLES.map(str::to_owned)));
     }
 
     #[test]
@@ -150,6 +179,11 @@ mod tests {
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{path}: {} has no help", argument.get_id());
             }
+            // A paragraph is one line, so that it is broken where the terminal ends and nowhere else.
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ') && !line.ends_with(':');
+            let broken = after.lines().zip(after.lines().skip(1)).find(|(a, b)| is_text(a) && is_text(b));
+            assert_eq!(broken, None, "{path}: a paragraph of several lines");
             for sub in command.get_subcommands() {
                 walk(sub, &path);
             }

@@ -97,12 +97,24 @@ pub(crate) fn report(error: &anyhow::Error) -> Exit {
 }
 
 fn describe(error: &anyhow::Error, hint: Option<&str>) -> String {
-    let message = format!("{error:#}");
+    let message = message(error);
     if message.is_empty() {
         return String::new();
     }
     let hint = hint.map(|hint| format!("  hint: {hint}\n")).unwrap_or_default();
     format!("snowskin: {message}\n{hint}")
+}
+
+/// What went wrong, and of its causes those that say anything more: many an error quotes its cause already.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !message.contains(&cause) {
+            message += ": ";
+            message += &cause;
+        }
+    }
+    message
 }
 
 #[cfg(test)]
@@ -119,6 +131,24 @@ mod tests {
             describe(&error, Some("put it first")),
             "snowskin: get: no object `a`\n  hint: put it first\n"
         );
+    }
+
+    #[test]
+    fn a_cause_that_its_error_quotes_is_said_once() {
+        #[derive(Debug)]
+        struct Quoting(std::io::Error);
+        impl fmt::Display for Quoting {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "127.0.0.1:1: {}: choose another port", self.0)
+            }
+        }
+        impl std::error::Error for Quoting {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let error = anyhow::Error::from(Quoting(std::io::Error::other("in use"))).context("--gateway");
+        assert_eq!(describe(&error, None), "snowskin: --gateway: 127.0.0.1:1: in use: choose another port\n");
     }
 
     #[test]

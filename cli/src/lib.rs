@@ -1,12 +1,14 @@
 //! The `snowskin` command line: start a cluster, use it, replay a trace against it, measure it, and ask what is wrong.
 //!
 //! ```text
-//!   args ──▶ commands ─┬─ master · node              daemons, one process each
+//!   args ──▶ commands ─┬─ up                          all of it in one process
+//!                      ├─ master · node · gateway     daemons, one process each
 //!                      ├─ put get rm ls stat          one request against a master
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
-//!                      └─ doctor                      facts ──▶ checks ──▶ verdicts
+//!                      ├─ doctor                      facts ──▶ checks ──▶ verdicts
+//!                      └─ health · completions · man  for scripts, shells and readers
 //!
 //!   config: defaults ◀ file ◀ environment ◀ flags, one struct
 //!   what they share:  trace · workload (requests)   content (bytes that tell whose they are)   histogram
@@ -48,6 +50,7 @@ mod progress;
 pub mod size;
 mod sys;
 pub mod trace;
+mod version;
 pub mod workload;
 
 use std::process::ExitCode;
@@ -60,6 +63,10 @@ use crate::exit::{Exit, Failure};
 /// Parses the arguments, runs the command, and says how it ended.
 #[must_use]
 pub fn main() -> ExitCode {
+    if version::is_asked(std::env::args_os().skip(1)) {
+        let exit = output::print(&version::text()).map_or_else(|error| exit::report(&error), |()| Exit::Ok);
+        return ExitCode::from(exit.code());
+    }
     let cli = Cli::parse();
     let exit = match cli.start_logging().map_err(Into::into).and_then(|()| commands::run(cli)) {
         Ok(exit) => exit,

@@ -132,8 +132,23 @@ impl LiveTable {
 /// A key, or anything else that others chose, fit for one line of a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .flat_map(|c| if c.is_control() || is_format(c) { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
         .collect()
+}
+
+/// Whether a character changes how others are shown: marks of direction and joiners, which make a name look like another.
+fn is_format(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// The same, cut where it is longer than a line: for messages that name a key.
+pub(crate) fn brief(text: &str) -> String {
+    const CHARS_MAX: usize = 64;
+    let text = printable(text);
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
 }
 
 /// `1234567` as `1,234,567`.
@@ -189,6 +204,8 @@ mod tests {
     #[test]
     fn keys_cannot_drive_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\nc é"), "a\\u{1b}[2Jb\\nc é");
+        assert_eq!(printable("a\u{202e}fdp.exe"), "a\\u{202e}fdp.exe");
+        assert_eq!(brief(&"é".repeat(65)), "é".repeat(64) + "…");
     }
 
     #[test]

@@ -13,8 +13,7 @@ pub(crate) struct Bar {
 impl Bar {
     /// Counts up to `total` of `what`. indicatif hides it by itself when stderr is not a terminal.
     pub(crate) fn new(total: u64, what: &'static str, quiet: bool) -> Self {
-        let target =
-            if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        let target = target(quiet);
         let bar = ProgressBar::with_draw_target(Some(total), target);
         let template = format!(
             "{{elapsed_precise}} {{wide_bar}} {{human_pos}}/{{human_len}} {what}  {{msg}}  eta {{eta}}"
@@ -27,8 +26,7 @@ impl Bar {
 
     /// Waits for something whose length nobody knows.
     pub(crate) fn spinner(what: impl Into<String>, quiet: bool) -> Self {
-        let target =
-            if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        let target = target(quiet);
         let bar = ProgressBar::with_draw_target(None, target);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
             bar.set_style(style);
@@ -58,6 +56,14 @@ impl Bar {
     /// Runs `print` while the bar is off the screen.
     pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
+    }
+}
+
+/// Where it is drawn, if anywhere: a process in the background of a shell leaves the screen to the one in the foreground.
+fn target(quiet: bool) -> ProgressDrawTarget {
+    match quiet || crate::sys::is_in_background() {
+        true => ProgressDrawTarget::hidden(),
+        false => ProgressDrawTarget::stderr_with_hz(10),
     }
 }
 

@@ -66,6 +66,13 @@ pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     (result == 0 && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
+/// Whether stderr is a terminal that another process group has the use of.
+pub(crate) fn is_in_background() -> bool {
+    // SAFETY: neither call involves memory. Without a terminal the first gives -1.
+    let (front, own) = unsafe { (libc::tcgetpgrp(libc::STDERR_FILENO), libc::getpgrp()) };
+    front > 0 && front != own
+}
+
 /// Sleeps until somebody asks us to end, at most `timeout`; says how, if so. Burns no CPU.
 pub(crate) fn wait_for_interrupt(timeout: Option<Duration>) -> Option<Exit> {
     let mut event = libc::pollfd { fd: EVENT.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };

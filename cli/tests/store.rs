@@ -181,7 +181,7 @@ fn a_missing_key_ends_with_3_and_writes_nothing() {
     assert_exit(&removed, 3);
     assert_eq!(
         (json(&removed)["removed"].as_bool(), json(&removed)["error"].as_str()),
-        (Some(false), Some("OBJECT_NOT_FOUND"))
+        (Some(false), Some("KEY_NOT_FOUND"))
     );
 }
 
@@ -193,7 +193,6 @@ fn without_a_master_every_command_says_how_to_get_one() {
         &["rm", "a"],
         &["get", "a"],
         &["put", "a", "/proc/self/status"],
-        &["node", "--memory", "1MiB"],
     ] {
         let output = run(&[args, &["--master", "127.0.0.1:9"]].concat());
         assert_exit(&output, 1);
@@ -216,7 +215,9 @@ fn an_object_that_is_too_large_for_the_pool_is_refused_with_advice() {
     std::fs::write(&file, vec![7; 20 << 20]).unwrap();
     let output = store.run(&["put", "big", file.to_str().unwrap()]);
     assert_exit(&output, 1);
-    assert!(stderr(&output).contains("snowskin node"), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(text.contains("larger than every segment") && text.contains("snowskin stat"), "{text}");
+    assert!(!text.contains("waiting"), "no node will help: {text}");
 }
 
 #[test]
@@ -310,4 +311,75 @@ fn tenants_do_not_meet_and_bulk_commands_are_about_ones_own() {
     assert_eq!(listed.lines().count(), 3, "{listed}");
     let listed = stdout(&root(&["admin", "tenants", "--remove", "a", "--force"]));
     assert!(listed.contains("1.0 MiB") && !listed.contains("\na "), "{listed}");
+}
+
+#[test]
+fn a_benchmark_does_not_touch_a_store_that_holds_what_is_not_its_own() {
+    let store = Store::start();
+    assert_exit(&store.run(&["put", "greeting", "/proc/self/status"]), 0);
+    let bench = |more: &[&str]| {
+        let args = ["bench", "store", "--op", "get", "--value", "4KiB", "--duration", "0.01", "--json"];
+        run(&[&args[..], &["--master", &store.address], more].concat())
+    };
+    let refused = bench(&[]);
+    assert_exit(&refused, 1);
+    let text = stderr(&refused);
+    assert!(text.contains("holds an object") && text.contains("--yes"), "{text}");
+    assert_eq!(stdout(&store.run(&["ls", "--json"])).lines().count(), 1, "nothing was put");
+    let refused = run(&["bench", "master", "--objects", "1", "--master", &store.address]);
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("--yes"), "{}", stderr(&refused));
+
+    assert_exit(&bench(&["--yes"]), 0);
+    // It may have been evicted for what was measured.
+    store.run(&["rm", "--force", "greeting"]);
+    // What an earlier run left behind is its own.
+    assert_exit(&bench(&[]), 0);
+    assert_exit(&run(&["bench", "store", "--yes"]), 2);
+}
+
+#[test]
+fn a_put_that_stored_fewer_copies_than_were_asked_for_says_so() {
+    let store = Store::start();
+    let put = store.run(&["put", "k", "/proc/self/status", "--replicas", "2", "--json"]);
+    assert_exit(&put, 0);
+    let stored = json(&put);
+    assert_eq!((stored["replicas"].as_u64(), stored["replicas_wanted"].as_u64()), (Some(1), Some(2)));
+    assert!(stderr(&put).contains("stored 1 of 2 copies"), "{}", stderr(&put));
+    let put = store.run(&["put", "other", "/proc/self/status"]);
+    assert_eq!(stderr(&put), "");
+}
+
+#[test]
+fn a_pattern_that_is_empty_removes_nothing() {
+    let store = Store::start();
+    assert_exit(&store.run(&["put", "greeting", "/proc/self/status"]), 0);
+    let refused = store.run(&["rm", "--regex", ""]);
+    assert_exit(&refused, 2);
+    assert!(stderr(&refused).contains("rm --all"), "{}", stderr(&refused));
+    assert_exit(&store.run(&["rm", ""]), 2);
+    assert_eq!(stdout(&store.run(&["ls", "--json"])).lines().count(), 1);
+    assert_eq!(json(&store.run(&["rm", "--all", "--force", "--json"]))["removed"], 1);
+}
+
+#[test]
+fn identifiers_are_texts_in_json_and_are_taken_as_such() {
+    let store = Store::start();
+    let node = ["node", "--master", &store.address, "--memory", "16MiB", "--name", "n2", "--json"];
+    let _other = Daemon::start(&node);
+    assert_exit(&store.run(&["put", "k", "/proc/self/status", "--prefer-segment", "n1"]), 0);
+    let object = json(&store.run(&["stat", "k", "--json"]));
+    assert!(object["generation"].as_str().is_some_and(|text| text.parse::<u64>().is_ok()), "{object}");
+    assert!(json(&store.run(&["stat", "--json"]))["epoch"].is_string());
+    let nodes = json(&store.run(&["admin", "nodes", "--json"]));
+    assert!(nodes[0]["incarnation"].is_string() && nodes[0]["node"].is_string(), "{nodes}");
+    assert!(nodes[0]["name"].as_str().is_some_and(|name| name == "n1" || name == "n2"), "{nodes}");
+
+    let copied = json(&store.run(&["admin", "copy", "k", "--wait", "--json"]));
+    let id = copied[0]["id"].as_str().expect("a text").to_owned();
+    let task = store.run(&["admin", "tasks", &id, "--json"]);
+    assert_exit(&task, 0);
+    assert_eq!(json(&task)[0]["key"], "k");
+    let table = stdout(&store.run(&["admin", "tasks"]));
+    assert!(table.lines().nth(1).is_some_and(|line| line.contains("n1") || line.contains("n2")), "{table}");
 }

@@ -72,7 +72,7 @@ fn a_master_of_tenants_does_not_start_without_an_admins_secret() {
     let path = file.path().to_str().unwrap();
     let master = run(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--tenants", path]);
     assert_exit(&master, 2);
-    assert!(stderr(&master).contains("--store-admin-secret"), "{}", stderr(&master));
+    assert!(stderr(&master).contains("--admin-secret-file"), "{}", stderr(&master));
 }
 
 #[test]
@@ -225,4 +225,84 @@ fn bench_allocator_prints_what_was_published_beside_what_it_measures() {
     assert_exit(&output, 0);
     let text = stdout(&output);
     assert!(text.contains("published") && text.contains("offset min") && text.contains("skewed"), "{text}");
+}
+
+#[test]
+fn messages_say_one_cause_once_with_the_value_and_what_to_do() {
+    let long = "k".repeat(1_100);
+    let cases: &[(&[&str], i32, &[&str], &str)] = &[
+        (&["put", &long, "/proc/self/status"], 2, &["1100 bytes", "1 to 1024", "…"], &long),
+        (&["get", ""], 2, &["empty key"], "INVALID"),
+        (&["node", "--memory", "5"], 2, &["--memory 5B", "4KiB"], "INVALID_PARAMS"),
+        (&["ls", "--tenant", &long[..65]], 2, &["--tenant", "1 to 64 bytes"], "check lengths"),
+        (&["ls", "--config", "/nope.toml"], 2, &["/nope.toml: cannot be read"], "nope.toml:1"),
+    ];
+    for (args, code, parts, never) in cases {
+        let output = run(args);
+        assert_exit(&output, *code);
+        let text = stderr(&output);
+        for part in *parts {
+            assert!(text.contains(part), "{args:?} lacks `{part}`: {text}");
+        }
+        assert!(!text.contains(never), "{args:?} says `{never}`: {text}");
+    }
+}
+
+#[test]
+fn help_lists_the_fabrics_and_writes_sizes_as_people_do() {
+    let help = |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
+    for command in ["node", "put", "get", "gateway"] {
+        assert!(help(command).contains("some of local,shm,rdma,tcp"), "{command}: {}", help(command));
+    }
+    assert!(help("node").contains("[default: 1GiB]"), "{}", help("node"));
+    assert!(!help("node").contains("1073741824"));
+}
+
+#[test]
+fn settings_are_shown_to_programs_with_their_types() {
+    let rows = json(&run(&["config", "show", "log", "--json"]));
+    assert_eq!((rows[0]["key"].as_str(), rows[0]["value"].as_str()), (Some("log.format"), Some("text")));
+    let rows = json(&run(&["config", "show", "master.store.lease_ttl_ms", "--json"]));
+    assert!(rows[0]["value"].is_u64(), "{rows}");
+}
+
+#[test]
+fn completions_and_manual_pages_cover_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&run(&["completions", shell]));
+        for word in ["drain-on-stop", "completions", "tenants"] {
+            assert!(script.contains(word), "{shell} lacks {word}");
+        }
+    }
+    assert_exit(&run(&["completions", "tcsh"]), 2);
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man1");
+    assert_exit(&run(&["man", "--out", pages.to_str().unwrap()]), 0);
+    for page in ["snowskin.1", "snowskin-put.1", "snowskin-admin-drain.1", "snowskin-bench-store.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.starts_with(".ie ") && text.contains(".SH NAME"), "{page}");
+    }
+    assert!(stdout(&run(&["man"])).contains(".SH NAME"));
+}
+
+#[test]
+fn a_build_says_what_it_is_of() {
+    let text = stdout(&run(&["--version", "--verbose"]));
+    for part in ["snowskin ", "commit: ", "features: ", "target: ", "rustc: rustc "] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(cfg!(not(feature = "tcp")) || text.contains("tcp"), "{text}");
+    assert_eq!(stdout(&run(&["--version"])).lines().count(), 1);
+}
+
+#[test]
+fn health_says_how_a_server_is_by_its_exit_code() {
+    let master = common::Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
+    let http = master.text("http");
+    assert_exit(&run(&["health", &http]), 0);
+    assert_exit(&run(&["health", &format!("http://{http}/")]), 0);
+    drop(master);
+    let gone = run(&["health", &http, "--timeout-ms", "500"]);
+    assert_exit(&gone, 1);
+    assert!(stderr(&gone).contains(&http), "{}", stderr(&gone));
 }

@@ -121,11 +121,9 @@ fn measure_master() -> Result<()> {
                 rpc.queue::<PutStart>(&PutAsk::default(), objects)
             },
             |results| {
-                started_keys.extend(
-                    results.map(|result: std::result::Result<Allocation, ErrorCode>| {
-                        result.map(|a| (a.generation, a.handle))
-                    }),
-                )
+                started_keys.extend(results.map(|result: std::result::Result<Allocation, ErrorCode>| {
+                    result.map(|a| (a.generation, a.handle))
+                }))
             },
         )?;
         let named: std::result::Result<Vec<(u64, u64)>, ErrorCode> = started_keys.into_iter().collect();

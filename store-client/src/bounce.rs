@@ -59,9 +59,21 @@ impl Bounce {
         None
     }
 
+    /// Nothing is in use any more but these pieces.
+    pub(crate) fn reclaim(&mut self, held: impl Iterator<Item = Piece>) {
+        self.pieces = [0; 2];
+        for piece in held {
+            self.pieces[self.half_of(piece)] += 1;
+        }
+    }
+
     /// Gives a piece back. One that is never given back (quarantined) keeps its half from being used again.
     pub(crate) fn give(&mut self, piece: Piece) {
-        let half = usize::from(piece.offset >= self.half_bytes);
+        let half = self.half_of(piece);
         self.pieces[half] = self.pieces[half].saturating_sub(1);
+    }
+
+    fn half_of(&self, piece: Piece) -> usize {
+        usize::from(piece.offset >= self.half_bytes)
     }
 }

@@ -67,6 +67,17 @@ pub struct NodeConfig {
     pub engine: te_engine::Config,
     /// How often the node says that it lives, milliseconds; 0: a third of what the master tolerates. Default 0.
     pub heartbeat_ms: u32,
+    /// How long a node that starts waits for a master that is away, milliseconds; 4,294,967,295: for ever. Default 10,000.
+    pub wait_master_ms: u32,
+    /// How long a node that is stopped waits for its objects to be moved to other nodes, milliseconds; 0: it does not have them
+    /// moved. Default 0.
+    pub drain_on_stop_ms: u32,
+    /// How fast it may copy objects from other nodes when a segment is drained or an object gets another replica, bytes per
+    /// second; 0: as fast as the fabric carries. Default 0.
+    pub copy_bytes_per_s_max: u64,
+    /// Takes the name from another node that has it and lives: for the operator who knows that the other must not have it.
+    /// Default false: the node waits for one that is silent to be given up, and refuses to start when the other lives.
+    pub takeover: bool,
 }
 
 impl Default for ClientConfig {
@@ -129,6 +140,9 @@ impl ClientConfig {
 }
 
 impl NodeConfig {
+    /// [`wait_master_ms`](Self::wait_master_ms) of a node that never gives up.
+    pub const FOR_EVER: u32 = u32::MAX;
+
     /// The defaults, for a node of this name that listens on loopback.
     #[must_use]
     pub fn new(name: &str, master: Address, capacity_bytes: u64) -> Self {
@@ -142,6 +156,10 @@ impl NodeConfig {
             populate: true,
             engine: te_engine::Config { listen, ..te_engine::Config::default() },
             heartbeat_ms: 0,
+            wait_master_ms: 10_000,
+            drain_on_stop_ms: 0,
+            copy_bytes_per_s_max: 0,
+            takeover: false,
         }
     }
 

@@ -81,6 +81,15 @@ pub enum ConnectError {
     },
     /// The master could not be reached.
     Rpc(RpcError),
+    /// Another node that lives has the name.
+    Held {
+        /// Which.
+        name: String,
+        /// Where the other is.
+        endpoint: String,
+        /// How long the master has not heard of it, milliseconds.
+        silent_ms: u64,
+    },
     /// The transfer engine did not start.
     Engine(StartError),
     /// Its memory could not be allocated or registered.
@@ -105,10 +114,31 @@ impl RpcError {
         }
     }
 
+    /// Whether waiting may change it: nobody is there yet, or the master is starting.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect { .. }
+                | Self::Lost { .. }
+                | Self::Disconnected
+                | Self::TimedOut { .. }
+                | Self::Refused(ErrorCode::UnavailableInCurrentStatus)
+        )
+    }
+
     /// Whether the connection is of no more use, and a new one might do better.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Disconnected | Self::Connect { .. })
+    }
+}
+
+impl ConnectError {
+    /// Whether waiting may change it: the master is away, or starting.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Rpc(error) if error.is_transient())
     }
 }
 
@@ -217,6 +247,13 @@ impl fmt::Display for ConnectError {
         match self {
             Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
             Self::Rpc(error) => error.fmt(f),
+            Self::Held { name, endpoint, silent_ms } => write!(
+                f,
+                "the name `{}` is held by the node at {}, which the master heard of {silent_ms} ms ago: stop that node, \
+                 choose another name, or take the name over",
+                name.escape_debug(),
+                endpoint.escape_debug()
+            ),
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::System(error) => write!(f, "the system refused: {error}"),
@@ -227,7 +264,7 @@ impl fmt::Display for ConnectError {
 impl StdError for ConnectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Config { .. } => None,
+            Self::Config { .. } | Self::Held { .. } => None,
             Self::Rpc(error) => Some(error),
             Self::Engine(error) => Some(error),
             Self::Memory(error) => Some(error),

@@ -24,10 +24,34 @@ pub(crate) struct Fabric {
 struct Stuck {
     next: Option<te_engine::Op>,
     batches: Vec<BatchHandle>,
+    panics: Option<PanicAt>,
+}
+
+/// Where the next operation panics.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PanicAt {
+    /// Before what was cut is sent.
+    Submit,
+    /// After something was sent.
+    Poll,
 }
 
 #[cfg(test)]
 impl Fabric {
+    /// The next operation panics there.
+    pub(crate) fn panic_next(&mut self, at: PanicAt) {
+        self.stuck.panics = Some(at);
+    }
+
+    fn panic_if(&mut self, at: PanicAt) {
+        let under_way = self.engine.stats().batches > 0;
+        if self.stuck.panics == Some(at) && (at == PanicAt::Submit || under_way) {
+            self.stuck.panics = None;
+            panic!("the test wants it so");
+        }
+    }
+
     /// The next batch of this kind ends as if it could not be drained.
     pub(crate) fn stick_next(&mut self, op: te_engine::Op) {
         self.stuck.next = Some(op);
@@ -46,10 +70,7 @@ impl Fabric {
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
         let spin = Spin::new(Duration::from_micros(config.spin_us.into()));
-        let descriptors = PeerToPeer {
-            timeout: Duration::from_millis(config.control.timeout_ms.into()),
-            frame_bytes_max: config.control.frame_bytes_max,
-        };
+        let descriptors = PeerToPeer::of(&config);
         let mut engine = Engine::start(config)?;
         engine.checksum_copies(true);
         Ok(Self {
@@ -59,6 +80,11 @@ impl Fabric {
             #[cfg(test)]
             stuck: Stuck::default(),
         })
+    }
+
+    /// What nodes know this engine by.
+    pub(crate) fn identity(&self) -> u64 {
+        self.engine.identity()
     }
 
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {
@@ -118,6 +144,8 @@ impl Fabric {
         requests: &[TransferRequest],
         timeout: Duration,
     ) -> Result<BatchHandle, TransferError> {
+        #[cfg(test)]
+        self.panic_if(PanicAt::Submit);
         let batch = self.engine.submit(requests, Some(timeout))?;
         #[cfg(test)]
         if self.stuck.next.is_some_and(|op| requests.iter().any(|request| request.op == op)) {
@@ -138,6 +166,8 @@ impl Fabric {
 
     /// Moves things on, without waiting.
     pub(crate) fn poll(&mut self) {
+        #[cfg(test)]
+        self.panic_if(PanicAt::Poll);
         self.engine.poll();
     }
 

@@ -1,26 +1,31 @@
 //! [`Node`]: contributes memory.
 
+mod exports;
+mod expulsions;
+mod keeper;
+mod share;
 mod tasks;
+mod waiting;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use store_core::message::{
-    Beat, DrainInfo, DrainStatus, Export, Heartbeat, Mount, MountSegment, NodeStatus, OrderSegments,
-    SegmentOrder, SegmentState, Unmount, UnmountSegment,
-};
+use store_core::message::{DrainInfo, DrainStatus, OrderSegments, SegmentOrder, SegmentState};
 use store_core::{ErrorCode, Items, SegmentNo};
-use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
+use te_engine::{SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
-use tasks::{Mounted, Worker};
+use keeper::Keeper;
+use tasks::Worker;
+use waiting::Waiting;
 
 /// Memory of this process in the store.
 ///
@@ -71,61 +76,55 @@ struct Shared {
     region: Mutex<Option<SharedRegion>>,
 }
 
-/// What the thread owns.
-struct Keeper {
-    config: NodeConfig,
-    engine: TransferEngine,
-    rpc: RpcConnection,
-    node: u64,
-    /// What the node proves with that it is itself.
-    key: u64,
-    incarnation: u64,
-    mounted: Option<SegmentNo>,
-    ttl: Duration,
-    shared: Arc<Shared>,
-    worker: Worker,
-}
-
 impl Node {
-    /// Starts an engine, allocates the memory and mounts it.
+    /// Starts an engine, allocates the memory and mounts it. Waits for a master that is away for as long as
+    /// [`NodeConfig::wait_master_ms`] says.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn start(config: NodeConfig) -> Result<Self, ConnectError> {
+        Self::start_unless(config, || false)
+    }
+
+    /// As [`start`](Self::start). While it waits for the master it asks about every 50 ms whether to give up: for a process
+    /// that was told to end.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; when it gave up, why it was still waiting.
+    pub fn start_unless(
+        mut config: NodeConfig,
+        gives_up: impl FnMut() -> bool,
+    ) -> Result<Self, ConnectError> {
         config.validate()?;
-        let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
+        if config.identity.cluster.is_set() {
+            config.engine.cluster_secret = config.identity.cluster_secret();
+        }
+        // Nobody would take them.
+        config.engine.control.notifications_max = 0;
+        // Whatever is wrong here is told before anybody waits.
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
+        let mut waiting = Waiting::new(&config, gives_up);
+        let connect = || {
+            RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())
+                .map_err(ConnectError::from)
+        };
+        let rpc = waiting.until(connect)?;
         let shared = Arc::new(Shared::default());
         let worker = Worker::start(&config, engine.clone(), Arc::clone(&shared))?;
-        let asker = config.clone();
-        let capacity_bytes = config.capacity_bytes;
-        let handle = engine.clone();
-        let mut keeper = Keeper {
-            ttl: Duration::from_millis(rpc.welcome().node_ttl_ms.into()),
-            config,
-            engine,
-            rpc,
-            node: random(),
-            key: random(),
-            incarnation: 0,
-            mounted: None,
-            shared: Arc::clone(&shared),
-            worker,
-        };
-        keeper.mount()?;
+        let mut keeper = Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker);
+        waiting.until(|| keeper.mount())?;
         let (stop, stopped) = channel();
         let thread = thread::Builder::new()
             .name("snowskin-node".into())
             .spawn(move || keeper.run(&stopped))
             .map_err(ConnectError::System)?;
-        let started = Instant::now();
         Ok(Self {
-            config: asker,
+            capacity_bytes: config.capacity_bytes,
+            config,
             endpoint,
-            capacity_bytes,
-            engine: handle,
-            started,
+            engine,
+            started: Instant::now(),
             shared,
             stop: Some(stop),
             thread: Some(thread),
@@ -167,33 +166,122 @@ impl Node {
         self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Unmounts the memory and ends. Objects that are nowhere else are gone.
+    /// Unmounts the memory and ends. Objects that are nowhere else are gone, unless [`NodeConfig::drain_on_stop_ms`] has them
+    /// moved elsewhere before; how that went is logged.
     pub fn stop(mut self) {
-        self.join();
+        let timeout = Duration::from_millis(self.config.drain_on_stop_ms.into());
+        if timeout.is_zero() {
+            return self.join();
+        }
+        let name = self.config.name.clone();
+        match self.stop_drained(timeout) {
+            Ok(info) if info.blocks == 0 => {
+                log::info!("node {name}: drained: {} objects moved", info.moved_total);
+            }
+            Ok(info) => log::warn!(
+                "node {name}: not all was moved within {} ms: {} objects of {} bytes are gone from here",
+                timeout.as_millis(),
+                info.blocks,
+                info.used_bytes
+            ),
+            Err(error) => log::warn!("node {name}: ended without being drained: {error}"),
+        }
+    }
+
+    /// Has everything moved to other nodes, and waits for that at most `timeout`, or until nothing more can be moved. Gives how far it
+    /// came. The node goes on: what is left in [`DrainInfo::blocks`] can be read until it is stopped.
+    ///
+    /// # Errors
+    /// The master could not be asked to the last.
+    pub fn drain(&self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
+        self.drain_until(Instant::now() + timeout, |_| ControlFlow::Continue(()))
     }
 
     /// Has everything moved to other nodes, waits for that at most `timeout`, then ends as [`stop`](Self::stop) does. Gives how
     /// far it came: what is left in [`DrainInfo::blocks`] was unmounted with the memory.
     ///
     /// # Errors
-    /// The master could not be asked; the node has ended all the same.
-    pub fn stop_drained(mut self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
-        let drained = self.drain(Instant::now() + timeout);
+    /// The master could not be asked to the last; the node has ended all the same.
+    pub fn stop_drained(self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
+        self.stop_drained_while(timeout, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`stop_drained`](Self::stop_drained). `watch` is shown how far it is, about every 50 ms, and may break off the waiting.
+    ///
+    /// # Errors
+    /// As [`stop_drained`](Self::stop_drained).
+    pub fn stop_drained_while(
+        mut self,
+        timeout: Duration,
+        watch: impl FnMut(&DrainInfo) -> ControlFlow<()>,
+    ) -> Result<DrainInfo, ConnectError> {
+        let drained = self.drain_until(Instant::now() + timeout, watch);
         self.join();
         drained
     }
 
-    fn drain(&self, deadline: Instant) -> Result<DrainInfo, ConnectError> {
-        let Some(segment) = self.status().segment else { return Ok(DrainInfo::default()) };
+    /// A master that is away meanwhile is waited for, and memory that was mounted anew is drained anew.
+    fn drain_until(
+        &self,
+        deadline: Instant,
+        mut watch: impl FnMut(&DrainInfo) -> ControlFlow<()>,
+    ) -> Result<DrainInfo, ConnectError> {
         let config = &self.config;
-        let mut rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
-        let order = SegmentOrder { segment, state: SegmentState::Draining };
-        let mut info = first(rpc.call::<OrderSegments>(&(), std::iter::once(order)))?;
-        while info.state == SegmentState::Draining && Instant::now() < deadline {
+        let mut rpc = None;
+        let mut ordered = None;
+        let mut info = DrainInfo::default();
+        loop {
+            let step = self.drain_step(&mut rpc, &mut ordered);
+            match &step {
+                Ok(Some(now)) => info = *now,
+                // Nothing of ours is in the store.
+                Ok(None) => info = DrainInfo::default(),
+                Err(error) => {
+                    log::debug!("node {}: draining: {error}", config.name);
+                    rpc = None;
+                }
+            }
+            let waits = match &step {
+                Ok(_) => {
+                    let left = info.left_no_room + info.left_bad;
+                    let stuck = info.moving == 0 && left > 0 && left >= info.blocks;
+                    ordered.is_some() && info.state == SegmentState::Draining && !stuck
+                }
+                Err(error) => error.is_transient() || error.code() == ErrorCode::SegmentNotFound,
+            };
+            if !waits || watch(&info).is_break() || Instant::now() >= deadline {
+                return step.map(|_| info).map_err(ConnectError::from);
+            }
             thread::sleep(DRAIN_PAUSE);
-            info = first(rpc.call::<DrainStatus>(&(), std::iter::once(segment)))?;
         }
-        Ok(info)
+    }
+
+    /// Orders what is mounted now to be drained, once, and asks how far that is. `None`: nothing is mounted.
+    fn drain_step(
+        &self,
+        rpc: &mut Option<RpcConnection>,
+        ordered: &mut Option<SegmentNo>,
+    ) -> Result<Option<DrainInfo>, RpcError> {
+        let Some(segment) = self.status().segment else {
+            *ordered = None;
+            return Ok(None);
+        };
+        let config = &self.config;
+        let rpc = match rpc {
+            Some(rpc) => rpc,
+            None => rpc.insert(RpcConnection::connect_as(
+                config.master.clone(),
+                config.rpc,
+                config.identity.clone(),
+            )?),
+        };
+        if *ordered == Some(segment) {
+            return first(rpc.call::<DrainStatus>(&(), std::iter::once(segment))).map(Some);
+        }
+        let order = SegmentOrder { segment, state: SegmentState::Draining };
+        let info = first(rpc.call::<OrderSegments>(&(), std::iter::once(order)))?;
+        *ordered = Some(segment);
+        Ok(Some(info))
     }
 
     fn join(&mut self) {
@@ -236,144 +324,5 @@ impl Shared {
     fn has_heard(&self) -> bool {
         let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.is_some_and(|(at, ttl)| at.elapsed() < ttl)
-    }
-}
-
-impl Keeper {
-    fn run(mut self, stopped: &Receiver<()>) {
-        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
-            if let Err(error) = self.beat() {
-                self.shared.failures.fetch_add(1, Ordering::Relaxed);
-                log::warn!("node {}: {error}", self.config.name);
-            }
-        }
-        self.worker.stop();
-        self.unmount();
-    }
-
-    fn pause(&self) -> Duration {
-        let third = self.ttl / 3;
-        let wanted = match self.config.heartbeat_ms {
-            0 => third,
-            ms => Duration::from_millis(ms.into()).min(third),
-        };
-        // Whoever is not mounted wants to be.
-        let wanted = if self.mounted.is_some() { wanted } else { wanted.min(Duration::from_millis(200)) };
-        wanted.max(Duration::from_millis(1))
-    }
-
-    fn beat(&mut self) -> Result<(), ConnectError> {
-        if self.mounted.is_none() {
-            return self.mount();
-        }
-        let beat = Heartbeat { node: self.node, incarnation: self.incarnation, key: self.key };
-        let trace = self.rpc.begin_trace();
-        log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
-        let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
-        match status {
-            Ok(status @ (NodeStatus::Ok | NodeStatus::Work)) => {
-                self.shared.hears(self.ttl);
-                self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
-                if status == NodeStatus::Work {
-                    self.wake_worker();
-                }
-                Ok(())
-            }
-            Ok(NodeStatus::NeedRemount)
-            | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
-                log::info!("node {}: the master wants it mounted anew", self.config.name);
-                self.forget_mount();
-                self.mount()
-            }
-            Err(error) => {
-                // The next beat is to find a fresh connection.
-                self.rpc.disconnect();
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Exports fresh memory under a higher incarnation, and mounts it. What was exported before is torn down first, so that
-    /// nobody who still holds the old export can write to the new one.
-    fn mount(&mut self) -> Result<(), ConnectError> {
-        self.tear_down()?;
-        self.rpc.ensure_connected()?;
-        // Should a new master answer the mount, it will not have memory that was exported under the former one.
-        let epoch = self.rpc.welcome().epoch;
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        self.incarnation = wall.max(self.incarnation + 1);
-        // `validate` has seen that it fits.
-        let len = usize::try_from(self.config.capacity_bytes).unwrap_or(usize::MAX);
-        let region = self.engine.alloc_shared_with(len, Access::all(), self.config.populate)?;
-        let segment = MountSegment {
-            node: self.node,
-            incarnation: self.incarnation,
-            name: &self.config.name,
-            endpoint: self.engine.name(),
-            base: region.addr(),
-            len: self.config.capacity_bytes,
-            export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
-            epoch,
-            key: self.key,
-            takeover: false,
-        };
-        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        let answer = self.rpc.call::<Mount>(&segment, std::iter::empty());
-        match answer.and_then(|(answer, _)| answer.mounted().map_err(RpcError::Refused)) {
-            Ok(mounted) => {
-                self.mounted = Some(mounted.segment);
-                self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
-                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
-                self.shared.mounts.fetch_add(1, Ordering::Relaxed);
-                self.shared.hears(self.ttl);
-                log::info!("node {}: {} bytes mounted as segment {}", self.config.name, len, mounted.segment);
-                Ok(())
-            }
-            Err(error) => {
-                self.rpc.disconnect();
-                Err(error.into())
-            }
-        }
-    }
-
-    fn wake_worker(&self) {
-        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let (Some(segment), Some(region)) = (self.mounted, region) {
-            self.worker.wake(Mounted {
-                node: self.node,
-                key: self.key,
-                incarnation: self.incarnation,
-                segment,
-                region,
-            });
-        }
-    }
-
-    fn forget_mount(&mut self) {
-        self.mounted = None;
-        self.shared.segment.store(0, Ordering::Relaxed);
-    }
-
-    /// Ends the export there is, if any.
-    fn tear_down(&mut self) -> Result<(), RegisterError> {
-        let mut region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(old) = region.as_ref() {
-            self.engine.unregister(old.id())?;
-            *region = None;
-        }
-        Ok(())
-    }
-
-    fn unmount(&mut self) {
-        if let Some(segment) = self.mounted {
-            let unmount = UnmountSegment { node: self.node, incarnation: self.incarnation, segment, key: self.key };
-            if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
-                log::debug!("node {}: {error}", self.config.name);
-            }
-            self.forget_mount();
-        }
-        if let Err(error) = self.tear_down() {
-            log::debug!("node {}: {error}", self.config.name);
-        }
     }
 }

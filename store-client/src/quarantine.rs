@@ -45,7 +45,7 @@ impl Quarantine {
         }
         fabric.poll();
         self.held.retain_mut(|held| {
-            if fabric.is_quarantined(held.batch) {
+            if !fabric.is_over(held.batch) || fabric.is_quarantined(held.batch) {
                 return true;
             }
             fabric.free(held.batch);
@@ -57,6 +57,11 @@ impl Quarantine {
     /// Whether a fabric may still write to some of the range.
     pub(crate) fn covers(&self, range: BufferRange) -> bool {
         self.held.iter().flat_map(|held| &held.ranges).any(|held| held.overlaps(range))
+    }
+
+    /// What it holds of the bounce buffer.
+    pub(crate) fn bounced(&self) -> impl Iterator<Item = Piece> {
+        self.held.iter().flat_map(|held| &held.bounced).copied()
     }
 
     /// Pieces that were ever taken in.

@@ -560,3 +560,73 @@ fn without_a_master_a_client_is_told_so() {
     let refused = LocalClient::connect(LocalConfig::new(server.path()));
     assert!(matches!(refused, Err(LocalError::Refused(Refusal::Store(ErrorCode::RpcFail)))), "{refused:?}");
 }
+
+/// Lengths on both sides of every rounding: of a grain, a page, a block, and the largest that the node of the tests holds.
+fn lengths() -> impl Iterator<Item = usize> {
+    (1..=200).chain([4_096, 4_097, 65_536, 65_537, 1_048_577, 20_000_001])
+}
+
+#[test]
+fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
+    let store = Store::new();
+    for len in lengths() {
+        let value = pattern(len as u64, len);
+        let connect =
+            |arena_bytes| LocalClient::connect(LocalConfig { arena_bytes, ..store.config() }).unwrap();
+        let key = format!("k{len}");
+        let mut exact = connect(len as u64);
+        assert!(exact.arena_bytes() >= len as u64, "{len}");
+        assert!(exact.put(key.as_bytes(), &value, &ONE).unwrap(), "{len}");
+        assert_eq!(exact.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{len}");
+        drop(exact);
+        assert_eq!(connect(len as u64).get(key.as_bytes()).unwrap(), Some(value), "{len}");
+        client(store.master.rpc_addr()).remove(key.as_bytes(), true).unwrap();
+    }
+}
+
+#[test]
+fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_held() {
+    // The old connection may not have been seen to close when the new one comes.
+    let store = Store::with(|config| {
+        config.clients_max = 1;
+        config.arena_bytes_max = 20 * MIB + 7;
+    });
+    let mut local = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).unwrap();
+    for len in [4_097, 70_000, 1_048_577, 5_000_001] {
+        let (key, value) = (format!("k{len}"), pattern(len as u64, len));
+        assert!(local.put(key.as_bytes(), &value, &ONE).unwrap(), "{len}");
+        assert_eq!(local.batch_get(&[key.as_bytes()]), [Ok(Some(value))], "{len}");
+    }
+    drop(local);
+    // One that reads what it has not written finds out how long it is.
+    let mut reader = None;
+    eventually("the other has gone", || {
+        reader = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).ok();
+        reader.is_some()
+    });
+    let mut reader = reader.unwrap();
+    let held = reader.alloc(64).unwrap();
+    held.write(0, b"kept").unwrap();
+    let full = reader.get(b"k5000001").unwrap_err();
+    assert!(matches!(full, LocalError::ArenaFull { wanted: 5_000_001, .. }), "{full}");
+    assert!(reader.put_from(b"held", held.part(0, 4), &ONE).unwrap(), "its arena is still the node's");
+    drop(held);
+    assert_eq!(reader.get(b"k5000001").unwrap(), Some(pattern(5_000_001, 5_000_001)));
+    // The node gives no more than it may, and says how much that is.
+    let refused = reader.put(b"longer", &pattern(1, 20 * MIB as usize + 7), &ONE).unwrap_err();
+    assert!(
+        matches!(refused, LocalError::ArenaFull { arena_bytes, .. } if arena_bytes == 20 * MIB),
+        "{refused}"
+    );
+    assert!(reader.exists(b"held").unwrap());
+}
+
+#[test]
+fn a_short_value_is_read_through_what_little_room_is_left() {
+    let store = Store::new();
+    let mut local = LocalClient::connect(LocalConfig { arena_bytes: MIB, ..store.config() }).unwrap();
+    assert!(local.put(b"k", b"short", &ONE).unwrap());
+    let _held = local.alloc(MIB - 64).unwrap();
+    assert_eq!(local.get(b"k").unwrap().as_deref(), Some(b"short".as_slice()));
+    assert_eq!(local.batch_get(&[b"k", b"k"]), [Ok(Some(b"short".to_vec())), Ok(Some(b"short".to_vec()))]);
+}

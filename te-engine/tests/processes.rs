@@ -9,9 +9,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use common::*;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 use te_engine::{
-    Access, Config, Fabrics, Liveness, Op, SegmentError, SharedRegion, Status, TransferEngine, TransferError,
-    TransferRequest,
+    Access, Config, Expulsion, Fabrics, Liveness, Op, RegisterError, SegmentError, SharedRegion, Status,
+    TransferEngine, TransferError, TransferRequest,
 };
 
 const LONG: Option<Duration> = Some(Duration::from_secs(15));
@@ -210,6 +213,153 @@ fn peers_notify_each_other_and_limits_hold() {
     assert_eq!(here.take_notifications().len(), 1);
 }
 
+#[test]
+fn what_a_writer_holds_that_was_stopped_in_the_middle_of_a_copy_is_not_free_until_it_goes_on() {
+    let here = engine(Fabrics::SHM);
+    let len = 4 << 20;
+    let region = here.alloc_shared(len, EVERYTHING).unwrap();
+    let (mut inside, mut outside) = (0, 0);
+    // Where it is when it is stopped is chance. Mostly it copies.
+    while inside < 3 {
+        assert!(outside < 200, "no writer was ever stopped in the middle of a copy");
+        let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+        let identity = peer.ask("identity").parse().unwrap();
+        peer.tell(&format!("flood {} {} {len}", here.name(), region.addr()));
+        eventually("the peer is at it", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+        assert_eq!(here.expel(identity, false), Ok(Expulsion::Connected));
+        peer.stop();
+        assert_eq!(here.expel(identity, false), Ok(Expulsion::Connected), "stopped is not gone");
+        if here.expel(identity, true) == Ok(Expulsion::Underway) {
+            inside += 1;
+            for _ in 0..50 {
+                std::thread::sleep(Duration::from_millis(2));
+                assert_eq!(here.expel(identity, true), Ok(Expulsion::Underway), "it may still write");
+            }
+            peer.go_on();
+            eventually("it steps out", || here.expel(identity, true) == Ok(Expulsion::Gone));
+        } else {
+            outside += 1;
+            assert_eq!(here.expel(identity, true), Ok(Expulsion::Gone));
+            assert_eq!(here.expel(identity, false), Ok(Expulsion::Gone));
+        }
+        // The space is somebody else's from here on.
+        region.write(0, &vec![0x11; len]).unwrap();
+        peer.go_on();
+        eventually("the peer is refused", || peer.ask("refused") == "true");
+        assert!(peer.ask("error").contains("this process was cut off"), "{}", peer.ask("error"));
+        // Nor has it another way.
+        peer.tell(&format!("flood {} {} {len}", here.name(), region.addr()));
+        eventually("the peer is refused again", || peer.ask("refused") == "true");
+        assert!(bytes(&region) == vec![0x11; len], "a byte landed in space that was declared free");
+    }
+}
+
+#[test]
+fn a_writer_that_is_killed_while_it_is_stopped_is_gone() {
+    let here = engine(Fabrics::SHM);
+    let len = 4 << 20;
+    let region = here.alloc_shared(len, EVERYTHING).unwrap();
+    let mut other = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+    other.tell(&format!("hammer {} {} {len}", here.name(), region.addr()));
+    eventually("the other is at it", || other.ask("rounds").parse::<u64>().unwrap() > 0);
+    for _ in 0..4 {
+        let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+        let identity = peer.ask("identity").parse().unwrap();
+        peer.tell(&format!("flood {} {} {len}", here.name(), region.addr()));
+        eventually("the peer is at it", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+        peer.stop();
+        peer.kill();
+        eventually("its death is noticed", || here.expel(identity, false) == Ok(Expulsion::Gone));
+    }
+    let rounds = other.ask("rounds");
+    eventually("the other goes on", || other.ask("rounds") != rounds);
+    assert_eq!(other.ask("refused"), "false");
+}
+
+#[test]
+fn memory_that_a_stopped_peer_may_be_inside_of_is_quarantined_and_costs_nothing() {
+    let here = TransferEngine::start(Config { drain_ms: 50, ..config(Fabrics::SHM) }).unwrap();
+    let len = 16 << 20;
+    let mut tries = 0;
+    let mut peer = loop {
+        tries += 1;
+        assert!(tries < 200, "no peer was ever stopped in the middle of a copy");
+        let region = here.alloc_shared_with(len, EVERYTHING, true).unwrap();
+        let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+        peer.tell(&format!("flood {} {} {len}", here.name(), region.addr()));
+        eventually("the peer is at it", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+        peer.stop();
+        match here.unregister(region.id()) {
+            Ok(()) => continue,
+            Err(error) => assert_eq!(error, RegisterError::Busy { requests: 0 }),
+        }
+        assert!(resident(region.addr()) >= len as u64);
+        let addr = region.addr();
+        here.quarantine_shared(region).unwrap();
+        assert_eq!(resident(addr), 0, "its pages are the system's again");
+        break peer;
+    };
+    let stats = here.stats();
+    assert_eq!((stats.quarantined_regions, stats.quarantined_region_bytes), (1, len as u64));
+    // The owner goes on with other memory meanwhile.
+    let fresh = here.alloc_shared(len, EVERYTHING).unwrap();
+    fresh.write(0, &vec![0x22; len]).unwrap();
+    let mut other = Peer::start(Fabrics::SHM, "127.0.0.1:0");
+    other.tell(&format!("hammer {} {} {len}", here.name(), fresh.addr()));
+    eventually("another peer is served", || other.ask("rounds").parse::<u64>().unwrap() > 1);
+    assert_eq!(here.stats().quarantined_regions, 1);
+    peer.go_on();
+    eventually("the last holder is out", || here.stats().quarantined_regions == 0);
+    assert_eq!(here.stats().regions, 1);
+    eventually("the peer is refused", || peer.ask("refused") == "true");
+    assert_eq!(other.ask("seen"), format!("{}", 0x22));
+}
+
+#[test]
+fn memory_that_is_registered_again_is_the_same_and_old_grants_are_no_way_to_it() {
+    for (name, fabrics) in each_remote_fabric() {
+        let here = TransferEngine::start(Config { drain_ms: 10_000, ..config(fabrics) }).unwrap();
+        let len = 4 << 20;
+        let first = here.alloc_shared(len, EVERYTHING).unwrap();
+        let content = pattern(3, len);
+        first.write(0, &content).unwrap();
+        // One that has mapped it and is idle, and then is stopped: it never hears that its grant is revoked.
+        let mut idle = Peer::start(fabrics, "127.0.0.1:0");
+        assert_eq!(
+            idle.ask(&format!("read {} {} {len}", here.name(), first.addr())),
+            sum(&content).to_string()
+        );
+        idle.stop();
+        let mut region = first;
+        for _ in 0..4 {
+            assert!(matches!(here.reregister(&region, EVERYTHING), Err(RegisterError::Overlap { .. })));
+            here.unregister(region.id()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let again = here.reregister(&region, EVERYTHING).unwrap();
+            assert_ne!(again.id(), region.id());
+            assert_eq!(again.addr(), region.addr());
+            region = again;
+        }
+        assert!(bytes(&region) == content, "{name}: the contents stay");
+        assert_eq!((here.stats().regions, here.stats().registered_bytes), (1, len as u64));
+        idle.go_on();
+        // What it knew is no way to it; what it learns now is.
+        assert_eq!(idle.ask(&format!("write-old {} 4096", region.addr())), "refused", "{name}");
+        assert!(bytes(&region) == content, "{name}: nothing was written through an old grant");
+        assert_eq!(
+            idle.ask(&format!("read {} {} {len}", here.name(), region.addr())),
+            sum(&content).to_string()
+        );
+    }
+}
+
+/// Bytes of the memory mapped at `addr` that are there.
+fn resident(addr: u64) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&format!("{addr:x}-")));
+    let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
 /// Not a test: what a peer does. Runs only when it is told to.
 #[test]
 fn peer() {
@@ -227,6 +377,7 @@ fn peer() {
     region.write(0, &pattern(u64::from(std::process::id()), 1 << 20)).unwrap();
     say(&format!("{} {}", engine.name(), region.addr()));
     let mut hammer = None;
+    let mut opened = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
@@ -244,7 +395,25 @@ fn peer() {
                     Err(error) => say(&error.to_string()),
                 }
             }
-            "hammer" => hammer = Some(Hammer::start(&engine, words[1], number(2), number(3))),
+            "identity" => say(&engine.identity().to_string()),
+            "hammer" => hammer = Some(Hammer::start(&engine, words[1], number(2), number(3), true)),
+            "flood" => hammer = Some(Hammer::start(&engine, words[1], number(2), number(3), false)),
+            "error" => say(&hammer.as_ref().unwrap().error()),
+            "read" => {
+                let segment = engine.open_segment(words[1]).unwrap();
+                let len = number(3) as usize;
+                let local = engine.alloc_shared(len, Access::LOCAL).unwrap();
+                let read = request(Op::Read, (local.id(), 0), segment, number(2), number(3));
+                engine.submit(&[read], LONG).unwrap().wait(None).unwrap();
+                say(&sum(&bytes(&local)).to_string());
+                opened = Some(segment);
+            }
+            "write-old" => {
+                let local = engine.alloc_shared(number(2) as usize, Access::LOCAL).unwrap();
+                let write = request(Op::Write, (local.id(), 0), opened.unwrap(), number(1), number(2));
+                let written = engine.submit(&[write], LONG).unwrap().wait(None);
+                say(if written.is_err() { "refused" } else { "written" });
+            }
             "rounds" => say(&hammer.as_ref().unwrap().rounds().to_string()),
             "refused" => say(&hammer.as_ref().unwrap().refused().to_string()),
             "seen" => say(&hammer.as_ref().unwrap().seen().to_string()),
@@ -253,21 +422,25 @@ fn peer() {
     }
 }
 
-/// Reads a region of another process and writes it back, until it is refused.
+/// Reads a region of another process and writes it back, until it is refused; or only writes, what is nowhere else.
 struct Hammer {
-    state: std::sync::Arc<std::sync::Mutex<(u64, bool, u8)>>,
+    state: std::sync::Arc<std::sync::Mutex<(u64, bool, u8, String)>>,
 }
 
 impl Hammer {
-    fn start(engine: &TransferEngine, name: &str, addr: u64, len: u64) -> Self {
+    fn start(engine: &TransferEngine, name: &str, addr: u64, len: u64, reads: bool) -> Self {
         let local = engine.alloc_shared(len as usize, Access::LOCAL).unwrap();
         let segment = engine.open_segment(name).unwrap();
-        let state = std::sync::Arc::<std::sync::Mutex<(u64, bool, u8)>>::default();
+        let state = std::sync::Arc::<std::sync::Mutex<(u64, bool, u8, String)>>::default();
+        if !reads {
+            local.write(0, &vec![0xDD; len as usize]).unwrap();
+        }
         let (engine, shared) = (engine.clone(), std::sync::Arc::clone(&state));
         std::thread::spawn(move || {
             loop {
                 let one = |op| request(op, (local.id(), 0), segment, addr, len);
-                let read = engine.submit(&[one(Op::Read)], None).unwrap().wait(None);
+                let ops = if reads { Op::Read } else { Op::Write };
+                let read = engine.submit(&[one(ops)], None).unwrap().wait(None);
                 let written = read.and_then(|_| {
                     let seen = uniform(&local);
                     let mut state = shared.lock().unwrap();
@@ -277,8 +450,9 @@ impl Hammer {
                     drop(state);
                     engine.submit(&[one(Op::Write)], None).unwrap().wait(None)
                 });
-                if written.is_err() {
-                    shared.lock().unwrap().1 = true;
+                if let Err(error) = written {
+                    let mut state = shared.lock().unwrap();
+                    (state.1, state.3) = (true, error.to_string());
                     return;
                 }
             }
@@ -296,6 +470,10 @@ impl Hammer {
 
     fn seen(&self) -> u8 {
         self.state.lock().unwrap().2
+    }
+
+    fn error(&self) -> String {
+        self.state.lock().unwrap().3.clone()
     }
 }
 
@@ -369,6 +547,17 @@ impl Peer {
     fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.hear()
+    }
+
+    /// SIGSTOP, and stopped.
+    fn stop(&mut self) {
+        let pid = Pid::from_raw(self.child.id() as i32);
+        kill(pid, Signal::SIGSTOP).unwrap();
+        assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+    }
+
+    fn go_on(&mut self) {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGCONT).unwrap();
     }
 
     /// SIGKILL, and gone.

@@ -13,10 +13,10 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 
-use te_core::Instant;
+use te_core::{EXPELLED_MAX, Error, ErrorKind, Instant};
 use zerocopy::IntoBytes;
 
 use crate::connections::Connection;
@@ -55,7 +55,9 @@ pub(crate) struct Admission {
     /// The others, by the names of their events, and whose they are, in the order in which they got here.
     outside: Vec<(u64, IpAddr)>,
     /// Peers that may be alive without a lane, because it was we who closed it.
-    sent_away: std::collections::VecDeque<u64>,
+    sent_away: VecDeque<u64>,
+    /// Peers that are refused for good.
+    expelled: HashSet<u64>,
     /// The last attempt to accept failed, and that has been logged.
     complained: bool,
 }
@@ -139,7 +141,9 @@ impl TcpTransport {
             let outside = &self.admission.outside;
             let share = |group: IpAddr| outside.iter().filter(|(_, other)| *other == group).count();
             let largest = outside.iter().map(|&(_, group)| share(group)).max();
-            let Some(at) = outside.iter().position(|&(_, group)| Some(share(group)) == largest) else { break };
+            let Some(at) = outside.iter().position(|&(_, group)| Some(share(group)) == largest) else {
+                break;
+            };
             let (gone, _) = self.admission.outside.remove(at);
             if let Some(index) = self.connections.index(gone)
                 && let Some(lane) = self.connections.take_in(index)
@@ -156,6 +160,10 @@ impl TcpTransport {
         let identity = hello.identity.get();
         if hello.target.get() != self.incarnation {
             return Status::Restarted;
+        }
+        if self.admission.expelled.contains(&identity) {
+            self.stats.turned_away += 1;
+            return Status::Expelled;
         }
         if self.peer_lanes(identity) >= PEER_LANES_MAX || !self.make_room(identity, lane.role.group) {
             self.stats.turned_away += 1;
@@ -177,7 +185,8 @@ impl TcpTransport {
         let mut count = 0;
         for index in 0..self.connections.bound() {
             let lane = self.connections.in_mut(index);
-            count += usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.identity == identity));
+            count +=
+                usize::from(lane.is_some_and(|l| l.role.phase == Phase::Live && l.role.identity == identity));
         }
         count
     }
@@ -249,6 +258,46 @@ impl TcpTransport {
     /// Whether it has had its chance to carry something and has not.
     fn is_silent(&self, lane: &Candidate) -> bool {
         !lane.carried && self.quiet_ms(lane) >= FIRST_WORD_MS
+    }
+
+    /// Whether the peer has a lane here, or may be alive without one because it was we who closed its last.
+    pub(crate) fn has_peer(&self, identity: u64) -> bool {
+        let lane = |index| match self.connections.get(index) {
+            Some(Connection::In(lane)) => {
+                lane.role.phase != Phase::Greeting && lane.role.identity == identity
+            }
+            _ => false,
+        };
+        (0..self.connections.bound()).any(lane) || self.admission.sent_away.contains(&identity)
+    }
+
+    /// Closes every lane of the peer, with whatever is unread in it, and refuses it from now on. When this returns `Ok`, no
+    /// byte of it lands any more: nothing is under way in a transport that nobody polls, no request to the kernel outlives
+    /// a poll, and a connection without a WELCOME holds no WRITE.
+    pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<(), Error> {
+        if identity == 0 {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        if !force && self.has_peer(identity) {
+            return Err(ErrorKind::Busy.into());
+        }
+        let known = self.admission.expelled.contains(&identity);
+        if !known && self.admission.expelled.len() >= EXPELLED_MAX {
+            return Err(ErrorKind::Full.into());
+        }
+        self.admission.expelled.insert(identity);
+        self.admission.sent_away.retain(|&known| known != identity);
+        for index in 0..self.connections.bound() {
+            if let Some(lane) = self.connections.in_mut(index)
+                && lane.role.phase != Phase::Greeting
+                && lane.role.identity == identity
+                && let Some(lane) = self.connections.take_in(index)
+            {
+                lane.socket.reset_on_close();
+                self.end_in(index, lane);
+            }
+        }
+        Ok(())
     }
 
     /// Ends an idle lane in such a way that its peer loses nothing.

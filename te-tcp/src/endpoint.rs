@@ -59,6 +59,8 @@ pub(crate) enum Gate {
     Until(Instant),
     /// Its incarnation is gone for good: a listener where it was met is another one.
     Restarted,
+    /// It has cut us off, for good.
+    Expelled,
 }
 
 /// One peer.
@@ -134,7 +136,9 @@ impl Endpoint {
 
     /// Whether something waits to be put on a lane.
     pub(crate) fn has_work(&self) -> bool {
-        !self.pending.is_empty() || !self.again.is_empty() || self.fences.iter().any(|fence| fence.waiting.is_none())
+        !self.pending.is_empty()
+            || !self.again.is_empty()
+            || self.fences.iter().any(|fence| fence.waiting.is_none())
     }
 
     /// Whether nothing needs it any more.

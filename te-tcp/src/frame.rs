@@ -168,6 +168,8 @@ pub enum Status {
     Protocol = 12,
     /// The region was withdrawn while a payload was on its way; some of its bytes may be in place.
     Withdrawn = 13,
+    /// The target cut this initiator off, for good.
+    Expelled = 14,
 }
 
 impl Status {
@@ -188,6 +190,7 @@ impl Status {
             10 => Self::Magic,
             11 => Self::Full,
             13 => Self::Withdrawn,
+            14 => Self::Expelled,
             _ => Self::Protocol,
         }
     }
@@ -205,6 +208,7 @@ impl Status {
             Self::Corrupt => ErrorKind::Corrupt,
             Self::Restarted => ErrorKind::PeerRestarted,
             Self::Full => ErrorKind::Full,
+            Self::Expelled => ErrorKind::Expelled,
             Self::Version | Self::Magic | Self::Protocol => ErrorKind::Protocol,
         };
         Some(Error::with_code(kind, self as i32))

@@ -15,6 +15,8 @@
 //!   │ initiator    pieces ▶ frames      target    checks, serves, answers │
 //!   │  + reach     connect, fence,         │      + region  keys, rights, │
 //!   │      │       give up                 │                who uses what │
+//!   │      │                               │      + admission  who has a  │
+//!   │      │                               │                lane at all   │
 //!   │      └──────────────┬────────────────┘                              │
 //!   │                    lane          one connection: outbox and inbox   │
 //!   │                     │            frame: the bytes on the wire       │
@@ -35,6 +37,7 @@
 //! | `FENCE` | yes; the target drops older lanes, with what is unread in them, and says so |
 //! | `CHECKSUM` | with [`Config::checksum`]: CRC32C over each payload, checked where it arrives |
 //! | `TWO_SIDED_PROGRESS` | yes: a target serves only while it is polled |
+//! | expel | yes, at once: by the identity in each HELLO; without force it leaves alone who has a lane |
 //! | cancel | at once; a WRITE whose bytes have begun to leave ends `Unknown` |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
@@ -53,6 +56,10 @@
 //!
 //! Every table and queue has one; see [`Config`]. A lane holds about 200 KiB. The transport authenticates by the random key
 //! of each export and does not encrypt: it is made for a cluster's own network.
+//!
+//! Whoever reaches the port may open lanes, so silence holds none: when [`Config::connections_max`] is reached, lanes that
+//! have never carried anything make room, then those of the address or the process that holds the most, then idle ones. The
+//! initiator of a lane that goes opens another, and its slices do not notice.
 //!
 //! # Example
 //!

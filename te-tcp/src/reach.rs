@@ -30,6 +30,10 @@ impl TcpTransport {
                 self.fail_waiting(peer, ErrorKind::PeerRestarted.into());
                 return;
             }
+            Gate::Expelled => {
+                self.fail_waiting(peer, ErrorKind::Expelled.into());
+                return;
+            }
             Gate::Until(when) if now < when => return,
             _ => {}
         }
@@ -154,6 +158,12 @@ impl TcpTransport {
     /// An attempt to open a lane to address `at` has failed.
     fn lane_refused(&mut self, peer: u32, at: u8, error: Error) {
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
+        if error.kind == ErrorKind::Expelled {
+            // Only who has the right incarnation says so.
+            endpoint.gate = Gate::Expelled;
+            self.fail_peer(peer, error);
+            return;
+        }
         if error.kind == ErrorKind::PeerRestarted {
             if endpoint.has_met(at) {
                 endpoint.gate = Gate::Restarted;
@@ -226,11 +236,12 @@ impl TcpTransport {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone writes no more, and one
-    /// that was never met was sent nothing. One that does not answer may still.
+    /// Whether nothing of ours can land at the peer any more, or ever could: one that was never met was sent nothing, one
+    /// whose process is gone has no memory, and one that expelled us has closed every lane. One that does not answer may
+    /// still hold our bytes.
     fn is_harmless(&self, peer: u32) -> bool {
         let Some(endpoint) = self.peers.get(peer) else { return true };
-        if endpoint.gate == Gate::Restarted {
+        if matches!(endpoint.gate, Gate::Restarted | Gate::Expelled) {
             return true;
         }
         let incarnation = endpoint.incarnation;

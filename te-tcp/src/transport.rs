@@ -31,6 +31,9 @@ const EVENTS_MAX: usize = 64;
 pub(crate) const LISTENER: u64 = u64::MAX;
 
 /// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
+///
+/// A fork inherits the sockets but not the conversation: a child may drop its copy, which closes its descriptors and does
+/// nothing to the parent's connections, and must not call anything else.
 pub struct TcpTransport {
     /// First, so that it lets go of the sockets before they are closed.
     pub(crate) poller: Poller,
@@ -496,6 +499,15 @@ impl Transport for TcpTransport {
         self.list_peer(peer);
         self.fresh = true;
         Ok(())
+    }
+
+    /// True as well for one whose last lane was closed from here because it was idle: it may be alive.
+    fn is_connected(&self, peer: u64) -> bool {
+        peer != 0 && self.has_peer(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.expel_peer(peer, force).map(|()| true)
     }
 }
 

@@ -51,6 +51,10 @@ impl Pair for Ends {
         Duration::from_millis(30)
     }
 
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(self.initiator.identity())
+    }
+
     fn address_bytes(&self, export: &[u8]) -> Range<usize> {
         46..export.len()
     }

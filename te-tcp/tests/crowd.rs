@@ -113,7 +113,10 @@ fn a_lane_that_never_carries_anything_is_closed_though_there_is_room() {
     reads(&mut used, &mut target, 0);
     skip(Duration::from_secs(6));
     linger(&mut [&mut target], Duration::from_millis(20));
-    assert_eq!(frame::parse_response(&silent.hear_out(&mut target)), Ok(Step::Frame(Response::Retired { next: 0 }, 16)));
+    assert_eq!(
+        frame::parse_response(&silent.hear_out(&mut target)),
+        Ok(Step::Frame(Response::Retired { next: 0 }, 16))
+    );
     assert!(used.is_alive(&mut target));
 }
 
@@ -215,7 +218,11 @@ fn half_a_hello_holds_no_connection() {
         assert!(target.transport.connections() <= 64, "{}", target.transport.connections());
     }
     writes_through(&mut honest, &mut target, 1);
-    assert_eq!(half.iter_mut().filter_map(|raw| raw.listen().then_some(())).count(), 63, "the latest are still there");
+    assert_eq!(
+        half.iter_mut().filter_map(|raw| raw.listen().then_some(())).count(),
+        63,
+        "the latest are still there"
+    );
 }
 
 #[test]

@@ -446,6 +446,8 @@ fn export_of(listener: &TcpListener) -> Vec<u8> {
 fn settings_out_of_their_limits_are_named() {
     let error = TcpTransport::new(Config { lanes: 0, ..common::config() }).unwrap_err();
     assert_eq!(error.to_string(), "setting lanes is 0: set it to 1..=16");
+    let error = TcpTransport::new(Config { lanes: 20, ..common::config() }).unwrap_err();
+    assert_eq!(error.to_string(), "setting lanes is 20: set it to 1..=16");
     let error =
         TcpTransport::new(Config { congestion: Some("nonesuch".into()), ..common::config() }).unwrap_err();
     assert!(error.to_string().contains("congestion"), "{error}");

@@ -211,6 +211,12 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             600,
             commands(["cargo run --release -- replay --requests 100 --json"]),
         ),
+        step(
+            "deploy",
+            "the image, the compose file, the units, and what they ask of the program",
+            300,
+            commands(["cargo xtask deploy", "cargo xtask image"]),
+        ),
     ]
 }
 

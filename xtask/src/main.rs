@@ -5,6 +5,8 @@
 //! cargo xtask tidy          the house rules that no compiler checks
 //! cargo xtask reference     writes docs/reference/ from what the program says
 //! cargo xtask fuzz          libFuzzer over every parser that a peer can reach
+//! cargo xtask deploy        what deploy/ says, against what the program and systemd understand
+//! cargo xtask image         the container image, assembled and run without an engine, compose file and units included
 //! cargo xtask bindgen       sizes and offsets of libibverbs' structures, from its headers
 //! cargo xtask lab           guests with emulated RDMA, NVMe over Fabrics, CXL and NUMA, and what runs in them
 //! cargo xtask hw-test       the tests that need hardware, here or in the lab
@@ -19,9 +21,11 @@ mod bench_peers;
 mod bindgen;
 mod ci;
 mod cmd;
+mod deploy;
 mod fuzz;
 mod host;
 mod hw_test;
+mod image;
 mod lab;
 mod reference;
 mod soak;
@@ -49,6 +53,10 @@ enum Task {
     Reference,
     /// Fuzz the parsers with libFuzzer and AddressSanitizer (needs a nightly toolchain).
     Fuzz(fuzz::Args),
+    /// Check the files of deploy/ against the program: flags, settings, services, units, jobs, variables of the dashboard.
+    Deploy(deploy::Args),
+    /// Assemble the container image and run it, and the services of the compose file and of the units in it.
+    Image(image::Args),
     /// Write down (or check) the sizes and offsets of libibverbs' structures, from the installed headers.
     Bindgen(bindgen::Args),
     /// Boot QEMU guests that have the devices this machine lacks, emulated, and run something in them.
@@ -69,6 +77,8 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Reference => reference::run(),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Deploy(args) => deploy::run(&args),
+        Task::Image(args) => image::run(&args),
         Task::Bindgen(args) => bindgen::run(&args),
         Task::Lab(args) => lab::run(&args),
         Task::HwTest(args) => hw_test::run(&args),

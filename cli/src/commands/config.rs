@@ -66,7 +66,7 @@ enum What {
 #[derive(Serialize)]
 struct Row<'a> {
     key: &'a str,
-    value: String,
+    value: serde_json::Value,
     origin: String,
 }
 
@@ -101,7 +101,7 @@ fn show(loaded: &Loaded, prefix: &str, changed: bool, json: bool) -> anyhow::Res
         .filter(|key| key.path.starts_with(prefix) && (!changed || loaded.is_given(&key.path)))
         .map(|key| Row {
             key: &key.path,
-            value: loaded.shown(key),
+            value: loaded.value(key),
             origin: loaded.origin(&key.path).to_string(),
         })
         .collect();
@@ -110,7 +110,7 @@ fn show(loaded: &Loaded, prefix: &str, changed: bool, json: bool) -> anyhow::Res
     }
     let mut table = Table::new(&[("setting", Align::Left), ("value", Align::Left), ("from", Align::Left)]);
     for row in &rows {
-        table.row([row.key.to_owned(), printable(&row.value), printable(&row.origin)]);
+        table.row([row.key.to_owned(), printable(&keys::shown(&row.value)), printable(&row.origin)]);
     }
     output::print(&table.render())
 }

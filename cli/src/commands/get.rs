@@ -11,10 +11,11 @@ use store_client::{Client, ErrorCode, LocalClient};
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
-use crate::commands::{available_memory, refused_in};
+use crate::commands::waiting::WaitArg;
+use crate::commands::{available_memory, check_key, refused_in};
 use crate::config::{FlagsOfClient, Origin};
 use crate::exit::{EXIT_CODES, Exit, Failure};
-use crate::output::{printable, rounded};
+use crate::output::{brief, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output};
@@ -48,6 +49,8 @@ pub(crate) struct Args {
     flags: FlagsOfClient,
     #[command(flatten)]
     local: LocalArg,
+    #[command(flatten)]
+    wait: WaitArg,
     /// Print one JSON object about it; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
@@ -62,8 +65,10 @@ struct Fetched<'a> {
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    check_key(&args.key)?;
     let master = &args.flags.settings().cluster.master;
-    if let Some(client) = args.local.connect(master, local::ARENA_BYTES)? {
+    if args.local.is_given() {
+        let client = args.local.connect(master, local::ARENA_BYTES, args.wait)?;
         let started = Instant::now();
         return deliver(args, &get_local(args, client)?, started);
     }
@@ -71,7 +76,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
         config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
     }
-    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let what = format_args!("a master at {master}: nobody listens there yet");
+    let connect = || Client::connect(config.clone());
+    let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let started = Instant::now();
     let value = {
         let _bar = Bar::spinner("fetching", global.quiet);
@@ -89,7 +96,7 @@ fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
         Err(LocalError::ArenaFull { wanted, .. }) => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
-            args.local.connect(master, wanted)?.map_or(Ok(None), |mut client| client.get(key))
+            args.local.connect(master, local::arena_for(wanted), args.wait)?.get(key)
         }
         value => value,
     };
@@ -127,7 +134,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
     };
     found.map_err(|error| match error.code() {
         ErrorCode::InvalidParams => {
-            let message = format!("{}: the object ends before that part does", printable(&args.key));
+            let message = format!("{}: the object ends before that part does", brief(&args.key));
             Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
         }
         _ => refused_in(client, &args.key, &error),
@@ -136,7 +143,7 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
 
 /// The client calls all of these a miss; a person wants to know which.
 fn miss(args: &Args, client: &Client) -> Failure {
-    let key = printable(&args.key);
+    let key = brief(&args.key);
     let counters = client.counters();
     if counters.checksum_mismatches > 0 {
         return Failure::new(Exit::Verification, format!("{key}: the stored bytes are damaged"))
@@ -157,7 +164,7 @@ fn miss(args: &Args, client: &Client) -> Failure {
 }
 
 fn not_found(args: &Args) -> Failure {
-    let key = printable(&args.key);
+    let key = brief(&args.key);
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 

@@ -6,30 +6,51 @@ use store_client::local::{LocalConfig, LocalError, default_path};
 use store_client::{Address, LocalClient};
 use store_core::ErrorCode;
 
+use crate::commands::waiting::WaitArg;
 use crate::exit::{Exit, Failure};
+use crate::size::ByteSize;
 
 /// Enough for most values; pages that are not used cost nothing.
 pub(crate) const ARENA_BYTES: u64 = 256 << 20;
+
+/// An arena in which one value of this length fits, whatever the allocator's grain and the sizes of its bins.
+pub(crate) fn arena_for(value_bytes: u64) -> u64 {
+    value_bytes.saturating_add(value_bytes / 8).saturating_add(1 << 20).max(ARENA_BYTES)
+}
 
 /// Whether to ask the node on this machine, and where.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LocalArg {
     /// Ask the node on this machine, which moves the bytes: the path of its local socket, or `auto` for that of a node of
     /// yours that uses the same master.
-    #[arg(long, env = "SNOWSKIN_LOCAL", value_name = "PATH|auto")]
+    #[arg(long, env = "SNOWSKIN_LOCAL", hide_env_values = true, value_name = "PATH|auto")]
     local: Option<PathBuf>,
 }
 
 impl LocalArg {
-    /// A client with an arena of this size, if that is the way.
+    /// Whether that is the way.
+    pub(crate) fn is_given(&self) -> bool {
+        self.local.is_some()
+    }
+
+    /// A client with an arena of this size.
     ///
     /// # Errors
     /// Nobody there, or one that refuses.
-    pub(crate) fn connect(&self, master: &Address, arena_bytes: u64) -> anyhow::Result<Option<LocalClient>> {
-        let Some(path) = &self.local else { return Ok(None) };
-        let path = if path.as_os_str() == "auto" { default_path(master) } else { path.clone() };
+    pub(crate) fn connect(
+        &self,
+        master: &Address,
+        arena_bytes: u64,
+        wait: WaitArg,
+    ) -> anyhow::Result<LocalClient> {
+        let path = match &self.local {
+            Some(path) if path.as_os_str() != "auto" => path.clone(),
+            _ => default_path(master),
+        };
+        let what = format!("a local server at {}: nobody listens there yet", path.display());
         let config = LocalConfig { arena_bytes, ..LocalConfig::new(path) };
-        LocalClient::connect(config).map(Some).map_err(|error| failure("", &error).into())
+        let connected = wait.for_listener(what, || LocalClient::connect(config.clone()));
+        connected.map_err(|error| failure("", &error).into())
     }
 }
 
@@ -40,6 +61,13 @@ pub(crate) fn failure(key: &str, error: &LocalError) -> Failure {
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
-    let of = if key.is_empty() { String::new() } else { format!("{}: ", crate::output::printable(key)) };
-    Failure::new(exit, format!("{of}{error}"))
+    let of = if key.is_empty() { String::new() } else { format!("{}: ", crate::output::brief(key)) };
+    let failure = Failure::new(exit, format!("{of}{error}"));
+    match error {
+        LocalError::ArenaFull { arena_bytes, .. } => failure.hint(format!(
+            "this node lends a local client at most {}: leave --local out for longer objects",
+            ByteSize(*arena_bytes).approximate()
+        )),
+        _ => failure,
+    }
 }

@@ -4,12 +4,13 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use store_core::TenantConfig;
-use store_master::MasterServer;
+use store_core::{Secret, TenantConfig};
+use store_master::{BindError, MasterServer};
 
 use crate::commands::cluster::MasterReady;
-use crate::config::FlagsOfMaster;
+use crate::config::{FlagsOfMaster, keys};
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::size::ByteSize;
 use crate::{Outcome, output, sys};
 
 const AFTER_HELP: &str = "Examples:
@@ -49,9 +50,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         config.store.validate().map_err(|error| wrong(&error))?;
         config
             .validate()
-            .map_err(|error| wrong(&error).hint("give --store-admin-secret, or a settings file"))?;
+            .map_err(|error| wrong(&error).hint("give --admin-secret-file, or a settings file"))?;
     }
-    let server = MasterServer::bind(config)?;
+    let server = bind(config)?;
     let ready = MasterReady {
         ready: "master".to_owned(),
         rpc: server.rpc_addr().to_string(),
@@ -69,18 +70,80 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(Exit::Ok)
 }
 
+/// Opens everything that a master listens at. An address that is taken is named by the flag that chooses another.
+pub(crate) fn bind(config: store_master::Config) -> anyhow::Result<MasterServer> {
+    let open = config.store.admin_secret.is_empty() && config.store.cluster_secret.is_empty();
+    if open && !config.rpc_listen.ip().is_loopback() {
+        tracing::warn!(
+            "the master listens at {} without a secret: whoever reaches it can lend memory, take nodes away and remove objects. \
+             Give it and all nodes a --cluster-secret-file, or keep it on loopback",
+            config.rpc_listen
+        );
+    }
+    MasterServer::bind(config).map_err(|error| match error {
+        BindError::Listen { field, addr, source } => {
+            let key = format!("master.{field}");
+            let flag = keys::find(&key).map_or(key.clone(), |key| format!("--{}", key.flag));
+            let taken = source.kind() == std::io::ErrorKind::AddrInUse;
+            let failure = Failure::failed(format!("cannot listen at {addr}: {source}"));
+            let hint = match taken {
+                true => format!("stop what listens there, or choose another place with {flag}"),
+                false => format!("{flag} chooses the place"),
+            };
+            failure.hint(hint).into()
+        }
+        error => error.into(),
+    })
+}
+
 fn read_tenants(path: &Path) -> anyhow::Result<Vec<TenantConfig>> {
+    let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let json = path.extension().is_some_and(|extension| extension == "json");
+    tenants_in(&text, json).map_err(|error| wrong(&error).into())
+}
+
+/// The tenants that a file lists; sizes may be written as everywhere.
+fn tenants_in(text: &str, json: bool) -> Result<Vec<TenantConfig>, String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct File {
-        tenants: Vec<TenantConfig>,
+        tenants: Vec<Tenant>,
     }
-    let wrong = |error: &dyn Display| Failure::usage(format!("--tenants {}: {error}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    if path.extension().is_some_and(|extension| extension == "json") {
-        return serde_json::from_str(&text).map_err(|error| wrong(&error).into());
+    let tenants = match json {
+        true => serde_json::from_str(text).map_err(|error| error.to_string())?,
+        // With its line, and the line itself.
+        false => toml::from_str::<File>(text).map_err(|error| error.to_string().trim_end().to_owned())?.tenants,
+    };
+    Ok(tenants.into_iter().map(TenantConfig::from).collect())
+}
+
+/// As a file has it.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tenant {
+    name: String,
+    #[serde(default)]
+    quota_bytes: Option<ByteSize>,
+    #[serde(default)]
+    quota_objects: Option<u32>,
+    #[serde(default)]
+    guaranteed_bytes: Option<ByteSize>,
+    #[serde(default)]
+    secret: Option<Secret>,
+}
+
+impl From<Tenant> for TenantConfig {
+    fn from(tenant: Tenant) -> Self {
+        // Every field is named: one that is added has to be read.
+        Self {
+            name: tenant.name,
+            quota_bytes: tenant.quota_bytes.map(ByteSize::bytes),
+            quota_objects: tenant.quota_objects,
+            guaranteed_bytes: tenant.guaranteed_bytes.map_or(0, ByteSize::bytes),
+            secret: tenant.secret.unwrap_or_default(),
+        }
     }
-    toml::from_str::<File>(&text).map(|file| file.tenants).map_err(|error| wrong(&error).into())
 }
 
 /// Says that a daemon serves. That nobody listens is no reason to end.
@@ -94,4 +157,23 @@ pub(crate) fn announce(json: bool, ready: &impl serde::Serialize, text: impl FnO
 /// Sleeps until Ctrl-C or SIGTERM.
 pub(crate) fn wait_for_signal() {
     while sys::wait_for_interrupt(None).is_none() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_tenants_are_written_as_everywhere() {
+        let toml = "[[tenants]]\nname = \"a\"\nquota_bytes = \"64MiB\"\nguaranteed_bytes = 4096\nsecret = \"s\"\n";
+        let tenants = tenants_in(toml, false).unwrap();
+        assert_eq!((tenants[0].quota_bytes, tenants[0].guaranteed_bytes), (Some(64 << 20), 4096));
+        assert_eq!(tenants[0].secret, Secret::from("s".to_owned()));
+        let tenants = tenants_in("[{\"name\": \"b\", \"quota_bytes\": \"1.5GiB\"}]", true).unwrap();
+        assert_eq!((tenants[0].quota_bytes, tenants[0].quota_objects), (Some(3 << 29), None));
+
+        let wrong = tenants_in(&toml.replace("64MiB", "64 apples"), false).unwrap_err();
+        assert!(wrong.contains("line 3") && wrong.contains("64 apples") && wrong.contains("64KiB"), "{wrong}");
+        assert!(tenants_in(&toml.replace("quota_bytes", "quota"), false).unwrap_err().contains("quota_bytes"));
+    }
 }

@@ -7,13 +7,33 @@ use te_engine::{MetadataConfig, MetadataSource, SourceError};
 
 use crate::exit::Failure;
 
+/// What this build can look names up in.
+const HELP: &str = match (cfg!(feature = "redis"), cfg!(feature = "etcd")) {
+    (false, false) => {
+        "Where segments are looked up by name: p2p (nowhere: names are addresses) or http://HOST:PORT/metadata (a master's --http). \
+         This build has neither redis:// nor etcd://"
+    }
+    (true, false) => {
+        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
+         redis://[USER:PASSWORD@]HOST:PORT[/DB]. A password is better kept in the environment. This build has no etcd://"
+    }
+    (false, true) => {
+        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http) or \
+         etcd://HOST:PORT[,HOST:PORT…]. This build has no redis://"
+    }
+    (true, true) => {
+        "Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http), \
+         redis://[USER:PASSWORD@]HOST:PORT[/DB] or etcd://HOST:PORT[,HOST:PORT…]. A password is better kept in the environment"
+    }
+};
+
 /// The directory of names.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MetadataArg {
-    /// Where segments are looked up by name: p2p (nowhere: names are addresses), http://HOST:PORT/metadata (a master's --http),
-    /// redis://[USER:PASSWORD@]HOST:PORT[/DB] or etcd://HOST:PORT[,HOST:PORT…]. A password is better kept in the environment.
+    /// Where segments are looked up by name.
     #[arg(
         long,
+        help = HELP,
         env = "SNOWSKIN_METADATA",
         hide_env_values = true,
         default_value = "p2p",

@@ -3,10 +3,12 @@
 pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod gateway;
 pub(crate) mod get;
+pub(crate) mod health;
 pub(crate) mod local;
 pub(crate) mod ls;
 pub(crate) mod master;
@@ -18,6 +20,8 @@ pub(crate) mod rm;
 pub(crate) mod stat;
 pub(crate) mod top;
 pub(crate) mod topology;
+pub(crate) mod up;
+pub(crate) mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -25,18 +29,20 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
+use store_core::wire::KEY_BYTES_MAX;
 use store_core::{ErrorCode, EvictionPolicy};
 use te_engine::Fabrics;
 
-use crate::Outcome;
 use crate::args::{Cli, Command};
 use crate::config::FlagsOfRpc;
 use crate::exit::{Exit, Failure};
+use crate::{Outcome, fail};
 
 /// Runs what was asked for.
 pub(crate) fn run(cli: Cli) -> Outcome {
     let global = cli.global;
     match &cli.command {
+        Command::Up(args) => up::run(args, global),
         Command::Master(args) => master::run(args),
         Command::Node(args) => node::run(args, global),
         Command::Gateway(args) => gateway::run(args),
@@ -52,6 +58,9 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Bench(args) => bench::run(args, global),
         Command::Topology(args) => topology::run(args),
         Command::Doctor(args) => doctor::run(args, global),
+        Command::Health(args) => health::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
     }
 }
 
@@ -124,7 +133,36 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
-    Failure::new(exit, format!("{}: {error}", crate::output::printable(key))).into()
+    let failure = Failure::new(exit, format!("{}: {error}", crate::output::brief(key)));
+    let failure = match error.code() {
+        ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
+        ErrorCode::NoAvailableHandle => {
+            failure.hint("`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity")
+        }
+        ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments and their capacity"),
+        ErrorCode::SegmentsClosed => {
+            failure.hint("`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back")
+        }
+        _ => failure,
+    };
+    failure.into()
+}
+
+/// Refuses a key that no store takes.
+pub(crate) fn check_key(key: &str) -> anyhow::Result<()> {
+    match key.len() {
+        0 => fail(Failure::usage("an empty key: keys have 1 to 1024 bytes; is a variable not set?")),
+        1..=KEY_BYTES_MAX => Ok(()),
+        len => fail(Failure::usage(format!(
+            "{}: a key of {len} bytes: keys have 1 to {KEY_BYTES_MAX}",
+            crate::output::brief(key)
+        ))),
+    }
+}
+
+/// Whether a put found no place because no node lends memory.
+pub(crate) fn is_no_segment(code: ErrorCode) -> bool {
+    code == ErrorCode::NoSegment
 }
 
 /// Which fabrics to use.

@@ -1,22 +1,24 @@
 //! `snowskin put`: store a file, or stdin.
 
-use std::io::Read as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
 use store_client::local::LocalError;
-use store_client::{Client, LocalClient, Placement, PutOptions};
-use store_core::message::{Pin, Retention};
+use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection};
+use store_core::Key;
+use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
-use crate::commands::{available_memory, refused_in};
+use crate::commands::waiting::WaitArg;
+use crate::commands::{available_memory, check_key, is_no_segment, no_master, refused_in};
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
-use crate::output::{printable, rounded};
+use crate::output::{brief, printable, rounded};
 use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output};
@@ -27,7 +29,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin put model/layer0 layer0.bin --replicas 2 --replace
   snowskin put system-prompt prompt.kv --hard-pin
   snowskin put chat/7/0 block.kv --group chat/7 --ttl-ms 600000
-  snowskin put hot.kv --replicas 2 --distinct-nodes --exclude-segment node-3";
+  snowskin put hot hot.kv --replicas 2 --distinct-nodes --exclude-segment node-3";
 
 /// Store a file, or stdin, under a key
 ///
@@ -74,6 +76,8 @@ pub(crate) struct Args {
     flags: FlagsOfClient,
     #[command(flatten)]
     local: LocalArg,
+    #[command(flatten)]
+    wait: WaitArg,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -83,18 +87,24 @@ pub(crate) struct Args {
 struct Stored<'a> {
     key: &'a str,
     bytes: u64,
+    replicas: usize,
+    replicas_wanted: u8,
     seconds: f64,
 }
 
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
+    check_key(&args.key)?;
     let value = read_value(args)?;
     let bytes = value.len() as u64;
-    let master = &args.flags.settings().cluster.master;
-    if let Some(client) = args.local.connect(master, bytes)? {
+    let settings = args.flags.settings();
+    if args.local.is_given() {
+        let client = args.local.connect(&settings.cluster.master, local::arena_for(bytes), args.wait)?;
         return put_local(args, client, &value);
     }
-    let config = args.flags.settings().client.clone();
-    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let master = &settings.cluster.master;
+    let connect = || Client::connect(settings.client.clone());
+    let what = format_args!("a master at {master}: nobody listens there yet");
+    let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let bar = Bar::spinner(format!("storing {}", ByteSize(bytes).approximate()), global.quiet);
     let started = Instant::now();
     if args.replace {
@@ -102,20 +112,23 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     }
     let placement = placement(args, &mut client)?;
     let options = PutOptions { replicas: args.replicas, placement, retention: retention(args) };
-    match client.put(args.key.as_bytes(), &value, &options) {
-        Ok(true) => {}
-        Ok(false) => return fail(taken(args)),
-        Err(error) if error.code().is_no_room() => {
-            let failure = Failure::failed(format!("{}: {error}", printable(&args.key)));
-            return fail(
-                failure.hint("`snowskin stat` shows capacity; `snowskin node --memory SIZE` adds some"),
-            );
-        }
-        Err(error) => return Err(refused_in(&client, &args.key, &error)),
+    let stored = args.wait.for_node(
+        &mut client,
+        |client| client.put(args.key.as_bytes(), &value, &options),
+        |error| is_no_segment(error.code()),
+        |client| client.stats().map_or(true, |stats| stats.segments > 0),
+    );
+    let stored = stored.map_err(|error| refused_in(&client, &args.key, &error))?;
+    if !stored {
+        return fail(taken(args));
     }
     let elapsed = started.elapsed();
     drop(bar);
-    report(args, bytes, elapsed)
+    let copies = match args.replicas {
+        1 => 1,
+        _ => client.replicas(args.key.as_bytes()).map_or(0, |replicas| replicas.len()),
+    };
+    report(args, bytes, elapsed, copies)
 }
 
 /// By way of the node on this machine.
@@ -126,21 +139,54 @@ fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     if args.replace {
         client.remove(args.key.as_bytes(), true).map_err(failed)?;
     }
-    match client.put(args.key.as_bytes(), value, &options).map_err(failed)? {
-        true => report(args, value.len() as u64, started.elapsed()),
-        false => fail(taken(args)),
+    let stored = args.wait.for_node(
+        &mut client,
+        |client| client.put(args.key.as_bytes(), value, &options),
+        |error| is_no_segment(error.code()),
+        // It cannot ask.
+        |_| true,
+    );
+    let stored = stored.map_err(failed)?;
+    if !stored {
+        return fail(taken(args));
     }
+    let elapsed = started.elapsed();
+    let copies = match args.replicas {
+        1 => 1,
+        _ => copies(args)?,
+    };
+    report(args, value.len() as u64, elapsed, copies)
+}
+
+/// How many copies the master knows of: a local client cannot ask.
+fn copies(args: &Args) -> anyhow::Result<usize> {
+    let settings = args.flags.settings();
+    let (master, rpc) = (settings.cluster.master.clone(), settings.client.rpc);
+    let mut rpc = RpcConnection::connect_as(master, rpc, settings.cluster.identity()).map_err(no_master)?;
+    let keys = std::iter::once(Key(args.key.as_bytes()));
+    let ((), mut found) = rpc.call::<FindReplicas>(&(), keys).map_err(no_master)?;
+    Ok(found.next().and_then(Result::ok).map_or(0, |replicas| replicas.len()))
 }
 
 fn taken(args: &Args) -> Failure {
-    let message = format!("{}: there is an object under this key already", printable(&args.key));
+    let message = format!("{}: there is an object under this key already", brief(&args.key));
     Failure::failed(message).hint("--replace overwrites it, `snowskin rm` removes it")
 }
 
-fn report(args: &Args, bytes: u64, elapsed: Duration) -> Outcome {
+fn report(args: &Args, bytes: u64, elapsed: Duration, copies: usize) -> Outcome {
+    if copies < usize::from(args.replicas) {
+        let key = brief(&args.key);
+        eprintln!(
+            "snowskin: {key}: stored {copies} of {} copies, for each goes to another segment: no other has room for it, or may be \
+             used; `snowskin stat` lists them",
+            args.replicas
+        );
+    }
     if args.json {
         let seconds = rounded(elapsed.as_secs_f64());
-        output::print_json(&Stored { key: &args.key, bytes, seconds })?;
+        let stored =
+            Stored { key: &args.key, bytes, replicas: copies, replicas_wanted: args.replicas, seconds };
+        output::print_json(&stored)?;
     }
     Ok(Exit::Ok)
 }
@@ -193,6 +239,9 @@ fn read_value(args: &Args) -> anyhow::Result<Vec<u8>> {
     let name;
     if args.file.as_os_str() == "-" {
         name = "stdin".to_owned();
+        if std::io::stdin().is_terminal() {
+            eprintln!("snowskin: reading the value from the terminal: Ctrl-D ends it, Ctrl-C stores nothing");
+        }
         std::io::stdin().lock().take(limit + 1).read_to_end(&mut value).context("cannot read stdin")?;
     } else {
         name = args.file.display().to_string();

@@ -5,10 +5,10 @@ use store_client::RpcConnection;
 use store_core::message::{Removal, Remove, RemoveMany, RemoveQuery};
 use store_core::{ErrorCode, Key};
 
-use crate::commands::{MasterArg, bad_pattern, no_master};
-use crate::exit::{EXIT_CODES, Exit};
+use crate::commands::{MasterArg, bad_pattern, check_key, no_master};
+use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::thousands;
-use crate::{Outcome, output};
+use crate::{Outcome, fail, output};
 
 const AFTER_HELP: &str = "Examples:
   snowskin rm greeting
@@ -51,6 +51,11 @@ struct Removed<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if args.regex.as_deref() == Some("") {
+        let refused = Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
+        return fail(refused.hint("`snowskin rm --all` removes everything"));
+    }
+    args.keys.iter().try_for_each(|key| check_key(key))?;
     let mut rpc = args.master.connect()?;
     if args.all || args.regex.is_some() {
         return run_many(args, &mut rpc);
@@ -70,7 +75,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 })?;
             }
             if let Err(code) = result {
-                eprintln!("snowskin: {}: {code}", output::printable(key));
+                let why = match code {
+                    ErrorCode::KeyNotFound => "no such object".to_owned(),
+                    code => code.to_string(),
+                };
+                eprintln!("snowskin: {}: {why}", output::brief(key));
                 worst = match (worst, code) {
                     (Exit::Ok, ErrorCode::KeyNotFound) => Exit::NotFound,
                     (Exit::NotFound, ErrorCode::KeyNotFound) => Exit::NotFound,

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, ReadStats, Segments};
-use store_core::{Key, Stats};
+use store_core::{Key, Stats, unbound};
 
-use crate::commands::{MasterArg, no_master, refused};
+use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
 use crate::output::{Align, Table, printable, rounded, thousands};
 use crate::size::ByteSize;
@@ -50,7 +50,8 @@ struct Segment {
 #[derive(Serialize)]
 struct ClusterView<'a> {
     master: &'a str,
-    epoch: u64,
+    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    epoch: String,
     #[serde(flatten)]
     stats: Stats,
     segment_list: &'a [Segment],
@@ -61,7 +62,7 @@ struct ObjectView<'a> {
     key: &'a str,
     bytes: u64,
     checksum: String,
-    generation: u64,
+    generation: String,
     replicas: Vec<ReplicaView>,
 }
 
@@ -73,6 +74,7 @@ struct ReplicaView {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    args.key.as_deref().map_or(Ok(()), check_key)?;
     let mut rpc = args.master.connect()?;
     match &args.key {
         Some(key) => object(args, key, &mut rpc)?,
@@ -86,7 +88,7 @@ fn cluster(args: &Args, rpc: &mut RpcConnection) -> anyhow::Result<()> {
     let segments = segments(rpc, &[])?;
     let master = args.master.address().to_string();
     if args.json {
-        let epoch = rpc.welcome().epoch;
+        let epoch = rpc.welcome().epoch.to_string();
         return output::print_json(&ClusterView { master: &master, epoch, stats, segment_list: &segments });
     }
     output::print(&render_cluster(&master, &stats, &segments))
@@ -175,8 +177,8 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     let view = ObjectView {
         key,
         bytes: object.len,
-        checksum: format!("crc32c:{:08x}", object.checksum),
-        generation: object.generation,
+        checksum: format!("crc32c:{:08x}", unbound(object.checksum, key.as_bytes(), object.generation)),
+        generation: object.generation.to_string(),
         replicas,
     };
     if args.json {
@@ -186,7 +188,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     table.row(["key".to_owned(), printable(key)]);
     table.row(["bytes".to_owned(), thousands(view.bytes)]);
     table.row(["checksum".to_owned(), view.checksum.clone()]);
-    table.row(["generation".to_owned(), view.generation.to_string()]);
+    table.row(["generation".to_owned(), view.generation.clone()]);
     for replica in &view.replicas {
         let place = format!(
             "{} at {} {}",

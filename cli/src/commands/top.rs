@@ -24,7 +24,7 @@ const AFTER_HELP: &str = "Examples:
   snowskin top --once
   snowskin top --json | jq .hit_rate
 
-Bytes a second are those of objects that readers found and writers committed, as the master counts them: no
+Bytes a second are those of objects that readers found and writers committed, as the master counts them: no \
 byte passes it.";
 
 /// Longest answer of a node to `/metrics`, bytes.

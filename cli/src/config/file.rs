@@ -17,7 +17,7 @@ pub(super) fn entries(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
     let text = match read(path) {
         Ok(text) => text,
         Err(what) => {
-            problems.push(Problem { at: at(1), key: String::new(), what });
+            problems.push(Problem { at: at(0), key: String::new(), what });
             return Vec::new();
         }
     };

@@ -22,6 +22,8 @@ pub(crate) trait Scope {
     const SECTIONS: &'static [&'static str];
     /// Whether `--help` lists those that `-h` does not.
     const HELPS_WITH_ALL: bool;
+    /// Settings of other sections that are its flags, too.
+    const MORE: &'static [&'static str];
     /// Whether they stand on every command.
     const GLOBAL: bool = false;
 }
@@ -34,11 +36,12 @@ pub(crate) struct Flags<S> {
 }
 
 macro_rules! scopes {
-    ($($(#[$doc:meta])* $name:ident $flags:ident { $sections:expr, $helps:expr, $global:expr })*) => {$(
+    ($($(#[$doc:meta])* $name:ident $flags:ident { $sections:expr, $more:expr, $helps:expr, $global:expr })*) => {$(
         #[derive(Clone, Copy, Debug)]
         pub(crate) enum $name {}
         impl Scope for $name {
             const SECTIONS: &'static [&'static str] = &$sections;
+            const MORE: &'static [&'static str] = &$more;
             const HELPS_WITH_ALL: bool = $helps;
             const GLOBAL: bool = $global;
         }
@@ -47,17 +50,27 @@ macro_rules! scopes {
     )*};
 }
 
+/// What a master shares with others.
+const SECRETS_OF_MASTER: [&str; 4] = [
+    "cluster.admin_secret",
+    "cluster.admin_secret_file",
+    "cluster.cluster_secret",
+    "cluster.cluster_secret_file",
+];
+
 scopes! {
     /// Of every command.
-    OfLog FlagsOfLog { ["log"], true, true }
+    OfLog FlagsOfLog { ["log"], [], true, true }
     /// `snowskin master`.
-    OfMaster FlagsOfMaster { ["master"], true, false }
+    OfMaster FlagsOfMaster { ["master"], SECRETS_OF_MASTER, true, false }
+    /// `snowskin up`, which has flags of its own: file and variables alone.
+    OfUp FlagsOfUp { [], SECRETS_OF_MASTER, false, false }
     /// `snowskin node`.
-    OfNode FlagsOfNode { ["node", "cluster"], true, false }
+    OfNode FlagsOfNode { ["node", "cluster"], [], true, false }
     /// What moves objects.
-    OfClient FlagsOfClient { ["client", "cluster"], false, false }
+    OfClient FlagsOfClient { ["client", "cluster"], [], false, false }
     /// What only asks the master.
-    OfRpc FlagsOfRpc { ["cluster"], false, false }
+    OfRpc FlagsOfRpc { ["cluster"], [], false, false }
 }
 
 impl<S> Flags<S> {
@@ -68,7 +81,8 @@ impl<S> Flags<S> {
 }
 
 fn keys_of<S: Scope>() -> impl Iterator<Item = &'static Key> {
-    keys::all().iter().filter(|key| S::SECTIONS.contains(&key.section()))
+    let more = |key: &Key| S::MORE.contains(&key.path.as_str());
+    keys::all().iter().filter(move |key| S::SECTIONS.contains(&key.section()) || more(key))
 }
 
 impl<S: Scope> clap::Args for Flags<S> {
@@ -128,14 +142,15 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
 }
 
 fn help(key: &Key) -> String {
-    let default = keys::shown(&key.default);
+    let default = key.default_shown();
     let default = match default.trim_matches('"') {
         "" => String::new(),
         default => format!(" [default: {default}]"),
     };
-    let choices = match key.choices.is_empty() {
-        true => String::new(),
-        false => format!(" [{}]", key.choices.join(", ")),
+    let choices = match (key.choices.is_empty(), key.rust_type.ends_with("Fabrics")) {
+        (_, true) => format!(" [{}]", key.kind()),
+        (true, _) => String::new(),
+        (false, _) => format!(" [{}]", key.choices.join(", ")),
     };
     format!("{}{choices}{default}", key.doc)
 }

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use super::Settings;
+use crate::size::ByteSize;
 
 /// Where the structs are: a crate's name as it is written in types, and the file. A struct that is nested in one of these and lives
 /// in another file needs a line here; a test says so.
@@ -35,11 +36,15 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 28] = [
+const FLAGS: [(&str, &str); 32] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
+    ("cluster.tenant_secret_file", "tenant-secret-file"),
     ("cluster.admin_secret", "admin-secret"),
+    ("cluster.admin_secret_file", "admin-secret-file"),
+    ("cluster.cluster_secret", "cluster-secret"),
+    ("cluster.cluster_secret_file", "cluster-secret-file"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
     ("master.rpc_listen", "listen"),
@@ -67,13 +72,30 @@ const FLAGS: [(&str, &str); 28] = [
 ];
 
 /// Variables that are older, or shorter, than the rule's.
-const VARIABLES: [(&str, &str); 6] = [
+const VARIABLES: [(&str, &str); 10] = [
     ("cluster.master", "SNOWSKIN_MASTER"),
     ("cluster.tenant", "SNOWSKIN_TENANT"),
     ("cluster.tenant_secret", "SNOWSKIN_TENANT_SECRET"),
+    ("cluster.tenant_secret_file", "SNOWSKIN_TENANT_SECRET_FILE"),
     ("cluster.admin_secret", "SNOWSKIN_ADMIN_SECRET"),
+    ("cluster.admin_secret_file", "SNOWSKIN_ADMIN_SECRET_FILE"),
+    ("cluster.cluster_secret", "SNOWSKIN_CLUSTER_SECRET"),
+    ("cluster.cluster_secret_file", "SNOWSKIN_CLUSTER_SECRET_FILE"),
     ("log.filter", "SNOWSKIN_LOG"),
     ("node.engine.metadata.source", "SNOWSKIN_METADATA"),
+];
+
+/// Variables of single commands, which are no settings. A test holds this list to what the commands say.
+pub(crate) const OTHER_VARIABLES: [&str; 9] = [
+    "SNOWSKIN_BENCH_MASTER",
+    "SNOWSKIN_CONFIG",
+    "SNOWSKIN_EVICTION",
+    "SNOWSKIN_GATEWAY_LISTEN",
+    "SNOWSKIN_HEALTH",
+    "SNOWSKIN_LOCAL",
+    "SNOWSKIN_QUIET",
+    "SNOWSKIN_TRACE",
+    "SNOWSKIN_WAIT",
 ];
 
 /// One setting.
@@ -144,6 +166,20 @@ pub(crate) fn looks_like_one(variable: &str) -> bool {
         .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))
 }
 
+/// The variable that `variable`, which no command knows, is probably meant to be.
+pub(crate) fn nearest_variable(variable: &str) -> Option<&'static str> {
+    let settings = all().iter().flat_map(|key| key.variable_short.into_iter().chain([key.variable.as_str()]));
+    let close = settings.chain(OTHER_VARIABLES).map(|known| (distance(variable, known), known));
+    // Two letters in the part that tells variables apart, and never most of it.
+    let far_max = (variable.len().saturating_sub("SNOWSKIN_".len()) / 3).min(2);
+    close.min_by_key(|(far, _)| *far).filter(|(far, _)| *far <= far_max).map(|(_, known)| known)
+}
+
+/// Whether a field of this name holds bytes, which may be written as `64MiB`.
+pub(crate) fn is_size_name(name: &str) -> bool {
+    name.ends_with("_bytes") || name.contains("_bytes_")
+}
+
 /// A value as people read it: TOML where TOML has it.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
@@ -170,14 +206,22 @@ impl Key {
 
     /// Sizes may be written as `64MiB`.
     pub(crate) fn is_size(&self) -> bool {
-        let name = self.path.rsplit('.').next().unwrap_or_default();
-        name.ends_with("_bytes") || name.contains("_bytes_")
+        is_size_name(self.path.rsplit('.').next().unwrap_or_default())
+    }
+
+    /// Its default, as people would write it.
+    pub(crate) fn default_shown(&self) -> String {
+        match self.default.as_u64() {
+            Some(bytes) if self.is_size() => ByteSize(bytes).to_string(),
+            _ => shown(&self.default),
+        }
     }
 
     /// Never shown.
     pub(crate) fn is_secret(&self) -> bool {
         let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
-        named || self.rust_type == "Secret"
+        // Where a secret stands is none.
+        (named || self.rust_type == "Secret") && !self.rust_type.contains("PathBuf")
     }
 
     /// What it may be, for people.
@@ -195,8 +239,8 @@ impl Key {
             "SocketAddr" => "ADDR:PORT".to_owned(),
             "Address" => "HOST:PORT, or unix:PATH".to_owned(),
             "Fabrics" => "auto, or some of local,shm,rdma,tcp".to_owned(),
-            "MetadataSource" => "p2p, http://HOST:PORT/metadata, redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
-                                 etcd://HOST:PORT[,HOST:PORT]"
+            "MetadataSource" => "p2p, http://HOST:PORT/metadata, and in builds with these features \
+                                 redis://[USER:PASSWORD@]HOST:PORT[/DB] and etcd://HOST:PORT[,HOST:PORT]"
                 .to_owned(),
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),

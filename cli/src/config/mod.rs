@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, Given};
+pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
 
 use crate::size::ByteSize;
@@ -74,8 +74,17 @@ pub(crate) struct ClusterSettings {
     pub(crate) tenant: String,
     /// The tenant's secret, if it has one. A variable or a file is a better place than a flag, which others on the machine see.
     pub(crate) tenant_secret: store_core::Secret,
-    /// The admin's secret: for nodes, where the master has tenants, and for who administers.
+    /// A file with it, instead.
+    pub(crate) tenant_secret_file: Option<PathBuf>,
+    /// The admin's secret, for who administers. The master has it from here, too, unless `master.store.admin_secret` says another.
     pub(crate) admin_secret: store_core::Secret,
+    /// A file with it, instead.
+    pub(crate) admin_secret_file: Option<PathBuf>,
+    /// What all processes of a cluster share, so that no other can lend memory, or reach that of nodes: for the master, nodes, and what
+    /// moves objects. Empty: whoever reaches their ports can.
+    pub(crate) cluster_secret: store_core::Secret,
+    /// A file with it, instead.
+    pub(crate) cluster_secret_file: Option<PathBuf>,
 }
 
 impl ClusterSettings {
@@ -94,7 +103,11 @@ impl Default for ClusterSettings {
             master: store_client::Address::default(),
             tenant: store_core::DEFAULT_TENANT.to_owned(),
             tenant_secret: store_core::Secret::default(),
+            tenant_secret_file: None,
             admin_secret: store_core::Secret::default(),
+            admin_secret_file: None,
+            cluster_secret: store_core::Secret::default(),
+            cluster_secret_file: None,
         }
     }
 }
@@ -123,7 +136,7 @@ pub(crate) enum Origin {
     File {
         /// Which file.
         path: PathBuf,
-        /// From 1.
+        /// From 1; 0: the file as a whole.
         line: usize,
     },
     /// An environment variable.
@@ -142,8 +155,11 @@ pub(crate) struct Loaded {
     /// Keys that are not there have their default.
     origins: BTreeMap<&'static str, Origin>,
     /// Variables that look like settings and are none: a slip of the pen, or an orchestrator's.
-    pub(crate) strange_variables: Vec<String>,
+    pub(crate) strange_variables: Vec<Strange>,
 }
+
+/// A variable that is no setting, and the one that it is probably meant to be.
+pub(crate) type Strange = (String, Option<&'static str>);
 
 /// What is wrong with one value, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +215,7 @@ impl Loaded {
                 problems.push(problem);
             }
         }
+        loaded.read_secrets(&mut problems);
         loaded.complete();
         if problems.is_empty() {
             problems.extend(sections.iter().filter_map(|section| loaded.out_of_limits(section)));
@@ -216,14 +233,19 @@ impl Loaded {
         self.origins.contains_key(key)
     }
 
-    /// A key's value, for people; secrets are masked.
-    pub(crate) fn shown(&self, key: &Key) -> String {
+    /// A key's value, for programs; secrets are masked.
+    pub(crate) fn value(&self, key: &Key) -> Value {
         if key.is_secret() && self.is_given(&key.path) {
-            return "\"***\"".to_owned();
+            return Value::from("***");
         }
         // As the structs have it, not as it was written: they leave out secrets within a value.
         let tree = serde_json::to_value(&self.settings).unwrap_or_default();
-        keys::shown(tree.pointer(&key.pointer()).unwrap_or(&Value::Null))
+        tree.pointer(&key.pointer()).cloned().unwrap_or_default()
+    }
+
+    /// A key's value, for people; secrets are masked.
+    pub(crate) fn shown(&self, key: &Key) -> String {
+        keys::shown(&self.value(key))
     }
 
     fn set(&mut self, entry: Entry) -> Result<(), Problem> {
@@ -231,7 +253,7 @@ impl Loaded {
         for reading in entry.readings {
             let mut tree = self.tree.clone();
             if let Some(leaf) = tree.pointer_mut(&entry.key.pointer()) {
-                *leaf = reading;
+                *leaf = with_sizes(reading);
             }
             match serde_json::from_value(tree.clone()) {
                 Ok(settings) => {
@@ -247,6 +269,28 @@ impl Loaded {
         Err(Problem { at: entry.at, key: entry.key.path.clone(), what })
     }
 
+    /// Reads secrets that stand in files of their own: a trailing newline is none of theirs.
+    fn read_secrets(&mut self, problems: &mut Vec<Problem>) {
+        let cluster = &mut self.settings.cluster;
+        for (secret, file, key) in [
+            (&mut cluster.tenant_secret, &cluster.tenant_secret_file, "cluster.tenant_secret"),
+            (&mut cluster.admin_secret, &cluster.admin_secret_file, "cluster.admin_secret"),
+            (&mut cluster.cluster_secret, &cluster.cluster_secret_file, "cluster.cluster_secret"),
+        ] {
+            let Some(path) = file else { continue };
+            let of_file = format!("{key}_file");
+            let at = self.origins.get(of_file.as_str()).cloned().unwrap_or(Origin::Default);
+            let read = match self.origins.contains_key(key) {
+                true => Err(format!("{key} is given as well: leave one of them out")),
+                false => secret_in(path),
+            };
+            match read {
+                Ok(read) => *secret = read,
+                Err(what) => problems.push(Problem { at, key: of_file, what }),
+            }
+        }
+    }
+
     /// Fills in what follows from other settings, or from this process.
     fn complete(&mut self) {
         let settings = &mut self.settings;
@@ -257,7 +301,19 @@ impl Loaded {
         if settings.node.node.name.is_empty() {
             settings.node.node.name = process_name();
         }
+        let cluster = &settings.cluster;
         let store = &mut settings.master.store;
+        for (own, shared) in [
+            (&mut store.admin_secret, &cluster.admin_secret),
+            (&mut store.cluster_secret, &cluster.cluster_secret),
+        ] {
+            if own.is_empty() {
+                own.clone_from(shared);
+            }
+        }
+        for engine in [&mut settings.node.node.engine, &mut settings.client.engine] {
+            engine.cluster_secret = te_engine::Secret::new(cluster.cluster_secret.bytes());
+        }
         if !self.origins.contains_key("master.store.eviction_ratio") {
             store.eviction_ratio = store.eviction_ratio.min(store.eviction_high_watermark);
         }
@@ -291,6 +347,12 @@ impl Loaded {
                 own.or_else(store)
             }
             "node" => client(settings.node.node.validate()).or_else(|| engine(&settings.node.node.engine)),
+            "cluster" => {
+                let tenant = &settings.cluster.tenant;
+                let right = (1..=store_core::TENANT_BYTES_MAX).contains(&tenant.len());
+                let need = format!("a tenant's name has 1 to {} bytes", store_core::TENANT_BYTES_MAX);
+                (!right).then(|| ("tenant".to_owned(), need))
+            }
             "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
             _ => None,
         }?;
@@ -298,6 +360,23 @@ impl Loaded {
         let value = keys::find(&key).map(|key| format!("{} ", self.shown(key))).unwrap_or_default();
         let at = self.origin(&key).clone();
         Some(Problem { at, key, what: format!("{value}is out of its limits: {what}") })
+    }
+}
+
+/// The secret that a file holds.
+fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
+    let fail = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
+    let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
+    let mut text = String::new();
+    // One more than a secret may have: what is longer is refused by its limits.
+    let limit = store_core::SECRET_BYTES_MAX as u64 + 3;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, limit), &mut text).map_err(|error| fail(&error))?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    match text.len() {
+        0 => Err(fail(&"is empty: write the secret into it")),
+        1..=store_core::SECRET_BYTES_MAX => Ok(text.to_owned().into()),
+        _ => Err(fail(&format_args!("a secret has {} bytes at most", store_core::SECRET_BYTES_MAX))),
     }
 }
 
@@ -309,7 +388,7 @@ fn process_name() -> String {
 }
 
 /// The settings among environment variables, and those that only look like some.
-fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<String>) {
+fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry>, Vec<Strange>) {
     let (mut entries, mut strange) = (Vec::new(), Vec::new());
     for (name, text) in variables.filter(|(name, _)| name.starts_with("SNOWSKIN_")) {
         let wanted = |key: &&Key| key.variable == name || key.variable_short == Some(name.as_str());
@@ -318,8 +397,12 @@ fn variables_of(variables: impl Iterator<Item = (String, String)>) -> (Vec<Entry
                 let readings = readings(key, &text, true);
                 entries.push(Entry { key, at: Origin::Variable(name), readings });
             }
-            None if keys::looks_like_one(&name) => strange.push(name),
-            None => {}
+            None if keys::OTHER_VARIABLES.contains(&name.as_str()) => {}
+            None => match keys::nearest_variable(&name) {
+                near @ Some(_) => strange.push((name, near)),
+                None if keys::looks_like_one(&name) => strange.push((name, None)),
+                None => {}
+            },
         }
     }
     entries.sort_by_key(|entry| entry.key.path.as_str());
@@ -344,10 +427,29 @@ fn readings(key: &Key, text: &str, from_shell: bool) -> Vec<Value> {
     readings
 }
 
+/// Sizes within tables, such as those of tenants, may be written as everywhere.
+fn with_sizes(mut value: Value) -> Value {
+    match &mut value {
+        Value::Array(values) => values.iter_mut().for_each(|value| *value = with_sizes(value.take())),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if keys::is_size_name(name)
+                    && let Some(size) = value.as_str().and_then(|text| text.parse::<ByteSize>().ok())
+                {
+                    *value = Value::from(size.bytes());
+                }
+            }
+        }
+        _ => {}
+    }
+    value
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
             Self::Flag(name) => f.write_str(name),

@@ -48,7 +48,7 @@ pub(crate) fn page() -> String {
             "| `{name}` | `--{}` | {} | `{}` | {}{short} |",
             key.flag,
             cell(&key.kind()),
-            cell(&keys::shown(&key.default)),
+            cell(&key.default_shown()),
             cell(&key.doc),
         );
     }

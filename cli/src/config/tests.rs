@@ -50,7 +50,7 @@ fn what_is_not_toml_is_named_with_its_line() {
     assert!(error.contains("FILE:2: not TOML"), "{error}");
     let error =
         Loaded::read(Some(Path::new("/no/such.toml")), std::iter::empty(), &[], &[]).unwrap_err().to_string();
-    assert!(error.contains("/no/such.toml:1: cannot be read"), "{error}");
+    assert!(error.contains("/no/such.toml: cannot be read"), "{error}");
 }
 
 #[test]
@@ -92,7 +92,35 @@ fn nodes_and_clients_know_the_one_master_of_the_cluster() {
 fn a_variable_that_only_looks_like_a_setting_is_told_and_not_refused() {
     let loaded =
         read("", &[("SNOWSKIN_MASTER_SERVICE_HOST", "10.0.0.1"), ("SNOWSKIN_SEED", "1")], &[]).unwrap();
-    assert_eq!(loaded.strange_variables, ["SNOWSKIN_MASTER_SERVICE_HOST"]);
+    assert_eq!(loaded.strange_variables, [("SNOWSKIN_MASTER_SERVICE_HOST".to_owned(), None)]);
+}
+
+#[test]
+fn a_slip_of_the_pen_in_a_short_variable_is_told_with_what_was_meant() {
+    let meant = |name: &str| read("", &[(name, "10.0.0.1:50051")], &[]).unwrap().strange_variables.pop();
+    for (name, near) in [
+        ("SNOWSKIN_MASTRE", "SNOWSKIN_MASTER"),
+        ("SNOWSKIN_MASTERS", "SNOWSKIN_MASTER"),
+        ("SNOWSKIN_TENNANT", "SNOWSKIN_TENANT"),
+        ("SNOWSKIN_CONFG", "SNOWSKIN_CONFIG"),
+        ("SNOWSKIN_NODE_CAPACITY_BYTE", "SNOWSKIN_NODE_CAPACITY_BYTES"),
+    ] {
+        assert_eq!(meant(name), Some((name.to_owned(), Some(near))));
+    }
+    // Others' variables, and those of commands.
+    for name in ["SNOWSKIN_SEED", "SNOWSKIN_VERSION", "SNOWSKIN_PORT", "SNOWSKIN_QUIET", "SNOWSKIN_LOCAL"] {
+        assert_eq!(meant(name), None);
+    }
+}
+
+#[test]
+fn sizes_within_tables_are_written_as_everywhere() {
+    let text = "[master.store]\nadmin_secret = \"root\"\nmulti_tenants = true\n\
+                [[master.store.tenants]]\nname = \"a\"\nquota_bytes = \"64MiB\"\n";
+    let loaded = read(text, &[], &[]).unwrap();
+    assert_eq!(loaded.settings.master.store.tenants[0].quota_bytes, Some(64 << 20));
+    let problems = read(&text.replace("64MiB", "64 apples"), &[], &[]).unwrap_err().to_string();
+    assert!(problems.contains("tenants"), "{problems}");
 }
 
 #[test]
@@ -164,4 +192,40 @@ fn a_password_in_a_connection_string_is_used_and_not_shown() {
         let error = read("", &[("SNOWSKIN_METADATA", bad)], &[]).unwrap_err();
         assert!(error.contains("etcd://") && !error.contains("hunter2"), "{error}");
     }
+}
+
+#[test]
+fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let cluster = file("cluster", "sesame\n");
+    let loaded = read("", &[("SNOWSKIN_CLUSTER_SECRET_FILE", &cluster)], &[]).unwrap();
+    let secret = store_core::Secret::from("sesame".to_owned());
+    assert_eq!(loaded.settings.cluster.cluster_secret, secret);
+    assert_eq!(loaded.settings.master.store.cluster_secret, secret);
+    assert!(loaded.settings.node.node.engine.cluster_secret.is_set());
+    assert!(loaded.settings.client.engine.cluster_secret.is_set());
+    let shown: String = keys::all().iter().map(|key| loaded.shown(key)).collect();
+    assert!(!shown.contains("sesame") && shown.contains(&cluster), "the place is shown, the secret is not");
+
+    // What the master has of its own stands.
+    let text = "[master.store]\ncluster_secret = \"own\"\n[cluster]\nadmin_secret = \"root\"\n";
+    let loaded = read(text, &[("SNOWSKIN_CLUSTER_SECRET", "sesame")], &[]).unwrap();
+    assert_eq!(loaded.settings.master.store.cluster_secret, "own".to_owned().into());
+    assert_eq!(loaded.settings.master.store.admin_secret, "root".to_owned().into());
+
+    for (path, what) in [
+        (file("empty", "\n"), "is empty"),
+        (file("long", &"s".repeat(300)), "256 bytes at most"),
+        (dir.path().join("none").display().to_string(), "No such file"),
+    ] {
+        let refused = read("", &[("SNOWSKIN_ADMIN_SECRET_FILE", &path)], &[]).unwrap_err();
+        assert!(refused.contains("SNOWSKIN_ADMIN_SECRET_FILE") && refused.contains(what), "{refused}");
+    }
+    let both = [("SNOWSKIN_CLUSTER_SECRET", "a"), ("SNOWSKIN_CLUSTER_SECRET_FILE", cluster.as_str())];
+    assert!(read("", &both, &[]).unwrap_err().contains("leave one of them out"));
 }

@@ -17,16 +17,18 @@ use crate::sys;
 /// Values that are shorter than this are copied.
 const LENT_BYTES_MIN: usize = 32 << 10;
 
-/// A client, and memory that is registered with it until this is dropped.
+/// A client in the middle of an operation, and memory that is registered with it until this is dropped. Dropped before the
+/// operation has [finished](Self::finish), by a panic, it gives up what is under way, and the client loses no memory by it.
 pub(super) struct Lending<'c, 'b> {
     client: &'c mut Client,
+    finished: bool,
     _borrowed: PhantomData<&'b mut [u8]>,
 }
 
 impl<'c, 'b> Lending<'c, 'b> {
     /// Registers what is worth it of the `items` of an operation that the mover has [begun](crate::mover::Mover::begin).
     pub(super) fn new(client: &'c mut Client, items: usize, buffers: &mut Buffers<'b>) -> Self {
-        let this = Self { client, _borrowed: PhantomData };
+        let this = Self { client, finished: false, _borrowed: PhantomData };
         if !this.client.fabric.is_inline() {
             return this;
         }
@@ -47,19 +49,28 @@ impl<'c, 'b> Lending<'c, 'b> {
         }
         this
     }
+
+    /// Nothing of the operation is under way any more.
+    pub(super) fn finish(mut self) {
+        self.finished = true;
+    }
 }
 
 impl Drop for Lending<'_, '_> {
     fn drop(&mut self) {
         let client = &mut *self.client;
         let mut abandoned = false;
+        if !self.finished {
+            abandoned = true;
+            client.abandon_operation();
+        }
         while let Some(BufferRange { region, .. }) = client.mover.take_back() {
             client.memory.remove(region);
             loop {
                 match client.fabric.unregister(region) {
                     Ok(()) | Err(RegisterError::NotFound) => break,
                     Err(RegisterError::Busy { .. }) => {
-                        // Only a panic leaves something under way.
+                        // Only a panic leaves something under way; should that ever be untrue, it is given up here.
                         if !std::mem::replace(&mut abandoned, true) {
                             client.mover.abandon(&mut client.fabric);
                         }
@@ -87,5 +98,83 @@ impl Deref for Lending<'_, '_> {
 impl DerefMut for Lending<'_, '_> {
     fn deref_mut(&mut self) -> &mut Client {
         self.client
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use store_master::{Config, MasterHandle, MasterServer};
+    use te_engine::Fabrics;
+
+    use crate::fabric::PanicAt;
+    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
+
+    fn store(fabrics: Fabrics) -> (MasterHandle, Node, Client) {
+        let config =
+            Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() };
+        let master = MasterServer::bind(config).unwrap().spawn().unwrap();
+        let address = master.rpc_addr();
+        let node = Node::start(NodeConfig::new("a", address.into(), 8 << 20).fabrics(fabrics)).unwrap();
+        let config =
+            ClientConfig { bounce_bytes: 128 << 10, ..ClientConfig::new(address.into()).fabrics(fabrics) };
+        (master, node, Client::connect(config).unwrap())
+    }
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 / 3) as u8).collect()
+    }
+
+    #[test]
+    fn an_operation_that_panics_costs_the_client_no_memory() {
+        for fabrics in [Fabrics::TCP, Fabrics::SHM] {
+            let (_master, _node, mut client) = store(fabrics);
+            let options = PutOptions::default();
+            // Parts are not lent: they pass through the bounce buffer, which has room for a dozen of these.
+            let (value, long) = (bytes(20_000), bytes(50_000));
+            let parts = value.split_at(7);
+            client.put(b"there", &long, &options).unwrap();
+            let before = client.engine_stats().regions;
+            for round in 0..60 {
+                let key = format!("k{round}");
+                let at = if round % 2 == 0 { PanicAt::Submit } else { PanicAt::Poll };
+                client.fabric_mut().panic_next(at);
+                let panicked = catch_unwind(AssertUnwindSafe(|| match round % 3 {
+                    0 => client.put_parts(key.as_bytes(), &[parts.0, parts.1], &options).map(drop),
+                    1 => client.put(key.as_bytes(), &long, &options).map(drop),
+                    _ => client.get(b"there").map(drop),
+                }));
+                assert!(panicked.is_err(), "{fabrics} {round}");
+                let key = format!("after-{round}");
+                let stored = client.put_parts(key.as_bytes(), &[parts.0, parts.1], &options);
+                assert!(stored.unwrap(), "{fabrics} {round}");
+                assert_eq!(client.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{fabrics} {round}");
+            }
+            assert_eq!(client.engine_stats().regions, before, "what was lent is unregistered");
+            assert_eq!(client.get(b"there").unwrap(), Some(long));
+            assert_eq!(client.counters().checksum_mismatches, 0);
+        }
+    }
+
+    #[test]
+    fn what_a_rail_sums_while_it_copies_is_not_summed_again() {
+        let (_master, _node, mut client) = store(Fabrics::SHM);
+        // Parts of half a block: the shortest that the rail sums.
+        let value = bytes(30 << 15);
+        let memory = client.alloc(value.len()).unwrap();
+        memory.write(0, &value).unwrap();
+        let parts: Vec<BufferRange> =
+            (0..30).map(|part| BufferRange::part(&memory, part << 15, 1 << 15)).collect();
+        // A rail that has just come up may copy later than usual, and then its sums come too late.
+        let summed_by_rail = (0..50).any(|_| {
+            client.mover.summed_bytes = 0;
+            assert!(client.put_from_buffers(b"k", &parts, &PutOptions::default()).unwrap());
+            assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
+            assert!(client.remove(b"k", true).unwrap());
+            client.mover.summed_bytes == 0
+        });
+        assert!(summed_by_rail);
     }
 }

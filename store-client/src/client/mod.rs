@@ -16,6 +16,7 @@ use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
+use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
 use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
 
@@ -53,6 +54,8 @@ pub struct Client {
     /// Drawn at random when the client connects.
     nonce_keys: RandomState,
     nonces: u64,
+    /// Which connection granted the leases of the latest get.
+    leased_by: u64,
     /// Who reports bad replicas: drawn at random when the client connects.
     reporter: u64,
     counters: Counters,
@@ -93,17 +96,22 @@ impl Client {
     ///
     /// # Errors
     /// See [`ConnectError`].
-    pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
+    pub fn connect(mut config: ClientConfig) -> Result<Self, ConnectError> {
         config.validate()?;
+        if config.identity.cluster.is_set() {
+            config.engine.cluster_secret = config.identity.cluster_secret();
+        }
+        // Nobody would take them.
+        config.engine.control.notifications_max = 0;
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
-        let op = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+        let (get, put) = machines(&config);
         let mut this = Self {
             rpc,
             rpc_connects: 0,
-            get: GetOp::new(op),
-            put: PutOp::new(op),
+            get,
+            put,
             fabric,
             memory: Memory::default(),
             mover: Mover::new(bounce),
@@ -111,6 +119,7 @@ impl Client {
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
+            leased_by: 0,
             reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
             times: OperationTimes::default(),
@@ -232,6 +241,24 @@ impl Client {
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.fabric, shun);
         }
+        self.report_unreached();
+    }
+
+    /// Tells the master which segments this operation could not reach: others need not find out for themselves. That it cannot be
+    /// told is no error: they will.
+    fn report_unreached(&mut self) {
+        let mut unreached = self.segments.take_unreached();
+        unreached.extend(self.mover.take_unreached());
+        unreached.sort_unstable();
+        unreached.dedup();
+        unreached.truncate(REPORTS_MAX);
+        if unreached.is_empty() {
+            return;
+        }
+        if let Err(error) = self.rpc.call::<ReportSegments>(&(), unreached.into_iter()) {
+            log::debug!("operation {}: reporting segments: {error}", self.trace());
+        }
+        self.note_connection();
     }
 
     fn pump(&mut self, buffers: &mut Buffers<'_>, deadline: Instant) -> bool {
@@ -242,6 +269,14 @@ impl Client {
     fn wait(&mut self, due: Option<te_core::Instant>, deadline: Instant) {
         let due = due.map(|at| self.started + Duration::from_nanos(at.as_nanos()));
         self.mover.wait(&mut self.fabric, due.unwrap_or(deadline));
+    }
+
+    /// An operation has ended in a panic: nothing of it is to be met by the next one.
+    fn abandon_operation(&mut self) {
+        self.mover.abandon(&mut self.fabric);
+        (self.get, self.put) = machines(&self.config);
+        // What was asked, or half asked, has no asker any more.
+        self.rpc.disconnect();
     }
 
     fn call_failed(&mut self, error: RpcError) -> ErrorCode {
@@ -287,6 +322,15 @@ impl Client {
     fn now(&self) -> te_core::Instant {
         te_core::Instant::ZERO + self.started.elapsed()
     }
+}
+
+/// Segments that one operation reports at most.
+const REPORTS_MAX: usize = 256;
+
+/// The state machines of operations.
+fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
+    let config = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+    (GetOp::new(config), PutOp::new(config))
 }
 
 /// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.

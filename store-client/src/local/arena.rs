@@ -56,6 +56,12 @@ impl Arena {
         }
     }
 
+    /// `wanted` bytes, or as many as there are in one piece.
+    pub(super) fn alloc_up_to(self: &Arc<Self>, wanted: u64) -> Result<LocalBuffer, LocalError> {
+        let largest_free = self.rows().allocator.largest_free();
+        self.alloc(wanted.min(largest_free.max(1)))
+    }
+
     /// Parts that nobody has and that may still be written.
     pub(super) fn held(&self) -> Vec<Span> {
         self.rows().held.iter().map(|&(_, span)| span).collect()

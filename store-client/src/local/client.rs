@@ -15,8 +15,8 @@ use te_engine::host::{self, BorrowedMemory};
 use super::arena::{Arena, LocalBuffer, LocalRange};
 use super::error::LocalError;
 use super::protocol::{
-    Answer, FRAME_BYTES_MAX, Got, Item, KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, Request, Span,
-    VERSION, encode,
+    Answer, FRAME_BYTES_MAX, Got, Item, KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, Refusal, Request,
+    Span, VERSION, encode,
 };
 
 /// What a [`LocalClient`] can be told.
@@ -26,7 +26,8 @@ pub struct LocalConfig {
     pub path: PathBuf,
     /// On whose behalf; the node acts for one tenant. Default the default tenant.
     pub tenant: String,
-    /// Memory to share with the node, bytes; the node may give less. Pages count when they are first used. Default 64 MiB.
+    /// Memory to share with the node, bytes; the node may give less. Pages count when they are first used. A value that does not
+    /// fit makes the client ask for more by itself, as long as it holds no buffer. Default 64 MiB.
     pub arena_bytes: u64,
     /// How long an answer may take, milliseconds: longer than the node's own limits on an operation. Default 30,000.
     pub call_ms_max: u32,
@@ -65,6 +66,8 @@ pub struct LocalClient {
     id: u64,
     /// How long the value was that was read last: the next is probably as long.
     guess_bytes: u64,
+    /// The longest arena that the node gives, as far as is known.
+    arena_bytes_max: u64,
 }
 
 #[derive(Debug)]
@@ -85,7 +88,8 @@ impl LocalClient {
     /// # Errors
     /// Nobody there, somebody else's node, or one that refuses.
     pub fn connect(config: LocalConfig) -> Result<Self, LocalError> {
-        let mut this = Self { config, connection: None, id: 0, guess_bytes: GUESS_BYTES };
+        let (guess_bytes, arena_bytes_max) = (GUESS_BYTES, u64::MAX);
+        let mut this = Self { config, connection: None, id: 0, guess_bytes, arena_bytes_max };
         this.connection()?;
         Ok(this)
     }
@@ -105,13 +109,43 @@ impl LocalClient {
         arena.alloc(len)
     }
 
+    /// As [`alloc`](Self::alloc), for a value that the caller does not hold in the arena. One that is longer than the arena has
+    /// the arena exchanged for a longer one, unless somebody holds a buffer of it.
+    fn alloc_value(&mut self, len: u64) -> Result<LocalBuffer, LocalError> {
+        let arena = Arc::clone(&self.connection()?.arena);
+        let idle = Arc::strong_count(&arena) == 2;
+        if len <= arena.len() || len > self.arena_bytes_max || !idle {
+            return arena.alloc(len);
+        }
+        drop(arena);
+        // First, so that a node that lends little has room for the other.
+        self.connection = None;
+        let larger = LocalConfig { arena_bytes: len, ..self.config.clone() };
+        let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max.into());
+        let opened = loop {
+            match Connection::open(&larger) {
+                // It may not have seen yet that the other is gone.
+                Err(LocalError::Refused(Refusal::Clients { .. } | Refusal::Memory { .. }))
+                    if Instant::now() < deadline =>
+                {
+                    thread::sleep(EXCHANGE_PAUSE);
+                }
+                opened => break opened?,
+            }
+        };
+        let given = opened.arena.len();
+        if given < len {
+            self.arena_bytes_max = given;
+        }
+        self.connection.insert(opened).arena.alloc(len)
+    }
+
     /// Stores a copy of `value`. Gives `false` when the key is taken, and leaves the object there as it is.
     ///
     /// # Errors
-    /// No room, an invalid key, no value, a value longer than the arena, or a node that cannot be asked.
+    /// No room, an invalid key, no value, a value longer than the arena that the node lends, or a node that cannot be asked.
     pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, LocalError> {
-        let buffer = self.alloc(value.len() as u64)?;
-        buffer.write(0, value)?;
+        let buffer = self.filled(value)?;
         self.put_from(key, buffer.all(), options)
     }
 
@@ -185,7 +219,7 @@ impl LocalClient {
     /// Reads a value. `None` is a miss.
     ///
     /// # Errors
-    /// An invalid key, a value longer than the arena, or a node that cannot be asked.
+    /// An invalid key, a value longer than the arena that the node lends, or a node that cannot be asked.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, LocalError> {
         self.get_buffer(key)?.map(|buffer| buffer.to_vec()).transpose()
     }
@@ -195,9 +229,14 @@ impl LocalClient {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn get_buffer(&mut self, key: &[u8]) -> Result<Option<LocalBuffer>, LocalError> {
-        let mut room = self.guess_bytes.min(self.connection()?.arena.len());
+        let guess_bytes = self.guess_bytes;
+        let mut first = Some(Arc::clone(&self.connection()?.arena).alloc_up_to(guess_bytes)?);
+        let mut room = guess_bytes;
         for _ in 0..LENGTH_TRIES {
-            let mut buffer = self.alloc(room)?;
+            let mut buffer = match first.take() {
+                Some(buffer) => buffer,
+                None => self.alloc_value(room)?,
+            };
             match self.get_request(&[(key, buffer.all())])?.pop() {
                 Some(Got::Read(len)) => {
                     self.guess_bytes = len.max(1);
@@ -446,7 +485,7 @@ impl LocalClient {
 
     /// A buffer with these bytes.
     fn filled(&mut self, value: &[u8]) -> Result<LocalBuffer, LocalError> {
-        let buffer = self.alloc(value.len() as u64)?;
+        let buffer = self.alloc_value(value.len() as u64)?;
         buffer.write(0, value)?;
         Ok(buffer)
     }
@@ -454,10 +493,9 @@ impl LocalClient {
     /// Buffers for values of unknown length: at least one, at most `count`.
     fn some_of(&mut self, count: usize) -> Result<Vec<LocalBuffer>, LocalError> {
         let arena = Arc::clone(&self.connection()?.arena);
-        let room = self.guess_bytes.min(arena.len());
-        let mut buffers = vec![arena.alloc(room)?];
+        let mut buffers = vec![arena.alloc_up_to(self.guess_bytes)?];
         while buffers.len() < count
-            && let Ok(buffer) = arena.alloc(room)
+            && let Ok(buffer) = arena.alloc(self.guess_bytes)
         {
             buffers.push(buffer);
         }
@@ -503,6 +541,9 @@ impl LocalClient {
         }
     }
 }
+
+/// Between two tries to exchange an arena for a longer one.
+const EXCHANGE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Times that the room for a value of unknown length is adapted.
 const LENGTH_TRIES: u32 = 3;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use store_core::allocator::GRAIN_BYTES;
 use te_engine::host;
 
 use super::client::answers;
@@ -37,7 +38,8 @@ pub struct LocalServerConfig {
     pub workers: u16,
     /// Clients at a time. 1 to 2,048; default 64.
     pub clients_max: u32,
-    /// Longest arena of one client, bytes; more is not given. Default 1 GiB.
+    /// Longest arena of one client, bytes, and with it the longest value that passes through one; more is not given. Arenas are
+    /// multiples of 64 bytes. At least 64; default 1 GiB.
     pub arena_bytes_max: u64,
     /// Arenas of all clients together, bytes. Default 8 GiB.
     pub arenas_bytes_max: u64,
@@ -80,8 +82,8 @@ impl LocalServerConfig {
         if !(1..=2048).contains(&self.clients_max) {
             return wrong("clients_max", "must be 1 to 2048");
         }
-        if self.arena_bytes_max == 0 || usize::try_from(self.arena_bytes_max).is_err() {
-            return wrong("arena_bytes_max", "must be at least 1");
+        if self.arena_bytes_max < GRAIN_BYTES || usize::try_from(self.arena_bytes_max).is_err() {
+            return wrong("arena_bytes_max", "must be at least 64");
         }
         if self.mode & !0o777 != 0 || self.mode & 0o600 != 0o600 {
             return wrong("mode", "must let our own user read and write, and have no bits beyond 0777");

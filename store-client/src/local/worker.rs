@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::UnixStream;
 use mio::{Events, Interest, Poll, Token};
+use store_core::allocator::GRAIN_BYTES;
 use store_core::{ErrorCode, FrameBuffer, WireError};
 use te_engine::{SharedRegion, host};
 
@@ -344,7 +345,9 @@ impl Worker {
             self.client = Some(client);
         }
         let Some(client) = &mut self.client else { return Err(Refusal::Store(ErrorCode::InternalError)) };
-        let bytes = arena_bytes.clamp(1, self.config.arena_bytes_max);
+        // What is no whole grain could never be given out: an arena as long as one value has to have room for it.
+        let bytes_max = self.config.arena_bytes_max / GRAIN_BYTES * GRAIN_BYTES;
+        let bytes = arena_bytes.clamp(1, bytes_max).next_multiple_of(GRAIN_BYTES);
         let total = self.config.arenas_bytes_max;
         let taken = self.shared.arenas_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
             taken.checked_add(bytes).filter(|sum| *sum <= total)

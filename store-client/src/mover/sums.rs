@@ -40,14 +40,19 @@ impl ItemSum {
         }
     }
 
-    /// Takes the next bytes in, if they are a block, by their checksum. Whether they were.
+    /// Takes the next bytes in, if they lie in one block, by their checksum. Whether they do.
     pub(super) fn take(&mut self, len: u64, offset: u64, bytes: u64, crc32c: u32) -> bool {
-        let is_block = offset.is_multiple_of(BLOCK_BYTES) && offset + bytes == len.min(offset + BLOCK_BYTES);
-        if offset != self.at || !is_block {
+        let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
+        let block_end = (start + BLOCK_BYTES).min(len);
+        let end = offset + bytes;
+        if offset != self.at || end > block_end {
             return false;
         }
-        self.blocks.push(crc32c, bytes);
-        self.at += bytes;
+        self.open.update_summed(crc32c, bytes);
+        self.at = end;
+        if end == block_end {
+            self.blocks.push(std::mem::take(&mut self.open).finish(), end - start);
+        }
         true
     }
 
@@ -74,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_blocks_are_taken_by_their_checksums_in_order() {
+    fn bytes_of_a_block_are_taken_by_their_checksums_in_order() {
         let bytes: Vec<u8> = (0..150_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let len = bytes.len() as u64;
         let of = |from: u64, to: u64| {
@@ -84,16 +89,15 @@ mod tests {
         };
         let mut sum = ItemSum::default();
         assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "not the next");
-        assert!(!sum.take(len, 0, 1_000, of(0, 1_000)), "not a block");
+        assert!(!sum.take(len, 0, 65_537, of(0, 65_537)), "more than a block");
         assert!(sum.take(len, 0, 65_536, of(0, 65_536)));
         assert!(!sum.take(len, 0, 65_536, of(0, 65_536)), "taken already");
         sum.update(len, 65_536, 10, |sum, from, count| {
             sum.update(&bytes[65_536 + from as usize..][..count as usize]);
         });
         assert!(!sum.take(len, 65_536, 65_536, of(65_536, 131_072)), "begun otherwise");
-        sum.update(len, 65_536, 65_536, |sum, from, count| {
-            sum.update(&bytes[65_536 + from as usize..][..count as usize]);
-        });
+        assert!(sum.take(len, 65_546, 2_000, of(65_546, 67_546)), "behind what was summed here");
+        assert!(sum.take(len, 67_546, 131_072 - 67_546, of(67_546, 131_072)));
         assert!(sum.take(len, 131_072, len - 131_072, of(131_072, len)), "the last is shorter");
         assert!(sum.is_whole(len));
         assert_eq!(sum.whole(), of(0, len));

@@ -1,40 +1,57 @@
-//! What a node does for the master: it makes replicas, by reading them from other nodes into its own memory.
+//! What a node does for the master: it makes replicas, by reading them from other nodes into its own memory, and cuts writers off
+//! ([`super::expulsions`]).
 //!
 //! ```text
-//!   heartbeat: there is work ──▶ FetchTasks ──▶ READ every order's source into its place (all at once, over the fabrics)
-//!        ▲                                        │ verify: every block, the trailer, the whole
-//!        └────── nothing left ◀── EndTasks ◀──────┘ or read the next source, while the lease runs
+//!   heartbeat: there is work ──▶ ┌─▶ EndTasks: what has ended since ── FetchTasks: what else there is
+//!                                │                                        │
+//!      half of them have ended, │                    at most 64 MiB at a time, within the operator's share
+//!      or a lease is half over ─┘                                         ▼
+//!                                └── verify: every block, the trailer, the whole ◀── READ the source into its place
+//!                                    or read the next source, while the lease runs
 //! ```
 //!
 //! It happens on a thread of its own, so that a slow source does not keep the node from saying that it lives. What comes back
 //! from EndTasks does not matter: an order whose end the master has not heard is in the next answer to FetchTasks, and is told
 //! to have ended as before. It is not carried out again: the end that seems lost may be on its way, and with it the place
 //! becomes a replica, or somebody else's.
+//!
+//! Orders are known by their attempt: one that is fetched again while it is under way has its lease renewed, and nothing else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use store_core::blocks::{BLOCK_BYTES, BlockSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd, TaskOrder,
+    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
+    TaskOrder,
 };
 use store_core::{ErrorCode, Key, SegmentNo, bound};
-use te_engine::{Op, SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
+use te_engine::{Op, SegmentHandle, SharedRegion, Status, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
+use super::expulsions::Expulsions;
+use super::share::Share;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
 use crate::sys;
 
-/// Replicas that are made at once.
-const ORDERS_MAX: u32 = 16;
+/// Orders that the node has at a time, under way or waiting.
+const ORDERS_MAX: u32 = 64;
+/// Bytes of orders under way. A longer object is read alone.
+const FLIGHT_BYTES_MAX: u64 = 64 << 20;
 /// Segments of others that are kept open.
 const OPEN_MAX: usize = 64;
+/// How long the oldest read is waited for before the others are looked at.
+const WAIT: Duration = Duration::from_millis(2);
+/// How long to go on asking after the last order, and how often: whoever drains a segment has more in a moment, and a heartbeat is
+/// seconds away.
+const LINGER: Duration = Duration::from_millis(500);
+const LINGER_PAUSE: Duration = Duration::from_millis(5);
 
 /// What the node has mounted.
 #[derive(Clone)]
@@ -78,7 +95,7 @@ impl Worker {
         }
     }
 
-    /// Waits until the round that runs is over. There is no other: what would be moved here goes with us.
+    /// Ends what is under way, and waits until nothing of it is: what would be moved here goes with us.
     pub(super) fn stop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
         drop(self.wake.take());
@@ -102,8 +119,21 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, SegmentHandle>,
-    /// Ends that were told and that the master may not have heard, by attempt.
-    told: HashMap<u64, TaskEnd>,
+    share: Share,
+    expulsions: Expulsions,
+    /// Orders that have not begun.
+    waiting: VecDeque<Order>,
+    flights: Vec<Flight>,
+    /// Orders that have ended and that the master may not know of, by attempt.
+    ends: HashMap<u64, TaskEnd>,
+    /// Of those, how many have not been told at all.
+    untold: u32,
+    /// Replicas that were found to be damaged.
+    bad: Vec<Bad>,
+    /// Orders there were after the master was last asked.
+    orders: usize,
+    /// When to ask again, lest a lease end.
+    renew_at: Instant,
 }
 
 /// A [`TaskOrder`] of our own.
@@ -113,10 +143,31 @@ struct Order {
     key: Vec<u8>,
     generation: u64,
     len: u64,
+    /// Bound to the key and the generation.
     checksum: u32,
     /// In our region.
     offset: u64,
     sources: Vec<Replica>,
+    /// Until when the sources stay where they are.
+    until: Instant,
+    /// Sources that were tried.
+    tried: usize,
+    /// Why the last of them was of no use.
+    error: ErrorCode,
+}
+
+/// An order whose source is being read.
+struct Flight {
+    order: Order,
+    source: SegmentNo,
+    transfer: Transfer,
+}
+
+/// A damaged replica.
+struct Bad {
+    key: Vec<u8>,
+    generation: u64,
+    segment: SegmentNo,
 }
 
 /// Works whenever it is woken. A node that never has anything to do needs no second connection.
@@ -129,15 +180,20 @@ fn run(
 ) {
     let mut work = None;
     while let Ok(mounted) = woken.recv() {
-        let done = match &mut work {
-            Some(work) => Work::work(work, &mounted, stopping),
-            None => Work::connect(config, engine.clone(), Arc::clone(shared))
-                .and_then(|connected| work.insert(connected).work(&mounted, stopping)),
+        let connected = match work.take() {
+            Some(work) => Ok(work),
+            None => Work::connect(config, engine.clone(), Arc::clone(shared)),
         };
+        let done = connected.and_then(|connected| {
+            let work = work.insert(connected);
+            let done = work.work(mounted, woken, stopping);
+            work.abandon();
+            done
+        });
         if let Err(error) = done {
             // The next heartbeat wakes us again.
             log::debug!("node {}: tasks: {error}", config.name);
-            work.iter_mut().for_each(|work| work.rpc.disconnect());
+            work.iter_mut().for_each(|work: &mut Work| work.rpc.disconnect());
         }
     }
 }
@@ -145,134 +201,243 @@ fn run(
 impl Work {
     fn connect(config: &NodeConfig, engine: TransferEngine, shared: Arc<Shared>) -> Result<Self, RpcError> {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
-        let (name, reporter) = (config.name.clone(), super::random());
-        Ok(Self { name, engine, rpc, shared, reporter, open: HashMap::new(), told: HashMap::new() })
+        Ok(Self {
+            name: config.name.clone(),
+            engine,
+            rpc,
+            shared,
+            reporter: super::random(),
+            open: HashMap::new(),
+            share: Share::new(config.copy_bytes_per_s_max),
+            expulsions: Expulsions::default(),
+            waiting: VecDeque::new(),
+            flights: Vec::new(),
+            ends: HashMap::new(),
+            untold: 0,
+            bad: Vec::new(),
+            orders: 0,
+            renew_at: Instant::now(),
+        })
     }
 
-    /// Until there is nothing left to do, or the node stops.
-    fn work(&mut self, mounted: &Mounted, stopping: &AtomicBool) -> Result<(), RpcError> {
-        while !stopping.load(Ordering::Relaxed) && self.round(mounted)? > 0 {}
+    /// Until there has been nothing to do for a while, or the node stops.
+    fn work(
+        &mut self,
+        mut mounted: Mounted,
+        woken: &Receiver<Mounted>,
+        stopping: &AtomicBool,
+    ) -> Result<(), RpcError> {
+        let mut idle_since = None;
+        self.expulsions.fetch(&mut self.rpc, &mounted)?;
+        self.ask(&mounted)?;
+        while !stopping.load(Ordering::Relaxed) {
+            match woken.try_recv() {
+                Ok(now) if now.incarnation != mounted.incarnation => {
+                    // What was ordered for the former memory is nobody's any more.
+                    self.abandon();
+                    self.ends.clear();
+                    mounted = now;
+                    self.expulsions.fetch(&mut self.rpc, &mounted)?;
+                    self.ask(&mounted)?;
+                }
+                Ok(_) => self.expulsions.fetch(&mut self.rpc, &mounted)?,
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+            self.expulsions.go_on(&self.engine, &mut self.rpc, &mounted)?;
+            self.begin(&mounted);
+            self.reap(&mounted);
+            let under_way = self.flights.len() + self.waiting.len();
+            if under_way * 2 <= self.orders && self.untold > 0 || Instant::now() >= self.renew_at {
+                self.ask(&mounted)?;
+                continue;
+            }
+            if under_way > 0 {
+                idle_since = None;
+                self.wait();
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= LINGER && self.expulsions.is_empty() {
+                return Ok(());
+            }
+            match woken.recv_timeout(LINGER_PAUSE) {
+                Ok(now) => {
+                    mounted = now;
+                    self.expulsions.fetch(&mut self.rpc, &mounted)?;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            self.ask(&mounted)?;
+        }
         Ok(())
     }
 
-    /// Carries out what there is to do; gives how many orders there were.
-    fn round(&mut self, mounted: &Mounted) -> Result<usize, RpcError> {
+    /// Tells what has ended, and fetches what else there is to do.
+    fn ask(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
+        self.tell(mounted)?;
         let asked = Instant::now();
-        let ask = FetchAsk {
-            node: mounted.node,
-            incarnation: mounted.incarnation,
-            count_max: ORDERS_MAX,
-            key: mounted.key,
-        };
+        let count_max = self.share.orders_max(ORDERS_MAX);
+        let Mounted { node, key, incarnation, .. } = *mounted;
+        let ask = FetchAsk { node, incarnation, count_max, key };
         let (lease, orders) = self.rpc.call::<FetchTasks>(&ask, std::iter::empty())?;
-        let until = asked + Duration::from_millis(lease.lease_ms.into());
-        let here = |order: &TaskOrder<'_>| order.segment == mounted.segment;
-        let orders: Vec<Order> =
-            orders.filter(here).filter_map(|order| Order::new(&order, &mounted.region)).collect();
-        // What is not told any more has ended.
-        self.told.retain(|attempt, _| orders.iter().any(|order| order.attempt == *attempt));
-        if orders.is_empty() {
-            return Ok(0);
-        }
-        // All are under way before the first is waited for.
-        let first: Vec<_> = orders
-            .iter()
-            .map(|order| self.read(order, order.sources.first(), &mounted.region, until))
-            .collect();
-        let mut bad = Vec::new();
-        let mut ends = Vec::with_capacity(orders.len());
-        for (index, transfer) in first.into_iter().enumerate() {
-            if let Some(told) = self.told.get(&orders[index].attempt) {
-                ends.push(*told);
-                continue;
+        let lease = Duration::from_millis(lease.lease_ms.into());
+        let until = asked + lease;
+        let mut given = Vec::new();
+        for order in orders.filter(|order| order.segment == mounted.segment) {
+            given.push(order.attempt);
+            let flying = self.flights.iter_mut().map(|flight| &mut flight.order);
+            if let Some(known) = flying.chain(&mut self.waiting).find(|known| known.attempt == order.attempt)
+            {
+                known.until = until;
+            } else if self.ends.contains_key(&order.attempt) {
+                // The place may be a replica by now, or somebody else's: it is told again.
+                self.untold += 1;
+            } else if let Some(order) = Order::new(&order, &mounted.region, until) {
+                self.share.saw(stored_len(order.len));
+                self.waiting.push_back(order);
             }
-            let end = self.finish(index, &orders[index], transfer, &mounted.region, until, &mut bad);
-            let counter = if end.result.is_ok() { &self.shared.copies } else { &self.shared.copy_failures };
-            counter.fetch_add(1, Ordering::Relaxed);
-            ends.push(end);
         }
-        // Before the end: of objects that are not its tenant's, a node may report those alone that it is told to copy.
-        if !bad.is_empty() {
-            let bad = bad.iter().map(|&(order, segment): &(usize, SegmentNo)| {
-                let order = &orders[order];
-                BadReplica { key: Key(&order.key), generation: order.generation, segment }
+        // What is not given any more is not wanted any more, or heard.
+        self.waiting.retain(|order| given.contains(&order.attempt));
+        self.ends.retain(|attempt, _| given.contains(attempt));
+        self.orders = self.flights.len() + self.waiting.len();
+        self.renew_at = asked + lease / 2;
+        Ok(())
+    }
+
+    fn tell(&mut self, mounted: &Mounted) -> Result<(), RpcError> {
+        // Before the ends: of objects that are not its tenant's, a node may report those alone that it is told to copy.
+        if !self.bad.is_empty() {
+            let bad = self.bad.iter().map(|bad| BadReplica {
+                key: Key(&bad.key),
+                generation: bad.generation,
+                segment: bad.segment,
             });
             if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
                 log::debug!("node {}: reporting bad replicas: {error}", self.name);
             }
+            self.bad.clear();
         }
-        self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
-        let proof = NodeProof { node: mounted.node, key: mounted.key };
-        self.rpc.call::<EndTasks>(&proof, ends.into_iter())?;
-        // From here on the master does not hand these attempts out again.
-        self.told.clear();
-        Ok(orders.len())
+        if self.untold > 0 {
+            let ends: Vec<TaskEnd> = self.ends.values().copied().collect();
+            let proof = NodeProof { node: mounted.node, key: mounted.key };
+            self.rpc.call::<EndTasks>(&proof, ends.into_iter())?;
+            // From here on the master does not hand these attempts out again.
+            self.ends.clear();
+            self.untold = 0;
+        }
+        Ok(())
     }
 
-    /// Begins to read a source into its place.
-    fn read(
-        &mut self,
-        order: &Order,
-        source: Option<&Replica>,
-        region: &SharedRegion,
-        until: Instant,
-    ) -> Option<Transfer> {
-        // The place may be a replica by now, or somebody else's, or still be written by a read that was given up.
-        let source = source.filter(|_| !self.told.contains_key(&order.attempt))?;
-        let segment = self.open(source.segment)?;
-        let request = TransferRequest {
-            op: Op::Read,
-            local: (region.id(), order.offset).into(),
-            segment,
-            remote_addr: source.addr,
-            len: stored_len(order.len),
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        self.engine.submit(&[request], Some(left)).ok()
-    }
-
-    /// Waits for the first source, tries the others, and says how it went.
-    fn finish(
-        &mut self,
-        index: usize,
-        order: &Order,
-        first: Option<Transfer>,
-        region: &SharedRegion,
-        until: Instant,
-        bad: &mut Vec<(usize, SegmentNo)>,
-    ) -> TaskEnd {
-        let end = |result, quiet| TaskEnd { id: order.id, attempt: order.attempt, result, quiet };
-        let mut transfer = first;
-        let mut error = ErrorCode::TransferFail;
-        for (at, source) in order.sources.iter().enumerate() {
-            let transfer = match transfer.take() {
-                Some(transfer) => Some(transfer),
-                None if at > 0 => self.read(order, Some(source), region, until),
-                None => None,
-            };
-            let Some(transfer) = transfer else { continue };
-            // Its own timeout bounds it.
-            let ended = transfer.wait(None);
-            if transfer.report().quarantined {
-                return end(Err(ErrorCode::TransferFail), false);
+    /// Begins to read as much as may be under way.
+    fn begin(&mut self, mounted: &Mounted) {
+        let mut bytes: u64 = self.flights.iter().map(|flight| stored_len(flight.order.len)).sum();
+        while let Some(order) = self.waiting.front() {
+            let len = stored_len(order.len);
+            if bytes > 0 && bytes + len > FLIGHT_BYTES_MAX || !self.share.take(len) {
+                return;
             }
-            if let Err(failure) = ended {
-                log::debug!("node {}: reading from segment {}: {failure}", self.name, source.segment);
-                self.close(source.segment);
+            bytes += len;
+            if let Some(order) = self.waiting.pop_front() {
+                self.read_next(order, mounted);
+            }
+        }
+    }
+
+    /// Reads the next source of an order into its place, or ends it.
+    fn read_next(&mut self, mut order: Order, mounted: &Mounted) {
+        loop {
+            let Some(source) = order.sources.get(order.tried).copied() else {
+                let error = order.error;
+                return self.end(&order, Err(error), true);
+            };
+            let left = order.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.end(&order, Err(ErrorCode::LeaseExpired), true);
+            }
+            order.tried += 1;
+            let Some(segment) = self.open(source.segment) else { continue };
+            let request = TransferRequest {
+                op: Op::Read,
+                local: (mounted.region.id(), order.offset).into(),
+                segment,
+                remote_addr: source.addr,
+                len: stored_len(order.len),
+            };
+            if let Ok(transfer) = self.engine.submit(&[request], Some(left)) {
+                self.flights.push(Flight { order, source: source.segment, transfer });
+                return;
+            }
+        }
+    }
+
+    /// Waits for the oldest read, or for the operator's share.
+    fn wait(&self) {
+        match self.flights.first() {
+            // Its own timeout bounds it; how it ended is seen when it is reaped.
+            Some(flight) => drop(flight.transfer.wait(Some(WAIT))),
+            None => thread::sleep(WAIT),
+        }
+    }
+
+    /// Judges what was read.
+    fn reap(&mut self, mounted: &Mounted) {
+        let mut at = 0;
+        while at < self.flights.len() {
+            let report = self.flights[at].transfer.report();
+            if report.status == Status::Pending {
+                at += 1;
                 continue;
             }
-            let found = checksum(order, region).map(|crc| bound(crc, &order.key, order.generation));
-            if Instant::now() >= until {
-                return end(Err(ErrorCode::LeaseExpired), true);
+            let Flight { mut order, source, transfer } = self.flights.remove(at);
+            if report.quarantined {
+                self.end(&order, Err(ErrorCode::TransferFail), false);
+            } else if report.status != Status::Completed {
+                let failure = transfer.wait(None).err();
+                log::debug!("node {}: reading from segment {source}: {failure:?}", self.name);
+                self.close(source);
+                self.read_next(order, mounted);
+            } else {
+                let found = checksum(&order, &mounted.region)
+                    .map(|crc32c| bound(crc32c, &order.key, order.generation));
+                if Instant::now() >= order.until {
+                    self.end(&order, Err(ErrorCode::LeaseExpired), true);
+                } else if found == Some(order.checksum) {
+                    self.end(&order, Ok(order.checksum), true);
+                } else {
+                    log::warn!("node {}: {} on segment {source} is damaged", self.name, Key(&order.key));
+                    let (key, generation) = (order.key.clone(), order.generation);
+                    self.bad.push(Bad { key, generation, segment: source });
+                    order.error = ErrorCode::ChecksumMismatch;
+                    self.read_next(order, mounted);
+                }
             }
-            if found == Some(order.checksum) {
-                return end(Ok(order.checksum), true);
-            }
-            log::warn!("node {}: {} on segment {} is damaged", self.name, Key(&order.key), source.segment);
-            bad.push((index, source.segment));
-            error = ErrorCode::ChecksumMismatch;
         }
-        end(Err(error), true)
+    }
+
+    fn end(&mut self, order: &Order, result: Result<u32, ErrorCode>, quiet: bool) {
+        let counter = if result.is_ok() { &self.shared.copies } else { &self.shared.copy_failures };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.ends.insert(order.attempt, TaskEnd { id: order.id, attempt: order.attempt, result, quiet });
+        self.untold += 1;
+    }
+
+    /// Ends what is under way and waits until nothing of it is. Whoever is given these orders again tells their ends.
+    fn abandon(&mut self) {
+        self.waiting.clear();
+        for flight in &self.flights {
+            flight.transfer.cancel();
+        }
+        for flight in std::mem::take(&mut self.flights) {
+            // Its own timeout bounds it.
+            let _ = flight.transfer.wait(None);
+            let quiet = !flight.transfer.report().quarantined;
+            self.end(&flight.order, Err(ErrorCode::UnavailableInCurrentStatus), quiet);
+        }
+        // What they were is said when somebody asks.
+        self.untold = 0;
     }
 
     /// The handle of a segment, opened now if need be. Should something else be exported there by now, the checksum tells.
@@ -303,7 +468,7 @@ impl Work {
 
 impl Order {
     /// `None` when the place is not in our region.
-    fn new(order: &TaskOrder<'_>, region: &SharedRegion) -> Option<Self> {
+    fn new(order: &TaskOrder<'_>, region: &SharedRegion, until: Instant) -> Option<Self> {
         let offset = order.addr.checked_sub(region.addr())?;
         let end = offset.checked_add(stored_len(order.len))?;
         (end <= region.len() as u64).then(|| Self {
@@ -315,6 +480,9 @@ impl Order {
             checksum: order.checksum,
             offset,
             sources: order.sources.to_vec(),
+            until,
+            tried: 0,
+            error: ErrorCode::TransferFail,
         })
     }
 }

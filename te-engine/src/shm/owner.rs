@@ -13,7 +13,7 @@ use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::{Tag, system, watch};
 use crate::barred::Barred;
 use crate::blob::same_key;
-use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
+use crate::sys::{Ledger, Process, Revoked, SeqSocket, SharedMemory, own_uid};
 
 /// Processes that may map our memory at a time.
 const HOLDERS_MAX: usize = 1024;
@@ -123,8 +123,9 @@ impl Owner {
                 let Some(grant) = grant.as_mut().filter(|grant| grant.region == id && !grant.ended) else {
                     continue;
                 };
-                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32))
-                    || holder.process.has_ended();
+                grant.ended =
+                    holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32, Revoked::Region))
+                        || holder.process.has_ended();
                 all_out &= grant.ended;
                 if !grant.revoked {
                     grant.revoked = true;
@@ -138,7 +139,8 @@ impl Owner {
 
     /// Whether a process with this identity has a connection to us.
     pub(super) fn is_connected(&self, peer: u64) -> bool {
-        let connected = self.holders.iter().flatten().any(|holder| holder.identity == peer);
+        let is_there = |holder: &Holder| holder.identity == peer && !holder.process.has_ended();
+        let connected = self.holders.iter().flatten().any(is_there);
         connected && !self.barred.contains(peer)
     }
 
@@ -151,7 +153,8 @@ impl Owner {
             let mut out = true;
             for (row, grant) in holder.grants.iter_mut().enumerate() {
                 let Some(grant) = grant.as_mut().filter(|grant| !grant.ended) else { continue };
-                grant.ended = holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32));
+                grant.ended =
+                    holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32, Revoked::Peer));
                 grant.revoked = true;
                 out &= grant.ended;
             }

@@ -12,7 +12,7 @@ use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::owner::send;
 use super::{Tag, socket_name, watch};
 use crate::copier::{Copied, carry_out, rights};
-use crate::sys::{Ledger, Mapping, SeqSocket, Use};
+use crate::sys::{Ledger, Mapping, Revoked, SeqSocket, Use};
 
 /// Owners whose memory we map at a time.
 const HOSTS_MAX: usize = 1024;
@@ -132,10 +132,14 @@ impl Peers {
             return failed(ErrorKind::AccessDenied);
         }
         let host = self.hosts.get(link.host as usize).and_then(Option::as_ref);
-        let Some(lease) = host.and_then(|host| host.ledger.as_ref()?.enter(row, mapping)) else {
+        let Some(ledger) = host.and_then(|host| host.ledger.as_ref()) else {
             return failed(ErrorKind::Stale);
         };
-        carry_out(slice, local.window(), lease.window())
+        match ledger.enter(row, mapping) {
+            Ok(lease) => carry_out(slice, local.window(), lease.window()),
+            Err(Revoked::Region) => failed(ErrorKind::Stale),
+            Err(Revoked::Peer) => failed(ErrorKind::Expelled),
+        }
     }
 
     /// Handles what an owner says. One that says nonsense, or is gone, is dead to us.

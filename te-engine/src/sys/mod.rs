@@ -18,9 +18,9 @@ mod wipe;
 
 pub use crc::{crc32c_at, crc32c_of};
 pub(crate) use held::{Gate, HeldSpan, Use, Window, copy, copy_summed};
-pub(crate) use memory::{AllocOptions, Ledger, Mapping, SharedMemory};
+pub(crate) use memory::{AllocOptions, Ledger, Mapping, Revoked, SharedMemory};
 pub(crate) use numa::node_of;
 pub(crate) use park::park;
 pub use park::wait_readable;
 pub(crate) use socket::{Process, SeqSocket, own_uid, peer_uid, recv_with_fd, send_with_fd};
-pub(crate) use wipe::{PerProcess, wiped_on_fork};
+pub(crate) use wipe::{Own, PerProcess, wiped_on_fork};

@@ -5,6 +5,7 @@
 //! call returns, and no request that names memory of a caller ever outlives it (L2).
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, cqueue, opcode, types};
@@ -39,7 +40,9 @@ impl Watch {
 
 /// An io_uring instance, what it watches, and room for one batch of receives.
 pub(crate) struct Ring {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
+    /// Whose it is: a fork has its descriptor, and not its memory.
+    process: u32,
     watches: Vec<Watch>,
     events: Vec<Event>,
     /// How many of them `ready` has told of; the others came up during receives.
@@ -53,7 +56,8 @@ impl Ring {
         let completions = (sockets_max as u32).saturating_mul(2).clamp(1_024, 32_768).next_power_of_two();
         let ring = IoUring::builder().setup_cqsize(completions).build(ENTRIES)?;
         Ok(Self {
-            ring,
+            ring: ManuallyDrop::new(ring),
+            process: std::process::id(),
             watches: Vec::new(),
             events: Vec::with_capacity(sockets_max.min(4_096)),
             told: 0,
@@ -216,12 +220,21 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The rings are not mapped in a child, what is mapped in their place is somebody else's, and the requests behind
+            // the descriptor are the parent's.
+            // SAFETY: the descriptor is this process's copy, which nothing uses any more: `ring` is never dropped.
+            unsafe { libc::close(self.ring.as_raw_fd()) };
+            return;
+        }
         // The sockets are closed next, and must not be kept open by a poll.
         for slot in 0..self.watches.len() {
             if self.watches[slot].used {
                 self.remove(self.watches[slot].name);
             }
         }
+        // SAFETY: dropped here and nowhere else, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }
 

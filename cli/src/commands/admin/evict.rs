@@ -1,7 +1,7 @@
 //! `snowskin admin evict`: what eviction does by itself and why, and eviction on demand.
 
 use serde::Serialize;
-use store_core::message::{EvictNow, Evicted, EvictionReport, ExplainEviction, Kept, WhyKept};
+use store_core::message::{EvictNow, Evicted, EvictionReport, ExplainEviction, Kept, ReadStats, WhyKept};
 use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, no_master};
@@ -54,6 +54,14 @@ struct Explanation {
 }
 
 #[derive(Debug, Serialize)]
+struct Left {
+    objects: u64,
+    bytes: u64,
+    left_objects: u64,
+    left_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
 struct Next {
     key: String,
     bytes: u64,
@@ -85,13 +93,27 @@ fn evict(args: &Args) -> Outcome {
         let now = rpc.call::<EvictNow>(&leave, std::iter::empty()).map_err(no_master)?.0;
         all = Evicted { objects: all.objects + now.objects, bytes: all.bytes + now.bytes, more: now.more };
     }
+    let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     if args.json {
-        output::print_json(&all)?;
+        let Evicted { objects, bytes, .. } = all;
+        output::print_json(&Left { objects, bytes, left_objects: stats.objects, left_bytes: stats.used_bytes })?;
     } else {
         let (objects, bytes) = (thousands(all.objects), ByteSize(all.bytes).approximate());
         output::print(&format!("evicted {objects} objects, {bytes}\n"))?;
     }
-    Ok(sys::interrupted().unwrap_or(Exit::Ok))
+    if let Some(exit) = sys::interrupted() {
+        return Ok(exit);
+    }
+    if stats.objects <= leave.objects_max && stats.used_bytes <= leave.used_bytes_max {
+        return Ok(Exit::Ok);
+    }
+    eprintln!(
+        "snowskin: {} objects, {}, are left: they are leased, pinned or being written, or their space is held back; \
+         `snowskin admin evict --explain` counts them",
+        thousands(stats.objects),
+        ByteSize(stats.used_bytes).approximate()
+    );
+    Ok(Exit::Failed)
 }
 
 fn explain(args: &Args) -> Outcome {

@@ -74,22 +74,44 @@ pub(crate) struct SegmentRow {
 #[derive(Debug, Serialize)]
 struct NodeRow {
     node: String,
-    incarnation: u64,
+    /// What people call it: the names of what it lends.
+    name: String,
+    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    incarnation: String,
     segments: u32,
     capacity_bytes: u64,
     used_bytes: u64,
     silent_ms: u64,
 }
 
-impl From<NodeInfo> for NodeRow {
-    fn from(info: NodeInfo) -> Self {
-        let NodeInfo { incarnation, segments, capacity, used, silent_ms, .. } = info;
+impl NodeRow {
+    fn new(info: NodeInfo, segments: &[SegmentRow]) -> Self {
         let node = node_name(info.node);
-        Self { node, incarnation, segments, capacity_bytes: capacity, used_bytes: used, silent_ms }
+        Self {
+            name: called(&node, segments),
+            node,
+            incarnation: info.incarnation.to_string(),
+            segments: info.segments,
+            capacity_bytes: info.capacity,
+            used_bytes: info.used,
+            silent_ms: info.silent_ms,
+        }
     }
 }
 
-/// How a node is written.
+/// What people call a node: the names of its segments, or its number when it has none.
+pub(crate) fn called(node: &str, segments: &[SegmentRow]) -> String {
+    let names: Vec<&str> =
+        segments.iter().filter(|row| row.node == node).map(|row| row.name.as_str()).collect();
+    if names.is_empty() { node.to_owned() } else { names.join(", ") }
+}
+
+/// What people call a segment: its name, or its number when it is gone.
+pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
+    segments.iter().find(|row| row.segment == no).map_or_else(|| format!("no. {no}, gone"), |row| row.name.clone())
+}
+
+/// How a node's number is written.
 pub(crate) fn node_name(node: u64) -> String {
     format!("{node:016x}")
 }
@@ -130,27 +152,25 @@ pub(crate) fn segment_table(rows: &[SegmentRow]) -> String {
         return "no node lends memory: `snowskin node --memory 1GiB`\n".to_owned();
     }
     let mut table = Table::new(&[
-        ("no", Align::Right),
         ("segment", Align::Left),
         ("state", Align::Left),
         ("capacity", Align::Right),
         ("used", Align::Right),
         ("", Align::Right),
         ("largest free", Align::Right),
-        ("node", Align::Left),
         ("endpoint", Align::Left),
+        ("no", Align::Right),
     ]);
     for row in rows {
         table.row([
-            row.segment.to_string(),
             printable(&row.name),
             row.state.to_owned(),
             ByteSize(row.capacity_bytes).approximate(),
             ByteSize(row.used_bytes).approximate(),
             share(row.used_bytes, row.capacity_bytes),
             ByteSize(row.free_bytes_largest).approximate(),
-            row.node.clone(),
             printable(&row.endpoint),
+            row.segment.to_string(),
         ]);
     }
     table.render()
@@ -158,8 +178,9 @@ pub(crate) fn segment_table(rows: &[SegmentRow]) -> String {
 
 pub(super) fn nodes(args: &Nodes) -> Outcome {
     let mut rpc = args.master.connect()?;
+    let segments = ask_segments(&mut rpc)?;
     let ((), found) = rpc.call::<ListNodes>(&(), std::iter::empty()).map_err(no_master)?;
-    let rows: Vec<NodeRow> = found.map(NodeRow::from).collect();
+    let rows: Vec<NodeRow> = found.map(|info| NodeRow::new(info, &segments)).collect();
     if args.json {
         output::print_json(&rows)?;
         return Ok(Exit::Ok);
@@ -174,7 +195,7 @@ pub(super) fn nodes(args: &Nodes) -> Outcome {
     ]);
     for row in &rows {
         table.row([
-            row.node.clone(),
+            printable(&row.name),
             thousands(row.segments.into()),
             ByteSize(row.capacity_bytes).approximate(),
             ByteSize(row.used_bytes).approximate(),

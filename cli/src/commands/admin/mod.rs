@@ -5,7 +5,8 @@ mod list;
 mod tasks;
 mod tenants;
 
-pub(crate) use list::{SegmentRow, ask_segments, segment_table, share};
+pub(crate) use list::{SegmentRow, ask_segments, called, segment_called, segment_table, share};
+pub(crate) use tasks::{TaskRow, ask_tasks, drain_one, task_table};
 
 use crate::Outcome;
 use crate::exit::EXIT_CODES;

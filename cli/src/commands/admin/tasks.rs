@@ -1,6 +1,6 @@
 //! Replicas that are copied or moved, and segments that are drained.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::RpcConnection;
@@ -10,7 +10,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
-use super::list::{SegmentRow, ask_segments};
+use super::list::{SegmentRow, ask_segments, segment_called};
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{Align, Table, figure, printable, thousands};
@@ -125,9 +125,11 @@ struct How {
     json: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct TaskRow {
-    id: u64,
+/// A task, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TaskRow {
+    /// A text, as every identifier: JSON's numbers end at 2^53 in many a language.
+    id: String,
     key: String,
     bytes: u64,
     state: &'static str,
@@ -142,7 +144,7 @@ struct TaskRow {
 impl From<TaskInfo<'_>> for TaskRow {
     fn from(info: TaskInfo<'_>) -> Self {
         Self {
-            id: info.id,
+            id: info.id.to_string(),
             key: info.key.to_string(),
             bytes: info.len,
             state: info.state.name(),
@@ -216,6 +218,28 @@ pub(super) fn drain(args: &Drain) -> Outcome {
     }
     let stuck = args.wait && rows.iter().any(|row| row.state != SegmentState::Drained.name());
     Ok(if stuck { Exit::Failed } else { Exit::Ok })
+}
+
+/// Drains a segment, and waits until that is done, nothing more can be moved, or `timeout` is over.
+pub(crate) fn drain_one(
+    rpc: &mut RpcConnection,
+    segment: SegmentNo,
+    timeout: Duration,
+) -> anyhow::Result<DrainInfo> {
+    let deadline = Instant::now() + timeout;
+    let order = SegmentOrder { segment, state: SegmentState::Draining };
+    let mut drain = {
+        let ((), mut found) =
+            rpc.call::<OrderSegments>(&(), std::iter::once(order)).map_err(no_master)?;
+        found.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(store_client::StoreError::from)?
+    };
+    while goes_on(&drain) && Instant::now() < deadline {
+        std::thread::sleep(TURN.min(deadline.saturating_duration_since(Instant::now())));
+        let now = status(rpc, &[segment])?;
+        let gone = || Failure::failed("the master has given the node up");
+        drain = *now.first().ok_or_else(gone)?;
+    }
+    Ok(drain)
 }
 
 /// Whether a drain has something left that it can move.
@@ -301,21 +325,31 @@ fn drain_table(rows: &[DrainRow]) -> String {
     table.render()
 }
 
+/// Tasks in this state, or all; at most `most`.
+pub(crate) fn ask_tasks(
+    rpc: &mut RpcConnection,
+    state: Option<TaskState>,
+    most: usize,
+) -> anyhow::Result<Vec<TaskRow>> {
+    let mut rows = Vec::new();
+    let mut query = TaskQuery { cursor: 0, limit: PAGE, state };
+    loop {
+        let (at, found) = rpc.call::<ListTasks>(&query, std::iter::empty()).map_err(no_master)?;
+        rows.extend(found.map(TaskRow::from));
+        query.cursor = at.cursor;
+        if query.cursor == 0 || rows.len() >= most {
+            rows.truncate(most);
+            return Ok(rows);
+        }
+    }
+}
+
 pub(super) fn list(args: &Tasks) -> Outcome {
     let mut rpc = args.master.connect()?;
     let mut rows = Vec::new();
     let mut missing = false;
     if args.ids.is_empty() {
-        let mut query =
-            TaskQuery { cursor: 0, limit: PAGE, state: args.state.as_deref().and_then(state_named) };
-        loop {
-            let (at, found) = rpc.call::<ListTasks>(&query, std::iter::empty()).map_err(no_master)?;
-            rows.extend(found.map(TaskRow::from));
-            query.cursor = at.cursor;
-            if query.cursor == 0 {
-                break;
-            }
-        }
+        rows = ask_tasks(&mut rpc, args.state.as_deref().and_then(state_named), usize::MAX)?;
     }
     for ids in args.ids.chunks(PAGE as usize) {
         let ids = ids.iter().copied();
@@ -331,7 +365,8 @@ pub(super) fn list(args: &Tasks) -> Outcome {
             rpc.call::<QueryTasks>(&(), ids).map_err(no_master)?.1.for_each(&mut take);
         }
     }
-    show(&rows, args.json)?;
+    let known = ask_segments(&mut rpc)?;
+    show(&rows, &known, args.json)?;
     Ok(if missing { Exit::NotFound } else { Exit::Ok })
 }
 
@@ -374,7 +409,7 @@ fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome
         };
         let (state, row) = row.map_err(|code| crate::commands::refused(key, &code.into()))?;
         if !how.wait || state.is_finished() {
-            show(std::slice::from_ref(&row), how.json)?;
+            show(std::slice::from_ref(&row), &known, how.json)?;
             let failed = matches!(state, TaskState::Failed | TaskState::Canceled);
             return Ok(if failed { Exit::Failed } else { Exit::Ok });
         }
@@ -384,41 +419,46 @@ fn create(key: &str, from: Option<&str>, to: Option<&str>, how: &How) -> Outcome
     }
 }
 
-fn show(rows: &[TaskRow], json: bool) -> anyhow::Result<()> {
+fn show(rows: &[TaskRow], known: &[SegmentRow], json: bool) -> anyhow::Result<()> {
     if json {
         return output::print_json(&rows);
     }
     if rows.is_empty() {
         return output::print("no tasks\n");
     }
+    output::print(&task_table(rows, known))
+}
+
+/// Tasks, line by line.
+pub(crate) fn task_table(rows: &[TaskRow], known: &[SegmentRow]) -> String {
     let mut table = Table::new(&[
         ("task", Align::Right),
         ("object", Align::Left),
         ("bytes", Align::Right),
         ("state", Align::Left),
         ("why", Align::Left),
-        ("from", Align::Right),
-        ("to", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
         ("tries", Align::Right),
         ("age", Align::Right),
         ("", Align::Left),
     ]);
-    let no = |no: Option<SegmentNo>| no.map_or_else(|| "–".to_owned(), |no| no.to_string());
+    let name = |no: Option<SegmentNo>| no.map_or_else(|| "–".to_owned(), |no| segment_called(no, known));
     for row in rows {
         table.row([
-            row.id.to_string(),
+            row.id.clone(),
             printable(&row.key),
             thousands(row.bytes),
             row.state.to_owned(),
             row.cause.to_owned(),
-            no(row.from),
-            no(row.to),
+            printable(&name(row.from)),
+            printable(&name(row.to)),
             row.attempts.to_string(),
             format!("{} s", figure(row.age_ms as f64 / 1e3)),
             row.error.clone().unwrap_or_default(),
         ]);
     }
-    output::print(&table.render())
+    table.render()
 }
 
 #[cfg(test)]

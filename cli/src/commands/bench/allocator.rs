@@ -24,12 +24,12 @@ use cluster::Cluster;
 use published::Published;
 
 const AFTER_HELP: &str =
-    "Utilisation is bytes of live objects over bytes of the pool. Every pool is filled until it refuses an
-object, and then kept full: at each refusal objects are freed at random, one, or 5 % for 3.12 MB and
-pairs. It is looked at after every allocation, or for the 5 % at each refusal. Time is CPU time, the
-average of an allocation; in the first table with the frees that make room, in the others a whole put_start of
+    "Utilisation is bytes of live objects over bytes of the pool. Every pool is filled until it refuses an \
+object, and then kept full: at each refusal objects are freed at random, one, or 5 % for 3.12 MB and \
+pairs. It is looked at after every allocation, or for the 5 % at each refusal. Time is CPU time, the \
+average of an allocation; in the first table with the frees that make room, in the others a whole put_start of \
 the master, its table of objects included. Published figures are Mooncake's, from its documentation:
-on another machine, and in the second table of its allocation strategies alone. Objects are aligned
+on another machine, and in the second table of its allocation strategies alone. Objects are aligned \
 to 64 bytes here, so that those shorter than about 512 bytes fill less.
 
 Examples:

@@ -19,8 +19,8 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation under way at a time, straight
-from and into registered memory; what is read is checked against its checksum. They take turns, so that
+const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation under way at a time, straight \
+from and into registered memory; what is read is checked against its checksum. They take turns, so that \
 whatever else the machine does meets both. CPU time is that of client, master and node.
 
 Examples:

@@ -29,10 +29,10 @@ use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts
-one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request
-of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per
-object is the growth of the process (VmRSS) and the master's own estimate, both divided by
+    "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts \
+one when its start and its end are both answered. Keys have 32 bytes. Latency is that of one request \
+of --batch keys (put: both requests), with --depth of them under way on each connection. Memory per \
+object is the growth of the process (VmRSS) and the master's own estimate, both divided by \
 --objects.
 
 Examples:
@@ -65,9 +65,13 @@ pub(super) struct Args {
     /// Seconds for each combination.
     #[arg(long, default_value_t = 2.0, value_name = "S")]
     duration: f64,
-    /// Measure this master instead of one started for the purpose. It is filled with keys that begin with `bench`.
-    #[arg(long, env = "SNOWSKIN_BENCH_MASTER", value_name = "HOST:PORT")]
+    /// Measure this master instead of one started for the purpose. It is filled with keys that begin with `bench`, and is told of
+    /// memory that does not exist.
+    #[arg(long, env = "SNOWSKIN_BENCH_MASTER", hide_env_values = true, value_name = "HOST:PORT")]
     master: Option<String>,
+    /// Measure a master that has nodes or objects, too: what is put there meanwhile may land nowhere.
+    #[arg(long, requires = "master")]
+    yes: bool,
     /// Print one JSON array of objects.
     #[arg(long)]
     json: bool,
@@ -134,6 +138,12 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     };
     let address: Address = address.parse()?;
     let mut control = RpcConnection::connect(address.clone(), RpcConfig::default()).map_err(no_master)?;
+    if child.is_none() && !args.yes {
+        let stats = control.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
+        if stats.objects > 0 || stats.segments > 0 {
+            return fail(super::not_ours(&address.to_string(), stats.objects));
+        }
+    }
     let node = mount(&mut control)?;
     let memory = fill(&mut control, args.objects, child.as_ref(), global)?;
 

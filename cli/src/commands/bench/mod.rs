@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use crate::Outcome;
 use crate::args::Global;
-use crate::exit::EXIT_CODES;
+use crate::exit::{EXIT_CODES, Failure};
+use crate::output::thousands;
 use crate::size::GIB;
 
 const AFTER_HELP: &str =
-    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes,
+    "Every benchmark starts the processes it needs and stops them; GB = 10⁹ bytes, GiB = 2³⁰ bytes, \
 µs are of one batch, and CPU time is that of all processes taking part.
 
 Examples:
@@ -52,6 +53,17 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         What::Local(args) => local::run(args, global),
         What::Target(args) => target::run(args),
     }
+}
+
+/// Refuses to measure a store that people use.
+fn not_ours(address: &str, foreign: u64) -> Failure {
+    let what = match foreign {
+        0 => "has nodes that no benchmark started".to_owned(),
+        1 => "holds an object that no benchmark put there, and that this one may evict".to_owned(),
+        n => format!("holds {} objects that no benchmark put there, and that this one may evict", thousands(n)),
+    };
+    Failure::failed(format!("the store at {address} {what}"))
+    .hint("leave --master out to measure a store started for the purpose, or say --yes")
 }
 
 /// CPU seconds for each GiB.

@@ -20,18 +20,19 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "One client, one operation at a time, straight from and into registered memory; what is read is
-checked against its checksum. get reads one object at random of those stored before, batch-get
---batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which
-is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts
-one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy.
-A pool that is started here is written once first, as one in use has been.
-Latency is that of one call; CPU time that of client, master and nodes (with --master, of this
+    "One client, one operation at a time, straight from and into registered memory; what is read is \
+checked against its checksum. get reads one object at random of those stored before, batch-get \
+--batch of them, put and batch-put store new ones (when the pool is full, old ones are evicted, which \
+is part of the time). get-range reads a quarter of an object, from its first third on; put-parts puts \
+one from 16 pieces of memory. With --plain objects come from and go to ordinary memory, which costs a copy. \
+A pool that is started here is written once first, as one in use has been. \
+Latency is that of one call; CPU time that of client, master and nodes (with --master, of this \
 process alone).
 
 Examples:
   snowskin bench store
   snowskin bench store --value 1MiB --op get --fabric tcp
+  snowskin bench store --master 10.0.0.5:50051           a store that is there, if it is empty
   snowskin bench store --op batch-get --batch 128 --json | jq '.[].gb_s'";
 
 /// Measure puts and gets of objects
@@ -71,6 +72,9 @@ pub(super) struct Args {
     /// Use this store instead of one started for the purpose. Objects that begin with `bench/` are left behind.
     #[arg(long, value_name = "HOST:PORT")]
     master: Option<String>,
+    /// Measure a store that holds other objects, too, which may be evicted for those of the benchmark.
+    #[arg(long, requires = "master")]
+    yes: bool,
     /// Compare every byte that was read with what was stored. Not part of the measured time.
     #[arg(long)]
     verify: bool,
@@ -134,6 +138,10 @@ const FILL_BATCH: u64 = 16;
 const TOUCH_BYTES: u64 = 4 << 20;
 /// Pieces of memory that put-parts puts an object from.
 const PIECES: u64 = 16;
+/// What the benchmark's keys begin with.
+const KEY_PREFIX: &[u8] = b"bench/";
+/// Keys of one page of a listing.
+const PAGE: u32 = 1024;
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
@@ -158,7 +166,13 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     };
     let address = cluster.as_ref().map(Cluster::address).or(args.master.as_deref()).unwrap_or_default();
     let config = ClientConfig::new(address.parse()?).fabrics(args.fabric.fabrics());
-    let client = Client::connect(config).map_err(crate::commands::no_start)?;
+    let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
+    if cluster.is_none() && !args.yes {
+        let foreign = foreign_objects(&mut client)?;
+        if foreign > 0 {
+            return fail(super::not_ours(address, foreign));
+        }
+    }
     let mut bench = Bench::new(client, args)?;
     if cluster.is_some() {
         bench.touch_pool(args.memory.bytes() / u64::from(args.replicas), global)?;
@@ -219,6 +233,21 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         output::print_json(&rows)?;
     }
     Ok(ended)
+}
+
+/// How many objects the store has that no benchmark put there.
+fn foreign_objects(client: &mut Client) -> anyhow::Result<u64> {
+    let all = client.stats()?.objects;
+    let (mut own, mut cursor) = (0, 0);
+    loop {
+        let page = client.list(KEY_PREFIX, cursor, PAGE)?;
+        own += page.entries.len() as u64;
+        cursor = page.cursor;
+        // Those of other tenants are not listed, and count as well.
+        if cursor == 0 || sys::interrupted().is_some() {
+            return Ok(all.saturating_sub(own));
+        }
+    }
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {

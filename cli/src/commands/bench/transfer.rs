@@ -22,10 +22,10 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
 const AFTER_HELP: &str =
-    "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the
-next one when all of it has ended: latency is that of a whole batch, from submit to completed.
-Buffers are at most --window long on either side; a larger batch uses the same places again.
-GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB (with --target, of this
+    "Each thread has an engine of its own and polls it. A batch of --batch blocks is submitted, and the \
+next one when all of it has ended: latency is that of a whole batch, from submit to completed. \
+Buffers are at most --window long on either side; a larger batch uses the same places again. \
+GB/s counts 10⁹ bytes; CPU time is that of both processes, for each GiB (with --target, of this \
 process alone). memcpy copies within this process without an engine: what the memory can do.
 
 Examples:

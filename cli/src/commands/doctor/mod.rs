@@ -25,7 +25,7 @@ use facts::Fabric;
 use source::Source;
 
 const AFTER_HELP: &str =
-    "Verdicts: ok · warn (works, but slower or less) · fail (something will not work) · skip (unknown, or does not apply).
+    "Verdicts: ok · warn (works, but slower or less) · fail (something will not work) · skip (unknown, or does not apply). \
 RDMA that is not there is skipped; RDMA that is there and cannot be used fails. --fabric changes both.
 
 Examples:
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t)]
     fabric: Fabric,
     /// Also check that this master answers.
-    #[arg(long, env = "SNOWSKIN_MASTER", value_name = "HOST:PORT")]
+    #[arg(long, env = "SNOWSKIN_MASTER", hide_env_values = true, value_name = "HOST:PORT")]
     master: Option<String>,
     /// Ports that `master` and `node` should find free.
     #[arg(long, value_delimiter = ',', default_values_t = [50051, 9003], value_name = "PORT,…")]

@@ -26,6 +26,7 @@ use tokio::sync::Semaphore;
 
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::no_start;
+use crate::commands::waiting::wait_for_master;
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::size::ByteSize;
@@ -34,7 +35,7 @@ use objects::{App, Counters};
 use pool::{Pool, Threads};
 
 const AFTER_HELP: &str =
-    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or
+    "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or \
 behind something that asks who is there.
 
 Examples:
@@ -47,12 +48,12 @@ Examples:
 /// Run an HTTP gateway: objects over PUT, GET, HEAD and DELETE
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). `snowskin node
-/// --gateway` runs the same within a node.
+/// --gateway` runs the same within a node. A master that is away when it starts is waited for.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Where to listen; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
+    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", hide_env_values = true, default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     #[command(flatten)]
     flags: FlagsOfClient,
@@ -186,6 +187,7 @@ impl Drop for Gateway {
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
+    wait_for_master(&args.flags.settings().client)?;
     let gateway = Gateway::start_with(args.listen, &args.flags.settings().client, args.limits)?;
     let ready = Ready { ready: "gateway", http: gateway.addr().to_string() };
     announce(args.json, &ready, || {

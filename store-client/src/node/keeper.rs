@@ -1,0 +1,214 @@
+//! The thread that keeps a node in the store: it mounts its memory, and says that it lives.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use store_core::message::{
+    Beat, Export, Heartbeat, Mount, MountAnswer, MountSegment, NodeStatus, Unmount, UnmountSegment,
+};
+use store_core::{ErrorCode, SegmentNo};
+use te_engine::{SharedRegion, TransferEngine};
+
+use super::Shared;
+use super::exports::Exports;
+use super::tasks::{Mounted, Worker};
+use crate::config::NodeConfig;
+use crate::error::{ConnectError, RpcError};
+use crate::rpc::RpcConnection;
+
+/// Between two lines in the log about what goes on failing.
+const LINE: Duration = Duration::from_secs(10);
+
+/// What the thread owns.
+pub(super) struct Keeper {
+    config: NodeConfig,
+    engine: TransferEngine,
+    exports: Exports,
+    rpc: RpcConnection,
+    node: u64,
+    /// What the node proves with that it is itself.
+    key: u64,
+    incarnation: u64,
+    mounted: Option<SegmentNo>,
+    ttl: Duration,
+    shared: Arc<Shared>,
+    worker: Worker,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        config: NodeConfig,
+        engine: TransferEngine,
+        rpc: RpcConnection,
+        shared: Arc<Shared>,
+        worker: Worker,
+    ) -> Self {
+        let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
+        let (node, key) = (super::random(), super::random());
+        let exports = Exports::new(&config, engine.clone());
+        Self { config, engine, exports, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
+    }
+
+    /// Until the node is stopped.
+    pub(super) fn run(mut self, stopped: &Receiver<()>) {
+        let mut said: Option<Instant> = None;
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
+            if let Err(error) = self.beat() {
+                self.shared.failures.fetch_add(1, Ordering::Relaxed);
+                // Whoever is not mounted tries several times a second.
+                if said.is_none_or(|said| said.elapsed() >= LINE) {
+                    said = Some(Instant::now());
+                    log::warn!("node {}: {error}", self.config.name);
+                }
+            } else {
+                said = None;
+            }
+        }
+        self.worker.stop();
+        self.unmount();
+    }
+
+    fn pause(&self) -> Duration {
+        let third = self.ttl / 3;
+        let wanted = match self.config.heartbeat_ms {
+            0 => third,
+            ms => Duration::from_millis(ms.into()).min(third),
+        };
+        // Whoever is not mounted wants to be.
+        let wanted = if self.mounted.is_some() { wanted } else { wanted.min(Duration::from_millis(200)) };
+        wanted.max(Duration::from_millis(1))
+    }
+
+    fn beat(&mut self) -> Result<(), ConnectError> {
+        if self.mounted.is_none() {
+            return self.mount();
+        }
+        let beat = Heartbeat { node: self.node, incarnation: self.incarnation, key: self.key };
+        let trace = self.rpc.begin_trace();
+        log::debug!("node {}: heartbeat (operation {trace})", self.config.name);
+        let status = self.rpc.call::<Beat>(&beat, std::iter::empty()).map(|(status, _)| status);
+        match status {
+            Ok(status @ (NodeStatus::Ok | NodeStatus::Work)) => {
+                self.shared.hears(self.ttl);
+                self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
+                if status == NodeStatus::Work {
+                    self.wake_worker();
+                }
+                Ok(())
+            }
+            Ok(NodeStatus::NeedRemount)
+            | Err(RpcError::Refused(ErrorCode::ClientNotFound | ErrorCode::IllegalClient)) => {
+                log::info!("node {}: the master wants it mounted anew", self.config.name);
+                self.forget_mount();
+                self.mount()
+            }
+            // Whatever else it is, the memory stays what it is: the master may know all of it still.
+            Err(error) => {
+                // The next beat is to find a fresh connection.
+                self.rpc.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Exports the memory anew, under a higher incarnation, and mounts it. What was exported before is revoked first, so that
+    /// nobody who still holds the old export can write to the new one.
+    pub(super) fn mount(&mut self) -> Result<(), ConnectError> {
+        self.exports.revoke()?;
+        self.rpc.ensure_connected()?;
+        // Should a new master answer the mount, it will not have memory that was exported under the former one.
+        let epoch = self.rpc.welcome().epoch;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        self.incarnation = wall.max(self.incarnation + 1);
+        let region = self.exports.export()?;
+        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
+        let answer = match self.ask_mount(&region, epoch) {
+            // The clock of this host, or of the one that had the name before, was wrong: time goes on from there.
+            Ok(Asked::Stale { incarnation_min }) => {
+                self.incarnation = incarnation_min;
+                self.ask_mount(&region, epoch)
+            }
+            answer => answer,
+        };
+        match answer {
+            Ok(Asked::Mounted(mounted)) => {
+                self.mounted = Some(mounted.segment);
+                self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
+                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
+                self.shared.mounts.fetch_add(1, Ordering::Relaxed);
+                self.shared.hears(self.ttl);
+                let (name, segment) = (&self.config.name, mounted.segment);
+                log::info!("node {name}: {} bytes mounted as segment {segment}", region.len());
+                Ok(())
+            }
+            Ok(Asked::Held { endpoint, silent_ms }) => {
+                Err(ConnectError::Held { name: self.config.name.clone(), endpoint, silent_ms })
+            }
+            // Only a name that changes hands all the time has this twice.
+            Ok(Asked::Stale { .. }) => Err(RpcError::Refused(ErrorCode::IllegalClient).into()),
+            Err(error) => {
+                self.rpc.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn ask_mount(&mut self, region: &SharedRegion, epoch: u64) -> Result<Asked, RpcError> {
+        let segment = MountSegment {
+            node: self.node,
+            incarnation: self.incarnation,
+            name: &self.config.name,
+            endpoint: self.engine.name(),
+            base: region.addr(),
+            len: region.len() as u64,
+            export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
+            epoch,
+            key: self.key,
+            takeover: self.config.takeover,
+        };
+        let (answer, _) = self.rpc.call::<Mount>(&segment, std::iter::empty())?;
+        Ok(match answer {
+            MountAnswer::Mounted(mounted) => Asked::Mounted(mounted),
+            MountAnswer::Stale { incarnation_min } => Asked::Stale { incarnation_min },
+            MountAnswer::Held { endpoint, silent_ms } => {
+                Asked::Held { endpoint: endpoint.to_owned(), silent_ms }
+            }
+        })
+    }
+
+    fn wake_worker(&self) {
+        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let (Some(segment), Some(region)) = (self.mounted, region) {
+            let (node, key, incarnation) = (self.node, self.key, self.incarnation);
+            self.worker.wake(Mounted { node, key, incarnation, segment, region });
+        }
+    }
+
+    fn forget_mount(&mut self) {
+        self.mounted = None;
+        self.shared.segment.store(0, Ordering::Relaxed);
+    }
+
+    fn unmount(&mut self) {
+        if let Some(segment) = self.mounted {
+            let unmount =
+                UnmountSegment { node: self.node, incarnation: self.incarnation, segment, key: self.key };
+            if let Err(error) = self.rpc.call::<Unmount>(&unmount, std::iter::empty()) {
+                log::debug!("node {}: {error}", self.config.name);
+            }
+            self.forget_mount();
+        }
+        if let Err(error) = self.exports.revoke() {
+            log::debug!("node {}: {error}", self.config.name);
+        }
+    }
+}
+
+/// A [`MountAnswer`] of our own.
+enum Asked {
+    Mounted(store_core::message::Mounted),
+    Stale { incarnation_min: u64 },
+    Held { endpoint: String, silent_ms: u64 },
+}

@@ -1,0 +1,77 @@
+//! A child that drops the transports it has inherited: the parent does not notice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{Node, SEGMENT, finish, pair, read, write};
+use te_core::{Completion, EventSource, Memory, Token, Transport};
+use te_tcp::Config;
+
+const BYTES: usize = 1 << 20;
+
+/// Runs `child` in a fork and waits for its end; gives its exit status. The child allocates nothing that another thread's lock
+/// could keep from it but what the C library's allocator, which survives a fork, gives.
+fn in_a_child(child: impl FnOnce()) -> i32 {
+    // SAFETY: the child runs `child` and leaves by `_exit`: no destructor of the harness and no other test's thread.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` lives across the call; the child is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+/// Both go on in the parent; a child drops its copies.
+fn survive(a: Node, target: Node) -> (Node, Node) {
+    let Node { transport: ours, memory, done } = a;
+    let Node { transport: theirs, memory: remote, done: others } = target;
+    let mut moved = Some((ours, theirs));
+    assert_eq!(in_a_child(|| drop(moved.take())), 0, "the child came to harm");
+    let (ours, theirs) = moved.unwrap();
+    (Node { transport: ours, memory, done }, Node { transport: theirs, memory: remote, done: others })
+}
+
+#[test]
+fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
+    for config in [common::config(), Config { lanes: 4, checksum: true, ..common::config() }] {
+        let (mut a, mut target) = pair(&config, BYTES);
+        a.memory.paint(3);
+        a.submit(&[write(1, 0, 0, BYTES as u32)]);
+        assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
+
+        // In the middle of a WRITE and a READ.
+        a.submit(&[
+            write(2, 0, 0, BYTES as u32 / 2),
+            read(3, BYTES as u64 / 2, BYTES as u64 / 2, BYTES as u32 / 2),
+        ]);
+        a.poll();
+        target.poll();
+        (a, target) = survive(a, target);
+        assert_eq!(finish(&mut [&mut a, &mut target], 2), Completion::applied(Token(2)));
+        assert_eq!(finish(&mut [&mut a, &mut target], 3), Completion::applied(Token(3)));
+        // Readiness is still told: a poller that asks before it reads hears of the next slice.
+        common::linger(&mut [&mut a, &mut target], std::time::Duration::from_millis(20));
+        (a, target) = survive(a, target);
+        for node in [&a, &target] {
+            let EventSource(fd) = node.transport.event_source().unwrap();
+            let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: `asked` is one entry and lives across the call.
+            let ready = unsafe { libc::poll(&raw mut asked, 1, 20) };
+            assert_eq!(ready, 0, "nothing has happened to its sockets");
+        }
+        a.submit(&[write(4, 0, 8, 8)]);
+        assert_eq!(finish(&mut [&mut a, &mut target], 4), Completion::applied(Token(4)));
+        assert_eq!(a.transport.stats().lanes_lost, 0, "no lane was lost");
+        assert_eq!(target.transport.stats().accepted, a.transport.stats().lanes_opened);
+        // And a newcomer is accepted.
+        let mut newcomer = Node::new(config.clone(), BYTES);
+        newcomer.transport.attach(SEGMENT, &target.export()).unwrap();
+        newcomer.submit(&[write(5, 0, 0, 8)]);
+        assert!(finish(&mut [&mut newcomer, &mut target], 5).result.is_ok());
+    }
+}

@@ -1,0 +1,79 @@
+//! What the built program says of itself: its commands' flags.
+
+use anyhow::{Context as _, Result, ensure};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The program, and what `--help` of its commands has said so far.
+pub(crate) struct Program {
+    path: PathBuf,
+    flags: RefCell<BTreeMap<String, BTreeSet<String>>>,
+}
+
+impl Program {
+    pub(crate) fn new(path: &Path) -> Result<Self> {
+        let path = path
+            .canonicalize()
+            .with_context(|| format!("{} is not there: build the program first", path.display()))?;
+        Ok(Self { path, flags: RefCell::default() })
+    }
+
+    /// Runs it with `args` and gives what it printed.
+    ///
+    /// # Errors
+    /// When it cannot start or fails.
+    pub(crate) fn run(&self, args: &[&str]) -> Result<String> {
+        let output = Command::new(&self.path).args(args).env_clear().output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or_default();
+        ensure!(output.status.success(), "`snowskin {}`: {}: {said}", args.join(" "), output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What is wrong with a command line: a command or flags that the program does not have.
+    pub(crate) fn judge(&self, line: &[String]) -> Vec<String> {
+        let Some(command) = line.first() else { return vec!["no command".to_owned()] };
+        let known = match self.flags_of(command) {
+            Ok(known) => known,
+            Err(error) => return vec![format!("no command `{command}`: {error:#}")],
+        };
+        let flags = line[1..].iter().filter(|word| word.starts_with('-') && *word != "-");
+        let names = flags.map(|word| word.split('=').next().unwrap_or(word));
+        let unknown = names.filter(|name| !known.contains(*name));
+        unknown.map(|name| format!("`snowskin {command}` has no flag `{name}`")).collect()
+    }
+
+    fn flags_of(&self, command: &str) -> Result<BTreeSet<String>> {
+        if let Some(known) = self.flags.borrow().get(command) {
+            return Ok(known.clone());
+        }
+        let flags = flags(&self.run(&[command, "--help"])?);
+        self.flags.borrow_mut().insert(command.to_owned(), flags.clone());
+        Ok(flags)
+    }
+}
+
+/// Flags in a text of clap's: at the beginning of a line, with commas between the short and the long form.
+fn flags(help: &str) -> BTreeSet<String> {
+    let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    let words = lines.flat_map(|line| {
+        line.split([' ', ','])
+            .take_while(|word| word.is_empty() || word.starts_with('-'))
+            .map(|word| word.trim_end_matches("...").to_owned())
+    });
+    words.filter(|word| !word.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_those_at_the_beginning_of_lines() {
+        let help = "Run it\n\nOptions:\n      --listen <ADDR:PORT>\n          not as --flag\n  -v, --verbose...  Say --more\n";
+        let found: Vec<String> = flags(help).into_iter().collect();
+        assert_eq!(found, ["--listen", "--verbose", "-v"]);
+    }
+}
