@@ -193,7 +193,7 @@ impl Master {
         }
         let entry = self.objects.entry(index);
         let hold = if !entry.is_complete() {
-            Some((now + super::millis(self.config.put_start_release_timeout_ms), Reason::Zombie))
+            Some((now + super::millis(self.config.put_start_release_timeout_ms), Reason::Writer))
         } else {
             entry.is_leased(now).then_some((entry.time, Reason::Leased))
         };
