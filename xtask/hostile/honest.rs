@@ -9,8 +9,8 @@ use store_master::{Config, MasterServer};
 
 /// Between two rounds of the prober: one put, one get, one exists.
 const ROUND: Duration = Duration::from_millis(20);
-/// Keys that it uses, again and again.
-const KEYS: u64 = 256;
+/// Keys that it uses, again and again: so few that they are read before they are evicted.
+const KEYS: u64 = 32;
 const VALUE_BYTES: usize = 4096;
 
 /// Leases, windows and patience are short, so that writers that are stopped for seconds are stopped past all of them.

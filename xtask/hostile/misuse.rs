@@ -18,7 +18,7 @@ const CHILD_MAX: Duration = Duration::from_secs(20);
 /// How a child says what it has seen.
 const CHILD_FINE: i32 = 0;
 const CHILD_READ_WRONG: i32 = 1;
-const WRITER_BYTES: usize = 256 << 10;
+const WRITER_BYTES: usize = 128 << 10;
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
 
 /// A client, over sockets or over whatever there is; tried again until there is a master that takes it. None when it is over.
@@ -155,6 +155,7 @@ pub(crate) fn writer(turn: &mut Turn, master: SocketAddr) -> Result<()> {
         match writer.put(&key, &value, &PutOptions::DEFAULT) {
             Ok(_) => turn.count("writer_puts", 1),
             Err(error) if error.code() == ErrorCode::ObjectAlreadyExists => turn.count("writer_puts", 1),
+            Err(error) if error.code().is_no_room() => turn.count("writer_no_room", 1),
             Err(_) => {
                 turn.count("writer_errors", 1);
                 // It may have been cut off for good: a new one begins anew.
