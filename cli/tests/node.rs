@@ -99,3 +99,44 @@ fn a_node_that_only_this_machine_can_reach_is_warned_of_where_the_master_is_for_
     assert!(warned.contains("--advertise") && warned.contains(&address), "{warned}");
     assert_eq!(said_by(&["--listen", &listen]), "");
 }
+
+#[test]
+fn servers_are_started_in_any_order() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |args: &[&str]| {
+        let args = [args, &["--master", &free, "--json"]].concat();
+        snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut servers =
+        [start(&["node", "--memory", "1MiB"]), start(&["gateway", "--listen", "127.0.0.1:0"])];
+    // They have met nobody by the time that they complain.
+    for server in &mut servers {
+        let (mut byte, stderr) = ([0], server.stderr.as_mut().unwrap());
+        while stderr.read(&mut byte).unwrap() == 1 && byte != *b"\n" {}
+        assert!(server.try_wait().unwrap().is_none(), "it waits");
+    }
+    let _master = Daemon::start(&["master", "--listen", &free, "--http", "none", "--json"]);
+    for mut server in servers {
+        let mut line = Vec::new();
+        let (mut byte, stdout) = ([0], server.stdout.as_mut().unwrap());
+        while stdout.read(&mut byte).unwrap() == 1 && byte != *b"\n" {
+            line.push(byte[0]);
+        }
+        assert!(String::from_utf8_lossy(&line).contains("ready"), "{}", String::from_utf8_lossy(&line));
+        signal(server.id(), "TERM");
+        assert_eq!(wait(&mut server).expect("it ends").code(), Some(0));
+    }
+}
+
+#[test]
+fn a_node_that_waits_for_its_master_can_be_stopped() {
+    let mut node = snowskin(&["node", "--memory", "1MiB", "--master", "127.0.0.1:9", "--json"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut byte = [0];
+    while node.stderr.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte != *b"\n" {}
+    signal(node.id(), "TERM");
+    assert_eq!(wait(&mut node).expect("it ends").code(), Some(143));
+}

@@ -222,3 +222,30 @@ fn a_master_that_is_killed_ends_it_with_a_clear_error() {
         eventually(&format!("the end of {arguments}"), || !is_alive(pid));
     }
 }
+
+#[test]
+fn what_processes_hit_is_what_the_simulation_promised() {
+    let args = ["replay", "--compare", "--requests", "300", "--capacity-blocks", "600,1200", "--block-bytes", "512"];
+    let output = run(&[&args[..], &["--policies", "all", "--lease-ms", "50", "--agree-within", "40", "--json"]].concat());
+    assert_exit(&output, 0);
+    let compared = json(&output);
+    assert_eq!(compared["agree"], true, "{compared}");
+    let rows = compared["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 * 2);
+    for row in rows {
+        assert_eq!(row["verify_failures"], 0, "{row}");
+        assert!(row["hit_rate"].as_f64() > Some(0.05), "{row}");
+    }
+}
+
+#[test]
+fn a_comparison_that_finds_the_two_apart_ends_with_1() {
+    let args = ["replay", "--compare", "--requests", "100", "--capacity-blocks", "100", "--policies", "fifo"];
+    // Nothing that is being read can go, so nearly all of so small a pool is barred to what comes.
+    let output = run(&[&args[..], &["--lease-ms", "60000", "--agree-within", "0"]].concat());
+    assert_exit(&output, 1);
+    let text = stdout(&output);
+    assert!(text.contains("Not all agree within 0 points") && text.contains("<- apart"), "{text}");
+    assert_exit(&run(&["replay", "--capacity-blocks", "1,2"]), 2);
+    assert_exit(&run(&["replay", "--policies", "all"]), 2);
+}

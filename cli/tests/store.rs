@@ -193,7 +193,6 @@ fn without_a_master_every_command_says_how_to_get_one() {
         &["rm", "a"],
         &["get", "a"],
         &["put", "a", "/proc/self/status"],
-        &["node", "--memory", "1MiB"],
     ] {
         let output = run(&[args, &["--master", "127.0.0.1:9"]].concat());
         assert_exit(&output, 1);

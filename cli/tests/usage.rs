@@ -72,7 +72,7 @@ fn a_master_of_tenants_does_not_start_without_an_admins_secret() {
     let path = file.path().to_str().unwrap();
     let master = run(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--tenants", path]);
     assert_exit(&master, 2);
-    assert!(stderr(&master).contains("--store-admin-secret"), "{}", stderr(&master));
+    assert!(stderr(&master).contains("--admin-secret-file"), "{}", stderr(&master));
 }
 
 #[test]

@@ -75,6 +75,9 @@ pub struct NodeConfig {
     /// How fast it may copy objects from other nodes when a segment is drained or an object gets another replica, bytes per
     /// second; 0: as fast as the fabric carries. Default 0.
     pub copy_bytes_per_s_max: u64,
+    /// Takes the name from another node that has it and lives: for the operator who knows that the other must not have it.
+    /// Default false: the node waits for one that is silent to be given up, and refuses to start when the other lives.
+    pub takeover: bool,
 }
 
 impl Default for ClientConfig {
@@ -156,6 +159,7 @@ impl NodeConfig {
             wait_master_ms: 10_000,
             drain_on_stop_ms: 0,
             copy_bytes_per_s_max: 0,
+            takeover: false,
         }
     }
 

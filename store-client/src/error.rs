@@ -81,6 +81,15 @@ pub enum ConnectError {
     },
     /// The master could not be reached.
     Rpc(RpcError),
+    /// Another node that lives has the name.
+    Held {
+        /// Which.
+        name: String,
+        /// Where the other is.
+        endpoint: String,
+        /// How long the master has not heard of it, milliseconds.
+        silent_ms: u64,
+    },
     /// The transfer engine did not start.
     Engine(StartError),
     /// Its memory could not be allocated or registered.
@@ -238,6 +247,13 @@ impl fmt::Display for ConnectError {
         match self {
             Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
             Self::Rpc(error) => error.fmt(f),
+            Self::Held { name, endpoint, silent_ms } => write!(
+                f,
+                "the name `{}` is held by the node at {}, which the master heard of {silent_ms} ms ago: stop that node, \
+                 choose another name, or take the name over",
+                name.escape_debug(),
+                endpoint.escape_debug()
+            ),
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::System(error) => write!(f, "the system refused: {error}"),
@@ -248,7 +264,7 @@ impl fmt::Display for ConnectError {
 impl StdError for ConnectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Config { .. } => None,
+            Self::Config { .. } | Self::Held { .. } => None,
             Self::Rpc(error) => Some(error),
             Self::Engine(error) => Some(error),
             Self::Memory(error) => Some(error),

@@ -70,10 +70,7 @@ impl Fabric {
 impl Fabric {
     pub(crate) fn start(config: Config) -> Result<Self, StartError> {
         let spin = Spin::new(Duration::from_micros(config.spin_us.into()));
-        let descriptors = PeerToPeer {
-            timeout: Duration::from_millis(config.control.timeout_ms.into()),
-            frame_bytes_max: config.control.frame_bytes_max,
-        };
+        let descriptors = PeerToPeer::of(&config);
         let mut engine = Engine::start(config)?;
         engine.checksum_copies(true);
         Ok(Self {
@@ -83,6 +80,11 @@ impl Fabric {
             #[cfg(test)]
             stuck: Stuck::default(),
         })
+    }
+
+    /// What nodes know this engine by.
+    pub(crate) fn identity(&self) -> u64 {
+        self.engine.identity()
     }
 
     pub(crate) fn alloc_shared(&mut self, len: usize) -> Result<SharedRegion, RegisterError> {

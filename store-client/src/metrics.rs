@@ -136,6 +136,16 @@ fn register_engine(registry: &mut Registry, stats: &te_engine::Stats) {
         ),
         ("quarantined_bytes", "Bytes of their local memory", stats.quarantined_bytes),
         (
+            "quarantined_regions",
+            "Regions set aside because a peer that does not answer may be in the middle of a copy",
+            stats.quarantined_regions.into(),
+        ),
+        (
+            "quarantined_region_bytes",
+            "Bytes of them; their pages are the system's",
+            stats.quarantined_region_bytes,
+        ),
+        (
             "leaked_bytes",
             "Bytes of buffers of dropped transfers that could not be given back",
             stats.leaked_bytes,

@@ -1,5 +1,7 @@
 //! [`Node`]: contributes memory.
 
+mod exports;
+mod expulsions;
 mod keeper;
 mod share;
 mod tasks;
@@ -89,8 +91,16 @@ impl Node {
     ///
     /// # Errors
     /// See [`ConnectError`]; when it gave up, why it was still waiting.
-    pub fn start_unless(config: NodeConfig, gives_up: impl FnMut() -> bool) -> Result<Self, ConnectError> {
+    pub fn start_unless(
+        mut config: NodeConfig,
+        gives_up: impl FnMut() -> bool,
+    ) -> Result<Self, ConnectError> {
         config.validate()?;
+        if config.identity.cluster.is_set() {
+            config.engine.cluster_secret = config.identity.cluster_secret();
+        }
+        // Nobody would take them.
+        config.engine.control.notifications_max = 0;
         // Whatever is wrong here is told before anybody waits.
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
@@ -178,6 +188,15 @@ impl Node {
         }
     }
 
+    /// Has everything moved to other nodes, and waits for that at most `timeout`, or until nothing more can be moved. Gives how far it
+    /// came. The node goes on: what is left in [`DrainInfo::blocks`] can be read until it is stopped.
+    ///
+    /// # Errors
+    /// The master could not be asked to the last.
+    pub fn drain(&self, timeout: Duration) -> Result<DrainInfo, ConnectError> {
+        self.drain_until(Instant::now() + timeout, |_| ControlFlow::Continue(()))
+    }
+
     /// Has everything moved to other nodes, waits for that at most `timeout`, then ends as [`stop`](Self::stop) does. Gives how
     /// far it came: what is left in [`DrainInfo::blocks`] was unmounted with the memory.
     ///
@@ -196,13 +215,13 @@ impl Node {
         timeout: Duration,
         watch: impl FnMut(&DrainInfo) -> ControlFlow<()>,
     ) -> Result<DrainInfo, ConnectError> {
-        let drained = self.drain(Instant::now() + timeout, watch);
+        let drained = self.drain_until(Instant::now() + timeout, watch);
         self.join();
         drained
     }
 
     /// A master that is away meanwhile is waited for, and memory that was mounted anew is drained anew.
-    fn drain(
+    fn drain_until(
         &self,
         deadline: Instant,
         mut watch: impl FnMut(&DrainInfo) -> ControlFlow<()>,
@@ -223,7 +242,11 @@ impl Node {
                 }
             }
             let waits = match &step {
-                Ok(_) => ordered.is_some() && info.state == SegmentState::Draining,
+                Ok(_) => {
+                    let left = info.left_no_room + info.left_bad;
+                    let stuck = info.moving == 0 && left > 0 && left >= info.blocks;
+                    ordered.is_some() && info.state == SegmentState::Draining && !stuck
+                }
                 Err(error) => error.is_transient() || error.code() == ErrorCode::SegmentNotFound,
             };
             if !waits || watch(&info).is_break() || Instant::now() >= deadline {

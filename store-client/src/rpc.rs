@@ -19,11 +19,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use store_core::message::{Greeting, Hello, Operation, Welcome};
+use store_core::message::{Greeting, Hello, LeaseRange, Operation, ReturnLeases, Welcome};
 use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{
-    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, PROOF_BYTES, Role, Secret, Trace,
-    WireError, prove,
+    CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Role, Secret, Trace, WireError, prove,
 };
 use te_engine::Spin;
 
@@ -35,6 +34,8 @@ use stream::Stream;
 const READ_BYTES: usize = 64 << 10;
 /// Questions that wait to be written, bytes, before `queue` writes by itself.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
+/// Batches of leases that wait to be given back.
+const RETURNS_MAX: usize = 64;
 const BACKOFF_MIN: Duration = Duration::from_millis(2);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -66,13 +67,28 @@ pub struct Identity {
     pub tenant: String,
     /// The tenant's secret, if it has one.
     pub secret: Secret,
-    /// The admin's secret: nodes need it when the master has one and tenants, and so does whoever administers.
+    /// The admin's secret: whoever administers a master that has one needs it. It does for a node, too.
     pub admin: Secret,
+    /// The secret that nodes, and the other servers of a cluster, share with their master and with each other. Nodes need it, or
+    /// the admin's, when the master has either; and clients need it to reach nodes that have it.
+    pub cluster: Secret,
+}
+
+impl Identity {
+    fn has_secrets(&self) -> bool {
+        self.secret.is_set() || self.admin.is_set() || self.cluster.is_set()
+    }
+
+    /// As engines want it.
+    pub(crate) fn cluster_secret(&self) -> te_engine::Secret {
+        te_engine::Secret::new(self.cluster.bytes())
+    }
 }
 
 impl Default for Identity {
     fn default() -> Self {
-        Self { tenant: DEFAULT_TENANT.to_owned(), secret: Secret::default(), admin: Secret::default() }
+        let none = Secret::default;
+        Self { tenant: DEFAULT_TENANT.to_owned(), secret: none(), admin: none(), cluster: none() }
     }
 }
 
@@ -91,6 +107,8 @@ pub struct RpcConnection {
     connects_total: u64,
     backoff: Duration,
     spin: Spin,
+    /// Leases of this connection that nobody needs any more: given back in front of the next request.
+    returns: Vec<LeaseRange>,
 }
 
 /// What has arrived and is not yet consumed.
@@ -137,6 +155,7 @@ impl RpcConnection {
             connects_total: 0,
             backoff: BACKOFF_MIN,
             spin: Spin::new(Duration::from_micros(config.spin_us.into())),
+            returns: Vec::new(),
         };
         this.dial()?;
         Ok(this)
@@ -228,8 +247,26 @@ impl RpcConnection {
 
     /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves.
     pub fn queue_raw(&mut self) -> (u64, &mut Vec<u8>) {
+        if !self.returns.is_empty() && self.stream.is_some() {
+            let id = self.next_id();
+            // A handful of numbers always fits a frame.
+            let _ = ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..));
+        }
+        (self.next_id(), &mut self.out)
+    }
+
+    /// Gives leases back that this connection was granted, in front of its next request: their objects may be evicted or removed
+    /// from then on. Call it when nothing reads there any more. A connection that is lost meanwhile has given them back.
+    pub fn return_leases(&mut self, leases: LeaseRange) {
+        // What does not fit runs out by itself.
+        if self.stream.is_some() && self.returns.len() < RETURNS_MAX {
+            self.returns.push(leases);
+        }
+    }
+
+    fn next_id(&mut self) -> u64 {
         self.id = self.id.wrapping_add(1).max(1);
-        (self.id, &mut self.out)
+        self.id
     }
 
     /// Writes what is queued.
@@ -354,6 +391,7 @@ impl RpcConnection {
     /// Drops the connection, and with it every request under way.
     pub fn disconnect(&mut self) {
         self.stream = None;
+        self.returns.clear();
         self.out.clear();
         self.written = 0;
         (self.input.start, self.input.end) = (0, 0);
@@ -372,25 +410,24 @@ impl RpcConnection {
         Ok(())
     }
 
-    /// Says who connects. Whoever has secrets asks for the challenge first, and says the proofs then.
+    /// Says who connects. Whoever has secrets asks for the challenge first, and gives the proofs then: no secret travels.
     fn greet(&mut self, deadline: Instant) -> Result<Welcome, RpcError> {
-        let Identity { tenant, secret, admin } = self.identity.clone();
-        if !secret.is_set() && !admin.is_set() {
-            return self.hello(&Greeting { tenant: &tenant, ..Greeting::default() }, deadline);
+        let identity = self.identity.clone();
+        let tenant = identity.tenant.as_str();
+        if !identity.has_secrets() {
+            return self.hello(&Greeting { tenant, ..Greeting::default() }, deadline);
         }
-        let welcome = self.hello(&Greeting { tenant: "", ..Greeting::default() }, deadline)?;
-        let proof = |secret: &Secret, role| {
-            secret.is_set().then(|| prove(secret.bytes(), role, &welcome.challenge, &tenant))
-        };
-        let (tenant_proof, admin_proof) = (proof(&secret, Role::Tenant), proof(&admin, Role::Admin));
-        let said = |proof: &'_ Option<[u8; PROOF_BYTES]>| proof.map_or_else(Vec::new, |proof| proof.to_vec());
-        let (tenant_proof, admin_proof) = (said(&tenant_proof), said(&admin_proof));
-        let greeting = Greeting {
-            tenant: &tenant,
-            tenant_proof: Key(&tenant_proof),
-            admin_proof: Key(&admin_proof),
-            ..Greeting::default()
-        };
+        let challenge = self.hello(&Greeting { tenant: "", ..Greeting::default() }, deadline)?.challenge;
+        let proof =
+            |secret: &Secret, role| secret.is_set().then(|| prove(secret.bytes(), role, &challenge, tenant));
+        let proofs = [
+            proof(&identity.secret, Role::Tenant),
+            proof(&identity.admin, Role::Admin),
+            proof(&identity.cluster, Role::Cluster),
+        ];
+        let [tenant_proof, admin_proof, cluster_proof] =
+            proofs.each_ref().map(|proof| Key(proof.as_ref().map_or(&[], |proof| proof.as_slice())));
+        let greeting = Greeting { tenant, tenant_proof, admin_proof, cluster_proof, ..Greeting::default() };
         self.hello(&greeting, deadline)
     }
 

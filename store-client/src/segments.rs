@@ -15,6 +15,8 @@ use crate::rpc::RpcConnection;
 pub(crate) struct Segments {
     known: HashMap<SegmentNo, Known>,
     epoch: u64,
+    /// Segments that the master knows, and whose owner could not be reached.
+    unreached: Vec<SegmentNo>,
 }
 
 #[derive(Clone, Copy)]
@@ -50,10 +52,22 @@ impl Segments {
             Some(Known::Shunned(until)) if Instant::now() < *until => return None,
             _ => {}
         }
-        let opened = open(segment, rpc, fabric);
+        let opened = match open(segment, rpc, fabric) {
+            Opened::Here(handle) => Some(handle),
+            Opened::Unknown => None,
+            Opened::Unreached => {
+                self.unreached.push(segment);
+                None
+            }
+        };
         let known = opened.map_or_else(|| Known::Shunned(Instant::now() + shun), Known::Open);
         self.known.insert(segment, known);
         opened
+    }
+
+    /// What could not be reached since this was asked last.
+    pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
+        std::mem::take(&mut self.unreached)
     }
 
     /// The handle of an open segment; asks nobody.
@@ -74,19 +88,28 @@ impl Segments {
 
 /// Asks where a segment is and opens it. The node may export afresh between the two, even at the same addresses; bytes that
 /// are meant for the old export must not land in the new one. So when it is another by then, the master is asked again.
-fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Option<SegmentHandle> {
+fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Opened {
     for _ in 0..TRIES {
-        let (endpoint, export) = ask(segment, rpc)?;
+        let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
         match fabric.open_export(&endpoint, export) {
-            Ok(Some(handle)) => return Some(handle),
+            Ok(Some(handle)) => return Opened::Here(handle),
             Ok(None) => log::debug!("segment {segment} at {endpoint}: something else is exported there now"),
             Err(error) => {
                 log::debug!("segment {segment} at {endpoint}: {error}");
-                return None;
+                return Opened::Unreached;
             }
         }
     }
-    None
+    Opened::Unreached
+}
+
+/// What came of opening a segment.
+enum Opened {
+    Here(SegmentHandle),
+    /// The master could not be asked, or does not know it.
+    Unknown,
+    /// Its owner could not be reached, or exports something else.
+    Unreached,
 }
 
 /// Times that the master is asked in a row.

@@ -9,11 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{MIB, client, client_over, eventually, master_at, master_with, own_host, pattern};
-use store_client::{
-    Client, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcError, SegmentNo, SegmentState,
+use common::{
+    MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say,
+    wait_for_parent,
 };
-use store_core::MasterConfig;
+use store_client::{
+    Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig,
+    RpcConnection, RpcError, SegmentNo, SegmentState,
+};
+use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
+use store_core::{Key, MasterConfig, Secret};
+use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 
@@ -109,8 +115,11 @@ fn a_drain_survives_a_master_that_is_away_for_a_moment() {
     let mut quick = config("a", addr);
     quick.heartbeat_ms = 20;
     let leaving = Node::start(quick).unwrap();
-    // Nowhere to go: it stays as long as its master does.
-    put_all(&mut client_over(addr, Fabrics::TCP), leaving.status().segment.unwrap(), 3, 1_000);
+    // A put that is never ended: it stays as long as its master does.
+    let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let object = NewObject { key: Key(b"half"), len: 10_000 };
+    let (_, mut allocations) = rpc.call::<PutStart>(&PutAsk::once(ONE), std::iter::once(object)).unwrap();
+    assert!(allocations.next().unwrap().is_ok());
     let seen = Arc::new(AtomicU64::new(0));
     let watched = Arc::clone(&seen);
     let stopping = thread::spawn(move || {
@@ -131,17 +140,17 @@ fn a_drain_survives_a_master_that_is_away_for_a_moment() {
 }
 
 #[test]
-fn a_drain_that_is_broken_off_says_what_is_left() {
+fn a_drain_that_can_do_no_more_ends_and_says_what_is_left() {
     let master = master_with(MasterConfig::default());
     let addr = master.rpc_addr();
     let alone = Node::start(config("alone", addr)).unwrap();
     put_all(&mut client_over(addr, Fabrics::TCP), alone.status().segment.unwrap(), 7, 1_000);
-    let info = alone.stop_drained_while(Duration::from_secs(600), |info| match info.left_no_room {
-        0 => std::ops::ControlFlow::Continue(()),
-        _ => std::ops::ControlFlow::Break(()),
-    });
-    let info = info.unwrap();
+    // There is nowhere to move anything, so there is no use in waiting, and the node serves on.
+    let info = alone.drain(Duration::from_secs(600)).unwrap();
     assert_eq!((info.state, info.blocks, info.left_no_room), (SegmentState::Draining, 7, 7));
+    assert_eq!(client(addr).get(b"k3").unwrap(), Some(pattern(3, 1_000)));
+    let info = alone.stop_drained(Duration::from_secs(600)).unwrap();
+    assert_eq!(info.blocks, 7);
     assert_eq!(client(addr).stats().unwrap().segments, 0, "it has ended all the same");
 }
 
@@ -183,4 +192,178 @@ fn a_share_slows_copies_down_and_loses_none() {
     assert_eq!((info.state, info.moved_total), (SegmentState::Drained, 60), "{info:?}");
     assert_eq!(slow.status().copy_failures, 0, "nothing that waited for its turn lost its lease");
     read_all(&mut client, 60, 10_000);
+}
+
+/// Where children begin. As a test of its own it does nothing.
+#[test]
+fn entry() {
+    let Some(role) = role() else { return };
+    match role[0].as_str() {
+        "idle" => be_idle(&role),
+        "copier" => be_copier(&role),
+        _ => {}
+    }
+}
+
+/// Reads once over shared memory, and does nothing more.
+fn be_idle(role: &[String]) {
+    let mut client = client_over(role[1].parse().unwrap(), Fabrics::SHM);
+    let _ = client.put(b"k", &pattern(1, 100_000), &ONE);
+    say(if client.get(b"k").unwrap().is_some() { "read" } else { "miss" });
+    wait_for_parent();
+}
+
+/// Puts over shared memory all the time.
+fn be_copier(role: &[String]) {
+    let mut client = client_over(role[1].parse().unwrap(), Fabrics::SHM);
+    let value = pattern(2, 8 << 20);
+    say("ready");
+    loop {
+        let _ = client.put(b"large", &value, &ONE);
+        let _ = client.remove(b"large", true);
+    }
+}
+
+fn metric(node: &Node, name: &str) -> u64 {
+    let text = node.metrics_text();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Another life of the master at its address, and the node in it.
+fn another_life(master: &mut Option<MasterHandle>, addr: SocketAddr, node: &Node, epoch: u32) {
+    let mounts = node.status().mounts;
+    master.take().unwrap().stop().unwrap();
+    *master = Some(master_at(addr, MasterConfig { epoch, ..MasterConfig::default() }));
+    eventually("it is mounted anew", || node.status().mounts > mounts);
+}
+
+#[test]
+fn a_node_that_is_mounted_anew_keeps_its_memory_whoever_is_idle() {
+    let addr = free_address(34);
+    let mut master = Some(master_at(addr, MasterConfig { epoch: 1, ..MasterConfig::default() }));
+    let node = Node::start(NodeConfig::new("a", addr.into(), 32 * MIB)).unwrap();
+    let first = node.region().unwrap();
+    let registered = metric(&node, "snowskin_engine_registered_bytes ");
+    let mut idle = Vec::new();
+    for epoch in 2..7 {
+        idle.push(Process::start("entry", &["idle", &addr.to_string()]));
+        assert_eq!(idle.last().unwrap().said(), "read");
+        let before = node.region().unwrap();
+        another_life(&mut master, addr, &node, epoch);
+        let after = node.region().unwrap();
+        assert_eq!(after.addr(), first.addr(), "the same memory");
+        assert_ne!(after.id(), before.id(), "under another name");
+        assert_eq!(metric(&node, "snowskin_engine_registered_bytes "), registered);
+    }
+    // And it is of use.
+    let mut client = client_over(addr, Fabrics::SHM);
+    assert!(client.put(b"after", &pattern(3, 1_000_000), &ONE).unwrap());
+    assert_eq!(client.get(b"after").unwrap(), Some(pattern(3, 1_000_000)));
+    idle.iter_mut().for_each(Process::stop);
+}
+
+#[test]
+fn a_client_that_is_stopped_in_the_middle_of_a_copy_does_not_keep_a_node_out() {
+    let addr = free_address(35);
+    let mut master = Some(master_at(addr, MasterConfig { epoch: 1, ..MasterConfig::default() }));
+    let node = Node::start(NodeConfig::new("a", addr.into(), 32 * MIB)).unwrap();
+    let mut copier = Process::start("entry", &["copier", &addr.to_string()]);
+    // It is in a copy most of the time, but not all of it.
+    let mut caught = false;
+    for epoch in 2..60 {
+        thread::sleep(Duration::from_micros(u64::from(20_000 + epoch * 1_300)));
+        copier.signal("STOP");
+        another_life(&mut master, addr, &node, epoch);
+        caught = metric(&node, "snowskin_engine_quarantined_regions ") > 0;
+        let mut client = client_over(addr, Fabrics::TCP);
+        assert!(client.put(b"k", &pattern(4, 100_000), &ONE).unwrap(), "it serves");
+        assert_eq!(client.get(b"k").unwrap(), Some(pattern(4, 100_000)));
+        if caught {
+            break;
+        }
+        copier.signal("CONT");
+    }
+    assert!(caught, "it was never stopped in the middle of a copy");
+    copier.signal("CONT");
+    eventually("what was set aside is let go of", || {
+        metric(&node, "snowskin_engine_quarantined_regions ") == 0
+    });
+    copier.kill();
+}
+
+#[test]
+fn a_second_node_of_the_same_name_is_refused_by_name_and_the_first_loses_nothing() {
+    let master = master_with(MasterConfig::default());
+    let addr = master.rpc_addr();
+    let first = Node::start(config("twin", addr)).unwrap();
+    let mut client = client_over(addr, Fabrics::TCP);
+    assert!(client.put(b"k", b"kept", &ONE).unwrap());
+    let refused = Node::start(config("twin", addr)).map(drop).unwrap_err();
+    assert!(
+        matches!(&refused, ConnectError::Held { endpoint, .. } if endpoint == first.endpoint()),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains(first.endpoint()), "{refused}");
+    assert_eq!(client.get(b"k").unwrap().as_deref(), Some(b"kept".as_slice()));
+    assert_eq!(first.status().mounts, 1);
+    // Unless somebody knows better.
+    let second = Node::start(NodeConfig { takeover: true, ..config("twin", addr) }).unwrap();
+    assert!(second.status().segment.is_some());
+    assert_eq!(client.segments().unwrap()[0].endpoint, second.endpoint());
+    drop(first);
+    assert_eq!(client.segments().unwrap()[0].endpoint, second.endpoint(), "the first took nothing with it");
+}
+
+#[test]
+fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is_given_up() {
+    let master = master_with(MasterConfig { node_ttl_ms: 1_000, ..MasterConfig::default() });
+    let addr = master.rpc_addr();
+    // A former life of the name, by a clock that was ahead.
+    let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
+    let hour_ahead = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
+        + Duration::from_secs(3_000);
+    let incarnation = hour_ahead.as_nanos() as u64;
+    let segment = MountSegment {
+        node: 7,
+        incarnation,
+        name: "back",
+        endpoint: "127.0.0.1:1",
+        base: 0,
+        len: MIB,
+        export: Default::default(),
+        epoch: rpc.welcome().epoch,
+        key: 7,
+        takeover: false,
+    };
+    rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
+    let node = Node::start(NodeConfig { wait_master_ms: 0, ..config("back", addr) }).unwrap();
+    drop(rpc);
+    let mounted = &client(addr).segments().unwrap()[0];
+    assert!(mounted.incarnation > incarnation);
+    assert_eq!(mounted.endpoint, node.endpoint());
+}
+
+#[test]
+fn nodes_of_a_cluster_with_a_secret_prove_it_and_strangers_do_not_get_in() {
+    let secret: Secret = "winter".to_owned().into();
+    let master = master_with(MasterConfig { cluster_secret: secret.clone(), ..MasterConfig::default() });
+    let addr = master.rpc_addr();
+    for wrong in [Secret::default(), "summer".to_owned().into()] {
+        let mut config = NodeConfig { wait_master_ms: 0, ..config("stranger", addr) };
+        config.identity.cluster = wrong;
+        let refused = Node::start(config).map(drop).unwrap_err();
+        assert!(matches!(refused, ConnectError::Rpc(_)), "{refused}");
+        assert_eq!(client(addr).segments().unwrap(), []);
+    }
+    let mut config = config("ours", addr);
+    config.identity.cluster = secret.clone();
+    let node = Node::start(config).unwrap();
+    eventually("its beats are heard", || node.status().heartbeats > 0);
+    assert_eq!(node.status().mounts, 1);
+    let mut config = ClientConfig::new(addr.into()).fabrics(Fabrics::TCP);
+    config.identity.cluster = secret;
+    let mut client = Client::connect(config).unwrap();
+    assert!(client.put(b"k", b"v", &ONE).unwrap());
+    assert_eq!(client.get(b"k").unwrap().as_deref(), Some(b"v".as_slice()));
 }

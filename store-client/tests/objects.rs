@@ -349,9 +349,9 @@ fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
 fn an_object_under_a_lease_is_not_removed_without_force() {
     let master = master();
     let _node = node("a", master.rpc_addr());
-    let mut client = client(master.rpc_addr());
+    let (mut reader, mut client) = (client(master.rpc_addr()), client(master.rpc_addr()));
     assert!(client.put(b"k", b"value", &ONE).unwrap());
-    assert!(client.get(b"k").unwrap().is_some());
+    assert!(reader.get(b"k").unwrap().is_some());
     let refused = client.remove(b"k", false);
     assert!(matches!(refused, Err(StoreError::Refused(ErrorCode::ObjectHasLease))), "{refused:?}");
     assert_eq!(refused.unwrap_err().code().code(), -706);
@@ -422,4 +422,28 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             assert_eq!(found, [0; 4096]);
         }
     }
+}
+
+#[test]
+fn a_reader_that_is_done_gives_its_leases_back_with_its_next_request() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let (mut reader, mut other) = (client(master.rpc_addr()), client(master.rpc_addr()));
+    let keys: Vec<Vec<u8>> = (0..50u8).map(|i| vec![b'k', i]).collect();
+    for key in &keys {
+        assert!(reader.put(key, &pattern(1, 10_000), &ONE).unwrap());
+    }
+    let wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    assert!(reader.batch_get(&wanted).into_iter().all(|got| got.unwrap().is_some()));
+    assert!(reader.get(&keys[7]).unwrap().is_some());
+    let held = other.remove(&keys[7], false).unwrap_err();
+    assert_eq!(held.code(), ErrorCode::ObjectHasLease, "the reader has not said a word since");
+    assert!(reader.exists(b"another").is_ok());
+    for removed in other.batch_remove(&wanted, false).unwrap() {
+        assert_eq!(removed, Ok(()));
+    }
+    // A connection that is lost takes its leases with it, and nothing of them is said on the next one.
+    assert!(reader.put(b"k", b"v", &ONE).unwrap());
+    assert!(reader.get(b"k").unwrap().is_some());
+    assert_eq!(reader.get(b"k").unwrap().as_deref(), Some(b"v".as_slice()));
 }

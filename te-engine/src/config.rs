@@ -97,16 +97,20 @@ pub struct Fabrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ControlConfig {
-    /// Connections at a time, at most; one more is closed at once.
+    /// Connections at a time, at most. One more takes the place of the one that has been silent longest.
     pub connections_max: u32,
     /// Longest frame that is accepted from a server (a descriptor), bytes.
     pub frame_bytes_max: u32,
-    /// How long a connection may sit in the middle of a frame, and how long our own requests take at most, milliseconds.
+    /// How long a connection may be without having asked more than whether we are there, how long it may sit in the middle of a
+    /// frame, and how long our own requests take at most, milliseconds.
     pub timeout_ms: u32,
-    /// Notifications that wait to be taken, at most; further ones are refused with an error to their sender.
+    /// Notifications that wait to be taken, at most; further ones are refused with an error to their sender. 0: all are, for a
+    /// process that never takes any.
     pub notifications_max: u32,
     /// Longest name and message of one notification together, bytes.
     pub notification_bytes_max: u32,
+    /// Names and messages of all notifications that wait to be taken together, bytes.
+    pub inbox_bytes_max: u32,
 }
 
 /// Names of segments. See [`metadata`](crate::metadata).
@@ -132,6 +136,9 @@ pub struct TcpConfig {
     pub port: u16,
     /// Connections to each peer; 1 to 16.
     pub lanes: u8,
+    /// Connections of the data port, ours and peers', 1 to 1048576; a quarter is kept for our own. When there are as many, the peer's
+    /// lane that has been silent longest makes room for a new one.
+    pub connections_max: u32,
     /// Checks payloads end to end with CRC32C.
     pub checksum: bool,
     /// TCP congestion control, by the kernel's name for it (`sysctl net.ipv4.tcp_available_congestion_control`). Without it,
@@ -185,12 +192,17 @@ impl Config {
             ("mailbox_commands_max", self.mailbox_commands_max),
             ("control.connections_max", self.control.connections_max),
             ("control.timeout_ms", self.control.timeout_ms),
-            ("tcp.lanes", u32::from(self.tcp.lanes)),
         ];
         for (field, value) in at_least_one {
             if value == 0 {
                 return Err(StartError::Config { field, need: "must be at least 1" });
             }
+        }
+        if !(1..=16).contains(&self.tcp.lanes) {
+            return Err(StartError::Config { field: "tcp.lanes", need: "must be 1 to 16" });
+        }
+        if !(1..=1 << 20).contains(&self.tcp.connections_max) {
+            return Err(StartError::Config { field: "tcp.connections_max", need: "must be 1 to 1048576" });
         }
         let rdma = &self.rdma;
         for (field, value, range, need) in [
@@ -364,6 +376,7 @@ impl Default for ControlConfig {
             timeout_ms: 5000,
             notifications_max: 4096,
             notification_bytes_max: 64 << 10,
+            inbox_bytes_max: 4 << 20,
         }
     }
 }
@@ -406,6 +419,7 @@ impl Default for TcpConfig {
         Self {
             port: 0,
             lanes: 1,
+            connections_max: 1024,
             checksum: false,
             congestion: None,
             send_buffer_bytes: None,

@@ -473,6 +473,37 @@ impl fmt::Display for RequestProblem {
     }
 }
 
+/// This process is a fork of the one that something belongs to. Becomes the error of whatever was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forked;
+
+/// Why nobody answers any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silent {
+    Closed,
+    Forked,
+}
+
+macro_rules! gone {
+    ($($error:ty),*) => {$(
+        impl From<Forked> for $error {
+            fn from(_: Forked) -> Self {
+                Self::Forked
+            }
+        }
+
+        impl From<Silent> for $error {
+            fn from(silent: Silent) -> Self {
+                match silent {
+                    Silent::Closed => Self::Closed,
+                    Silent::Forked => Self::Forked,
+                }
+            }
+        }
+    )*};
+}
+gone!(RegisterError, SegmentError, TransferError, ExpelError);
+
 /// What a child hears that goes on using its parent's engine.
 const FORKED: &str = "this process is a fork of the one that started the engine: start an engine of its own after the fork, \
                       or exec";

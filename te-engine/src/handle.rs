@@ -15,19 +15,24 @@ use crate::config::Config;
 use crate::control::Inbox;
 use crate::engine::{self, Engine, Rail, SegmentOwner};
 use crate::error::{
-    ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
+    ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Silent, StartError,
+    TransferError,
 };
+use crate::fork::Mark;
 use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
 use crate::request::{
     Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
 };
-use crate::sys::{AllocOptions, SharedMemory};
+use crate::sys::{AllocOptions, Own, SharedMemory};
 use crate::transfer::{Shared, Transfer};
 use crate::worker::{Command, Link, Worker};
 
 /// A transfer engine behind a worker thread. Clones are handles to the same engine; the last one to go stops it.
+///
+/// In a child after a [fork](crate::fork) every call is answered with `Forked`, nothing of the engine is touched, and dropping it
+/// does nothing. The child starts an engine of its own.
 #[derive(Clone)]
 pub struct TransferEngine(Arc<Inner>);
 
@@ -68,9 +73,9 @@ impl TransferEngine {
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);
         let worker = Worker::new(engine, link.clone());
         let thread = std::thread::Builder::new().name("te-worker".into()).spawn(move || worker.run())?;
-        let thread = Some(thread);
+        let (mark, thread, metadata) = (Mark::new(), Own::new(Some(thread)), Own::new(metadata));
         let inner =
-            Inner { link, thread, config, name, incarnation, identity, metadata, registration, inbox };
+            Inner { mark, link, thread, config, name, incarnation, identity, metadata, registration, inbox };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -102,12 +107,18 @@ impl TransferEngine {
     /// How this engine's name stands in the directory.
     #[must_use]
     pub fn registration(&self) -> Registration {
+        if self.here().is_err() {
+            return Registration::None;
+        }
         self.0.registration.registration()
     }
 
     /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
+        if self.here().is_err() {
+            return Registration::None;
+        }
         self.0.registration.wait(timeout)
     }
 
@@ -123,7 +134,7 @@ impl TransferEngine {
     pub unsafe fn register(&self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
         // SAFETY: the caller's promise.
         let registered = self.call(move |engine| unsafe { engine.register(span, access) });
-        registered.unwrap_or(Err(RegisterError::Closed))
+        registered.unwrap_or_else(|silent| Err(silent.into()))
     }
 
     /// Ends a registration. After `Ok` nothing touches the memory any more, ours or a peer's. Waits for a peer's running
@@ -134,8 +145,9 @@ impl TransferEngine {
     pub fn unregister(&self, region: RegionId) -> Result<(), RegisterError> {
         let give_up = Instant::now() + Duration::from_millis(u64::from(self.0.config.drain_ms));
         loop {
-            let ended =
-                self.call(move |engine| engine.unregister(region)).unwrap_or(Err(RegisterError::Closed));
+            let ended = self
+                .call(move |engine| engine.unregister(region))
+                .unwrap_or_else(|silent| Err(silent.into()));
             match ended {
                 Err(RegisterError::Busy { requests: 0 }) if Instant::now() < give_up => {
                     std::thread::sleep(PEER_COPY);
@@ -164,6 +176,7 @@ impl TransferEngine {
         access: Access,
         populate: bool,
     ) -> Result<SharedRegion, RegisterError> {
+        self.here()?;
         if len == 0 {
             return Err(RegisterError::Empty);
         }
@@ -171,7 +184,7 @@ impl TransferEngine {
         let options = AllocOptions { peers_may_write, populate, huge_pages: true };
         let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
         let registered = self.call(move |engine| engine.register_shared(memory, access));
-        registered.unwrap_or(Err(RegisterError::Closed))
+        registered.unwrap_or_else(|silent| Err(silent.into()))
     }
 
     /// Registers memory of a [`SharedRegion`] whose registration has ended once more, under a new id and new keys: nothing is
@@ -182,7 +195,7 @@ impl TransferEngine {
     pub fn reregister(&self, region: &SharedRegion, access: Access) -> Result<SharedRegion, RegisterError> {
         let region = region.clone();
         let registered = self.call(move |engine| engine.reregister(&region, access));
-        registered.unwrap_or(Err(RegisterError::Closed))
+        registered.unwrap_or_else(|silent| Err(silent.into()))
     }
 
     /// Lets go of shared memory that [`unregister`](Self::unregister) calls `Busy` because a peer that is stopped may be in the
@@ -193,7 +206,7 @@ impl TransferEngine {
     /// # Errors
     /// `Busy` while requests of ours use it; `NotFound`.
     pub fn quarantine_shared(&self, region: SharedRegion) -> Result<(), RegisterError> {
-        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or(Err(RegisterError::Closed))
+        self.call(move |engine| engine.quarantine_shared(region)).unwrap_or_else(|silent| Err(silent.into()))
     }
 
     /// Registers a buffer that the engine takes apart until it is given back.
@@ -206,7 +219,7 @@ impl TransferEngine {
         access: Access,
     ) -> Result<Registered<B>, GivenBack<RegisterError, B>> {
         // The owner is taken apart before anybody else knows its memory, so the id comes first.
-        let region = match self.call(Engine::reserve_region).unwrap_or(Err(RegisterError::Closed)) {
+        let region = match self.call(Engine::reserve_region).unwrap_or_else(|silent| Err(silent.into())) {
             Ok(region) => region,
             Err(error) => return Err(GivenBack::new(error, buffer)),
         };
@@ -218,7 +231,7 @@ impl TransferEngine {
         // where nothing is registered.
         unsafe {
             let registered = self.call(move |engine| engine.register_as(region, span, access, true, None));
-            match registered.unwrap_or(Err(RegisterError::Closed)) {
+            match registered.unwrap_or_else(|silent| Err(silent.into())) {
                 Ok(()) => Ok(buffer),
                 Err(error) => Err(GivenBack::new(error, buffer.into_inner())),
             }
@@ -252,8 +265,9 @@ impl TransferEngine {
     /// # Errors
     /// See [`SegmentError`].
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, SegmentError> {
+        self.here()?;
         let (endpoint, descriptor) =
-            engine::peer_to_peer(&self.0.config).describe(&*self.0.metadata, name)?;
+            engine::peer_to_peer(&self.0.config).describe(&**self.0.metadata, name)?;
         let name: String = name.into();
         self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
     }
@@ -266,7 +280,7 @@ impl TransferEngine {
         let SegmentOwner { name, endpoint, .. } =
             self.call_segment(move |engine| engine.segment_owner(segment))?;
         let peers = engine::peer_to_peer(&self.0.config);
-        let descriptor = peers.describe_again(&*self.0.metadata, &name, &endpoint)?;
+        let descriptor = peers.describe_again(&**self.0.metadata, &name, &endpoint)?;
         self.call_segment(move |engine| engine.sync_segment(segment, &descriptor))
     }
 
@@ -362,6 +376,9 @@ impl TransferEngine {
     /// Takes all notifications that peers have sent since the last call.
     #[must_use]
     pub fn take_notifications(&self) -> Vec<Notification> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         self.0.inbox.take()
     }
 
@@ -385,13 +402,13 @@ impl TransferEngine {
     /// # Errors
     /// See [`ExpelError`].
     pub fn expel(&self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
-        self.call(move |engine| engine.expel(peer, force)).unwrap_or(Err(ExpelError::Closed))
+        self.call(move |engine| engine.expel(peer, force)).unwrap_or_else(|silent| Err(silent.into()))
     }
 
     /// Counters of the engine and of each rail.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut stats = self.call(|engine| engine.stats()).unwrap_or_default();
+        let Ok(mut stats) = self.call(|engine| engine.stats()) else { return Stats::default() };
         stats.leaked_buffers = self.0.link.leaked_buffers.load(Ordering::Relaxed);
         stats.leaked_bytes = self.0.link.leaked_bytes.load(Ordering::Relaxed);
         stats
@@ -441,6 +458,9 @@ impl TransferEngine {
     /// Hands over what begins a transfer, if one more may be.
     fn begin(&self, command: Command, help: bool) -> Result<(), Command> {
         let link = &self.0.link;
+        if self.here().is_err() {
+            return Err(command);
+        }
         if link.outstanding.fetch_add(1, Ordering::Relaxed) >= self.0.config.batches_max {
             link.outstanding.fetch_sub(1, Ordering::Relaxed);
             return Err(command);
@@ -451,7 +471,11 @@ impl TransferEngine {
     }
 
     fn refusal(&self) -> TransferError {
-        if self.0.link.is_closed() { TransferError::Closed } else { TransferError::Full }
+        match self.here() {
+            Err(forked) => forked.into(),
+            Ok(()) if self.0.link.is_closed() => TransferError::Closed,
+            Ok(()) => TransferError::Full,
+        }
     }
 
     fn note_restart(&self, segment: SegmentHandle, found: u64) {
@@ -459,22 +483,32 @@ impl TransferEngine {
         let _ = self.call(move |engine| engine.note_restart(segment, found));
     }
 
-    /// Runs `ask` on the worker; `None` when it is gone.
-    fn call<T: Send + 'static>(&self, ask: impl FnOnce(&mut Engine) -> T + Send + 'static) -> Option<T> {
+    /// Not in a child: there nothing of the engine is touched.
+    #[inline]
+    fn here(&self) -> Result<(), Forked> {
+        if self.0.mark.is_forked() { Err(Forked) } else { Ok(()) }
+    }
+
+    /// Runs `ask` on the worker.
+    fn call<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, Silent> {
+        self.here().map_err(|Forked| Silent::Forked)?;
         let (reply, answer) = mpsc::sync_channel(1);
         let call = move |engine: &mut Engine| {
             // Whoever asked waits for it.
             let _ = reply.send(ask(engine));
         };
         if !self.0.link.push_all(Command::Call(Box::new(call))) {
-            return None;
+            return Err(Silent::Closed);
         }
         // Mostly it is there. A worker that is held up by a user's waker or drop, or that calls us from one, answers nobody:
         // then this thread takes the turn.
         loop {
             match answer.recv_timeout(LEND_A_HAND) {
-                Ok(answer) => return Some(answer),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Ok(answer) => return Ok(answer),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Silent::Closed),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     // Whatever it did, the answer tells.
                     let _ = self.0.link.help();
@@ -487,7 +521,7 @@ impl TransferEngine {
         &self,
         ask: impl FnOnce(&mut Engine) -> Result<T, SegmentError> + Send + 'static,
     ) -> Result<T, SegmentError> {
-        self.call(ask).unwrap_or(Err(SegmentError::Closed))
+        self.call(ask).unwrap_or_else(|silent| Err(silent.into()))
     }
 }
 
@@ -507,13 +541,16 @@ const PEER_COPY: Duration = Duration::from_micros(200);
 
 /// What the clones of a handle share. Stops the worker when the last is gone.
 pub(crate) struct Inner {
+    /// Says when this process is a fork of the one that started the engine.
+    pub(crate) mark: Mark,
     link: Arc<Link>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` once it is joined.
+    thread: Own<Option<JoinHandle<()>>>,
     pub(crate) config: Config,
     name: String,
     incarnation: u64,
     identity: u64,
-    metadata: Arc<dyn Metadata>,
+    metadata: Own<Arc<dyn Metadata>>,
     registration: KeeperState,
     inbox: Arc<Inbox>,
 }
@@ -526,17 +563,24 @@ impl Inner {
 
     /// Whether this is the worker's thread.
     pub(crate) fn on_worker(&self) -> bool {
-        let worker = self.thread.as_ref().map(|thread| thread.thread().id());
+        let worker = (*self.thread).as_ref().map(|thread| thread.thread().id());
         worker == Some(std::thread::current().id())
     }
 
     pub(crate) fn cancel(&self, shared: Arc<Shared>) {
+        if self.mark.is_forked() {
+            return;
+        }
         // Without a worker nothing is in flight.
         let _ = self.link.push_all(Command::Cancel(shared));
     }
 
     /// Frees a buffer once nothing uses it. Without a worker nobody knows when that is: it leaks.
     pub(crate) fn abandon(&self, shared: Arc<Shared>, abandoned: Abandoned) {
+        if self.mark.is_forked() {
+            // Leaks: in the parent it is still registered.
+            return;
+        }
         let bytes = abandoned.bytes();
         if !self.link.push_all(Command::Abandon(shared, abandoned)) {
             self.link.count_leak(bytes);
@@ -546,6 +590,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.mark.is_forked() {
+            // The worker is not here, and the bell is the parent's.
+            return;
+        }
         self.link.stop();
         let Some(thread) = self.thread.take() else { return };
         // The worker itself may drop the last handle, with a waker that held it. It stops on its own then.

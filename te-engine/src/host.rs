@@ -21,7 +21,7 @@ use te_core::{MemSpan, VolatileSpan};
 use crate::sys::{self, Mapping};
 
 /// Memory of another process on this host, mapped here. Its owner may write it at any time, so its bytes are copied in and
-/// out, never borrowed (L7). A child after `fork` does not have it.
+/// out, never borrowed (L7). A child after `fork` does not have it: its [`view`](Self::view) is empty.
 pub struct BorrowedMemory(Mapping);
 
 impl BorrowedMemory {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use te_core::{Error, MemSpan, RegionId, VolatileSpan};
+use te_core::{Error, ErrorKind, MemSpan, RegionId, VolatileSpan};
 
 use crate::sys::SharedMemory;
 
@@ -45,7 +45,7 @@ impl SharedRegion {
         self.memory.span()
     }
 
-    /// Its bytes, to be copied in and out.
+    /// Its bytes, to be copied in and out. In a child after a fork there are none: every access is `OutOfRange`.
     #[must_use]
     pub fn view(&self) -> VolatileSpan<'_> {
         self.memory.view()
@@ -55,8 +55,10 @@ impl SharedRegion {
     /// and write all of the region for as long as they like.
     ///
     /// # Errors
-    /// `PermissionDenied` unless it was allocated to be lent ([`Engine::alloc_lent`](crate::Engine::alloc_lent)).
+    /// `PermissionDenied` unless it was allocated to be lent ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a child after a
+    /// fork.
     pub fn lend(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+        self.here().map_err(std::io::Error::other)?;
         if !self.memory.peers_may_write() {
             return Err(std::io::ErrorKind::PermissionDenied.into());
         }
@@ -67,9 +69,16 @@ impl SharedRegion {
     /// zeroes, and mappings stay valid.
     ///
     /// # Errors
-    /// `PermissionDenied` unless peers may write it: the file is sealed against this, too. The system's reason.
+    /// `PermissionDenied` unless peers may write it: the file is sealed against this, too; in a child after a fork; the system's
+    /// reason.
     pub fn discard(&self) -> std::io::Result<()> {
+        self.here().map_err(std::io::Error::other)?;
         self.memory.discard().map_err(Into::into)
+    }
+
+    /// Not in a child: there it is its parent's.
+    fn here(&self) -> Result<(), Error> {
+        if self.memory.is_forked() { Err(ErrorKind::Forked.into()) } else { Ok(()) }
     }
 
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
@@ -79,16 +88,18 @@ impl SharedRegion {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// `OutOfRange`; nothing was copied.
+    /// `OutOfRange`, `Forked`; nothing was copied.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.here()?;
         self.view().read(offset, out)
     }
 
     /// Copies bytes in.
     ///
     /// # Errors
-    /// `OutOfRange`; nothing was copied.
+    /// `OutOfRange`, `Forked`; nothing was copied.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.here()?;
         self.view().write(offset, bytes)
     }
 }

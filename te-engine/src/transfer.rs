@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use te_core::{Buffer, MemSpan, Outcome, Registered, Status};
+use te_core::{Buffer, ErrorKind, MemSpan, Outcome, Registered, Status};
 
 use crate::engine::verdict;
 use crate::error::TransferError;
@@ -84,6 +84,12 @@ impl<P: Payload> Transfer<P> {
             quarantined: false,
         };
         match self.shared.end.get() {
+            None if self.engine.mark.is_forked() => BatchReport {
+                status: Status::Failed,
+                requests_failed: self.shared.requests.len() as u32,
+                error: Some(ErrorKind::Forked.into()),
+                ..blank
+            },
             None => blank,
             Some(End::Refused(_)) => BatchReport {
                 status: Status::Failed,
@@ -113,6 +119,10 @@ impl<P: Payload> Transfer<P> {
             crc32c: None,
         };
         Some(match self.shared.end.get() {
+            None if self.engine.mark.is_forked() => RequestStatus {
+                error: Some(ErrorKind::Forked.into()),
+                ..status(Status::Failed, 0, Outcome::Unknown)
+            },
             None => status(Status::Pending, 0, Outcome::Unknown),
             Some(End::Refused(_)) => status(Status::Failed, 0, Outcome::NotApplied),
             Some(End::Ended { requests: Some(requests), .. }) => *requests.get(index)?,
@@ -126,8 +136,15 @@ impl<P: Payload> Transfer<P> {
     /// copies within the host, spins for `spin_us`, then sleeps.
     ///
     /// # Errors
-    /// `Ended` when it ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut`: it goes on.
+    /// `Ended` when it ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut`: it goes on;
+    /// `Forked`.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<BatchReport, TransferError> {
+        if let Some(end) = self.shared.end.get() {
+            return end.verdict();
+        }
+        if self.engine.mark.is_forked() {
+            return Err(TransferError::Forked);
+        }
         // Copies within the host need nobody else.
         // A time too far away to be told is none.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -183,6 +200,10 @@ impl<P: Payload> fmt::Debug for Transfer<P> {
 
 impl<P: Payload> Drop for Transfer<P> {
     fn drop(&mut self) {
+        if self.engine.mark.is_forked() {
+            // In the parent it goes on. Here its locks may be held, and its buffer leaks.
+            return;
+        }
         let ended = self.shared.end.get().is_some();
         self.shared.forget_waker();
         match self.payload.take().and_then(Payload::abandon) {
@@ -206,6 +227,9 @@ mod future {
     impl<P: Payload> Transfer<P> {
         fn poll_end(&mut self, cx: &Context<'_>) -> Poll<Result<BatchReport, TransferError>> {
             if self.shared.end.get().is_none() {
+                if self.engine.mark.is_forked() {
+                    return Poll::Ready(Err(TransferError::Forked));
+                }
                 self.shared.set_waker(cx.waker(), !self.polled);
                 self.polled = true;
             }

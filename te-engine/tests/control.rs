@@ -155,3 +155,177 @@ fn a_descriptor_of_many_regions_arrives_whole() {
     let listed: Vec<u64> = here.segment_regions(segment).unwrap().iter().map(|region| region.addr).collect();
     assert_eq!(listed, expected);
 }
+
+/// An engine that knows this secret.
+fn knowing(secret: &str) -> TransferEngine {
+    TransferEngine::start(te_engine::Config {
+        cluster_secret: te_engine::Secret::from(secret),
+        ..config(Fabrics::LOCAL)
+    })
+    .unwrap()
+}
+
+#[test]
+fn who_does_not_know_the_cluster_secret_learns_nothing_but_that_we_are_there() {
+    let (owner, friend) = (knowing("the secret"), knowing("the secret"));
+    let region = owner.alloc_shared(4096, EVERYTHING).unwrap();
+    let segment = friend.open_segment(owner.name()).unwrap();
+    assert_eq!(friend.segment_regions(segment).unwrap()[0].addr, region.addr());
+    friend.notify(segment, "name", b"message").unwrap();
+    assert_eq!(owner.take_notifications().len(), 1);
+    // Without one, with another one, and one who asks somebody that has none.
+    for (asker, asked, says) in [
+        (common::engine(Fabrics::LOCAL), owner.name(), "it wants proof of the cluster secret"),
+        (knowing("the sekret"), owner.name(), "does not know our cluster secret"),
+        (knowing("the secret"), common::engine(Fabrics::LOCAL).name(), "cluster secret"),
+    ] {
+        let Err(error) = asker.open_segment(asked) else { panic!("{says}: the descriptor was told") };
+        if asked == owner.name() {
+            assert!(
+                matches!(error, SegmentError::Refused { .. }) && error.to_string().contains(says),
+                "{error}"
+            );
+        }
+    }
+    // On the wire: a probe is answered, a descriptor and a notification are not, and no key is told.
+    let ask = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(owner.name()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(&frame(bytes)).unwrap();
+        let mut header = [0; 12];
+        stream.read_exact(&mut header).unwrap();
+        let mut body = vec![0; header[8] as usize];
+        stream.read_exact(&mut body).unwrap();
+        (body, stream)
+    };
+    assert_eq!(ask(&[1]).0[0], 1, "alive");
+    for request in [&[0][..], &[2, 0, 1, b'n', 1, b'm']] {
+        let (answer, mut stream) = ask(request);
+        assert_eq!(answer, [9], "wants proof");
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "and hangs up");
+    }
+    assert!(owner.take_notifications().is_empty());
+}
+
+#[test]
+fn a_proof_is_good_for_nothing_else() {
+    // Somebody in the middle hands everything on, and then says it again on a connection of their own.
+    let owner = knowing("the secret");
+    let _region = owner.alloc_shared(4096, EVERYTHING).unwrap();
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = middle.local_addr().unwrap().to_string();
+    let target = owner.name().to_string();
+    let eavesdropper = std::thread::spawn(move || {
+        let (mut asker, _) = middle.accept().unwrap();
+        let mut there = TcpStream::connect(&target).unwrap();
+        let pass = |from: &mut TcpStream, to: &mut TcpStream| {
+            let mut header = [0; 12];
+            from.read_exact(&mut header).unwrap();
+            let mut all = header.to_vec();
+            let len = u32::from_le_bytes(header[8..].try_into().unwrap()) as usize;
+            all.resize(12 + len, 0);
+            from.read_exact(&mut all[12..]).unwrap();
+            to.write_all(&all).unwrap();
+            all
+        };
+        pass(&mut asker, &mut there);
+        pass(&mut there, &mut asker);
+        let proven = pass(&mut asker, &mut there);
+        let answer = pass(&mut there, &mut asker);
+        assert!(answer.len() > 100, "it was a proof");
+        // Again, on the same connection: the challenge is used up. And on another one: that has another.
+        there.write_all(&proven).unwrap();
+        let mut again = vec![];
+        there.read_to_end(&mut again).unwrap();
+        assert_eq!(again[12..], [10], "no proof");
+        let mut fresh = TcpStream::connect(&target).unwrap();
+        fresh.write_all(&frame(&[3])).unwrap();
+        let mut challenge = [0; 12 + 33];
+        fresh.read_exact(&mut challenge).unwrap();
+        fresh.write_all(&proven).unwrap();
+        let mut again = vec![];
+        fresh.read_to_end(&mut again).unwrap();
+        assert_eq!(again[12..], [10], "no proof");
+    });
+    let friend = knowing("the secret");
+    friend.open_segment(&name).unwrap();
+    eavesdropper.join().unwrap();
+}
+
+#[test]
+fn an_answer_that_somebody_changed_is_not_believed() {
+    let owner = knowing("the secret");
+    let _region = owner.alloc_shared(4096, EVERYTHING).unwrap();
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = middle.local_addr().unwrap().to_string();
+    let target = owner.name().to_string();
+    let forger = std::thread::spawn(move || {
+        let (mut asker, _) = middle.accept().unwrap();
+        let mut there = TcpStream::connect(&target).unwrap();
+        for round in 0..4 {
+            let (from, to) = if round % 2 == 0 { (&mut asker, &mut there) } else { (&mut there, &mut asker) };
+            let mut header = [0; 12];
+            from.read_exact(&mut header).unwrap();
+            let mut body = vec![0; u32::from_le_bytes(header[8..].try_into().unwrap()) as usize];
+            from.read_exact(&mut body).unwrap();
+            if round == 3 {
+                let middle = body.len() / 2;
+                body[middle] ^= 1;
+            }
+            to.write_all(&header).unwrap();
+            to.write_all(&body).unwrap();
+        }
+    });
+    let error = knowing("the secret").open_segment(&name).unwrap_err();
+    assert!(matches!(error, SegmentError::Refused { .. }), "{error}");
+    forger.join().unwrap();
+}
+
+#[test]
+fn who_only_asks_whether_we_are_there_does_not_stay() {
+    let engine = quick();
+    let mut prober = TcpStream::connect(engine.name()).unwrap();
+    prober.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let closed = |stream: &mut TcpStream| {
+        let mut header = [0; 12];
+        stream.write_all(&frame(&[1])).is_err() || stream.read_exact(&mut header).is_err() || {
+            let mut body = vec![0; header[8] as usize];
+            stream.read_exact(&mut body).is_err()
+        }
+    };
+    // However often it does.
+    eventually("the prober is closed", || closed(&mut prober));
+}
+
+#[test]
+fn a_newcomer_takes_the_place_of_who_has_been_silent_longest() {
+    let mut config = config(Fabrics::LOCAL);
+    config.control.connections_max = 4;
+    // Nobody is closed for the time that passes here.
+    config.control.timeout_ms = 600_000;
+    let engine = TransferEngine::start(config).unwrap();
+    let mut silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(engine.name()).unwrap()).collect();
+    for round in 0..40 {
+        assert_serves(&engine);
+        let mut prober = TcpStream::connect(engine.name()).unwrap();
+        prober.write_all(&frame(&[1])).unwrap();
+        silent.push(prober);
+        assert!(silent.len() == 5 + round);
+    }
+    let mut one = silent.remove(0);
+    one.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(one.read(&mut [0; 1]).unwrap(), 0, "the first of them has had to go");
+}
+
+#[test]
+fn one_that_takes_no_notifications_says_so() {
+    let mut config = config(Fabrics::LOCAL);
+    config.control.notifications_max = 0;
+    let engine = TransferEngine::start(config).unwrap();
+    let asker = common::engine(Fabrics::LOCAL);
+    let segment = asker.open_segment(engine.name()).unwrap();
+    let error = asker.notify(segment, "name", b"").unwrap_err();
+    assert!(error.to_string().contains("it takes no notifications"), "{error}");
+    assert!(engine.take_notifications().is_empty());
+    assert_eq!(engine.stats().notifications_refused, 1);
+}

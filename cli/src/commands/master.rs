@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         config.store.validate().map_err(|error| wrong(&error))?;
         config
             .validate()
-            .map_err(|error| wrong(&error).hint("give --store-admin-secret, or a settings file"))?;
+            .map_err(|error| wrong(&error).hint("give --admin-secret-file, or a settings file"))?;
     }
     let server = bind(config)?;
     let ready = MasterReady {
@@ -72,6 +72,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 /// Opens everything that a master listens at. An address that is taken is named by the flag that chooses another.
 pub(crate) fn bind(config: store_master::Config) -> anyhow::Result<MasterServer> {
+    let open = config.store.admin_secret.is_empty() && config.store.cluster_secret.is_empty();
+    if open && !config.rpc_listen.ip().is_loopback() {
+        tracing::warn!(
+            "the master listens at {} without a secret: whoever reaches it can lend memory, take nodes away and remove objects. \
+             Give it and all nodes a --cluster-secret-file, or keep it on loopback",
+            config.rpc_listen
+        );
+    }
     MasterServer::bind(config).map_err(|error| match error {
         BindError::Listen { field, addr, source } => {
             let key = format!("master.{field}");

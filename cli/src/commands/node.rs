@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store_client::local::{LocalServerConfig, make_default_path};
-use store_client::{Address, ClientConfig, LocalServer, Node, RpcConnection};
+use store_client::{Address, ClientConfig, LocalServer, Node, NodeConfig, RpcConnection};
 use store_core::message::SegmentState;
 
 use crate::args::Global;
@@ -16,7 +16,7 @@ use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
 use crate::commands::{available_memory, no_master};
-use crate::config::{FlagsOfNode, Settings};
+use crate::config::{FlagsOfNode, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::http::NodeHttp;
 use crate::output::thousands;
@@ -38,12 +38,16 @@ const AFTER_HELP: &str = "Examples:
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). Clients read and
 /// write its memory over the fabric without asking it. When it stops, its objects are gone, unless --drain-on-stop
-/// moves them elsewhere first; when the master restarts, it mounts its memory again, empty.
+/// moves them elsewhere first; when the master restarts, it mounts its memory again, empty. A master that is away when the node starts is waited for.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: FlagsOfNode,
+    /// When told to stop, have everything moved to other nodes first, and wait for that at most so many seconds; 60 when it is not
+    /// said, which is less than systemd gives a service.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    drain_on_stop: Option<u32>,
     /// Say where it listens as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -52,7 +56,15 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
-    let config = args.flags.settings().node.node.clone();
+    let mut config = args.flags.settings().node.node.clone();
+    if *args.flags.loaded.origin("node.wait_master_ms") == Origin::Default {
+        // Whoever starts both does not want to start them in order.
+        config.wait_master_ms = NodeConfig::FOR_EVER;
+    }
+    let drain_for = match args.drain_on_stop {
+        Some(seconds) => Duration::from_secs(seconds.into()),
+        None => Duration::from_millis(config.drain_on_stop_ms.into()),
+    };
     let (name, bytes) = (config.name.clone(), config.capacity_bytes);
     let memory = ByteSize(bytes);
     enough(bytes)?;
@@ -77,7 +89,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     };
     let node = {
         let _bar = Bar::spinner(format!("mounting {}", memory), global.quiet);
-        Arc::new(Node::start(config).map_err(crate::commands::no_start)?)
+        Arc::new(start(config)?)
     };
     if let Some(http) = &http {
         http.running(Arc::clone(&node));
@@ -98,7 +110,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         let (local, gateway) = (local.unwrap_or_default(), gateway.unwrap_or_default());
         format!("node {} ready at {}: lends {}{local}{gateway}\n", ready.name, ready.endpoint, memory)
     });
-    warn_of_loopback(args.flags.settings(), &ready.name, &ready.endpoint);
+    warn_of_address(args.flags.settings(), &ready.name, &ready.endpoint);
     let mut mounted = true;
     while sys::wait_for_interrupt(Some(Duration::from_secs(1))).is_none() {
         let now = node.status().segment.is_some();
@@ -114,9 +126,9 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if let Some(http) = &http {
         http.stopping();
     }
-    let drained = match args.flags.settings().node.drain_on_stop_s {
-        0 => Exit::Ok,
-        seconds => drain(args.flags.settings(), &node, Duration::from_secs(seconds.into())),
+    let drained = match drain_for {
+        Duration::ZERO => Exit::Ok,
+        timeout => drain(args.flags.settings(), &node, timeout),
     };
     // Whoever comes in by this node may still want to read from it.
     drop(gateway);
@@ -126,13 +138,22 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     Ok(drained)
 }
 
+/// A node that is mounted; Ctrl-C ends its waiting for a master.
+pub(crate) fn start(config: NodeConfig) -> anyhow::Result<Node> {
+    Node::start_unless(config, || sys::interrupted().is_some()).map_err(|error| match sys::interrupted() {
+        Some(exit) => Failure::silent(exit).into(),
+        None => crate::commands::no_start(error),
+    })
+}
+
 /// Has everything moved elsewhere before the node goes. What could not be moved is said, and is no order.
 fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
     let Some(segment) = node.status().segment else { return Exit::Ok };
     let limit = timeout.as_secs();
     tracing::info!("moving everything to other nodes, for at most {limit} s; a second signal ends at once");
     let identity = &settings.node.node.identity;
-    let rpc = RpcConnection::connect_as(settings.cluster.master.clone(), settings.node.node.rpc, identity.clone());
+    let (master, rpc) = (settings.cluster.master.clone(), settings.node.node.rpc);
+    let rpc = RpcConnection::connect_as(master, rpc, identity.clone());
     let drained = rpc.map_err(no_master).and_then(|mut rpc| drain_one(&mut rpc, segment, timeout));
     let left = match drained {
         Ok(info) if info.state == SegmentState::Drained => return Exit::Ok,
@@ -152,10 +173,17 @@ fn drain(settings: &Settings, node: &Node, timeout: Duration) -> Exit {
     Exit::Failed
 }
 
-/// A node that other machines cannot reach, at a master that tells them of it, is of use to nobody but this machine.
-pub(crate) fn warn_of_loopback(settings: &Settings, name: &str, endpoint: &str) {
+/// A node that other machines cannot reach, at a master that tells them of it, is of use to nobody but this machine. One that they
+/// can reach, and that asks for no secret, is of use to everybody.
+pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
     let node = &settings.node.node;
     let master = &settings.cluster.master;
+    if !node.engine.listen.ip().is_loopback() && settings.cluster.cluster_secret.is_empty() {
+        tracing::warn!(
+            "node {name} listens at {endpoint} without a cluster secret: whoever reaches it can read and write its memory. Give the \
+             master, all nodes and all clients a --cluster-secret-file, or let a firewall keep others away"
+        );
+    }
     if node.engine.listen.ip().is_loopback() && node.engine.advertise_host.is_none() && is_remote(master) {
         tracing::warn!(
             "node {name} is reached at {endpoint}, which only this machine can, and its master at {master} tells everybody: \

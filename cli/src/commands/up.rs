@@ -14,7 +14,7 @@ use crate::commands::available_memory;
 use crate::commands::cluster::NodeReady;
 use crate::commands::gateway::Gateway;
 use crate::commands::master::announce;
-use crate::commands::node::{enough, local_server_config, warn_of_loopback};
+use crate::commands::node::{enough, local_server_config, warn_of_address};
 use crate::config::{FlagsOfUp, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     announce(args.json, &ready, || said(&ready, bytes));
     settings.cluster.master = Address::Tcp(ready.rpc.clone());
     for node in &ready.nodes {
-        warn_of_loopback(&settings, &node.name, &node.endpoint);
+        warn_of_address(&settings, &node.name, &node.endpoint);
     }
     crate::commands::master::wait_for_signal();
     tracing::info!("stopping");
@@ -206,7 +206,7 @@ fn start(args: &Args, settings: &Settings, wanted: WaysIn) -> anyhow::Result<(Ru
             config.engine.listen.set_port(0);
         }
         let (name, memory_bytes) = (config.name.clone(), config.capacity_bytes);
-        let node = Node::start(config).map_err(crate::commands::no_start)?;
+        let node = crate::commands::node::start(config)?;
         nodes.push(NodeReady {
             ready: "node".to_owned(),
             name,

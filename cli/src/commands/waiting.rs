@@ -5,7 +5,9 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use store_client::local::LocalError;
-use store_client::{ConnectError, RpcError};
+use store_client::{ClientConfig, ConnectError, RpcConnection, RpcError};
+
+use crate::exit::Failure;
 
 /// How long a command waits for a store that is being started.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -100,6 +102,32 @@ impl Turns {
         true
     }
 }
+
+/// Waits for a master that nobody listens at yet, until it is there or we are told to end; for servers, which are started in any order.
+///
+/// # Errors
+/// Any other reason that it cannot be asked, and a silent end.
+pub(crate) fn wait_for_master(config: &ClientConfig) -> anyhow::Result<()> {
+    let mut warned: Option<Instant> = None;
+    loop {
+        let (master, identity) = (config.master.clone(), config.identity.clone());
+        match RpcConnection::connect_as(master, config.rpc, identity) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.nobody_listens() => {}
+            Err(error) => return Err(super::no_master(error)),
+        }
+        if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            warned = Some(Instant::now());
+            tracing::warn!("nobody listens at the master's address {} yet: waiting for it", config.master);
+        }
+        if let Some(exit) = crate::sys::wait_for_interrupt(Some(PAUSE)) {
+            return Err(Failure::silent(exit).into());
+        }
+    }
+}
+
+/// How often a server that waits for its master says so.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Whether an error says that nobody listens there, which passes when somebody is only just starting.
 pub(crate) trait NobodyListens {

@@ -22,6 +22,8 @@ pub(crate) trait Scope {
     const SECTIONS: &'static [&'static str];
     /// Whether `--help` lists those that `-h` does not.
     const HELPS_WITH_ALL: bool;
+    /// Settings of other sections that are its flags, too.
+    const MORE: &'static [&'static str];
     /// Whether they stand on every command.
     const GLOBAL: bool = false;
 }
@@ -34,11 +36,12 @@ pub(crate) struct Flags<S> {
 }
 
 macro_rules! scopes {
-    ($($(#[$doc:meta])* $name:ident $flags:ident { $sections:expr, $helps:expr, $global:expr })*) => {$(
+    ($($(#[$doc:meta])* $name:ident $flags:ident { $sections:expr, $more:expr, $helps:expr, $global:expr })*) => {$(
         #[derive(Clone, Copy, Debug)]
         pub(crate) enum $name {}
         impl Scope for $name {
             const SECTIONS: &'static [&'static str] = &$sections;
+            const MORE: &'static [&'static str] = &$more;
             const HELPS_WITH_ALL: bool = $helps;
             const GLOBAL: bool = $global;
         }
@@ -47,19 +50,27 @@ macro_rules! scopes {
     )*};
 }
 
+/// What a master shares with others.
+const SECRETS_OF_MASTER: [&str; 4] = [
+    "cluster.admin_secret",
+    "cluster.admin_secret_file",
+    "cluster.cluster_secret",
+    "cluster.cluster_secret_file",
+];
+
 scopes! {
     /// Of every command.
-    OfLog FlagsOfLog { ["log"], true, true }
+    OfLog FlagsOfLog { ["log"], [], true, true }
     /// `snowskin master`.
-    OfMaster FlagsOfMaster { ["master"], true, false }
+    OfMaster FlagsOfMaster { ["master"], SECRETS_OF_MASTER, true, false }
     /// `snowskin up`, which has flags of its own: file and variables alone.
-    OfUp FlagsOfUp { [], false, false }
+    OfUp FlagsOfUp { [], SECRETS_OF_MASTER, false, false }
     /// `snowskin node`.
-    OfNode FlagsOfNode { ["node", "cluster"], true, false }
+    OfNode FlagsOfNode { ["node", "cluster"], [], true, false }
     /// What moves objects.
-    OfClient FlagsOfClient { ["client", "cluster"], false, false }
+    OfClient FlagsOfClient { ["client", "cluster"], [], false, false }
     /// What only asks the master.
-    OfRpc FlagsOfRpc { ["cluster"], false, false }
+    OfRpc FlagsOfRpc { ["cluster"], [], false, false }
 }
 
 impl<S> Flags<S> {
@@ -70,7 +81,8 @@ impl<S> Flags<S> {
 }
 
 fn keys_of<S: Scope>() -> impl Iterator<Item = &'static Key> {
-    keys::all().iter().filter(|key| S::SECTIONS.contains(&key.section()))
+    let more = |key: &Key| S::MORE.contains(&key.path.as_str());
+    keys::all().iter().filter(move |key| S::SECTIONS.contains(&key.section()) || more(key))
 }
 
 impl<S: Scope> clap::Args for Flags<S> {
@@ -123,18 +135,11 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
     } else if rare {
         arg = arg.display_order(500);
     }
-    if key.path == "node.drain_on_stop_s" {
-        // People want it, or not; how long is a second thought.
-        arg = arg.num_args(0..=1).require_equals(true).default_missing_value(DRAIN_S);
-    }
     match &key.flag_long {
         Some(long) => arg.alias(long.as_str()),
         None => arg,
     }
 }
-
-/// How long `--drain-on-stop` waits when it is not said, seconds: less than systemd gives a service to stop.
-const DRAIN_S: &str = "60";
 
 fn help(key: &Key) -> String {
     let default = key.default_shown();
@@ -156,7 +161,6 @@ fn value_name(key: &Key) -> &'static str {
         _ if key.is_size() => "SIZE",
         _ if key.path.contains("_ms") => "MS",
         _ if key.path.ends_with("_us") => "µs",
-        _ if key.path.ends_with("_s") => "SECONDS",
         "SocketAddr" => "ADDR:PORT",
         "Address" => "HOST:PORT",
         "MetadataSource" => "URL",

@@ -36,11 +36,15 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 29] = [
+const FLAGS: [(&str, &str); 32] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
+    ("cluster.tenant_secret_file", "tenant-secret-file"),
     ("cluster.admin_secret", "admin-secret"),
+    ("cluster.admin_secret_file", "admin-secret-file"),
+    ("cluster.cluster_secret", "cluster-secret"),
+    ("cluster.cluster_secret_file", "cluster-secret-file"),
     ("log.format", "log-format"),
     ("log.filter", "log"),
     ("master.rpc_listen", "listen"),
@@ -64,16 +68,19 @@ const FLAGS: [(&str, &str); 29] = [
     ("node.engine.metadata.name", "segment"),
     ("node.local", "local"),
     ("node.gateway", "gateway"),
-    ("node.drain_on_stop_s", "drain-on-stop"),
     ("client.engine.fabrics", "fabric"),
 ];
 
 /// Variables that are older, or shorter, than the rule's.
-const VARIABLES: [(&str, &str); 6] = [
+const VARIABLES: [(&str, &str); 10] = [
     ("cluster.master", "SNOWSKIN_MASTER"),
     ("cluster.tenant", "SNOWSKIN_TENANT"),
     ("cluster.tenant_secret", "SNOWSKIN_TENANT_SECRET"),
+    ("cluster.tenant_secret_file", "SNOWSKIN_TENANT_SECRET_FILE"),
     ("cluster.admin_secret", "SNOWSKIN_ADMIN_SECRET"),
+    ("cluster.admin_secret_file", "SNOWSKIN_ADMIN_SECRET_FILE"),
+    ("cluster.cluster_secret", "SNOWSKIN_CLUSTER_SECRET"),
+    ("cluster.cluster_secret_file", "SNOWSKIN_CLUSTER_SECRET_FILE"),
     ("log.filter", "SNOWSKIN_LOG"),
     ("node.engine.metadata.source", "SNOWSKIN_METADATA"),
 ];
@@ -213,7 +220,8 @@ impl Key {
     /// Never shown.
     pub(crate) fn is_secret(&self) -> bool {
         let named = ["secret", "token", "password", "hash_seed"].iter().any(|word| self.path.contains(word));
-        named || self.rust_type == "Secret"
+        // Where a secret stands is none.
+        (named || self.rust_type == "Secret") && !self.rust_type.contains("PathBuf")
     }
 
     /// What it may be, for people.

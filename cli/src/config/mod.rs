@@ -74,8 +74,17 @@ pub(crate) struct ClusterSettings {
     pub(crate) tenant: String,
     /// The tenant's secret, if it has one. A variable or a file is a better place than a flag, which others on the machine see.
     pub(crate) tenant_secret: store_core::Secret,
-    /// The admin's secret: for nodes, where the master has tenants, and for who administers.
+    /// A file with it, instead.
+    pub(crate) tenant_secret_file: Option<PathBuf>,
+    /// The admin's secret, for who administers. The master has it from here, too, unless `master.store.admin_secret` says another.
     pub(crate) admin_secret: store_core::Secret,
+    /// A file with it, instead.
+    pub(crate) admin_secret_file: Option<PathBuf>,
+    /// What all processes of a cluster share, so that no other can lend memory, or reach that of nodes: for the master, nodes, and what
+    /// moves objects. Empty: whoever reaches their ports can.
+    pub(crate) cluster_secret: store_core::Secret,
+    /// A file with it, instead.
+    pub(crate) cluster_secret_file: Option<PathBuf>,
 }
 
 impl ClusterSettings {
@@ -94,7 +103,11 @@ impl Default for ClusterSettings {
             master: store_client::Address::default(),
             tenant: store_core::DEFAULT_TENANT.to_owned(),
             tenant_secret: store_core::Secret::default(),
+            tenant_secret_file: None,
             admin_secret: store_core::Secret::default(),
+            admin_secret_file: None,
+            cluster_secret: store_core::Secret::default(),
+            cluster_secret_file: None,
         }
     }
 }
@@ -110,9 +123,6 @@ pub(crate) struct NodeSettings {
     pub(crate) local: Option<PathBuf>,
     /// Where the store is served over HTTP, without authentication, as `snowskin gateway` does; `none`: it is not.
     pub(crate) gateway: Option<SocketAddr>,
-    /// When the node is told to stop, have everything moved to other nodes first, and wait for that at most so long, seconds; 0: stop
-    /// at once, and what is on no other node is gone.
-    pub(crate) drain_on_stop_s: u32,
     #[serde(flatten)]
     pub(crate) node: store_client::NodeConfig,
 }
@@ -205,6 +215,7 @@ impl Loaded {
                 problems.push(problem);
             }
         }
+        loaded.read_secrets(&mut problems);
         loaded.complete();
         if problems.is_empty() {
             problems.extend(sections.iter().filter_map(|section| loaded.out_of_limits(section)));
@@ -258,6 +269,28 @@ impl Loaded {
         Err(Problem { at: entry.at, key: entry.key.path.clone(), what })
     }
 
+    /// Reads secrets that stand in files of their own: a trailing newline is none of theirs.
+    fn read_secrets(&mut self, problems: &mut Vec<Problem>) {
+        let cluster = &mut self.settings.cluster;
+        for (secret, file, key) in [
+            (&mut cluster.tenant_secret, &cluster.tenant_secret_file, "cluster.tenant_secret"),
+            (&mut cluster.admin_secret, &cluster.admin_secret_file, "cluster.admin_secret"),
+            (&mut cluster.cluster_secret, &cluster.cluster_secret_file, "cluster.cluster_secret"),
+        ] {
+            let Some(path) = file else { continue };
+            let of_file = format!("{key}_file");
+            let at = self.origins.get(of_file.as_str()).cloned().unwrap_or(Origin::Default);
+            let read = match self.origins.contains_key(key) {
+                true => Err(format!("{key} is given as well: leave one of them out")),
+                false => secret_in(path),
+            };
+            match read {
+                Ok(read) => *secret = read,
+                Err(what) => problems.push(Problem { at, key: of_file, what }),
+            }
+        }
+    }
+
     /// Fills in what follows from other settings, or from this process.
     fn complete(&mut self) {
         let settings = &mut self.settings;
@@ -268,7 +301,19 @@ impl Loaded {
         if settings.node.node.name.is_empty() {
             settings.node.node.name = process_name();
         }
+        let cluster = &settings.cluster;
         let store = &mut settings.master.store;
+        for (own, shared) in [
+            (&mut store.admin_secret, &cluster.admin_secret),
+            (&mut store.cluster_secret, &cluster.cluster_secret),
+        ] {
+            if own.is_empty() {
+                own.clone_from(shared);
+            }
+        }
+        for engine in [&mut settings.node.node.engine, &mut settings.client.engine] {
+            engine.cluster_secret = te_engine::Secret::new(cluster.cluster_secret.bytes());
+        }
         if !self.origins.contains_key("master.store.eviction_ratio") {
             store.eviction_ratio = store.eviction_ratio.min(store.eviction_high_watermark);
         }
@@ -315,6 +360,23 @@ impl Loaded {
         let value = keys::find(&key).map(|key| format!("{} ", self.shown(key))).unwrap_or_default();
         let at = self.origin(&key).clone();
         Some(Problem { at, key, what: format!("{value}is out of its limits: {what}") })
+    }
+}
+
+/// The secret that a file holds.
+fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
+    let fail = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
+    let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
+    let mut text = String::new();
+    // One more than a secret may have: what is longer is refused by its limits.
+    let limit = store_core::SECRET_BYTES_MAX as u64 + 3;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, limit), &mut text).map_err(|error| fail(&error))?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    match text.len() {
+        0 => Err(fail(&"is empty: write the secret into it")),
+        1..=store_core::SECRET_BYTES_MAX => Ok(text.to_owned().into()),
+        _ => Err(fail(&format_args!("a secret has {} bytes at most", store_core::SECRET_BYTES_MAX))),
     }
 }
 

@@ -193,3 +193,39 @@ fn a_password_in_a_connection_string_is_used_and_not_shown() {
         assert!(error.contains("etcd://") && !error.contains("hunter2"), "{error}");
     }
 }
+
+#[test]
+fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let cluster = file("cluster", "sesame\n");
+    let loaded = read("", &[("SNOWSKIN_CLUSTER_SECRET_FILE", &cluster)], &[]).unwrap();
+    let secret = store_core::Secret::from("sesame".to_owned());
+    assert_eq!(loaded.settings.cluster.cluster_secret, secret);
+    assert_eq!(loaded.settings.master.store.cluster_secret, secret);
+    assert!(loaded.settings.node.node.engine.cluster_secret.is_set());
+    assert!(loaded.settings.client.engine.cluster_secret.is_set());
+    let shown: String = keys::all().iter().map(|key| loaded.shown(key)).collect();
+    assert!(!shown.contains("sesame") && shown.contains(&cluster), "the place is shown, the secret is not");
+
+    // What the master has of its own stands.
+    let text = "[master.store]\ncluster_secret = \"own\"\n[cluster]\nadmin_secret = \"root\"\n";
+    let loaded = read(text, &[("SNOWSKIN_CLUSTER_SECRET", "sesame")], &[]).unwrap();
+    assert_eq!(loaded.settings.master.store.cluster_secret, "own".to_owned().into());
+    assert_eq!(loaded.settings.master.store.admin_secret, "root".to_owned().into());
+
+    for (path, what) in [
+        (file("empty", "\n"), "is empty"),
+        (file("long", &"s".repeat(300)), "256 bytes at most"),
+        (dir.path().join("none").display().to_string(), "No such file"),
+    ] {
+        let refused = read("", &[("SNOWSKIN_ADMIN_SECRET_FILE", &path)], &[]).unwrap_err();
+        assert!(refused.contains("SNOWSKIN_ADMIN_SECRET_FILE") && refused.contains(what), "{refused}");
+    }
+    let both = [("SNOWSKIN_CLUSTER_SECRET", "a"), ("SNOWSKIN_CLUSTER_SECRET_FILE", cluster.as_str())];
+    assert!(read("", &both, &[]).unwrap_err().contains("leave one of them out"));
+}

@@ -239,6 +239,7 @@ impl Client {
         self.mover.begin(items);
         let mut lending = Lending::new(self, items, &mut buffers);
         let this = &mut *lending;
+        let quarantined = this.mover.quarantined_total();
         let deadline = this.begin_operation();
         loop {
             this.get_actions(&buffers);
@@ -260,6 +261,13 @@ impl Client {
             }
         }
         this.counters.checksum_mismatches += u64::from(this.get.mismatches());
+        // A read that was given up may still go on, and the bytes had better stay what they are.
+        if let Some(leases) = this.get.leases()
+            && this.leased_by == this.rpc.connects_total()
+            && this.mover.quarantined_total() == quarantined
+        {
+            this.rpc.return_leases(leases);
+        }
         this.report_bad_replicas();
         this.end_operation(Op::Read, items, deadline);
         lending.finish();
@@ -271,7 +279,10 @@ impl Client {
             let (id, out) = self.rpc.queue_raw();
             match self.get.poll(now, id, out) {
                 Some(Action::Call) => match self.rpc.exchange(id) {
-                    Ok(frame) => self.get.handle_response(&frame),
+                    Ok(frame) => {
+                        self.get.handle_response(&frame);
+                        self.leased_by = self.rpc.connects_total();
+                    }
                     Err(error) => {
                         let code = self.call_failed(error);
                         self.get.handle_call_failed(id, code);

@@ -16,6 +16,7 @@ use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
+use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
 use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
 
@@ -53,6 +54,8 @@ pub struct Client {
     /// Drawn at random when the client connects.
     nonce_keys: RandomState,
     nonces: u64,
+    /// Which connection granted the leases of the latest get.
+    leased_by: u64,
     /// Who reports bad replicas: drawn at random when the client connects.
     reporter: u64,
     counters: Counters,
@@ -93,8 +96,13 @@ impl Client {
     ///
     /// # Errors
     /// See [`ConnectError`].
-    pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
+    pub fn connect(mut config: ClientConfig) -> Result<Self, ConnectError> {
         config.validate()?;
+        if config.identity.cluster.is_set() {
+            config.engine.cluster_secret = config.identity.cluster_secret();
+        }
+        // Nobody would take them.
+        config.engine.control.notifications_max = 0;
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
@@ -111,6 +119,7 @@ impl Client {
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
+            leased_by: 0,
             reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
             times: OperationTimes::default(),
@@ -232,6 +241,24 @@ impl Client {
         while let Some(segment) = self.mover.next_failed_segment() {
             self.segments.failed(segment, &mut self.fabric, shun);
         }
+        self.report_unreached();
+    }
+
+    /// Tells the master which segments this operation could not reach: others need not find out for themselves. That it cannot be
+    /// told is no error: they will.
+    fn report_unreached(&mut self) {
+        let mut unreached = self.segments.take_unreached();
+        unreached.extend(self.mover.take_unreached());
+        unreached.sort_unstable();
+        unreached.dedup();
+        unreached.truncate(REPORTS_MAX);
+        if unreached.is_empty() {
+            return;
+        }
+        if let Err(error) = self.rpc.call::<ReportSegments>(&(), unreached.into_iter()) {
+            log::debug!("operation {}: reporting segments: {error}", self.trace());
+        }
+        self.note_connection();
     }
 
     fn pump(&mut self, buffers: &mut Buffers<'_>, deadline: Instant) -> bool {
@@ -296,6 +323,9 @@ impl Client {
         te_core::Instant::ZERO + self.started.elapsed()
     }
 }
+
+/// Segments that one operation reports at most.
+const REPORTS_MAX: usize = 256;
 
 /// The state machines of operations.
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {

@@ -134,7 +134,7 @@ impl Client {
     ) {
         let items = keys.len();
         let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
-        let ask = PutAsk { nonce: self.nonce(), options: *options, writer: 0 };
+        let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.fabric.identity() };
         self.put.start(wanted, ask);
         self.run_put(items, buffers, results);
     }

@@ -25,7 +25,7 @@ use store_core::SegmentNo;
 use store_core::blocks::{BLOCK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
 use te_core::{ErrorKind, Op, Outcome};
-use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, TransferError, TransferRequest};
+use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, Status, TransferError, TransferRequest};
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
@@ -71,6 +71,8 @@ pub(crate) struct Mover {
     spare: Vec<Vec<Flying>>,
     /// Segments whose owner turned out to be gone or another.
     failed_segments: Vec<SegmentNo>,
+    /// Segments whose owner did not answer, or is gone.
+    unreached: Vec<SegmentNo>,
     quarantine: Quarantine,
     /// Items whose range a fabric may still write: they are not read any further.
     spoiled: Vec<usize>,
@@ -148,6 +150,7 @@ impl Mover {
             requests: Vec::new(),
             spare: Vec::new(),
             failed_segments: Vec::new(),
+            unreached: Vec::new(),
             quarantine: Quarantine::default(),
             spoiled: Vec::new(),
             unfenceable: Vec::new(),
@@ -300,6 +303,11 @@ impl Mover {
     /// A segment whose owner a transfer found gone.
     pub(crate) fn next_failed_segment(&mut self) -> Option<SegmentNo> {
         self.failed_segments.pop()
+    }
+
+    /// Segments whose owner did not answer in time, or is gone.
+    pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
+        std::mem::take(&mut self.unreached)
     }
 
     /// CRC-32C of an item that is put, as far as it was sent: all of it, once one of its transfers was applied.
@@ -543,6 +551,7 @@ impl Mover {
             TransferError::Segment { index, .. } => {
                 let segment = pieces.get(*index).map(|piece| self.jobs[piece.job].transfer.segment);
                 self.failed_segments.extend(segment);
+                self.unreached.extend(segment);
                 Some(*index)
             }
             _ => None,
@@ -616,8 +625,13 @@ impl Mover {
                 worsen(&mut job.outcome, Outcome::NotApplied);
                 worsen(&mut job.outcome, status.map_or(Outcome::Unknown, |status| status.outcome));
                 let kind = status.and_then(|status| status.error).map(|error| error.kind);
-                if kind.is_some_and(is_owner_gone) {
+                let gone = kind.is_some_and(is_owner_gone);
+                if gone {
                     self.failed_segments.push(job.transfer.segment);
+                }
+                let silent = status.is_some_and(|status| status.status == Status::TimedOut);
+                if (gone || silent) && self.unreached.last() != Some(&job.transfer.segment) {
+                    self.unreached.push(job.transfer.segment);
                 }
             }
             if !quarantined {

@@ -3,24 +3,29 @@
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{
-    Beat, Export, Heartbeat, Mount, MountSegment, NodeStatus, Unmount, UnmountSegment,
+    Beat, Export, Heartbeat, Mount, MountAnswer, MountSegment, NodeStatus, Unmount, UnmountSegment,
 };
 use store_core::{ErrorCode, SegmentNo};
-use te_engine::{Access, RegisterError, TransferEngine};
+use te_engine::{SharedRegion, TransferEngine};
 
 use super::Shared;
+use super::exports::Exports;
 use super::tasks::{Mounted, Worker};
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
 use crate::rpc::RpcConnection;
 
+/// Between two lines in the log about what goes on failing.
+const LINE: Duration = Duration::from_secs(10);
+
 /// What the thread owns.
 pub(super) struct Keeper {
     config: NodeConfig,
     engine: TransferEngine,
+    exports: Exports,
     rpc: RpcConnection,
     node: u64,
     /// What the node proves with that it is itself.
@@ -42,15 +47,23 @@ impl Keeper {
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
         let (node, key) = (super::random(), super::random());
-        Self { config, engine, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
+        let exports = Exports::new(&config, engine.clone());
+        Self { config, engine, exports, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
     }
 
     /// Until the node is stopped.
     pub(super) fn run(mut self, stopped: &Receiver<()>) {
+        let mut said: Option<Instant> = None;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(self.pause()) {
             if let Err(error) = self.beat() {
                 self.shared.failures.fetch_add(1, Ordering::Relaxed);
-                log::warn!("node {}: {error}", self.config.name);
+                // Whoever is not mounted tries several times a second.
+                if said.is_none_or(|said| said.elapsed() >= LINE) {
+                    said = Some(Instant::now());
+                    log::warn!("node {}: {error}", self.config.name);
+                }
+            } else {
+                said = None;
             }
         }
         self.worker.stop();
@@ -91,6 +104,7 @@ impl Keeper {
                 self.forget_mount();
                 self.mount()
             }
+            // Whatever else it is, the memory stays what it is: the master may know all of it still.
             Err(error) => {
                 // The next beat is to find a fresh connection.
                 self.rpc.disconnect();
@@ -99,47 +113,69 @@ impl Keeper {
         }
     }
 
-    /// Exports fresh memory under a higher incarnation, and mounts it. What was exported before is torn down first, so that
+    /// Exports the memory anew, under a higher incarnation, and mounts it. What was exported before is revoked first, so that
     /// nobody who still holds the old export can write to the new one.
     pub(super) fn mount(&mut self) -> Result<(), ConnectError> {
-        self.tear_down()?;
+        self.exports.revoke()?;
         self.rpc.ensure_connected()?;
         // Should a new master answer the mount, it will not have memory that was exported under the former one.
         let epoch = self.rpc.welcome().epoch;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         self.incarnation = wall.max(self.incarnation + 1);
-        // `validate` has seen that it fits.
-        let len = usize::try_from(self.config.capacity_bytes).unwrap_or(usize::MAX);
-        let region = self.engine.alloc_shared_with(len, Access::all(), self.config.populate)?;
+        let region = self.exports.export()?;
+        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
+        let answer = match self.ask_mount(&region, epoch) {
+            // The clock of this host, or of the one that had the name before, was wrong: time goes on from there.
+            Ok(Asked::Stale { incarnation_min }) => {
+                self.incarnation = incarnation_min;
+                self.ask_mount(&region, epoch)
+            }
+            answer => answer,
+        };
+        match answer {
+            Ok(Asked::Mounted(mounted)) => {
+                self.mounted = Some(mounted.segment);
+                self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
+                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
+                self.shared.mounts.fetch_add(1, Ordering::Relaxed);
+                self.shared.hears(self.ttl);
+                let (name, segment) = (&self.config.name, mounted.segment);
+                log::info!("node {name}: {} bytes mounted as segment {segment}", region.len());
+                Ok(())
+            }
+            Ok(Asked::Held { endpoint, silent_ms }) => {
+                Err(ConnectError::Held { name: self.config.name.clone(), endpoint, silent_ms })
+            }
+            // Only a name that changes hands all the time has this twice.
+            Ok(Asked::Stale { .. }) => Err(RpcError::Refused(ErrorCode::IllegalClient).into()),
+            Err(error) => {
+                self.rpc.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn ask_mount(&mut self, region: &SharedRegion, epoch: u64) -> Result<Asked, RpcError> {
         let segment = MountSegment {
             node: self.node,
             incarnation: self.incarnation,
             name: &self.config.name,
             endpoint: self.engine.name(),
             base: region.addr(),
-            len: self.config.capacity_bytes,
+            len: region.len() as u64,
             export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
             epoch,
             key: self.key,
-            takeover: false,
+            takeover: self.config.takeover,
         };
-        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region);
-        let answer = self.rpc.call::<Mount>(&segment, std::iter::empty());
-        match answer.and_then(|(answer, _)| answer.mounted().map_err(RpcError::Refused)) {
-            Ok(mounted) => {
-                self.mounted = Some(mounted.segment);
-                self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
-                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
-                self.shared.mounts.fetch_add(1, Ordering::Relaxed);
-                self.shared.hears(self.ttl);
-                log::info!("node {}: {} bytes mounted as segment {}", self.config.name, len, mounted.segment);
-                Ok(())
+        let (answer, _) = self.rpc.call::<Mount>(&segment, std::iter::empty())?;
+        Ok(match answer {
+            MountAnswer::Mounted(mounted) => Asked::Mounted(mounted),
+            MountAnswer::Stale { incarnation_min } => Asked::Stale { incarnation_min },
+            MountAnswer::Held { endpoint, silent_ms } => {
+                Asked::Held { endpoint: endpoint.to_owned(), silent_ms }
             }
-            Err(error) => {
-                self.rpc.disconnect();
-                Err(error.into())
-            }
-        }
+        })
     }
 
     fn wake_worker(&self) {
@@ -155,16 +191,6 @@ impl Keeper {
         self.shared.segment.store(0, Ordering::Relaxed);
     }
 
-    /// Ends the export there is, if any.
-    fn tear_down(&mut self) -> Result<(), RegisterError> {
-        let mut region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(old) = region.as_ref() {
-            self.engine.unregister(old.id())?;
-            *region = None;
-        }
-        Ok(())
-    }
-
     fn unmount(&mut self) {
         if let Some(segment) = self.mounted {
             let unmount =
@@ -174,8 +200,15 @@ impl Keeper {
             }
             self.forget_mount();
         }
-        if let Err(error) = self.tear_down() {
+        if let Err(error) = self.exports.revoke() {
             log::debug!("node {}: {error}", self.config.name);
         }
     }
+}
+
+/// A [`MountAnswer`] of our own.
+enum Asked {
+    Mounted(store_core::message::Mounted),
+    Stale { incarnation_min: u64 },
+    Held { endpoint: String, silent_ms: u64 },
 }

@@ -1,4 +1,5 @@
-//! What a node does for the master: it makes replicas, by reading them from other nodes into its own memory.
+//! What a node does for the master: it makes replicas, by reading them from other nodes into its own memory, and cuts writers off
+//! ([`super::expulsions`]).
 //!
 //! ```text
 //!   heartbeat: there is work ──▶ ┌─▶ EndTasks: what has ended since ── FetchTasks: what else there is
@@ -32,6 +33,7 @@ use store_core::{ErrorCode, Key, SegmentNo, bound};
 use te_engine::{Op, SegmentHandle, SharedRegion, Status, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
+use super::expulsions::Expulsions;
 use super::share::Share;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
@@ -118,6 +120,7 @@ struct Work {
     reporter: u64,
     open: HashMap<SegmentNo, SegmentHandle>,
     share: Share,
+    expulsions: Expulsions,
     /// Orders that have not begun.
     waiting: VecDeque<Order>,
     flights: Vec<Flight>,
@@ -206,6 +209,7 @@ impl Work {
             reporter: super::random(),
             open: HashMap::new(),
             share: Share::new(config.copy_bytes_per_s_max),
+            expulsions: Expulsions::default(),
             waiting: VecDeque::new(),
             flights: Vec::new(),
             ends: HashMap::new(),
@@ -224,6 +228,7 @@ impl Work {
         stopping: &AtomicBool,
     ) -> Result<(), RpcError> {
         let mut idle_since = None;
+        self.expulsions.fetch(&mut self.rpc, &mounted)?;
         self.ask(&mounted)?;
         while !stopping.load(Ordering::Relaxed) {
             match woken.try_recv() {
@@ -232,11 +237,14 @@ impl Work {
                     self.abandon();
                     self.ends.clear();
                     mounted = now;
+                    self.expulsions.fetch(&mut self.rpc, &mounted)?;
                     self.ask(&mounted)?;
                 }
-                Ok(_) | Err(TryRecvError::Empty) => {}
+                Ok(_) => self.expulsions.fetch(&mut self.rpc, &mounted)?,
+                Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
+            self.expulsions.go_on(&self.engine, &mut self.rpc, &mounted)?;
             self.begin(&mounted);
             self.reap(&mounted);
             let under_way = self.flights.len() + self.waiting.len();
@@ -250,11 +258,14 @@ impl Work {
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= LINGER {
+            if since.elapsed() >= LINGER && self.expulsions.is_empty() {
                 return Ok(());
             }
             match woken.recv_timeout(LINGER_PAUSE) {
-                Ok(now) => mounted = now,
+                Ok(now) => {
+                    mounted = now;
+                    self.expulsions.fetch(&mut self.rpc, &mounted)?;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }

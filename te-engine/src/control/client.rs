@@ -6,42 +6,114 @@ use std::string::{String, ToString};
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
+use super::proof::{Side, is_proved, prove};
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
+use crate::blob::random;
 use crate::error::SegmentError;
+use crate::secret::Secret;
 
 /// Longer than anybody waits, and short enough for every system call.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 
-/// Asks the engine called `name`. `frame_bytes_max` bounds its answer.
-pub(crate) fn call(
-    name: &str,
-    request: &Request,
-    timeout: Duration,
-    frame_bytes_max: u32,
-) -> Result<Answer, SegmentError> {
+/// How to ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker<'a> {
+    /// For all of it.
+    pub(crate) timeout: Duration,
+    /// Longest answer, bytes.
+    pub(crate) frame_bytes_max: u32,
+    /// What to prove, and to have proved. None: whoever answers is believed.
+    pub(crate) secret: &'a Secret,
+}
+
+/// Asks the engine called `name`.
+pub(crate) fn call(name: &str, request: &Request, asker: Asker<'_>) -> Result<Answer, SegmentError> {
     let port =
         name.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
     if port.is_none_or(|port| port == 0) {
         return Err(SegmentError::Name(name.into()));
     }
-    let unreachable =
-        |error: io::Error| SegmentError::Unreachable { name: name.into(), reason: reason(&error) };
-    let malformed = |bad: Malformed| SegmentError::Protocol { name: name.into(), what: bad.what() };
-    let deadline = Instant::now().checked_add(timeout);
-    let mut stream = connect(name, deadline).map_err(unreachable)?;
-    stream.set_nodelay(true).map_err(unreachable)?;
-    write_all(&mut stream, &frame(request), deadline).map_err(unreachable)?;
-    let mut header = [0; HEADER_BYTES];
-    read_exact(&mut stream, &mut header, deadline).map_err(unreachable)?;
-    let len = body_len(&header, frame_bytes_max as usize).map_err(malformed)?;
-    // Grown as bytes arrive: a length that is only claimed costs nothing.
-    let mut bytes = Vec::new();
-    while bytes.len() < len {
-        let at = bytes.len();
-        bytes.resize(len.min(at + (64 << 10)), 0);
-        read_exact(&mut stream, &mut bytes[at..], deadline).map_err(unreachable)?;
+    let deadline = Instant::now().checked_add(asker.timeout);
+    let stream = connect(name, deadline).map_err(|error| unreachable(name, &error))?;
+    stream.set_nodelay(true).map_err(|error| unreachable(name, &error))?;
+    let mut line = Line { name, stream, deadline, frame_bytes_max: asker.frame_bytes_max as usize };
+    // Whether somebody is there is nobody's secret.
+    if !asker.secret.is_set() || *request == Request::Probe {
+        return line.ask(request);
     }
-    body(&bytes).map_err(malformed)
+    let Answer::Challenge(challenge) = line.ask(&Request::Challenge)? else {
+        return Err(line.protocol("it answers another question than it was asked"));
+    };
+    let nonce = random().map_err(|error| {
+        let error = io::Error::from_raw_os_error(error.code);
+        SegmentError::Unreachable { name: name.into(), reason: error.to_string() }
+    })?;
+    let request = postcard::to_allocvec(request).unwrap_or_default();
+    let proof = prove(asker.secret, Side::Asker, &challenge, &nonce, &request);
+    match line.ask(&Request::Proven { nonce, request, proof })? {
+        Answer::Proven { answer, proof } => {
+            if !is_proved(&proof, asker.secret, Side::Owner, &challenge, &nonce, &answer) {
+                return Err(line.refused(OTHER_SECRET));
+            }
+            body(&answer).map_err(|bad| line.protocol(bad.what()))
+        }
+        other => Ok(other),
+    }
+}
+
+/// What one is told who knows another secret than the owner, or whose owner knows none.
+const OTHER_SECRET: &str = "it does not know our cluster secret: set the same one on both sides";
+
+/// A connection to a control port.
+struct Line<'a> {
+    name: &'a str,
+    stream: TcpStream,
+    deadline: Option<Instant>,
+    frame_bytes_max: usize,
+}
+
+impl Line<'_> {
+    /// One question, one answer.
+    fn ask(&mut self, request: &Request) -> Result<Answer, SegmentError> {
+        let frame_bytes_max = self.frame_bytes_max;
+        let bytes = self.exchange(&frame(request), frame_bytes_max)?;
+        match body(&bytes).map_err(|bad| self.protocol(bad.what()))? {
+            Answer::NeedsProof => {
+                Err(self.refused("it wants proof of the cluster secret: set the same one here"))
+            }
+            Answer::WrongProof => Err(self.refused(OTHER_SECRET)),
+            answer => Ok(answer),
+        }
+    }
+
+    fn exchange(&mut self, question: &[u8], bytes_max: usize) -> Result<Vec<u8>, SegmentError> {
+        let (name, deadline) = (self.name, self.deadline);
+        let unreachable = |error: io::Error| unreachable(name, &error);
+        write_all(&mut self.stream, question, deadline).map_err(unreachable)?;
+        let mut header = [0; HEADER_BYTES];
+        read_exact(&mut self.stream, &mut header, deadline).map_err(unreachable)?;
+        let len = body_len(&header, bytes_max).map_err(|bad: Malformed| self.protocol(bad.what()))?;
+        // Grown as bytes arrive: a length that is only claimed costs nothing.
+        let mut bytes = Vec::new();
+        while bytes.len() < len {
+            let at = bytes.len();
+            bytes.resize(len.min(at + (64 << 10)), 0);
+            read_exact(&mut self.stream, &mut bytes[at..], deadline).map_err(unreachable)?;
+        }
+        Ok(bytes)
+    }
+
+    fn protocol(&self, what: &'static str) -> SegmentError {
+        SegmentError::Protocol { name: self.name.into(), what }
+    }
+
+    fn refused(&self, what: &'static str) -> SegmentError {
+        SegmentError::Refused { name: self.name.into(), what }
+    }
+}
+
+fn unreachable(name: &str, error: &io::Error) -> SegmentError {
+    SegmentError::Unreachable { name: name.into(), reason: reason(error) }
 }
 
 fn connect(name: &str, deadline: Option<Instant>) -> io::Result<TcpStream> {

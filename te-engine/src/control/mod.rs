@@ -6,11 +6,14 @@
 //!   magic 4 = "SNWK" | version u16 = 1 | zero u16 | body length u32 | body (postcard)
 //! ```
 //!
-//! with little-endian integers. Requests are [`Request`], answers [`Answer`]. The server reads no more than the longest
+//! with little-endian integers. An engine with a cluster secret answers nothing but probes to who does not prove that it knows
+//! it, see [`proof`]. Requests are [`Request`], answers [`Answer`]. The server reads no more than the longest
 //! request that it allows, closes connections that stop in the middle of a frame, and answers nothing to a frame that it
 //! does not understand but closing the connection.
 
 mod client;
+mod inbox;
+mod proof;
 mod server;
 
 use std::string::String;
@@ -18,8 +21,9 @@ use std::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use client::call;
-pub(crate) use server::{Inbox, Server};
+pub(crate) use client::{Asker, call};
+pub(crate) use inbox::Inbox;
+pub(crate) use server::Server;
 
 const MAGIC: [u8; 4] = *b"SNWK";
 const VERSION: u16 = 1;
@@ -34,6 +38,10 @@ pub(crate) enum Request {
     Probe,
     /// Take this message, if you are who I think.
     Notify { incarnation: u64, name: String, message: Vec<u8> },
+    /// What am I to prove?
+    Challenge,
+    /// I know the secret, and ask what `request` says: another request, encoded.
+    Proven { nonce: [u8; 32], request: Vec<u8>, proof: [u8; 32] },
 }
 
 /// What it hears.
@@ -51,6 +59,16 @@ pub(crate) enum Answer {
     TooLong { bytes_max: u32 },
     /// Too many messages wait.
     InboxFull,
+    /// I take no messages.
+    TakesNone,
+    /// Prove this, once.
+    Challenge([u8; 32]),
+    /// I know the secret, too, and answer what `answer` says: another answer, encoded.
+    Proven { answer: Vec<u8>, proof: [u8; 32] },
+    /// I answer that only to who proves to know the secret.
+    NeedsProof,
+    /// That was no proof of it.
+    WrongProof,
 }
 
 /// Why bytes are not a frame.

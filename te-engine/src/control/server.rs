@@ -1,11 +1,9 @@
 //! The server: one thread, one `poll`, a bounded number of connections.
 
-use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
@@ -14,13 +12,21 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::inbox::Inbox;
+use super::proof::{Side, Word, is_proved, prove};
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
+use crate::blob::random;
 use crate::config::ControlConfig;
 use crate::descriptor::Published;
 use crate::request::Notification;
+use crate::secret::Secret;
 
-/// A connection that asks nothing for so many times `timeout_ms` is closed.
+/// A connection that was served once and asks nothing more for so many times `timeout_ms` is closed.
 const IDLE_TIMEOUTS: u32 = 12;
+/// How long not to listen after a connection could not be accepted.
+const REST: Duration = Duration::from_millis(100);
+/// Connections accepted before those that are there have their turn.
+const ACCEPTED_MAX: usize = 16;
 
 /// The control port of one engine. Stops when dropped.
 #[derive(Debug)]
@@ -29,46 +35,19 @@ pub(crate) struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Notifications that wait to be taken.
-#[derive(Debug, Default)]
-pub(crate) struct Inbox {
-    queue: Mutex<VecDeque<Notification>>,
-    refused: AtomicU64,
-}
-
-impl Inbox {
-    pub(crate) fn take(&self) -> Vec<Notification> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
-    }
-
-    pub(crate) fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    fn put(&self, notification: Notification, notifications_max: usize) -> bool {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = queue.len() < notifications_max;
-        if room {
-            queue.push_back(notification);
-        } else {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        room
-    }
-}
-
 impl Server {
-    /// Serves `published` on `listener`.
+    /// Serves `published` on `listener`, to those who know `secret` if there is one.
     pub(crate) fn start(
         listener: TcpListener,
         config: ControlConfig,
+        secret: Secret,
         published: Arc<Published>,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let stop = Arc::new(EventFd::from_flags(flags).map_err(io::Error::from)?);
-        let desk = Desk { config, published, inbox };
+        let desk = Desk { config, secret, published, inbox };
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
             .name("te-control".into())
@@ -92,6 +71,7 @@ impl Drop for Server {
 /// What answering needs.
 struct Desk {
     config: ControlConfig,
+    secret: Secret,
     published: Arc<Published>,
     inbox: Arc<Inbox>,
 }
@@ -102,21 +82,32 @@ struct Connection {
     output: Vec<u8>,
     /// Bytes of `output` that are sent.
     sent: usize,
-    /// When it is closed unless something moves.
-    deadline: Instant,
+    /// When it is closed unless it asks for something. To ask whether we are there is nothing.
+    stay: Instant,
+    /// When it is closed unless the frame that it is in the middle of moves on.
+    frame_deadline: Instant,
+    /// When it last asked for something, or came.
+    heard: Instant,
+    /// What it is to prove, once.
+    challenge: Option<Word>,
+    /// It is closed once it has its answer.
+    last: bool,
 }
 
 fn serve(listener: &TcpListener, desk: &Desk, stop: &EventFd) {
     let mut connections: Vec<Connection> = Vec::new();
+    // No descriptor was left for one more: who waits would wake us again and again.
+    let mut rest_until: Option<Instant> = None;
     loop {
         let mut polled = Vec::with_capacity(connections.len() + 2);
         polled.push(PollFd::new(stop.as_fd(), PollFlags::POLLIN));
-        polled.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        let listens = if rest_until.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
+        polled.push(PollFd::new(listener.as_fd(), listens));
         for connection in &connections {
             let wanted = if connection.answers() { PollFlags::POLLOUT } else { PollFlags::POLLIN };
             polled.push(PollFd::new(connection.stream.as_fd(), wanted));
         }
-        let next = connections.iter().map(|connection| connection.deadline).min();
+        let next = connections.iter().map(Connection::deadline).chain(rest_until).min();
         let timeout = next.map_or(PollTimeout::NONE, |next| {
             let millis = next.saturating_duration_since(Instant::now()).as_millis() + 1;
             PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX).min(60_000))
@@ -138,24 +129,23 @@ fn serve(listener: &TcpListener, desk: &Desk, stop: &EventFd) {
         connections.retain_mut(|connection| {
             let ready = ready[index];
             index += 1;
-            if ready { connection.step(desk, now) } else { now < connection.deadline }
+            if ready { connection.step(desk, now) } else { now < connection.deadline() }
         });
-        if ready[1] {
-            accept(listener, desk, &mut connections, now);
+        rest_until = rest_until.filter(|&until| now < until);
+        if ready[1] && rest_until.is_none() && !accept(listener, desk, &mut connections, now) {
+            rest_until = Some(now + REST);
         }
     }
 }
 
-fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>, now: Instant) {
-    loop {
+/// Takes some of those who wait. False: one could not be.
+fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>, now: Instant) -> bool {
+    for _ in 0..ACCEPTED_MAX {
         match listener.accept() {
             Ok((stream, peer)) => {
                 if connections.len() >= desk.config.connections_max as usize {
-                    log::warn!(
-                        "control port: {} connections are open; {peer} is turned away",
-                        connections.len()
-                    );
-                    continue;
+                    log::debug!("control port: {peer} takes the place of who has been silent longest");
+                    close_longest_silent(connections);
                 }
                 if stream.set_nonblocking(true).is_err() {
                     continue;
@@ -167,24 +157,45 @@ fn accept(listener: &TcpListener, desk: &Desk, connections: &mut Vec<Connection>
                     input: Vec::new(),
                     output: Vec::new(),
                     sent: 0,
-                    deadline: now + desk.timeout(),
+                    stay: now + desk.timeout(),
+                    frame_deadline: now,
+                    heard: now,
+                    challenge: None,
+                    last: false,
                 });
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                // Out of descriptors, for one. The connection stays in the backlog: do not spin on it.
+                // Out of descriptors, for one. Who is silent gives theirs.
                 log::warn!("control port: accepting failed: {error}");
-                std::thread::sleep(Duration::from_millis(10));
-                return;
+                close_longest_silent(connections);
+                return false;
             }
         }
+    }
+    true
+}
+
+/// Whoever is in the middle of an answer comes last.
+fn close_longest_silent(connections: &mut Vec<Connection>) {
+    let silent = |(_, connection): &(usize, &Connection)| (connection.answers(), connection.heard);
+    if let Some((index, _)) = connections.iter().enumerate().min_by_key(silent) {
+        connections.swap_remove(index);
     }
 }
 
 impl Connection {
     fn answers(&self) -> bool {
         self.sent < self.output.len()
+    }
+
+    fn deadline(&self) -> Instant {
+        match (self.answers(), self.input.is_empty()) {
+            (true, _) => self.frame_deadline,
+            (false, true) => self.stay,
+            (false, false) => self.frame_deadline.min(self.stay),
+        }
     }
 
     /// Moves what can be moved. False: it is over.
@@ -197,18 +208,18 @@ impl Connection {
             Ok(0) => return false,
             Ok(count) => {
                 if self.input.is_empty() {
-                    self.deadline = now + desk.timeout();
+                    self.frame_deadline = now + desk.timeout();
                 }
                 self.input.extend_from_slice(&bytes[..count]);
             }
-            Err(error) => return is_temporary(&error) && now < self.deadline,
+            Err(error) => return is_temporary(&error) && now < self.deadline(),
         }
         match self.request(desk) {
-            Ok(None) => now < self.deadline,
+            Ok(None) => now < self.deadline(),
             Ok(Some(request)) => {
-                self.output = frame(&desk.answer(request));
+                self.output = frame(&self.answer(desk, request, now));
                 self.sent = 0;
-                self.deadline = now + desk.timeout();
+                self.frame_deadline = now + desk.timeout();
                 self.send(desk, now)
             }
             Err(bad) => {
@@ -224,16 +235,15 @@ impl Connection {
                 Ok(0) => return false,
                 Ok(count) => {
                     self.sent += count;
-                    self.deadline = now + desk.timeout();
+                    self.frame_deadline = now + desk.timeout();
                 }
-                Err(error) => return is_temporary(&error) && now < self.deadline,
+                Err(error) => return is_temporary(&error) && now < self.deadline(),
             }
         }
         self.output = Vec::new();
         self.sent = 0;
         // A request that came in one piece with the last one would not wake us: that is not this protocol.
-        self.deadline = now + desk.timeout() * IDLE_TIMEOUTS;
-        self.input.is_empty()
+        !self.last && self.input.is_empty() && now < self.deadline()
     }
 
     /// Takes a request off the input, if it is all there.
@@ -247,6 +257,52 @@ impl Connection {
         let request = body(&self.input[HEADER_BYTES..end])?;
         self.input.drain(..end);
         Ok(Some(request))
+    }
+
+    fn answer(&mut self, desk: &Desk, request: Request, now: Instant) -> Answer {
+        match request {
+            Request::Probe => return desk.answer(Request::Probe),
+            Request::Challenge => {
+                let Ok(challenge) = random() else {
+                    self.last = true;
+                    return Answer::WrongProof;
+                };
+                self.challenge = Some(challenge);
+                return Answer::Challenge(challenge);
+            }
+            Request::Proven { nonce, request, proof } => {
+                let proved = self.challenge.take().filter(|challenge| {
+                    is_proved(&proof, &desk.secret, Side::Asker, challenge, &nonce, &request)
+                });
+                let Some(challenge) = proved else {
+                    let peer = self.stream.peer_addr();
+                    log::warn!("control port: {peer:?} does not know our cluster secret");
+                    self.last = true;
+                    return Answer::WrongProof;
+                };
+                let answer = match body(&request) {
+                    Ok(request) => desk.answer(request),
+                    Err(_) => Answer::WrongProof,
+                };
+                let answer = postcard::to_allocvec(&answer).unwrap_or_default();
+                let proof = prove(&desk.secret, Side::Owner, &challenge, &nonce, &answer);
+                self.served(desk, now);
+                return Answer::Proven { answer, proof };
+            }
+            _ if desk.secret.is_set() => {
+                self.last = true;
+                return Answer::NeedsProof;
+            }
+            Request::Descriptor | Request::Notify { .. } => {}
+        }
+        self.served(desk, now);
+        desk.answer(request)
+    }
+
+    /// It asked for something that it may have: it may stay a while.
+    fn served(&mut self, desk: &Desk, now: Instant) {
+        self.heard = now;
+        self.stay = now + desk.timeout() * IDLE_TIMEOUTS;
     }
 }
 
@@ -262,18 +318,10 @@ impl Desk {
             Request::Probe => Answer::Alive { incarnation: own },
             Request::Notify { incarnation, .. } if incarnation != own => Answer::Restarted { found: own },
             Request::Notify { name, message, .. } => {
-                let bytes_max = self.config.notification_bytes_max;
-                if name.len() + message.len() > bytes_max as usize {
-                    Answer::TooLong { bytes_max }
-                } else if self
-                    .inbox
-                    .put(Notification { name, message }, self.config.notifications_max as usize)
-                {
-                    Answer::Taken
-                } else {
-                    Answer::InboxFull
-                }
+                self.inbox.put(Notification { name, message }, &self.config)
             }
+            // Proof of proof is none.
+            Request::Challenge | Request::Proven { .. } => Answer::WrongProof,
         }
     }
 }

@@ -24,7 +24,8 @@ impl Engine {
     /// # Errors
     /// See [`SegmentError`].
     pub fn open_segment(&mut self, name: &str) -> Result<SegmentHandle, SegmentError> {
-        let (endpoint, descriptor) = peer_to_peer(&self.config).describe(&*self.metadata, name)?;
+        self.here()?;
+        let (endpoint, descriptor) = peer_to_peer(&self.config).describe(&**self.metadata, name)?;
         self.attach_at(name, &endpoint, &descriptor)
     }
 
@@ -37,6 +38,7 @@ impl Engine {
         name: &str,
         descriptor: &Descriptor,
     ) -> Result<SegmentHandle, SegmentError> {
+        self.here()?;
         self.attach_at(name, name, descriptor)
     }
 
@@ -82,8 +84,9 @@ impl Engine {
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
     pub fn refresh_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
+        self.here()?;
         let SegmentOwner { name, endpoint, .. } = self.segment_owner(handle)?;
-        let descriptor = peer_to_peer(&self.config).describe_again(&*self.metadata, &name, &endpoint)?;
+        let descriptor = peer_to_peer(&self.config).describe_again(&**self.metadata, &name, &endpoint)?;
         self.sync_segment(handle, &descriptor)
     }
 
@@ -92,6 +95,7 @@ impl Engine {
     /// # Errors
     /// `Busy` while requests in flight use it; `NotFound`.
     pub fn close_segment(&mut self, handle: SegmentHandle) -> Result<(), SegmentError> {
+        self.here()?;
         let segment = self.segments.segment_mut(handle).ok_or(SegmentError::NotFound)?;
         if segment.opens > 1 {
             segment.opens -= 1;
@@ -109,6 +113,7 @@ impl Engine {
     /// # Errors
     /// `NotFound`.
     pub fn segment_regions(&self, handle: SegmentHandle) -> Result<Vec<RemoteRegion>, SegmentError> {
+        self.here()?;
         let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
         Ok(segment.regions.iter().map(RemoteRegion::from).collect())
     }
@@ -129,6 +134,9 @@ impl Engine {
 
     /// Takes all notifications that peers have sent since the last call.
     pub fn take_notifications(&mut self) -> Vec<Notification> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         self.inbox.take()
     }
 
@@ -148,12 +156,18 @@ impl Engine {
     /// How this engine's name stands in the directory.
     #[must_use]
     pub fn registration(&self) -> Registration {
+        if self.here().is_err() {
+            return Registration::None;
+        }
         self.registration.registration()
     }
 
     /// As [`registration`](Self::registration), once the first attempt has ended; waits for that at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
+        if self.here().is_err() {
+            return Registration::None;
+        }
         self.registration.wait(timeout)
     }
 
@@ -162,6 +176,7 @@ impl Engine {
     /// # Errors
     /// `NotFound`.
     pub(crate) fn segment_owner(&self, handle: SegmentHandle) -> Result<SegmentOwner, SegmentError> {
+        self.here()?;
         let segment = self.segments.segment(handle).ok_or(SegmentError::NotFound)?;
         let Segment { name, endpoint, incarnation, .. } = segment;
         Ok(SegmentOwner { name: name.clone(), endpoint: endpoint.clone(), incarnation: *incarnation })
@@ -270,7 +285,7 @@ impl Engine {
 
     /// What a thread that does not own the engine needs to talk to peers.
     pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, KeeperState, Arc<crate::control::Inbox>) {
-        (self.metadata.clone(), self.registration.clone(), self.inbox.clone())
+        (Arc::clone(&self.metadata), self.registration.clone(), self.inbox.clone())
     }
 }
 
@@ -324,11 +339,7 @@ enum AttachError {
 }
 
 pub(crate) fn peer_to_peer(config: &Config) -> PeerToPeer {
-    PeerToPeer { timeout: timeout(config), frame_bytes_max: config.control.frame_bytes_max }
-}
-
-fn timeout(config: &Config) -> Duration {
-    Duration::from_millis(u64::from(config.control.timeout_ms))
+    PeerToPeer::of(config)
 }
 
 /// Sends a notification. Blocks.
@@ -347,12 +358,13 @@ pub(crate) fn notify(
         );
     }
     let request = Request::Notify { incarnation, name: name.into(), message: message.into() };
-    match call(endpoint, &request, timeout(config), config.control.frame_bytes_max)? {
+    match call(endpoint, &request, peer_to_peer(config).asker())? {
         Answer::Taken => Ok(()),
         Answer::Restarted { found } => {
             Err(SegmentError::Restarted { name: segment.clone(), expected: incarnation, found })
         }
         Answer::TooLong { .. } => refused("the message is longer than its control.notification_bytes_max"),
+        Answer::TakesNone => refused("it takes no notifications: see its control.notifications_max"),
         Answer::InboxFull => refused("too many messages wait there: try again when it has taken some"),
         _ => {
             let what = "it answers another question than it was asked";
@@ -364,7 +376,8 @@ pub(crate) fn notify(
 /// Asks whether a peer lives. Blocks.
 pub(crate) fn probe(config: &Config, owner: &SegmentOwner, timeout: Duration) -> Liveness {
     let expected = owner.incarnation;
-    match call(&owner.endpoint, &Request::Probe, timeout, config.control.frame_bytes_max) {
+    let peers = PeerToPeer { timeout, ..peer_to_peer(config) };
+    match call(&owner.endpoint, &Request::Probe, peers.asker()) {
         Ok(Answer::Alive { incarnation }) if incarnation == expected => Liveness::Alive { incarnation },
         Ok(Answer::Alive { incarnation: found }) => Liveness::Restarted { expected, found },
         Ok(_) => Liveness::Unreachable,

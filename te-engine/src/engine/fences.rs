@@ -83,6 +83,7 @@ impl Engine {
         handle: SegmentHandle,
         timeout: Option<Duration>,
     ) -> Result<FenceHandle, TransferError> {
+        self.here()?;
         let source = SegmentError::NotFound;
         let segment = self.segments.segment_mut(handle).ok_or(TransferError::Segment { index: 0, source })?;
         if self.quarantined_batches > 0 {
@@ -140,6 +141,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when it was freed.
     pub fn fence_report(&self, fence: FenceHandle) -> Result<BatchReport, TransferError> {
+        self.here()?;
         let row = self.fences.rows.get(fence.index as usize);
         let row = row.filter(|row| row.live && row.generation == fence.generation && !row.orphan);
         let row = row.ok_or(TransferError::NotFound)?;
@@ -181,6 +183,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when it was freed before.
     pub fn free_fence(&mut self, fence: FenceHandle) -> Result<(), TransferError> {
+        self.here()?;
         let row = self.fences.row(fence).filter(|row| !row.orphan).ok_or(TransferError::NotFound)?;
         if row.pending > 0 {
             // The rails' answers still come, and find the row.

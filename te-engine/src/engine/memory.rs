@@ -40,6 +40,7 @@ impl Engine {
 
     /// An id to register under.
     pub(crate) fn reserve_region(&mut self) -> Result<RegionId, RegisterError> {
+        self.here()?;
         self.regions.reserve()
     }
 
@@ -152,6 +153,7 @@ impl Engine {
     /// `Busy` while requests in flight use it, or a peer's operation (then it refuses new ones, and the call is to be
     /// repeated after [`poll`](Self::poll)); `NotFound`.
     pub fn unregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
+        self.here()?;
         let region = self.regions.region_mut(id).ok_or(RegisterError::NotFound)?;
         if region.requests > 0 {
             return Err(RegisterError::Busy { requests: region.requests });
@@ -257,6 +259,7 @@ impl Engine {
         access: Access,
         peers_may_write: bool,
     ) -> Result<SharedRegion, RegisterError> {
+        self.here()?;
         if len == 0 {
             return Err(RegisterError::Empty);
         }

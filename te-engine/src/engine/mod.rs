@@ -26,14 +26,15 @@ use crate::config::Config;
 use crate::control::{Inbox, Server};
 use crate::copier::rights;
 use crate::descriptor::Published;
-use crate::error::{ExpelError, RequestProblem, SegmentError, StartError, TransferError};
+use crate::error::{ExpelError, Forked, RequestProblem, SegmentError, StartError, TransferError};
+use crate::fork::Mark;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{
     BatchReport, Expulsion, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest,
 };
 use crate::spin::Spin;
 use crate::sums::{self, Note};
-use crate::sys::park;
+use crate::sys::{Own, park};
 use crate::tiers::Tiers;
 use crate::topology::Affinity;
 use control::Naming;
@@ -57,12 +58,16 @@ const SOON: Duration = Duration::from_millis(1);
 
 /// The engine's core. One thread owns it, calls it, and must poll it: for its own transfers and, over fabrics whose target
 /// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
+///
+/// In a child after a [fork](crate::fork) every call is answered with `Forked`, and nothing of the engine is touched.
 pub struct Engine {
     config: Config,
     identity: u64,
     spin: Spin,
     clock: Clock,
-    rails: MultiTransport<Box<dyn Transport + Send>, Tiers>,
+    /// Says when this process is a fork of the one that started the engine.
+    mark: Mark,
+    rails: Own<MultiTransport<Box<dyn Transport + Send>, Tiers>>,
     /// Device and port of each rail, for people.
     devices: Vec<String>,
     affinity: Affinity,
@@ -89,10 +94,10 @@ pub struct Engine {
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
     inbox: Arc<Inbox>,
-    metadata: Arc<dyn Metadata>,
+    metadata: Own<Arc<dyn Metadata>>,
     registration: KeeperState,
     /// Peers must not find us by a name when nobody serves.
-    _keeper: Option<Keeper>,
+    _keeper: Own<Option<Keeper>>,
     checked: Vec<te_core::TransferRequest>,
     slices: Box<[Slice; GO]>,
     completions: Box<[Completion; GO]>,
@@ -100,7 +105,7 @@ pub struct Engine {
     quarantined_batches: u32,
     quarantined_bytes: u64,
     /// Last: peers may ask until everything else has stopped.
-    _server: Server,
+    _server: Own<Server>,
 }
 
 /// Something that has ended.
@@ -177,8 +182,9 @@ impl Engine {
         };
         Ok(Self {
             identity,
+            mark: Mark::new(),
             clock: Clock(std::time::Instant::now()),
-            rails,
+            rails: Own::new(rails),
             devices,
             affinity,
             regions: Regions::new(config.regions_max),
@@ -196,16 +202,16 @@ impl Engine {
             ended: None,
             published,
             inbox,
-            metadata,
+            metadata: Own::new(metadata),
             registration,
-            _keeper: keeper,
+            _keeper: Own::new(keeper),
             checked: Vec::new(),
             slices: Box::new([empty; GO]),
             completions: Box::new([Completion::applied(Token(0)); GO]),
             batches_timed_out: 0,
             quarantined_batches: 0,
             quarantined_bytes: 0,
-            _server: server,
+            _server: Own::new(server),
             spin: Spin::new(Duration::from_micros(config.spin_us.into())),
             config,
         })
@@ -236,6 +242,12 @@ impl Engine {
         &self.config
     }
 
+    /// Not in a child: there nothing of the engine is touched.
+    #[inline]
+    pub(crate) fn here(&self) -> Result<(), Forked> {
+        if self.mark.is_forked() { Err(Forked) } else { Ok(()) }
+    }
+
     /// Submits requests as one batch. With `timeout`, what has not ended by then is cancelled and ends `TimedOut`.
     ///
     /// # Errors
@@ -255,6 +267,7 @@ impl Engine {
         timeout: Option<Duration>,
         owned: Option<te_core::MemSpan>,
     ) -> Result<BatchHandle, TransferError> {
+        self.here()?;
         let requests_per_batch_max = self.config.requests_per_batch_max;
         if requests.is_empty() || requests.len() > requests_per_batch_max as usize {
             return Err(TransferError::BatchLength { requests: requests.len(), requests_per_batch_max });
@@ -300,6 +313,9 @@ impl Engine {
 
     /// Makes progress: posts what waits, takes what has ended, ends what is late. Gives the number of completions.
     pub fn poll(&mut self) -> usize {
+        if self.here().is_err() {
+            return 0;
+        }
         let now = self.clock.now();
         let mut count = self.reap(now);
         if self.next_deadline.is_some_and(|next| now >= next) {
@@ -326,6 +342,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when it was freed.
     pub fn report(&self, batch: BatchHandle) -> Result<BatchReport, TransferError> {
+        self.here()?;
         let progress = self.batches.progress(batch).map_err(|_| TransferError::NotFound)?;
         let row = &self.rows[batch.index()];
         let mut report = BatchReport {
@@ -358,6 +375,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when it was freed.
     pub fn is_done(&self, batch: BatchHandle) -> Result<bool, TransferError> {
+        self.here()?;
         let row = self.rows.get(batch.index()).filter(|row| row.handle == Some(batch));
         row.map(|row| row.done).ok_or(TransferError::NotFound)
     }
@@ -375,6 +393,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when the batch was freed or has no such request.
     pub fn request_status(&self, batch: BatchHandle, index: usize) -> Result<RequestStatus, TransferError> {
+        self.here()?;
         let task = self.batches.task_progress(batch, index).map_err(|_| TransferError::NotFound)?;
         let row = &self.rows[batch.index()];
         let quarantined = row.quarantined && !task.status.is_terminal();
@@ -423,6 +442,7 @@ impl Engine {
     /// # Errors
     /// `NotFound` when it was freed.
     pub fn cancel(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
+        self.here()?;
         self.stop(batch, CancelReason::Canceled)
     }
 
@@ -431,6 +451,7 @@ impl Engine {
     /// # Errors
     /// `Busy` when it has not, `NotFound` when it was freed before.
     pub fn free(&mut self, batch: BatchHandle) -> Result<(), TransferError> {
+        self.here()?;
         match self.batches.free(batch) {
             Ok(()) => {
                 self.rows[batch.index()].handle = None;
@@ -454,22 +475,30 @@ impl Engine {
     /// Grows whenever [`poll`](Self::poll) moved something, for us or for a peer.
     #[must_use]
     pub fn activity(&self) -> u64 {
+        if self.here().is_err() {
+            return 0;
+        }
         self.rails.activity()
     }
 
     /// When [`poll`](Self::poll) must run even without an event, on the engine's clock.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.here().ok()?;
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
         self.rails.poll_at().into_iter().chain(self.next_deadline).chain(self.release_at).chain(soon).min()
     }
 
     /// Descriptors that become readable when [`poll`](Self::poll) has something to do.
     pub fn event_sources(&self) -> impl Iterator<Item = i32> + '_ {
-        self.rails.rails().iter().filter_map(Transport::event_source).map(|EventSource(fd)| fd)
+        let rails = if self.here().is_ok() { self.rails.rails() } else { &[] };
+        rails.iter().filter_map(Transport::event_source).map(|EventSource(fd)| fd)
     }
 
     /// Sleeps until there is something to poll for, at most `timeout`. Burns no CPU.
     pub fn park(&self, timeout: Option<Duration>) {
+        if self.here().is_err() {
+            return;
+        }
         let idle = self.idle_time();
         if idle != Some(Duration::ZERO) {
             park(self.event_sources(), idle.into_iter().chain(timeout).min());
@@ -483,6 +512,7 @@ impl Engine {
     /// # Errors
     /// `Identity`, `Full`, `Rails`.
     pub fn expel(&mut self, peer: u64, force: bool) -> Result<Expulsion, ExpelError> {
+        self.here()?;
         if peer == 0 || peer == self.identity {
             return Err(ExpelError::Identity);
         }
@@ -501,6 +531,9 @@ impl Engine {
     /// Counters of the engine and of each rail.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if self.here().is_err() {
+            return Stats::default();
+        }
         let now = self.clock.now();
         let (quarantined_regions, quarantined_region_bytes) = self.quarantined_regions();
         let rails = self.rails.rails();
@@ -825,6 +858,9 @@ impl Engine {
 impl Drop for Engine {
     /// Ends what is in flight, so that peers hear of it rather than of a broken connection.
     fn drop(&mut self) {
+        if self.here().is_err() {
+            return;
+        }
         let handles: Vec<BatchHandle> = self.rows.iter().filter_map(|row| row.handle).collect();
         for handle in handles {
             // Freed ones say so.

@@ -80,7 +80,14 @@ pub(super) fn open(config: &Config, identity: u64, extra: Vec<Rail>) -> Result<P
         .map_err(|_| StartError::Config { field: "inflight_slices_max", need: "must be 1 to 16777216" })?;
     let published = Arc::new(Published::new(name(config, addr), incarnation()));
     let inbox = Arc::new(Inbox::default());
-    let server = Server::start(listener, config.control, published.clone(), inbox.clone()).map_err(listen)?;
+    let server = Server::start(
+        listener,
+        config.control,
+        config.cluster_secret.clone(),
+        published.clone(),
+        inbox.clone(),
+    )
+    .map_err(listen)?;
     Ok(Parts { rails, devices, affinity, published, inbox, server })
 }
 
@@ -142,13 +149,13 @@ fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rai
     }
     #[cfg(feature = "tcp")]
     if config.fabrics.tcp {
-        opened.add(TCP, "tcp", open_tcp(config, addr));
+        opened.add(TCP, "tcp", open_tcp(config, addr, identity));
     }
     opened
 }
 
 #[cfg(feature = "tcp")]
-fn open_tcp(config: &Config, addr: SocketAddr) -> Result<Box<dyn Transport + Send>, Cause> {
+fn open_tcp(config: &Config, addr: SocketAddr, identity: u64) -> Result<Box<dyn Transport + Send>, Cause> {
     let tcp = te_tcp::Config {
         bind: SocketAddr::new(addr.ip(), config.tcp.port),
         advertise: advertised(config),
@@ -157,7 +164,9 @@ fn open_tcp(config: &Config, addr: SocketAddr) -> Result<Box<dyn Transport + Sen
         congestion: config.tcp.congestion.clone(),
         send_buffer_bytes: config.tcp.send_buffer_bytes,
         receive_buffer_bytes: config.tcp.receive_buffer_bytes,
+        connections_max: config.tcp.connections_max,
         inflight_max: config.inflight_slices_max.min(1 << 20),
+        identity,
         ..te_tcp::Config::default()
     };
     Ok(Box::new(te_tcp::TcpTransport::new(tcp)?))

@@ -103,7 +103,9 @@ fn engine(drain_ms: u32) -> (Stuck, Engine, TransferRequest) {
     let mut engine = Engine::start(Config { fabrics, drain_ms, ..Config::default() }).unwrap();
     let stuck = Stuck::default();
     let route = Tiers::new(&[0], HealthConfig::default());
-    engine.rails = MultiTransport::new([Box::new(stuck.clone()) as _], route, 4096).map_err(|_| ()).unwrap();
+    engine.rails = crate::sys::Own::new(
+        MultiTransport::new([Box::new(stuck.clone()) as _], route, 4096).map_err(|_| ()).unwrap(),
+    );
     let local = engine.alloc_shared(LEN as usize, Access::LOCAL).unwrap();
     let mut export = vec![1, 5];
     export.extend_from_slice(b"stuck");

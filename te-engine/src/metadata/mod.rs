@@ -40,9 +40,11 @@ mod source;
 use std::string::String;
 use std::time::Duration;
 
-use crate::control::{Answer, Request, call};
+use crate::config::Config;
+use crate::control::{Answer, Asker, Request, call};
 use crate::descriptor::Descriptor;
 use crate::error::SegmentError;
+use crate::secret::Secret;
 
 pub use directory::Directory;
 pub(crate) use entry::is_segment_name;
@@ -71,22 +73,38 @@ pub struct Located {
 }
 
 /// No server: the name of a segment is `host:port`, and its owner is asked itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PeerToPeer {
     /// How long one request may take.
     pub timeout: Duration,
     /// Longest descriptor, bytes.
     pub frame_bytes_max: u32,
+    /// What to prove to owners, and to have proved by them.
+    pub cluster_secret: Secret,
 }
 
 impl PeerToPeer {
+    /// As an engine of this configuration asks.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self {
+            timeout: Duration::from_millis(config.control.timeout_ms.into()),
+            frame_bytes_max: config.control.frame_bytes_max,
+            cluster_secret: config.cluster_secret.clone(),
+        }
+    }
+
+    pub(crate) fn asker(&self) -> Asker<'_> {
+        Asker { timeout: self.timeout, frame_bytes_max: self.frame_bytes_max, secret: &self.cluster_secret }
+    }
+
     /// The descriptor of the engine at `endpoint`, as it is now.
     ///
     /// # Errors
-    /// `Name`, `Unreachable`, `Protocol`.
+    /// `Name`, `Unreachable`, `Protocol`; `Refused` when one of us does not know the other's cluster secret.
     pub fn fetch(&self, endpoint: &str) -> Result<Descriptor, SegmentError> {
         let protocol = |what| SegmentError::Protocol { name: String::from(endpoint), what };
-        match call(endpoint, &Request::Descriptor, self.timeout, self.frame_bytes_max)? {
+        match call(endpoint, &Request::Descriptor, self.asker())? {
             Answer::Descriptor(bytes) => Descriptor::parse(&bytes).map_err(protocol),
             _ => Err(protocol("it answers another question than it was asked")),
         }

@@ -139,7 +139,8 @@ impl Owner {
 
     /// Whether a process with this identity has a connection to us.
     pub(super) fn is_connected(&self, peer: u64) -> bool {
-        let connected = self.holders.iter().flatten().any(|holder| holder.identity == peer);
+        let is_there = |holder: &Holder| holder.identity == peer && !holder.process.has_ended();
+        let connected = self.holders.iter().flatten().any(is_there);
         connected && !self.barred.contains(peer)
     }
 

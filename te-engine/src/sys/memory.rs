@@ -16,6 +16,8 @@ use nix::unistd::ftruncate;
 use te_core::{MemSpan, VolatileSpan};
 
 use super::held::Window;
+use super::wipe::PerProcess;
+use crate::fork::Mark;
 
 /// Zeroed, page-aligned memory in a file without a name, mapped here. Its file can be handed to a process on this host.
 #[derive(Debug)]
@@ -38,7 +40,7 @@ pub(crate) struct AllocOptions {
 }
 
 /// Every [`SharedMemory`] of the process by address: a span is recognised as shared memory when it is registered.
-static ALLOCATED: Mutex<BTreeMap<usize, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
+static ALLOCATED: PerProcess<Mutex<BTreeMap<usize, Weak<SharedMemory>>>> = PerProcess::new();
 
 impl SharedMemory {
     /// Allocates `len` bytes, at least one.
@@ -56,7 +58,7 @@ impl SharedMemory {
             let _ = map.advise(MmapAdvise::MADV_POPULATE_WRITE);
         }
         let memory = Arc::new(Self { map, len, fd, peers_may_write: options.peers_may_write });
-        let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocated = ALLOCATED.get().lock().unwrap_or_else(PoisonError::into_inner);
         allocated.insert(memory.span().as_ptr().addr(), Arc::downgrade(&memory));
         Ok(memory)
     }
@@ -64,7 +66,7 @@ impl SharedMemory {
     /// The shared memory that holds all of `span`, and where in its file the span begins.
     pub(crate) fn find(span: MemSpan) -> Option<(Arc<Self>, u64)> {
         let addr = span.as_ptr().addr();
-        let allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+        let allocated = ALLOCATED.get().lock().unwrap_or_else(PoisonError::into_inner);
         let (&base, memory) = allocated.range(..=addr).next_back()?;
         let memory = memory.upgrade()?;
         // The lock goes first: dropping the last reference takes it.
@@ -78,8 +80,17 @@ impl SharedMemory {
         MemSpan::new(self.map.ptr.as_ptr(), self.len)
     }
 
-    /// Its bytes, whoever may write them.
+    /// Whether this process is a fork of the one that it belongs to.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.map.mark.is_forked()
+    }
+
+    /// Its bytes, whoever may write them. In a child after a fork there are none.
     pub(crate) fn view(&self) -> VolatileSpan<'_> {
+        if self.is_forked() {
+            return nothing();
+        }
         // SAFETY: mapped readable and writable as long as `self`; no reference to it is ever made, the pointer leaves this
         // module as a `MemSpan` alone, whose every use is unsafe.
         unsafe { VolatileSpan::new(self.span()) }
@@ -112,7 +123,11 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_forked() {
+            // It is its parent's, and in its parent's table.
+            return;
+        }
+        let mut allocated = ALLOCATED.get().lock().unwrap_or_else(PoisonError::into_inner);
         allocated.remove(&self.map.ptr.as_ptr().addr());
         // `map` is unmapped after this, so its address cannot have been allocated again yet.
     }
@@ -149,8 +164,11 @@ impl Mapping {
         MemSpan::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len as usize)
     }
 
-    /// Its bytes, whoever may write them; `None` when it is mapped for reading alone.
+    /// Its bytes, whoever may write them; `None` when it is mapped for reading alone. In a child after a fork there are none.
     pub(crate) fn view(&self) -> Option<VolatileSpan<'_>> {
+        if self.map.mark.is_forked() {
+            return Some(nothing());
+        }
         // SAFETY: mapped readable and writable as long as `self`, sealed against shrinking; no reference to it is ever made,
         // the pointer leaves this module as a `MemSpan` alone, whose every use is unsafe.
         self.writable.then(|| unsafe { VolatileSpan::new(self.span()) })
@@ -267,11 +285,12 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// A mapping that is unmapped when dropped.
+/// A mapping that is unmapped when dropped. A child after a fork leaves it: what it has at that address may be something else.
 #[derive(Debug)]
 struct Map {
     ptr: NonNull<u8>,
     len: NonZeroUsize,
+    mark: Mark,
 }
 
 // SAFETY: an address range; who touches it argues for that.
@@ -287,7 +306,7 @@ impl Map {
             if writable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_READ };
         // SAFETY: the kernel picks the address, so nothing that exists is replaced.
         let ptr = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, fd, offset) }?;
-        Ok(Self { ptr: ptr.cast(), len })
+        Ok(Self { ptr: ptr.cast(), len, mark: Mark::new() })
     }
 
     fn advise(&self, advice: MmapAdvise) -> Result<(), Errno> {
@@ -298,10 +317,19 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        if self.mark.is_forked() {
+            return;
+        }
         // SAFETY: our own mapping; whoever touched it borrowed from its owner.
         let unmapped = unsafe { munmap(self.ptr.cast(), self.len.get()) };
         debug_assert!(unmapped.is_ok(), "unmapping our own mapping");
     }
+}
+
+/// What a child has of its parent's memory.
+fn nothing<'a>() -> VolatileSpan<'a> {
+    // SAFETY: no bytes at all.
+    unsafe { VolatileSpan::new(MemSpan::new(NonNull::dangling().as_ptr(), 0)) }
 }
 
 /// x86_64's, and the smallest that Linux has; offsets in our files are multiples of it or rounded down to one.

@@ -23,4 +23,4 @@ pub(crate) use numa::node_of;
 pub(crate) use park::park;
 pub use park::wait_readable;
 pub(crate) use socket::{Process, SeqSocket, own_uid, peer_uid, recv_with_fd, send_with_fd};
-pub(crate) use wipe::{PerProcess, wiped_on_fork};
+pub(crate) use wipe::{Own, PerProcess, wiped_on_fork};

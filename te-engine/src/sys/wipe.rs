@@ -1,6 +1,8 @@
 //! What a child does not inherit: a word that is 0 in every process that was forked since it was set, and what goes by it.
 
+use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
+use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -95,6 +97,43 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
                 // SAFETY: leaked above, by another thread of this process: it changed `made` after we did look.
                 unsafe { &(*theirs).1 }
             }
+        }
+    }
+}
+
+/// Dropped by the process that made it alone. A child leaks it: its threads are not there, and its sockets are its parent's.
+pub(crate) struct Own<T> {
+    mark: Mark,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Own<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { mark: Mark::new(), value: ManuallyDrop::new(value) }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Own<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if !self.mark.is_forked() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
         }
     }
 }

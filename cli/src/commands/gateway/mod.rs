@@ -26,6 +26,7 @@ use tokio::sync::Semaphore;
 
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::no_start;
+use crate::commands::waiting::wait_for_master;
 use crate::config::FlagsOfClient;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::size::ByteSize;
@@ -47,7 +48,7 @@ Examples:
 /// Run an HTTP gateway: objects over PUT, GET, HEAD and DELETE
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM, which stop it in order (exit code 0). `snowskin node
-/// --gateway` runs the same within a node.
+/// --gateway` runs the same within a node. A master that is away when it starts is waited for.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -186,6 +187,7 @@ impl Drop for Gateway {
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
+    wait_for_master(&args.flags.settings().client)?;
     let gateway = Gateway::start_with(args.listen, &args.flags.settings().client, args.limits)?;
     let ready = Ready { ready: "gateway", http: gateway.addr().to_string() };
     announce(args.json, &ready, || {

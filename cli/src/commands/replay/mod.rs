@@ -1,6 +1,7 @@
 //! `snowskin replay`: the main job, from end to end: real processes, real bytes, every byte checked.
 
 mod belady;
+mod compare;
 mod driver;
 mod plot;
 mod report;
@@ -26,7 +27,7 @@ use crate::{Outcome, fail, output, sys};
 use driver::Driver;
 use report::Report;
 use simulate::Tokens;
-use source::Source;
+use source::{Source, Survey};
 
 const AFTER_HELP: &str = "What it does, for each request of the trace, in order and without its pauses:
   1. ask the master how long the cached prefix is       (one batch_exists)
@@ -42,6 +43,9 @@ With --simulate no process starts and no byte moves: the master's own code is ru
 for each policy and capacity, and the hit rates are printed as a table (or JSON, or a plot). It says \
 how large a pool is worth its memory, and which --eviction suits your requests.
 
+With --compare each policy and capacity is both simulated and replayed, and the command ends with 1 when two hit rates differ \
+by more than --agree-within points.
+
 A trace has one JSON object a line:
   {\"timestamp\": 0, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [0, 7]}
 one id = one block of 512 tokens, standing for itself and all before it. Without --trace a \
@@ -53,7 +57,8 @@ Examples:
   snowskin replay --capacity-blocks 2000       less memory than it wants: evictions
   snowskin replay --block-bytes 64KiB --nodes 4 --fabric tcp
   snowskin replay --trace trace.jsonl --simulate --svg hits.svg
-  snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M";
+  snowskin replay --trace trace.jsonl --simulate --policies trial,lru --capacity-tokens 3.0M,10M
+  snowskin replay --trace trace.jsonl --compare --policies all --capacity-blocks 10000,20000";
 
 /// Replay a request trace against a real cluster of processes on this machine
 ///
@@ -75,12 +80,13 @@ pub(crate) struct Args {
     /// Bytes of one block.
     #[arg(long, default_value = "4KiB", value_name = "SIZE")]
     block_bytes: ByteSize,
-    /// Blocks that fit into the pool, all nodes together [default: all that the trace has, and some room].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    capacity_blocks: Option<u64>,
-    /// Blocks in one get or put call.
-    #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    batch: u16,
+    /// Blocks that fit into the pool, all nodes together; several with --compare [default: all that the trace has, and some room;
+    /// with --compare a quarter and a half of them].
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    capacity_blocks: Vec<u64>,
+    /// Blocks in one get or put call [default: 512, fewer when they are long].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    batch: Option<u16>,
     /// How bytes travel between client and nodes.
     #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
     fabric: FabricChoice,
@@ -94,11 +100,17 @@ pub(crate) struct Args {
     #[arg(long, env = "SNOWSKIN_EVICTION", hide_env_values = true, default_value_t, value_name = "POLICY", value_parser = eviction_parser())]
     eviction: EvictionPolicy,
     /// Compute hit rates, and move nothing.
-    #[arg(long, conflicts_with_all = ["capacity_blocks"])]
+    #[arg(long, conflicts_with = "capacity_blocks", group = "hits")]
     simulate: bool,
-    /// Policies to simulate [default: all]. Belady's bound is always there.
-    #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "POLICY,…", value_parser = eviction_parser())]
-    policies: Vec<EvictionPolicy>,
+    /// Compute hit rates and replay for real, one after the other, and say where they differ.
+    #[arg(long, conflicts_with = "simulate", group = "hits")]
+    compare: bool,
+    /// Points that a computed hit rate and a real one may differ by.
+    #[arg(long, requires = "compare", default_value_t = 0.5, value_name = "POINTS")]
+    agree_within: f64,
+    /// Policies to simulate or compare, or all [default: all]. Belady's bound is always simulated.
+    #[arg(long, requires = "hits", value_delimiter = ',', value_name = "POLICY,…", value_parser = policies_parser())]
+    policies: Vec<Policies>,
     /// Capacities to simulate, in tokens of 512 a block [default: from a 32nd of the trace's blocks to all].
     #[arg(long, requires = "simulate", value_delimiter = ',', value_name = "TOKENS,…")]
     capacity_tokens: Vec<Tokens>,
@@ -132,29 +144,54 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if args.simulate {
         return simulated(args, &source, global);
     }
+    if args.compare {
+        return compared(args, &source, global);
+    }
+    if args.capacity_blocks.len() > 1 {
+        return fail(Failure::usage("--capacity-blocks: several capacities need --compare"));
+    }
+    let capacity = args.capacity_blocks.first().copied();
     let survey = {
         let _bar = Bar::spinner("reading the trace", global.quiet);
-        source.survey(args.capacity_blocks.is_some())?
+        source.survey(capacity.is_some())?
     };
-    let pool = pool_bytes(args, survey.distinct_blocks)?;
+    let (report, interrupted) = replay(args, &source, &survey, (args.eviction, capacity), global)?;
+    if args.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&report.table())?;
+    }
+    Ok(match interrupted {
+        _ if report.verify_failures > 0 => Exit::Verification,
+        Some(exit) => exit,
+        None if report.nodes_lost > 0 => Exit::Failed,
+        None => Exit::Ok,
+    })
+}
 
+/// Replays all of it once, with processes of its own.
+fn replay(
+    args: &Args,
+    source: &Source,
+    survey: &Survey,
+    (eviction, capacity): (EvictionPolicy, Option<u64>),
+    global: Global,
+) -> anyhow::Result<(Report, Option<Exit>)> {
+    let block_bytes = args.block_bytes.bytes();
+    let pool = pool_bytes(args, capacity, survey.distinct_blocks)?;
     let bar = Bar::spinner(format!("starting a master and {} nodes", args.nodes), global.quiet);
     let config = ClusterConfig {
         nodes: args.nodes,
         node_bytes: pool.div_ceil(u64::from(args.nodes)),
         fabric: args.fabric,
         lease_ms: Some(args.lease_ms),
-        eviction: Some(args.eviction),
+        eviction: Some(eviction),
         local: None,
         global,
     };
     let mut cluster = Cluster::start(&config)?;
-    let store = store::ClusterStore::open(
-        cluster.address(),
-        args.fabric,
-        usize::from(args.batch),
-        block_bytes as usize,
-    )?;
+    let batch = args.batch.map_or_else(|| batch_for(block_bytes), usize::from);
+    let store = store::ClusterStore::open(cluster.address(), args.fabric, batch, block_bytes as usize)?;
     drop(bar);
 
     let bar = Bar::new(survey.requests.unwrap_or(0), "requests", global.quiet);
@@ -201,25 +238,99 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     report.interrupted = interrupted.is_some();
     drop(driver);
     cluster.stop();
+    Ok((report, interrupted))
+}
 
-    if args.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&report.table())?;
+/// As many blocks as a request of the published traces has at most, for a request is not to be cut in pieces: the end of each
+/// piece would be taken for the end of a prompt. Fewer where they would take up more memory than a client should.
+fn batch_for(block_bytes: u64) -> usize {
+    const BLOCKS: u64 = 512;
+    const BUFFER_BYTES: u64 = 256 << 20;
+    (BUFFER_BYTES / block_bytes.max(1)).clamp(1, BLOCKS) as usize
+}
+
+/// Policies by name.
+#[derive(Clone, Copy, Debug)]
+enum Policies {
+    All,
+    One(EvictionPolicy),
+}
+
+/// Reads the name of an eviction policy, or `all`, and lists them in the help.
+fn policies_parser() -> impl clap::builder::TypedValueParser<Value = Policies> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+    let names = EvictionPolicy::ALL.iter().map(|policy| policy.name()).chain(["all"]);
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "all" => Ok(Policies::All),
+        name => name.parse().map(Policies::One),
+    })
+}
+
+/// Those that were asked for, each once.
+fn policies(args: &Args) -> Vec<EvictionPolicy> {
+    let one = |policies: &Policies| match policies {
+        Policies::One(policy) => Some(*policy),
+        Policies::All => None,
+    };
+    let named: Option<Vec<EvictionPolicy>> = args.policies.iter().map(one).collect();
+    match named {
+        Some(named) if !named.is_empty() => named,
+        _ => EvictionPolicy::ALL.to_vec(),
     }
-    Ok(match interrupted {
-        _ if report.verify_failures > 0 => Exit::Verification,
+}
+
+/// Hit rates, computed and real.
+fn compared(args: &Args, source: &Source, global: Global) -> Outcome {
+    if !(0.0..=100.0).contains(&args.agree_within) {
+        return fail(Failure::usage("--agree-within: choose 0 to 100 points"));
+    }
+    let survey = {
+        let _bar = Bar::spinner("reading the trace", global.quiet);
+        source.survey(false)?
+    };
+    let distinct = survey.distinct_blocks.unwrap_or(1);
+    let capacities = match args.capacity_blocks.as_slice() {
+        [] => vec![(distinct / 4).max(1), (distinct / 2).max(1)],
+        given => given.to_vec(),
+    };
+    let plan = simulate::Plan {
+        policies: policies(args),
+        capacities: capacities.iter().map(|blocks| Tokens::of_blocks(*blocks)).collect(),
+        quiet: global.quiet,
+    };
+    let simulation = simulate::run(source.requests()?, &plan)?;
+    let mut comparison = compare::Comparison::new(args.agree_within);
+    let mut ended = sys::interrupted();
+    'all: for &policy in &plan.policies {
+        for (at, &blocks) in capacities.iter().enumerate() {
+            if ended.is_some() {
+                break 'all;
+            }
+            let (report, interrupted) = replay(args, source, &survey, (policy, Some(blocks)), global)?;
+            ended = interrupted;
+            if ended.is_none() {
+                comparison.add(policy, (at, blocks), &simulation, &report);
+            }
+        }
+    }
+    comparison.interrupted = ended.is_some();
+    if args.json {
+        output::print_json(&comparison)?;
+    } else {
+        output::print(&comparison.table())?;
+    }
+    Ok(match ended {
+        _ if comparison.rows.iter().any(|row| row.verify_failures > 0) => Exit::Verification,
         Some(exit) => exit,
-        None if report.nodes_lost > 0 => Exit::Failed,
-        None => Exit::Ok,
+        None if comparison.agree => Exit::Ok,
+        None => Exit::Failed,
     })
 }
 
 /// Hit rates alone.
 fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
-    let policies = if args.policies.is_empty() { EvictionPolicy::ALL } else { &args.policies };
     let plan = simulate::Plan {
-        policies: policies.to_vec(),
+        policies: policies(args),
         capacities: args.capacity_tokens.clone(),
         quiet: global.quiet,
     };
@@ -240,14 +351,14 @@ fn simulated(args: &Args, source: &Source, global: Global) -> Outcome {
 }
 
 /// Bytes of the whole pool: what was asked for, or enough for the whole trace, if this machine has it.
-fn pool_bytes(args: &Args, distinct_blocks: Option<u64>) -> anyhow::Result<u64> {
+fn pool_bytes(args: &Args, capacity: Option<u64>, distinct_blocks: Option<u64>) -> anyhow::Result<u64> {
     /// Below this share eviction stays asleep, whichever node a block lands on.
     const FILL: f64 = 0.8;
     const ROOM_BLOCKS: u64 = 256;
     // What a block takes up: its trailer, too, in the allocator's grains.
     let block_bytes = stored_len(args.block_bytes.bytes());
     let block_bytes = block_bytes.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(block_bytes);
-    let blocks = match (args.capacity_blocks, distinct_blocks) {
+    let blocks = match (capacity, distinct_blocks) {
         (Some(blocks), _) => blocks,
         (None, Some(distinct)) => (distinct as f64 / FILL) as u64 + ROOM_BLOCKS * u64::from(args.nodes),
         (None, None) => {

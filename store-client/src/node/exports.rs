@@ -1,0 +1,79 @@
+//! The memory of a node, and its export: one at a time.
+//!
+//! A node that is mounted anew revokes its export and exports the same memory again, under another id and other keys. Nobody who
+//! knows the former export can touch the memory any more, so nothing is allocated, and clients that are idle and still map it
+//! cost nothing. What is in the memory stays.
+//!
+//! A client that was stopped in the middle of a copy over shared memory cannot be told from one that goes on in a moment. Memory
+//! that it may touch is *quarantined*: its pages are given back to the system, and other memory is exported in its place.
+
+use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
+
+use crate::config::NodeConfig;
+
+pub(super) struct Exports {
+    engine: TransferEngine,
+    name: String,
+    len: usize,
+    populate: bool,
+    now: Option<SharedRegion>,
+    /// Memory whose export was revoked, and that nobody touches.
+    idle: Option<SharedRegion>,
+}
+
+impl Exports {
+    pub(super) fn new(config: &NodeConfig, engine: TransferEngine) -> Self {
+        // `validate` has seen that it fits.
+        let len = usize::try_from(config.capacity_bytes).unwrap_or(usize::MAX);
+        let (name, populate) = (config.name.clone(), config.populate);
+        Self { engine, name, len, populate, now: None, idle: None }
+    }
+
+    /// Ends the export there is, if any: nobody reaches the memory by it any more.
+    ///
+    /// # Errors
+    /// The fabrics refuse, or transfers of our own go on: to be tried again.
+    pub(super) fn revoke(&mut self) -> Result<(), RegisterError> {
+        let Some(region) = self.now.take() else { return Ok(()) };
+        match self.engine.unregister(region.id()) {
+            Ok(()) | Err(RegisterError::NotFound) => {
+                self.idle = Some(region);
+                Ok(())
+            }
+            // No request of ours: a peer is stopped in the middle of something.
+            Err(RegisterError::Busy { requests: 0 }) => {
+                log::warn!(
+                    "node {}: a client that does not answer may be in the middle of a copy: its memory, {} bytes, is set \
+                     aside, and other memory is used",
+                    self.name,
+                    self.len
+                );
+                match self.engine.quarantine_shared(region.clone()) {
+                    Ok(()) => Ok(()),
+                    Err(error) => {
+                        self.now = Some(region);
+                        Err(error)
+                    }
+                }
+            }
+            Err(error) => {
+                self.now = Some(region);
+                Err(error)
+            }
+        }
+    }
+
+    /// Exports the memory, after [`revoke`](Self::revoke).
+    ///
+    /// # Errors
+    /// There is none, or the fabrics refuse it.
+    pub(super) fn export(&mut self) -> Result<SharedRegion, RegisterError> {
+        let region = match &self.idle {
+            Some(idle) => self.engine.reregister(idle, Access::all())?,
+            None => self.engine.alloc_shared_with(self.len, Access::all(), self.populate)?,
+        };
+        self.idle = None;
+        self.now = Some(region.clone());
+        Ok(region)
+    }
+}
