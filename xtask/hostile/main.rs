@@ -99,6 +99,22 @@ impl Turn {
         }
     }
 
+    /// Does something again and again, with a pause after each. What fails is counted and tried again: whoever is hung up on comes
+    /// back.
+    fn rounds(
+        &mut self,
+        pause: Duration,
+        failed: &'static str,
+        mut round: impl FnMut(&mut Self) -> Result<()>,
+    ) {
+        while self.goes_on() {
+            if round(self).is_err() {
+                self.count(failed, 1);
+            }
+            self.pause(pause);
+        }
+    }
+
     fn count(&mut self, name: &'static str, count: u64) {
         *self.counts.entry(name).or_default() += count;
     }

@@ -109,12 +109,7 @@ fn judge_child(turn: &mut Turn, child: Pid) -> Result<()> {
 
 /// Puts that cannot succeed: everywhere excluded, or longer than any segment. Each has to end with a reason.
 pub(crate) fn wishes(turn: &mut Turn, master: SocketAddr) -> Result<()> {
-    while turn.goes_on() {
-        if wish(turn, master).is_err() {
-            turn.count("wish_connections_lost", 1);
-        }
-        turn.pause(ROUND);
-    }
+    turn.rounds(ROUND, "wish_connections_lost", |turn| wish(turn, master));
     Ok(())
 }
 

@@ -20,13 +20,7 @@ const KEYS_MAX: u32 = 512;
 
 /// Beats, unmounts and mounts in others' names.
 pub(crate) fn thief(turn: &mut Turn, master: SocketAddr) -> Result<()> {
-    while turn.goes_on() {
-        // One that is hung up on comes again.
-        if steal(turn, master).is_err() {
-            turn.count("thief_connections_lost", 1);
-        }
-        turn.pause(ROUND);
-    }
+    turn.rounds(ROUND, "thief_connections_lost", |turn| Ok(steal(turn, master)?));
     Ok(())
 }
 
@@ -93,12 +87,7 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
 
 /// Ends and revokes puts that are others'.
 pub(crate) fn guess(turn: &mut Turn, master: SocketAddr) -> Result<()> {
-    while turn.goes_on() {
-        if guess_once(turn, master).is_err() {
-            turn.count("guess_connections_lost", 1);
-        }
-        turn.pause(ROUND);
-    }
+    turn.rounds(ROUND, "guess_connections_lost", |turn| Ok(guess_once(turn, master)?));
     Ok(())
 }
 

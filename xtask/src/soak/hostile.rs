@@ -6,15 +6,12 @@
 //! two differ by the attack alone.
 
 use super::process::{Role, Slot};
-use super::{Args, END_MAX, free_address};
-use crate::cmd::Cmd;
-use crate::host::Host;
+use super::{Args, END_MAX, build, free_address};
 use crate::stats;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,7 +67,7 @@ struct Quantiles {
 pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<Slot>, Attack)> {
     let binary = Arc::new(match &args.hostile_binary {
         Some(binary) => binary.clone(),
-        None => build()?,
+        None => build("-p xtask --features hostile --bin hostile", "hostile")?,
     });
     let slot = |role: Role, words: &[&str]| {
         Slot::new(role, Arc::clone(&binary), words.iter().map(|word| (*word).to_owned()).collect())
@@ -102,14 +99,6 @@ pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<S
         attacked: BTreeMap::new(),
     };
     Ok((slots, attack))
-}
-
-fn build() -> Result<PathBuf> {
-    let host = Host::probe()?;
-    let build = Cmd::new("cargo build --quiet --release -p xtask --features hostile --bin hostile");
-    eprintln!("$ {build}");
-    build.run(&host.root, None).context("xtask's program `hostile` does not build")?;
-    Ok(host.target_dir.join("release/hostile"))
 }
 
 impl Attack {

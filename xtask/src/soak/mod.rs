@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let interrupted = catch_interrupts()?;
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
-        None => build()?,
+        None => build("-p store-client --example soak", "examples/soak")?,
     };
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
@@ -106,12 +106,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.judge()
 }
 
-fn build() -> Result<PathBuf> {
+/// Builds what cargo is told to with `selection`; gives the program, which is at `path` below the directory of the profile.
+fn build(selection: &str, path: &str) -> Result<PathBuf> {
     let host = Host::probe()?;
-    let build = Cmd::new("cargo build --quiet --release -p store-client --example soak");
+    let build = Cmd::new(&format!("cargo build --quiet --release {selection}"));
     eprintln!("$ {build}");
-    build.run(&host.root, None).context("the example `soak` of store-client does not build")?;
-    Ok(host.target_dir.join("release/examples/soak"))
+    build.run(&host.root, None).with_context(|| format!("{path} does not build"))?;
+    Ok(host.target_dir.join("release").join(path))
 }
 
 /// Ctrl-C and SIGTERM are taken by a thread that only waits for them. Children are born without the block.
