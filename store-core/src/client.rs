@@ -104,16 +104,21 @@ impl TransferEnd {
     }
 }
 
-/// How often a call may be tried.
+/// How often, and for how long, something is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     /// Tries of a call. Default 3.
     pub rpc_tries_max: u8,
+    /// Places that a put asks for, one after the other, when segments cannot be written to. 1: the first must do. Default 3.
+    pub places_max: u8,
+    /// A segment that has not taken a byte for so long, milliseconds, and as much longer as a put's bytes take at 25 MB/s, is
+    /// given up for another place. Default 2,000.
+    pub place_ms_max: u32,
 }
 
 impl Default for ClientConfig {
     fn default() -> Self {
-        Self { rpc_tries_max: 3 }
+        Self { rpc_tries_max: 3, places_max: 3, place_ms_max: 2_000 }
     }
 }
 

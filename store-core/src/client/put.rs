@@ -13,6 +13,11 @@ use crate::message::{self, Allocation, Commit, NewObject, Operation, PutAsk, REP
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
 
+/// How fast a segment has to take bytes, or it is given up: 25 MB/s.
+const PLACE_BYTES_PER_MS_MIN: u64 = 25_000;
+/// Leads from the nonce of one put to that of the next. Odd, so that no two nonces become one.
+const NONCE_STEP: u32 = 0x9e37_79b1;
+
 /// One key to store.
 #[derive(Clone, Copy, Debug)]
 pub struct PutItem<'a> {
@@ -29,6 +34,10 @@ pub struct PutItem<'a> {
 /// An item is committed when *every* replica that was allocated has been written, and every write that lost sight of its
 /// bytes was fenced by the target; otherwise it is revoked. A revocation says whether the writer is quiet, that is whether
 /// the master may reuse the space at once. Writers stop when the window that the master gave is over.
+///
+/// An item whose bytes could not be moved, because a segment refused them or took none for
+/// [`place_ms_max`](ClientConfig::place_ms_max), asks for another place, where no segment is that has failed in this
+/// operation. It is a put of its own, with a generation and a window of its own, begun when the one before was revoked.
 ///
 /// `ObjectAlreadyExists` is how an item ends whose key is stored already; most callers take that for success.
 /// `RpcFail` or `RpcTimeout` after the writes: whether it was committed is not known; a get tells.
@@ -52,6 +61,14 @@ pub struct PutOp {
     writing: u32,
     fencing: u32,
     aborted: Option<ErrorCode>,
+    /// Places that were asked for before this one.
+    round: u8,
+    /// Segments that could not be written to; none of them is asked for again.
+    failed: Vec<SegmentNo>,
+    /// Segments that have taken bytes in this round.
+    answering: Vec<SegmentNo>,
+    /// When segments that have taken none are given up. None: as long as the window.
+    patience_end: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +84,8 @@ struct State {
     allocation: Option<Allocation>,
     /// Set once the item has failed; it will be revoked if it has an allocation.
     error: Option<ErrorCode>,
+    /// It failed because bytes could not be moved: another place may do.
+    misplaced: bool,
     result: Option<Result<u64, ErrorCode>>,
 }
 
@@ -131,10 +150,12 @@ impl PutOp {
                 loose: 0,
                 allocation: None,
                 error: None,
+                misplaced: false,
                 result: None,
             });
         }
-        (self.ask, self.start_tries) = (ask, 0);
+        (self.ask, self.start_tries, self.round) = (ask, 0, 0);
+        self.failed.clear();
         (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
         (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
         if !self.items.is_empty() {
@@ -172,25 +193,49 @@ impl PutOp {
         None
     }
 
-    /// When [`Self::handle_timeout`] is to be called: the end of the window, while something is written in it.
+    /// When [`Self::handle_timeout`] is to be called: the end of the window, or of the patience with segments that take no
+    /// bytes, while something is written.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        (self.phase == Phase::Write && self.aborted.is_none()).then_some(self.window_end)
+        let end = self.patience_end.map_or(self.window_end, |end| end.min(self.window_end));
+        (self.phase == Phase::Write && self.aborted.is_none()).then_some(end)
     }
 
-    /// The window is over: what is not written by now is given up.
+    /// The window is over: what is not written by now is given up. Or the patience is: what goes to a segment that has taken
+    /// nothing is cancelled, and another place is asked for.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.poll_timeout().is_some_and(|end| now >= end) {
-            self.abort(ErrorCode::TransferFail);
+        if self.poll_timeout().is_none_or(|end| now < end) {
+            return;
+        }
+        if now >= self.window_end {
+            return self.abort(ErrorCode::TransferFail);
+        }
+        self.patience_end = None;
+        for item in 0..self.items.len() {
+            let state = &mut self.items[item];
+            let silent = |replica: &usize| {
+                let segment = state.segment(*replica);
+                segment.is_some_and(|segment| !self.answering.contains(&segment))
+            };
+            let mut writing = (0..REPLICAS_MAX).filter(|replica| state.writing & (1 << replica) != 0);
+            let Some(first_silent) = writing.find(silent) else { continue };
+            state.misplace();
+            // One that fails is written nowhere; which others are silent is found in the next round, if they are asked for.
+            note(&mut self.failed, state.segment(first_silent));
+            let ids = (0..REPLICAS_MAX).filter(|replica| state.writing & (1 << replica) != 0);
+            self.todo.extend(ids.map(|replica| Todo::Cancel((item * REPLICAS_MAX + replica) as u32)));
         }
     }
 
     /// Gives up: writes are cancelled and, once they have ended, revoked. Items that are being committed run on.
     pub fn abort(&mut self, error: ErrorCode) {
-        if self.aborted.is_some() || !matches!(self.phase, Phase::Start | Phase::Write) {
+        if self.aborted.is_some() || self.phase == Phase::Done {
             return;
         }
         self.aborted = Some(error);
+        if !matches!(self.phase, Phase::Start | Phase::Write) {
+            return;
+        }
         self.todo.clear();
         self.queued = 0;
         if self.phase == Phase::Start && self.start_call.is_none() {
@@ -219,9 +264,9 @@ impl PutOp {
             self.end_call = Call::default();
             self.ended(frame);
         } else if self.revoke_call.id == id {
-            // Whatever it says: the space comes back, now or at the release timeout.
+            // Whatever it says: the space comes back, now or when the nodes say that nothing can land there.
             self.revoke_call = Call::default();
-            self.revoked();
+            self.revoked(frame);
         } else {
             return;
         }
@@ -256,7 +301,7 @@ impl PutOp {
                 self.todo.push_back(Todo::Revoke);
             } else {
                 self.revoke_call = Call::default();
-                self.revoked();
+                self.give_up_revoked();
             }
         }
         self.advance();
@@ -268,10 +313,13 @@ impl PutOp {
         let Some(state) = self.items.get_mut(item).filter(|state| state.writing & bit != 0) else { return };
         state.writing &= !bit;
         self.writing -= 1;
+        let segment = state.segment(id as usize % REPLICAS_MAX);
         if end.outcome == Outcome::Applied {
             state.written |= bit;
-        } else {
-            state.error.get_or_insert(ErrorCode::TransferFail);
+            note(&mut self.answering, segment);
+        } else if state.error.is_none() {
+            state.misplace();
+            note(&mut self.failed, segment);
         }
         if end.fence_needed || end.outcome == Outcome::Unknown {
             state.loose |= bit;
@@ -313,11 +361,10 @@ impl PutOp {
     }
 
     fn send_start(&mut self, now: Instant, request_id: u64, out: &mut Vec<u8>) -> Option<Action> {
-        let objects = self
-            .items
-            .iter()
-            .enumerate()
-            .map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
+        let count = self.items.iter().filter(|state| state.waits()).count();
+        let waiting = self.items.iter().enumerate().filter(|(_, state)| state.waits());
+        let objects = waiting.map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
+        let objects = Counted(objects, count);
         if let Err(error) = message::PutStart::encode_request(out, request_id, &self.ask, objects) {
             self.finish_all(too_much(error));
             return None;
@@ -331,8 +378,9 @@ impl PutOp {
     }
 
     fn started(&mut self, now: Instant, frame: &Frame<'_>) {
+        let waiting = self.items.iter().filter(|state| state.waits()).count();
         let (window, allocations) = match message::PutStart::decode_response(frame) {
-            Ok(answer) if answer.1.len() == self.items.len() => answer,
+            Ok(answer) if answer.1.len() == waiting => answer,
             Ok(_) => return self.finish_all(ErrorCode::InternalError),
             Err(error) => return self.finish_all(error),
         };
@@ -341,10 +389,13 @@ impl PutOp {
         // An answer that comes after the window must not lead to a single write.
         let late = (now >= self.window_end).then_some(ErrorCode::TransferFail);
         let refuse = self.aborted.or(late);
-        for (item, allocation) in allocations.enumerate() {
-            let state = &mut self.items[item];
+        self.answering.clear();
+        let mut bytes = 0u64;
+        let items = self.items.iter_mut().enumerate().filter(|(_, state)| state.waits());
+        for ((item, state), allocation) in items.zip(allocations) {
             match allocation {
                 Ok(allocation) => {
+                    bytes = bytes.saturating_add(state.len.saturating_mul(allocation.replicas.len() as u64));
                     state.allocation = Some(allocation);
                     state.error = refuse;
                     if refuse.is_none() {
@@ -354,9 +405,16 @@ impl PutOp {
                         self.todo.extend(ids.map(Todo::Write));
                     }
                 }
+                // Where else it might go does not matter to the caller: what it had could not be written to.
+                Err(error) if self.round > 0 && error.is_no_room() => {
+                    state.result = Some(Err(ErrorCode::TransferFail));
+                }
                 Err(error) => state.result = Some(Err(error)),
             }
         }
+        let patience = Duration::from_millis(self.config.place_ms_max.into())
+            + Duration::from_millis(bytes / PLACE_BYTES_PER_MS_MIN);
+        self.patience_end = (self.round + 1 < self.config.places_max).then_some(now + patience);
     }
 
     fn send_write(&mut self, now: Instant, id: u32) -> Option<Action> {
@@ -426,7 +484,7 @@ impl PutOp {
         });
         if message::PutRevoke::encode_request(out, request_id, &(), Counted(revocations, count)).is_err() {
             self.revoke_call = Call::default();
-            self.revoked();
+            self.give_up_revoked();
             return None;
         }
         self.revoke_call.id = Some(request_id);
@@ -434,10 +492,47 @@ impl PutOp {
         Some(Action::Call)
     }
 
-    fn revoked(&mut self) {
+    /// What was revoked has failed, or asks for another place.
+    fn revoked(&mut self, frame: &Frame<'_>) {
+        let again = self.round + 1 < self.config.places_max && self.aborted.is_none();
+        let Ok((_, mut results)) = message::PutRevoke::decode_response(frame) else {
+            return self.give_up_revoked();
+        };
         for state in self.items.iter_mut().filter(|state| state.revokes()) {
-            state.result = Some(Err(state.error.unwrap_or(ErrorCode::InternalError)));
+            // A put that the master does not know any more is out of the way, too.
+            let out_of_the_way =
+                results.next().is_some_and(|result| !matches!(result, Err(ErrorCode::InvalidWrite)));
+            if again && state.misplaced && out_of_the_way {
+                state.start_over();
+            } else {
+                state.fail();
+            }
         }
+    }
+
+    /// The master did not say whether it heard of it: the keys may be taken still.
+    fn give_up_revoked(&mut self) {
+        self.items.iter_mut().filter(|state| state.revokes()).for_each(State::fail);
+    }
+
+    /// Asks for places for what has none, where no segment is that has failed.
+    fn next_round(&mut self) {
+        self.round += 1;
+        // Those that failed last count: a put can name a few only.
+        let placement = &mut self.ask.options.placement;
+        for segment in self.failed.iter().rev() {
+            if !placement.excluded.contains(segment) && placement.excluded.push(*segment).is_err() {
+                break;
+            }
+        }
+        if self.ask.nonce != 0 {
+            // Another put, which must not be taken for the one before.
+            self.ask.nonce = self.ask.nonce.wrapping_mul(NONCE_STEP) | 1;
+        }
+        self.fences.clear();
+        self.start_tries = 0;
+        self.phase = Phase::Start;
+        self.todo.push_back(Todo::Start);
     }
 
     /// Whether every loose write of the item was fenced.
@@ -463,7 +558,10 @@ impl PutOp {
             self.phase = Phase::Finish;
             for item in 0..self.items.len() {
                 if !self.is_quiet(&self.items[item]) {
-                    self.items[item].error.get_or_insert(ErrorCode::TransferFail);
+                    let loose = self.items[item].loose_segments();
+                    let unfenced = loose.filter(|segment| !self.fences.contains(&(*segment, Fence::Held)));
+                    unfenced.for_each(|segment| note(&mut self.failed, Some(segment)));
+                    self.items[item].misplace();
                 }
             }
             if self.items.iter().any(State::commits) {
@@ -476,7 +574,11 @@ impl PutOp {
             }
         }
         if self.phase == Phase::Finish && !self.end_call.wanted && !self.revoke_call.wanted {
-            self.phase = Phase::Done;
+            if self.items.iter().any(State::waits) {
+                self.next_round();
+            } else {
+                self.phase = Phase::Done;
+            }
         }
     }
 
@@ -494,6 +596,32 @@ impl State {
         u32::from(self.written).count_ones() as usize == allocation.replicas.len()
     }
 
+    /// It has no place yet.
+    fn waits(&self) -> bool {
+        self.result.is_none() && self.allocation.is_none()
+    }
+
+    /// Its bytes could not be moved to where they should go.
+    fn misplace(&mut self) {
+        if self.error.is_none() {
+            (self.error, self.misplaced) = (Some(ErrorCode::TransferFail), true);
+        }
+    }
+
+    fn fail(&mut self) {
+        self.result = Some(Err(self.error.unwrap_or(ErrorCode::InternalError)));
+    }
+
+    /// As if nothing had been tried.
+    fn start_over(&mut self) {
+        (self.writing, self.written, self.loose) = (0, 0, 0);
+        (self.allocation, self.error, self.misplaced) = (None, None, false);
+    }
+
+    fn segment(&self, replica: usize) -> Option<SegmentNo> {
+        self.allocation.as_ref()?.replicas.get(replica).map(|replica| replica.segment)
+    }
+
     fn commits(&self) -> bool {
         self.result.is_none() && self.error.is_none() && self.allocation.is_some()
     }
@@ -507,6 +635,13 @@ impl State {
         (0..replicas.len())
             .filter(|replica| self.loose & (1 << replica) != 0)
             .map(move |replica| replicas[replica].segment)
+    }
+}
+
+/// Notes a segment, once.
+fn note(list: &mut Vec<SegmentNo>, segment: Option<SegmentNo>) {
+    if let Some(segment) = segment.filter(|segment| !list.contains(segment)) {
+        list.push(segment);
     }
 }
 
