@@ -24,7 +24,7 @@ use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
-use crate::placement::Ask;
+use crate::placement::{Ask, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
 use crate::wire::KEYS_PER_BATCH_MAX;
@@ -151,12 +151,9 @@ impl Master {
     /// order have the time of a lease, from when they asked.
     ///
     /// # Errors
-    /// `ClientNotFound` when the node is not known under this incarnation.
+    /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
     pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
-        let known = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
-        if !known {
-            return Err(ErrorCode::ClientNotFound);
-        }
+        self.check_life(ask)?;
         let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
         let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
         while ids.len() < most {
@@ -204,7 +201,7 @@ impl Master {
             _ => {
                 // Given up meanwhile: its space comes back now.
                 if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
-                    self.limbo.release_zombie(&mut self.segments, tenant, end.attempt);
+                    self.release_writer(tenant, end.attempt);
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
@@ -332,7 +329,7 @@ impl Master {
     ) {
         let replicas = Placements::new(&[placed]);
         let removed = Removed { tenant, len, generation: name, complete: true, replicas };
-        self.limbo.hold(&mut self.segments, removed, until, reason);
+        self.limbo.hold(&mut self.segments, removed, until, reason, 0);
     }
 
     /// Whether the entry still holds this object, readable.
@@ -383,13 +380,13 @@ impl Master {
             return Err(ErrorCode::KeysUltraLimit);
         }
         let (placement, near) = (&Placement::ANY, Short::of(0));
-        let mut ask = Ask { now, len, tag: HELD, placement, near, at_any_price: false };
+        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
             placed = self.segments.place(&ask, &others);
         }
         // Whoever names a segment means it; and a new node takes its time, unless there is no other.
-        ask.at_any_price = true;
+        ask.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
         if placed.is_none() {
             placed = match wish.target {
                 Some(target) if self.segments.get(target).is_none() => {
@@ -473,7 +470,7 @@ impl Master {
             self.segments.free(&placed);
         } else {
             let until = now + millis(self.config.put_start_release_timeout_ms);
-            self.hold_apart(tenant, attempt, placed, len, until, Reason::Zombie);
+            self.hold_apart(tenant, attempt, placed, len, until, Reason::Copy);
         }
     }
 

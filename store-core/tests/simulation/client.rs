@@ -205,7 +205,8 @@ impl Client {
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
-            self.put.start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options, writer: 0 });
+            self.put
+                .start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options, writer: 0 });
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use store_core::message::{Greeting, Hello, Operation};
 use store_core::wire::VERSION;
-use store_core::{Frame, Key, Master, MasterConfig, SegmentNo, Session};
+use store_core::{Frame, Master, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
@@ -333,7 +333,7 @@ impl Core {
     fn greet(&mut self, from: Party) -> Session {
         // Nodes are nobody's.
         let tenant = if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] };
-        let greeting = Greeting { version: VERSION, tenant, secret: Key(b""), admin: Key(b"") };
+        let greeting = Greeting { version: VERSION, tenant, ..Greeting::default() };
         let (mut hello, mut out) = (Vec::new(), Vec::new());
         Hello::encode_request(&mut hello, 0, &greeting, core::iter::empty()).unwrap();
         let mut session = Session::default();

@@ -148,9 +148,16 @@ impl Node {
         }
         if kind == Some(Kind::Mount) {
             let answer = Mount::decode_response(&frame);
-            self.mounted = answer.as_ref().ok().map(|(mounted, _)| mounted.segment);
+            self.mounted = answer
+                .as_ref()
+                .ok()
+                .and_then(|(answer, _)| answer.mounted().ok())
+                .map(|mounted| mounted.segment);
             core.report.remounts += u64::from(self.mounted.is_some());
-            if answer.is_err_and(|error| error == ErrorCode::IllegalClient) {
+            if answer
+                .and_then(|(answer, _)| answer.mounted())
+                .is_err_and(|error| error == ErrorCode::IllegalClient)
+            {
                 self.leave();
             }
             return Ok(());
