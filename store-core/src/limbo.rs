@@ -134,7 +134,9 @@ impl Limbo {
             let mut gone = crate::codec::Short::new();
             let there = held.replicas.as_slice().iter().filter(|placed| on(segments, placed.segment));
             // There are no more than fit.
-            there.for_each(|placed| drop(gone.push(*placed)));
+            for placed in there {
+                let _ = gone.push(*placed);
+            }
             gone
         };
         for placed in gone.iter() {

@@ -7,7 +7,8 @@ use store_core::blocks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
     CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
-    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, TaskQuery, TaskState,
+    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
+    TaskState,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
@@ -205,8 +206,15 @@ impl Client {
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
-            self.put
-                .start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options, writer: 0 });
+            core.engines.insert(self.transport.identity(), (self.index, self.life));
+            self.put.start(
+                items,
+                PutAsk {
+                    nonce: 1 + rng.below(u32::MAX.into()) as u32,
+                    options,
+                    writer: self.transport.identity(),
+                },
+            );
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {
@@ -264,6 +272,7 @@ impl Client {
         match self.running {
             Running::Get if self.get.is_done() => {
                 self.judge_get(core)?;
+                self.return_leases(core);
                 if self.get.mismatches() > 0 {
                     self.report_bad(core);
                     return Ok(false);
@@ -274,6 +283,16 @@ impl Client {
         }
         self.running = Running::Nothing;
         Ok(true)
+    }
+
+    /// It reads no more under them.
+    fn return_leases(&mut self, core: &mut Core) {
+        let Some(range) = self.get.leases() else { return };
+        core.shadow.returned((self.index, self.life), range.first, range.count);
+        let id = self.next_id();
+        let mut out = Vec::new();
+        ReturnLeases::encode_request(&mut out, id, &(), core::iter::once(range)).unwrap();
+        core.send(Party::Client(self.index), self.life, out);
     }
 
     /// A frame from the master.
@@ -305,7 +324,7 @@ impl Client {
                 let result = Remove::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
                 let answer = match result {
                     Some(Ok(())) => Answer::Done,
-                    Some(Err(ErrorCode::ObjectNotFound)) => Answer::NotFound,
+                    Some(Err(ErrorCode::KeyNotFound)) => Answer::NotFound,
                     Some(Err(ErrorCode::ObjectHasLease)) => Answer::Found,
                     Some(Err(ErrorCode::ReplicaIsNotReady)) => Answer::NotReady,
                     _ => Answer::Failed,

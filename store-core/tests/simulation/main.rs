@@ -107,7 +107,13 @@ fn storm(test: &str, quarter: u64) {
         sum.jumps,
     ];
     assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
-    let master = [sum.stats.zombies_total, sum.stats.evictions_total, sum.stats.nodes_expired_total];
+    let master = [
+        sum.expelled,
+        sum.stats.leases_returned_total,
+        sum.stats.zombies_total,
+        sum.stats.evictions_total,
+        sum.stats.nodes_expired_total,
+    ];
     assert!(master.iter().all(|count| *count > 100), "{sum:?}");
     let eviction = sum.eviction;
     let kept = [
@@ -230,6 +236,12 @@ fn without_the_readers_look_at_its_lease_and_checksums_wrong_bytes_are_read() {
 #[test]
 fn without_fences_ranges_are_given_out_under_a_writer() {
     let found = first_violation(60, &Scenario { lies: Lies::FENCE, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::GivenWhileWritten(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_node_says_that_it_cut_a_writer_off_and_has_not_ranges_are_given_out_under_it() {
+    let found = first_violation(60, &Scenario { lies: Lies::EXPEL, ..Scenario::stormy() });
     assert!(matches!(found, Some(Violation::GivenWhileWritten(_))), "{found:?}");
 }
 
