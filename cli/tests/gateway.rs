@@ -352,14 +352,16 @@ fn a_body_that_ends_early_or_never_comes_stores_nothing() {
 
 #[test]
 fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
-    let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "1MiB"]);
-    // One that announces much and sends nothing holds all of it.
+    let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "2MiB"]);
+    // One that sends nearly all of it holds nearly all that there is for what comes.
     let mut hog = gateway.connect();
     hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
         .unwrap();
+    hog.write_all(&pattern(1_000_000)).unwrap();
+    let value = pattern(100_000);
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let answer = gateway.put("/v1/objects/k", b"x");
+        let answer = gateway.put("/v1/objects/k", &value);
         if answer.status == 503 {
             answer.refused(503, "--buffered-bytes");
             assert_eq!(answer.header("retry-after"), Some("1"));
@@ -369,9 +371,62 @@ fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
     }
     drop(hog);
     let deadline = Instant::now() + PATIENCE;
-    while gateway.put("/v1/objects/later", b"x").status == 503 {
+    while gateway.put("/v1/objects/later", &value).status == 503 {
         assert!(Instant::now() < deadline, "the room does not come back");
     }
+}
+
+#[test]
+fn uploads_that_announce_much_and_send_little_keep_nobody_out() {
+    let gateway = Gateway::start(&[]);
+    assert_eq!(gateway.put("/v1/objects/there", b"hello").status, 201);
+    let slow: Vec<_> = (0..8)
+        .map(|index| {
+            let mut stream = gateway.connect();
+            let head = format!("PUT /v1/objects/slow{index} HTTP/1.1\r\nHost: localhost\r\n");
+            stream.write_all(format!("{head}Content-Length: {}\r\n\r\nx", 256 << 20).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // They have arrived when they are counted: with the one that asks.
+    let deadline = Instant::now() + PATIENCE;
+    while !String::from_utf8_lossy(&gateway.get("/metrics").body).contains("requests_in_flight 9") {
+        assert!(Instant::now() < deadline, "they never arrive");
+    }
+    for turn in 0..10 {
+        assert_eq!(gateway.put(&format!("/v1/objects/k{turn}"), &pattern(100_000)).status, 201);
+        assert_eq!(gateway.get("/v1/objects/there").body, b"hello");
+    }
+    drop(slow);
+}
+
+#[test]
+fn uploads_that_fill_their_share_keep_nobody_from_reading() {
+    let gateway = Gateway::start(&["--body-bytes-max", "1MiB", "--buffered-bytes", "2MiB"]);
+    let value = pattern(1 << 20);
+    assert_eq!(gateway.put("/v1/objects/there", &value).status, 201);
+    let mut hog = gateway.connect();
+    hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
+        .unwrap();
+    hog.write_all(&value[1..]).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while gateway.put("/v1/objects/k", &value[..100_000]).status != 503 {
+        assert!(Instant::now() < deadline, "there is room for ever");
+    }
+    assert_eq!(gateway.get("/v1/objects/there").body, value);
+}
+
+#[test]
+fn an_upload_that_comes_to_a_halt_is_ended() {
+    let gateway = Gateway::start(&["--stall-ms-max", "300"]);
+    let mut stream = gateway.connect();
+    stream
+        .write_all(
+            b"PUT /v1/objects/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9999999\r\n\r\nx",
+        )
+        .unwrap();
+    // Long before all of it may have taken its time, and whatever trickles in.
+    read_answer(&mut stream, false).refused(408, "faster");
 }
 
 #[test]
@@ -380,7 +435,7 @@ fn an_answer_that_nobody_takes_gives_its_memory_back() {
         "--body-bytes-max",
         "10MiB",
         "--buffered-bytes",
-        "10MiB",
+        "20MiB",
         "--stall-ms-max",
         "300",
         "--connections-max",
@@ -448,10 +503,11 @@ fn it_says_how_it_is_and_describes_itself() {
 
 #[test]
 fn without_a_master_it_does_not_start_and_without_nodes_it_is_not_ready() {
-    let away = run(&["gateway", "--listen", "127.0.0.1:0", "--master", "127.0.0.1:1"]);
+    // One that is only just starting is waited for; a host that does not exist will not start.
+    let away = run(&["gateway", "--listen", "127.0.0.1:0", "--master", "no-such-host.invalid:1"]);
     assert_exit(&away, 1);
-    assert!(stderr(&away).contains("snowskin master"), "{}", stderr(&away));
-    let nonsense = run(&["gateway", "--buffered-bytes", "1MiB", "--body-bytes-max", "2MiB"]);
+    assert!(stderr(&away).contains("no-such-host.invalid"), "{}", stderr(&away));
+    let nonsense = run(&["gateway", "--buffered-bytes", "3MiB", "--body-bytes-max", "2MiB"]);
     assert_exit(&nonsense, 2);
 
     let mut gateway = Gateway::start(&[]);

@@ -208,6 +208,10 @@ impl AsyncClient {
 
     /// Takes no more operations, of no handle, does those that wait, and ends the thread. Blocks until then.
     pub fn stop(self) {
+        if self.handle.queue.is_forked() {
+            // The thread is the parent's.
+            return;
+        }
         self.handle.queue.close();
         let thread = self.handle.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // One that panicked has told everybody who waited.
@@ -221,6 +225,11 @@ impl AsyncClient {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.queue.is_forked() {
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(thread.take());
+            return;
+        }
         self.queue.close();
     }
 }

@@ -52,7 +52,15 @@ pub enum RpcError {
     },
     /// The master refused.
     Refused(ErrorCode),
+    /// This process is a fork of the one that connected.
+    Forked,
 }
+
+/// What a child hears that goes on using what its parent made.
+pub(crate) const FORKED: &str = "this process was forked: connect anew in the child";
+
+/// The code of it, where there is room for a code alone.
+pub(crate) const FORKED_CODE: ErrorCode = ErrorCode::UnavailableInCurrentStatus;
 
 /// Why an operation on an object did not succeed. A miss is not an error.
 #[derive(Debug)]
@@ -66,6 +74,10 @@ pub enum StoreError {
     Memory(RegisterError),
     /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
     Stopped,
+    /// This process is a fork of the one that connected. What was under way is the parent's.
+    Forked,
+    /// Nodes cut this client off: it was stopped for longer than they wait, and its space is somebody else's by now.
+    Expelled,
 }
 
 /// Why a client or a node did not start.
@@ -81,6 +93,8 @@ pub enum ConnectError {
     },
     /// The master could not be reached.
     Rpc(RpcError),
+    /// This process is a fork of the one that started the node.
+    Forked,
     /// Another node that lives has the name.
     Held {
         /// Which.
@@ -108,6 +122,7 @@ impl RpcError {
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Version { .. } => ErrorCode::InvalidVersion,
             Self::Wire(error) => error.code(),
+            Self::Forked => FORKED_CODE,
             Self::Address { .. } | Self::Connect { .. } | Self::Lost { .. } | Self::Disconnected => {
                 ErrorCode::RpcFail
             }
@@ -150,7 +165,8 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Memory(_) => ErrorCode::InvalidParams,
-            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
+            Self::Forked => FORKED_CODE,
+            Self::Stopped | Self::Expelled => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -184,6 +200,7 @@ impl fmt::Display for RpcError {
                 tenant.escape_debug()
             ),
             Self::Refused(code) => code.fmt(f),
+            Self::Forked => f.write_str(FORKED),
         }
     }
 }
@@ -206,6 +223,11 @@ impl fmt::Display for StoreError {
             Self::Rpc(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
+            Self::Forked => f.write_str(FORKED),
+            Self::Expelled => f.write_str(
+                "nodes cut this client off, because it was stopped for longer than they wait: connect a new one, and \
+                 register its memory there",
+            ),
         }
     }
 }
@@ -216,7 +238,7 @@ impl StdError for StoreError {
             Self::Refused(code) => Some(code),
             Self::Rpc(error) => Some(error),
             Self::Memory(error) => Some(error),
-            Self::Stopped => None,
+            Self::Stopped | Self::Forked | Self::Expelled => None,
         }
     }
 }
@@ -231,6 +253,7 @@ impl From<RpcError> for StoreError {
     fn from(error: RpcError) -> Self {
         match error {
             RpcError::Refused(code) => Self::Refused(code),
+            RpcError::Forked => Self::Forked,
             error => Self::Rpc(error),
         }
     }
@@ -238,7 +261,10 @@ impl From<RpcError> for StoreError {
 
 impl From<RegisterError> for StoreError {
     fn from(error: RegisterError) -> Self {
-        Self::Memory(error)
+        match error {
+            RegisterError::Forked => Self::Forked,
+            error => Self::Memory(error),
+        }
     }
 }
 
@@ -247,6 +273,7 @@ impl fmt::Display for ConnectError {
         match self {
             Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
             Self::Rpc(error) => error.fmt(f),
+            Self::Forked => f.write_str(FORKED),
             Self::Held { name, endpoint, silent_ms } => write!(
                 f,
                 "the name `{}` is held by the node at {}, which the master heard of {silent_ms} ms ago: stop that node, \
@@ -264,7 +291,7 @@ impl fmt::Display for ConnectError {
 impl StdError for ConnectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Config { .. } | Self::Held { .. } => None,
+            Self::Config { .. } | Self::Held { .. } | Self::Forked => None,
             Self::Rpc(error) => Some(error),
             Self::Engine(error) => Some(error),
             Self::Memory(error) => Some(error),
@@ -275,7 +302,10 @@ impl StdError for ConnectError {
 
 impl From<RpcError> for ConnectError {
     fn from(error: RpcError) -> Self {
-        Self::Rpc(error)
+        match error {
+            RpcError::Forked => Self::Forked,
+            error => Self::Rpc(error),
+        }
     }
 }
 

@@ -74,6 +74,10 @@ impl Memory {
         self.regions.remove(&region)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
     /// Whether the region is known and lies there.
     pub(crate) fn is_at(&self, region: RegionId, span: MemSpan) -> bool {
         self.regions.get(&region).is_some_and(|held| held.span() == span)

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use store_core::message::{DrainInfo, DrainStatus, OrderSegments, SegmentOrder, SegmentState};
 use store_core::{ErrorCode, Items, SegmentNo};
+use te_engine::fork::Mark;
 use te_engine::{SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
@@ -41,6 +42,7 @@ pub struct Node {
     shared: Arc<Shared>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    mark: Mark,
 }
 
 /// What a node has seen since it started.
@@ -128,6 +130,7 @@ impl Node {
             shared,
             stop: Some(stop),
             thread: Some(thread),
+            mark: Mark::new(),
         })
     }
 
@@ -137,9 +140,12 @@ impl Node {
         &self.endpoint
     }
 
-    /// What it has seen.
+    /// What it has seen. In a fork of the process that started it, nothing.
     #[must_use]
     pub fn status(&self) -> NodeStatusReport {
+        if self.mark.is_forked() {
+            return NodeStatusReport::default();
+        }
         let segment = self.shared.segment.load(Ordering::Relaxed);
         NodeStatusReport {
             segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
@@ -163,6 +169,9 @@ impl Node {
     /// The memory that is mounted now: for tests that corrupt it, and for the curious.
     #[must_use]
     pub fn region(&self) -> Option<SharedRegion> {
+        if self.mark.is_forked() {
+            return None;
+        }
         self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -170,7 +179,7 @@ impl Node {
     /// moved elsewhere before; how that went is logged.
     pub fn stop(mut self) {
         let timeout = Duration::from_millis(self.config.drain_on_stop_ms.into());
-        if timeout.is_zero() {
+        if timeout.is_zero() || self.mark.is_forked() {
             return self.join();
         }
         let name = self.config.name.clone();
@@ -226,6 +235,9 @@ impl Node {
         deadline: Instant,
         mut watch: impl FnMut(&DrainInfo) -> ControlFlow<()>,
     ) -> Result<DrainInfo, ConnectError> {
+        if self.mark.is_forked() {
+            return Err(ConnectError::Forked);
+        }
         let config = &self.config;
         let mut rpc = None;
         let mut ordered = None;
@@ -285,6 +297,11 @@ impl Node {
     }
 
     fn join(&mut self) {
+        if self.mark.is_forked() {
+            // The thread, and whatever it holds a lock of, is the parent's.
+            std::mem::forget((self.stop.take(), self.thread.take()));
+            return;
+        }
         // Hanging up is the sign.
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -25,6 +25,7 @@ use store_core::{
     CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Role, Secret, Trace, WireError, prove,
 };
 use te_engine::Spin;
+use te_engine::fork::Mark;
 
 pub use address::Address;
 
@@ -109,6 +110,7 @@ pub struct RpcConnection {
     spin: Spin,
     /// Leases of this connection that nobody needs any more: given back in front of the next request.
     returns: Vec<LeaseRange>,
+    mark: Mark,
 }
 
 /// What has arrived and is not yet consumed.
@@ -156,6 +158,7 @@ impl RpcConnection {
             backoff: BACKOFF_MIN,
             spin: Spin::new(Duration::from_micros(config.spin_us.into())),
             returns: Vec::new(),
+            mark: Mark::new(),
         };
         this.dial()?;
         Ok(this)
@@ -277,6 +280,7 @@ impl RpcConnection {
         if self.written == self.out.len() {
             return Ok(());
         }
+        self.check_process()?;
         let deadline = self.call_deadline();
         let stream = self.stream.as_mut().ok_or(RpcError::Disconnected)?;
         while self.written < self.out.len() {
@@ -353,7 +357,10 @@ impl RpcConnection {
                 }
                 // Waiting changes nothing about these.
                 Err(
-                    error @ (RpcError::Version { .. } | RpcError::Address { .. } | RpcError::Tenant { .. }),
+                    error @ (RpcError::Version { .. }
+                    | RpcError::Address { .. }
+                    | RpcError::Tenant { .. }
+                    | RpcError::Forked),
                 ) => return Err(error),
                 Err(error) => {
                     if Instant::now() + self.backoff >= deadline {
@@ -397,7 +404,14 @@ impl RpcConnection {
         (self.input.start, self.input.end) = (0, 0);
     }
 
+    /// What a child would say on the connection, its parent would have said; and whatever came back first would be taken for the
+    /// answer to the other's question.
+    fn check_process(&self) -> Result<(), RpcError> {
+        if self.mark.is_forked() { Err(RpcError::Forked) } else { Ok(()) }
+    }
+
     fn dial(&mut self) -> Result<(), RpcError> {
+        self.check_process()?;
         self.disconnect();
         let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max.into());
         self.stream = Some(Stream::connect(&self.address, deadline)?);
@@ -503,6 +517,7 @@ impl RpcConnection {
 
     /// Reads what is there. Whether anything was.
     fn fill_once(&mut self) -> Result<bool, RpcError> {
+        self.check_process()?;
         let stream = self.stream.as_mut().ok_or(RpcError::Disconnected)?;
         let room = self.input.room(READ_BYTES);
         match stream.read_some(room) {

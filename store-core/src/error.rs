@@ -84,6 +84,9 @@ error_codes! {
     IllegalClient = -601, "ILLEGAL_CLIENT", "this incarnation of the node is over: export its memory afresh and mount with a newer one";
     /// The node's clock is far ahead of the master's. Ours, as the next two.
     IncarnationTooHigh = -602, "INCARNATION_TOO_HIGH", "the incarnation is more than an hour above the master's clock: set the clocks of the node and of the master";
+    /// The text is no regular expression that can be searched for: it does not parse, compiles to too much, or was found too
+    /// costly to search with. Not one of Mooncake's numbers.
+    InvalidPattern = -605, "INVALID_PATTERN", "the pattern is empty, is no regular expression (without look-around, back-references and Unicode classes), or would take too long to search with: choose a simpler one, anchored with ^ if possible";
     /// More segments or nodes than there may be.
     TooManySegments = -603, "TOO_MANY_SEGMENTS", "as many segments or nodes are mounted as may be: raise segments_max or nodes_max";
     /// More connections than there may be.

@@ -39,18 +39,18 @@ use crate::eviction::Place;
 use crate::handle::handle_of;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, EvictionReport, ListQuery, Listed, Object, Pin, PutAsk, PutOptions, Replica, Replicas,
-    SegmentInfo, TaskReport,
+    Allocation, EvictionReport, Listed, Object, Pin, PutAsk, PutOptions, Replica, Replicas, SegmentInfo,
+    TaskReport,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements, State};
+use crate::objects::{Entry, New, Objects, Placements};
 use crate::pattern::Pattern;
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
-use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::writers::Writers;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
+pub(crate) use queries::PAGE_ITEMS_MAX;
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
 
@@ -67,8 +67,6 @@ const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// the same again after six days.
 const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
 const EPOCHS: u32 = 1 << 19;
-/// Entries that one call of [`Master::list_of`] looks at.
-const LIST_SCAN_MAX: u32 = 16_384;
 
 /// The master of one store. One owner, no locks.
 ///
@@ -416,37 +414,6 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
         self.remove_at(now, index, force)
-    }
-
-    /// Calls `each` for a page of a tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to
-    /// stop early. Objects that come or go between pages may be seen or not; those that stay are seen once.
-    pub fn list_of<'a>(
-        &'a self,
-        now: Instant,
-        tenant: TenantNo,
-        query: &ListQuery<'_>,
-        mut each: impl FnMut(Listed<'a>) -> bool,
-    ) -> u64 {
-        // A cursor is the next slot plus one, because 0 means the beginning, and the end.
-        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
-        let start = u32::try_from(query.cursor.saturating_sub(1)).unwrap_or(u32::MAX);
-        let slots = self.objects.slots();
-        let end = slots.min(start.saturating_add(LIST_SCAN_MAX));
-        let mut listed = 0;
-        for index in start..end {
-            let entry = self.objects.entry(index);
-            if entry.state == State::Vacant
-                || entry.tenant != tenant
-                || !entry.key.as_slice().starts_with(query.prefix.0)
-            {
-                continue;
-            }
-            if listed == limit || !each(listing(entry, now)) {
-                return u64::from(index) + 1;
-            }
-            listed += 1;
-        }
-        if end < slots { u64::from(end) + 1 } else { 0 }
     }
 
     /// Does what is due: gives silent nodes up, gives space back, evicts. Call when [`Self::poll_timeout`] has passed;

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use crate::master::Rights;
+use crate::master::{PAGE_ITEMS_MAX, Rights};
 use crate::message::{
     self, Answer, Kind, Lease, ListPosition, MountAnswer, NodeStatus, Operation, PutWindow, Welcome,
     encode_failure,
@@ -237,7 +237,7 @@ impl Master {
             }
             Kind::ExplainEviction => {
                 let (limit, _) = message::ExplainEviction::decode_request(body).map_err(WireError::code)?;
-                let limit = (limit as usize).min(KEYS_PER_BATCH_MAX);
+                let limit = (limit.min(PAGE_ITEMS_MAX)) as usize;
                 let mut next = Page::default();
                 self.next_victims(now, tenant, |victim| {
                     next.items.len() < limit && next.push(victim, victim.key)

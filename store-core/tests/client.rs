@@ -207,7 +207,7 @@ fn an_object_longer_than_the_buffer_is_not_read() {
 
 #[test]
 fn a_lost_get_is_asked_again_under_a_new_lease_and_answers_to_the_first_are_ignored() {
-    let mut get = GetOp::new(ClientConfig { rpc_tries_max: 2 });
+    let mut get = GetOp::new(ClientConfig { rpc_tries_max: 2, ..ClientConfig::default() });
     get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[]);
     let mut out = Vec::new();
     assert_eq!(get.poll(at(0), 1, &mut out), Some(Action::Call));

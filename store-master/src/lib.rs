@@ -37,15 +37,27 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod answering;
+mod clock;
 mod config;
 mod connection;
 mod epoch;
 mod error;
+mod floor;
+mod hosts;
 mod http;
+mod http_places;
 mod http_server;
 mod metadata;
 mod metrics;
+mod places;
+mod proofs;
+mod pulse;
+mod roll;
+mod seldom;
 mod server;
+mod service;
+mod turns;
 
 pub use config::{Config, HttpLimits, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};

@@ -71,7 +71,9 @@ impl ErrorKind {
 }
 
 /// A portable kind and the raw number behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// `{:?}` gives the kind and the sentence: it is what a `main` that ends with an error prints.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Error {
     /// What to decide on.
     pub kind: ErrorKind,
@@ -134,4 +136,26 @@ impl fmt::Display for Error {
     }
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.kind)
+    }
+}
+
 impl core::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+
+    #[test]
+    fn an_error_that_main_returns_is_a_sentence() {
+        let error = Error::with_code(ErrorKind::PeerDead, 111);
+        assert_eq!(
+            format!("{error:?}"),
+            "PeerDead: the peer is gone: check that its process runs and is reachable (code 111)"
+        );
+        assert_eq!(format!("{:?}", Error::new(ErrorKind::Full)), "Full: full: poll, then try again");
+    }
+}

@@ -22,8 +22,13 @@ pub struct Config {
     /// The host under which peers reach `listen` (a name or an address). Without it, the address that is bound; needed
     /// when that is `0.0.0.0` or `[::]`.
     pub advertise_host: Option<String>,
-    /// Which fabrics to use.
+    /// Which fabrics to use. One that does not start is left out with a warning, unless it was asked for: by
+    /// [`fabrics_required`](Self::fabrics_required), by its port, or by the names of its devices.
     pub fabrics: Fabrics,
+    /// Of those, the ones that must start. One that does not, or that this build lacks, keeps the engine from starting. Set by code,
+    /// for a caller who knows that somebody has named them: it is no part of a configuration file.
+    #[serde(skip)]
+    pub fabrics_required: Fabrics,
     /// Where to learn which NICs are near which memory. Counts for fabrics with several NICs.
     pub topology: TopologySource,
     /// Length at which requests are cut, bytes. Rounded up to what the nearest rail prefers when it is the only usable one.
@@ -132,7 +137,8 @@ pub struct MetadataConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TcpConfig {
-    /// Port of the data listener; 0 picks one. The address is that of the control port.
+    /// Port of the data listener; 0 picks one. The address is that of the control port. A port that is named and cannot be had keeps
+    /// the engine from starting.
     pub port: u16,
     /// Connections to each peer; 1 to 16.
     pub lanes: u8,
@@ -156,7 +162,7 @@ pub struct TcpConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct RdmaConfig {
     /// Devices to use, by the kernel's names: `mlx5_0` for each of its active ports, `mlx5_0:1` for one port. Empty: every active
-    /// port of the host.
+    /// port of the host. One that is named and does not open keeps the engine from starting.
     pub devices: Vec<String>,
     /// Port of the first rail's side channel; each further rail takes the next one. 0 picks them. The address is that of the
     /// control port.
@@ -265,6 +271,7 @@ impl Default for Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise_host: None,
             fabrics: Fabrics::default(),
+            fabrics_required: Fabrics::NONE,
             topology: TopologySource::default(),
             slice_bytes: 64 << 10,
             batches_max: 1024,
@@ -281,6 +288,19 @@ impl Default for Config {
             metadata: MetadataConfig::default(),
             tcp: TcpConfig::default(),
             rdma: RdmaConfig::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The fabrics of those that are on that must start.
+    pub(crate) fn required(&self) -> Fabrics {
+        let (on, named) = (self.fabrics, self.fabrics_required);
+        Fabrics {
+            local: on.local && named.local,
+            shm: on.shm && named.shm,
+            rdma: on.rdma && (named.rdma || self.rdma.port != 0 || !self.rdma.devices.is_empty()),
+            tcp: on.tcp && (named.tcp || self.tcp.port != 0),
         }
     }
 }

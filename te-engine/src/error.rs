@@ -279,16 +279,8 @@ impl fmt::Display for StartError {
     }
 }
 
-impl StdError for StartError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Config { .. } => None,
-            Self::Listen { source, .. } | Self::System(source) => Some(source),
-            Self::Fabric { source, .. } => Some(source.as_ref()),
-            Self::Topology(source) => Some(source),
-        }
-    }
-}
+/// Each sentence says its cause: told as a source as well, it would be read twice in a chain. So it is for the others here.
+impl StdError for StartError {}
 
 impl fmt::Display for ExpelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -306,11 +298,7 @@ impl fmt::Display for ExpelError {
     }
 }
 
-impl StdError for ExpelError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        if let Self::Rails(error) = self { Some(error) } else { None }
-    }
-}
+impl StdError for ExpelError {}
 
 impl From<io::Error> for StartError {
     fn from(source: io::Error) -> Self {
@@ -353,11 +341,7 @@ impl fmt::Display for RegisterError {
     }
 }
 
-impl StdError for RegisterError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        if let Self::Rails(error) = self { Some(error) } else { None }
-    }
-}
+impl StdError for RegisterError {}
 
 impl fmt::Display for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -413,15 +397,7 @@ impl fmt::Display for SegmentError {
     }
 }
 
-impl StdError for SegmentError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::NoRail { source, .. } => Some(source),
-            Self::Metadata(source) => Some(source),
-            _ => None,
-        }
-    }
-}
+impl StdError for SegmentError {}
 
 impl fmt::Display for TransferError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -448,15 +424,7 @@ impl fmt::Display for TransferError {
     }
 }
 
-impl StdError for TransferError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Segment { source, .. } => Some(source),
-            Self::Ended { error, .. } => Some(error),
-            _ => None,
-        }
-    }
-}
+impl StdError for TransferError {}
 
 impl fmt::Display for RequestProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

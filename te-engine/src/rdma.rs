@@ -17,12 +17,14 @@ type Cause = Box<dyn StdError + Send + Sync>;
 /// Opens a rail for each port that is wanted. What does not open is reported.
 ///
 /// # Errors
-/// Why there is not one.
+/// Why there is not one; or, of devices that were named, why the first that did not open did not.
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause> {
     let ports = te_rdma::devices().inspect_err(say_once)?;
     let wanted = choose(&config.rdma.devices, &ports);
-    for name in &wanted.missing {
-        log::warn!("fabric rdma: {name:?} names no active port: see `snowskin doctor`, or `rdma link`");
+    // What was named is wanted, all of it.
+    let named = !config.rdma.devices.is_empty();
+    if let Some(name) = wanted.missing.first() {
+        return Err(Box::new(NoSuchPort(String::from(*name))));
     }
     let advertise = advertised(config);
     let mut rails = Vec::with_capacity(wanted.ports.len());
@@ -47,6 +49,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause
             ..te_rdma::Config::default()
         }) {
             Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),
+            Err(why) if named => return Err(why.into()),
             Err(why) => {
                 log::warn!("fabric rdma did not start on {device}: {why}");
                 last = Some(why.into());
@@ -108,6 +111,18 @@ impl fmt::Display for NoPort {
 }
 
 impl StdError for NoPort {}
+
+/// A device or port that was named is not there, or not active.
+#[derive(Debug)]
+struct NoSuchPort(String);
+
+impl fmt::Display for NoSuchPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} names no active port: see `snowskin doctor`, or `rdma link`", self.0)
+    }
+}
+
+impl StdError for NoSuchPort {}
 
 #[cfg(test)]
 mod tests {

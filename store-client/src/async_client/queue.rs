@@ -9,6 +9,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use te_engine::fork::Mark;
+
 use crate::error::StoreError;
 
 /// What a task hands to the client's thread.
@@ -17,6 +19,8 @@ pub(super) struct Queue<J> {
     state: Mutex<State<J>>,
     arrived: Condvar,
     jobs_max: usize,
+    /// Of the process that has the thread. In a child nothing here is locked: whoever holds a lock is not there to let go.
+    mark: Mark,
 }
 
 #[derive(Debug)]
@@ -32,7 +36,7 @@ struct State<J> {
 impl<J> Queue<J> {
     pub(super) fn new(jobs_max: usize) -> Self {
         let state = State { jobs: VecDeque::new(), waiting: BTreeMap::new(), next_waiter: 0, closed: false };
-        Self { state: Mutex::new(state), arrived: Condvar::new(), jobs_max }
+        Self { state: Mutex::new(state), arrived: Condvar::new(), jobs_max, mark: Mark::new() }
     }
 
     /// All jobs that wait; sleeps while there are none. `None`: and there will be none.
@@ -49,6 +53,11 @@ impl<J> Queue<J> {
         drop(state);
         waiting.into_values().for_each(Waker::wake);
         Some(jobs)
+    }
+
+    /// Whether this process is a fork of the one that has the thread.
+    pub(super) fn is_forked(&self) -> bool {
+        self.mark.is_forked()
     }
 
     /// Jobs that wait still run; nothing is sent any more.
@@ -192,6 +201,7 @@ impl<T> Drop for Reply<T> {
 pub struct Pending<T> {
     answer: Arc<Answer<T>>,
     unsent: Option<Box<dyn Unsent + Send>>,
+    mark: Mark,
 }
 
 /// A job that was not sent yet, whatever its kind.
@@ -240,7 +250,8 @@ impl<T> Pending<T> {
     ) -> Self {
         let answer = Arc::new(Answer { slot: Mutex::new(Slot::Empty(None)), unclaimed });
         let job = Some(job(Reply(Arc::clone(&answer))));
-        Self { answer, unsent: Some(Box::new(Waiting { queue: Arc::clone(queue), job, waiter: None })) }
+        let waiting = Waiting { queue: Arc::clone(queue), job, waiter: None };
+        Self { answer, unsent: Some(Box::new(waiting)), mark: queue.mark }
     }
 }
 
@@ -250,6 +261,9 @@ impl<T> Future for Pending<T> {
     /// # Panics
     /// When polled after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.mark.is_forked() {
+            return Poll::Ready(Err(StoreError::Forked));
+        }
         // The waker first: the answer may come as soon as the job is sent.
         match &mut *self.answer.lock() {
             Slot::Empty(waker) => match waker {
@@ -280,6 +294,12 @@ impl<T> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
+        if self.mark.is_forked() {
+            // What it waits for, and what it would give back, is the parent's.
+            std::mem::forget(self.unsent.take());
+            std::mem::forget(Arc::clone(&self.answer));
+            return;
+        }
         let slot = std::mem::replace(&mut *self.answer.lock(), Slot::Over);
         // Outside the lock: the result and the waker are foreign.
         if let Slot::Done(result) = slot {

@@ -18,11 +18,12 @@ use std::time::{Duration, Instant};
 use store_core::client::{GetOp, PutOp};
 use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
+use te_engine::fork::Mark;
 use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
 
 use crate::bounce::Bounce;
 use crate::config::ClientConfig;
-use crate::error::{ConnectError, RpcError, StoreError};
+use crate::error::{ConnectError, FORKED_CODE, RpcError, StoreError};
 use crate::fabric::Fabric;
 use crate::memory::{BufferRange, Held, Memory};
 use crate::metrics::{self, OperationTimes};
@@ -60,6 +61,9 @@ pub struct Client {
     reporter: u64,
     counters: Counters,
     times: OperationTimes,
+    mark: Mark,
+    /// Why the latest get was not begun.
+    unusable: Option<ErrorCode>,
 }
 
 /// What a client has seen since it connected.
@@ -123,6 +127,8 @@ impl Client {
             reporter: RandomState::new().hash_one(0),
             counters: Counters::default(),
             times: OperationTimes::default(),
+            mark: Mark::new(),
+            unusable: None,
             config,
         };
         this.note_connection();
@@ -135,6 +141,7 @@ impl Client {
     /// # Errors
     /// The system has none to give.
     pub fn alloc(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
+        self.check_process()?;
         let region = self.fabric.alloc_shared(len)?;
         self.memory.insert(region.id(), Held::Shared(region.clone()));
         Ok(region)
@@ -152,6 +159,7 @@ impl Client {
     /// an operation that names the part fails otherwise or not at all.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
+        self.check_process()?;
         // SAFETY: the caller's promise, which is what the engine asks for.
         let region = unsafe { self.fabric.register(span, Access::LOCAL)? };
         self.memory.insert(region, Held::Raw(span));
@@ -163,6 +171,7 @@ impl Client {
     /// # Errors
     /// `Busy` while something might; `NotFound`.
     pub fn unregister(&mut self, region: RegionId) -> Result<(), StoreError> {
+        self.check_process()?;
         self.fabric.unregister(region)?;
         self.memory.remove(region);
         Ok(())
@@ -271,10 +280,15 @@ impl Client {
         self.mover.wait(&mut self.fabric, due.unwrap_or(deadline));
     }
 
+    /// An operation was described, and is not begun.
+    fn forget_operation(&mut self) {
+        (self.get, self.put) = machines(&self.config);
+    }
+
     /// An operation has ended in a panic: nothing of it is to be met by the next one.
     fn abandon_operation(&mut self) {
         self.mover.abandon(&mut self.fabric);
-        (self.get, self.put) = machines(&self.config);
+        self.forget_operation();
         // What was asked, or half asked, has no asker any more.
         self.rpc.disconnect();
     }
@@ -298,8 +312,62 @@ impl Client {
         }
     }
 
+    fn check_process(&self) -> Result<(), StoreError> {
+        if self.mark.is_forked() { Err(StoreError::Forked) } else { Ok(()) }
+    }
+
+    /// Whether operations can be carried out. One whose engine was cut off gets another engine, unless callers hold memory of
+    /// the old one.
+    ///
+    /// # Errors
+    /// The code for [`error_of`](Self::error_of).
+    fn usable(&mut self) -> Result<(), ErrorCode> {
+        if self.mark.is_forked() {
+            return Err(FORKED_CODE);
+        }
+        if self.mover.is_expelled() {
+            self.renew_engine()?;
+        }
+        Ok(())
+    }
+
+    fn renew_engine(&mut self) -> Result<(), ErrorCode> {
+        let failed = |error: &dyn std::fmt::Display| {
+            log::warn!("nodes cut this client off, and it has no other engine: {error}");
+            ErrorCode::UnavailableInCurrentStatus
+        };
+        if !self.memory.is_empty() {
+            return Err(failed(&"memory is registered with the old one"));
+        }
+        let mut fabric = Fabric::start(self.config.engine.clone()).map_err(|error| failed(&error))?;
+        let region = fabric.alloc_shared(self.config.bounce_bytes).map_err(|error| failed(&error))?;
+        log::warn!(
+            "nodes cut this client off, because it was stopped for longer than they wait: it goes on with another engine"
+        );
+        self.mover = Mover::new(Bounce::new(region));
+        self.segments = Segments::default();
+        self.fabric = fabric;
+        self.rpc_connects = 0;
+        self.note_connection();
+        Ok(())
+    }
+
+    /// The error of an operation on one object.
+    fn error_of(&self, code: ErrorCode) -> StoreError {
+        if self.mark.is_forked() {
+            StoreError::Forked
+        } else if self.mover.is_expelled() && code == ErrorCode::UnavailableInCurrentStatus {
+            StoreError::Expelled
+        } else {
+            StoreError::Refused(code)
+        }
+    }
+
     /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
     pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
+        if let Err(code) = self.usable() {
+            return Some(code);
+        }
         self.mover.settle(&mut self.fabric);
         let mut refused = None;
         for range in ranges {
@@ -329,7 +397,8 @@ const REPORTS_MAX: usize = 256;
 
 /// The state machines of operations.
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
-    let config = store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max };
+    let config =
+        store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max, ..Default::default() };
     (GetOp::new(config), PutOp::new(config))
 }
 

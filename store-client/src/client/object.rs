@@ -41,6 +41,7 @@ impl Client {
 
     /// Allocates registered memory that can be lent to a process on this host.
     pub(crate) fn alloc_lent(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
+        self.check_process()?;
         let region = self.fabric.alloc_lent(len)?;
         self.memory.insert(region.id(), Held::Shared(region.clone()));
         Ok(region)

@@ -1,6 +1,6 @@
 //! Puts: whole objects in, from plain bytes or registered memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
@@ -13,13 +13,17 @@ use crate::error::StoreError;
 use crate::memory::BufferRange;
 use crate::mover::Buffers;
 
+/// How long the owner of a segment may take to say that nothing of a put is under way any more.
+const FENCE_MAX: Duration = Duration::from_secs(2);
+
 impl Client {
     /// Stores a copy of `value`. Gives `false` when the key is taken, and leaves the object there as it is.
     ///
     /// # Errors
     /// No room, an invalid key, no value, or nobody to write to.
     pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, StoreError> {
-        stored(self.batch_put(&[(key, value)], options))
+        let results = self.batch_put(&[(key, value)], options);
+        self.stored(results)
     }
 
     /// Stores many. An item that fails does so alone; one whose key is taken ends `ObjectAlreadyExists`.
@@ -46,7 +50,8 @@ impl Client {
         range: BufferRange,
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from(&[(key, range)], options))
+        let results = self.batch_put_from(&[(key, range)], options);
+        self.stored(results)
     }
 
     /// Stores many objects straight from registered memory.
@@ -76,7 +81,8 @@ impl Client {
         parts: &[&[u8]],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_parts(&[(key, parts)], options))
+        let results = self.batch_put_parts(&[(key, parts)], options);
+        self.stored(results)
     }
 
     /// Stores many objects, each from parts. Too many parts of one are an error of all.
@@ -106,7 +112,8 @@ impl Client {
         ranges: &[BufferRange],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from_buffers(&[(key, ranges)], options))
+        let results = self.batch_put_from_buffers(&[(key, ranges)], options);
+        self.stored(results)
     }
 
     /// Stores many objects, each from several ranges of registered memory. Ranges that are refused are an error of all.
@@ -133,6 +140,9 @@ impl Client {
         results: &mut Vec<Result<(), ErrorCode>>,
     ) {
         let items = keys.len();
+        if let Err(code) = self.usable() {
+            return results.extend((0..items).map(|_| Err(code)));
+        }
         let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
         let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.fabric.identity() };
         self.put.start(wanted, ask);
@@ -145,9 +155,14 @@ impl Client {
         let this = &mut *lending;
         let deadline = this.begin_operation();
         loop {
-            this.put_actions(&buffers);
+            this.put_actions(&buffers, deadline);
             if this.put.is_done() {
                 break;
+            }
+            if Instant::now() >= deadline {
+                // Once is enough; it ends what is under way, and asks for no other place.
+                this.put.abort(ErrorCode::TransferFail);
+                this.put_actions(&buffers, deadline);
             }
             let busy = this.pump(&mut buffers, deadline);
             while let Some((transfer, end)) = this.mover.next_ended() {
@@ -179,7 +194,7 @@ impl Client {
         lending.finish();
     }
 
-    fn put_actions(&mut self, buffers: &Buffers<'_>) {
+    fn put_actions(&mut self, buffers: &Buffers<'_>, deadline: Instant) {
         loop {
             let now = self.now();
             let (id, out) = self.rpc.queue_raw();
@@ -199,7 +214,8 @@ impl Client {
                 }
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
                 Some(Action::Fence { segment }) => {
-                    let timeout = Duration::from_millis(self.config.transfer_ms_max.into());
+                    // One that does not answer is not to take the time that another place needs.
+                    let timeout = deadline.saturating_duration_since(Instant::now()).min(FENCE_MAX);
                     let handle = self.segments.handle(segment).filter(|_| self.mover.can_fence(segment));
                     let held = handle.is_some_and(|handle| self.fabric.fence(handle, timeout));
                     self.put.handle_fence(segment, held);
@@ -208,12 +224,12 @@ impl Client {
             }
         }
     }
-}
 
-fn stored(results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
-    match one(results) {
-        Ok(()) => Ok(true),
-        Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-        Err(code) => Err(code.into()),
+    fn stored(&self, results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
+        match one(results) {
+            Ok(()) => Ok(true),
+            Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
+            Err(code) => Err(self.error_of(code)),
+        }
     }
 }

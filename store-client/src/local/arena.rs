@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use store_core::allocator::{Allocator as _, Block, OffsetAllocator};
 use te_engine::MemSpan;
+use te_engine::fork::Mark;
 use te_engine::host::BorrowedMemory;
 
 use super::error::LocalError;
@@ -16,6 +17,8 @@ use super::protocol::Span;
 pub(super) struct Arena {
     memory: BorrowedMemory,
     rows: Mutex<Rows>,
+    /// Of the process that the arena was lent to. A child shares the memory, and has nothing to say about it.
+    mark: Mark,
 }
 
 #[derive(Debug)]
@@ -28,14 +31,22 @@ struct Rows {
 impl Arena {
     pub(super) fn new(memory: BorrowedMemory) -> Self {
         let allocator = OffsetAllocator::new(memory.span().len() as u64);
-        Self { memory, rows: Mutex::new(Rows { allocator, held: Vec::new() }) }
+        Self { memory, rows: Mutex::new(Rows { allocator, held: Vec::new() }), mark: Mark::new() }
     }
 
     pub(super) fn len(&self) -> u64 {
         self.memory.span().len() as u64
     }
 
+    /// Whether this process is a fork of the one that the arena was lent to.
+    pub(super) fn is_forked(&self) -> bool {
+        self.mark.is_forked()
+    }
+
     pub(super) fn alloc(self: &Arc<Self>, len: u64) -> Result<LocalBuffer, LocalError> {
+        if self.is_forked() {
+            return Err(LocalError::Forked);
+        }
         let mut rows = self.rows();
         match rows.allocator.allocate(len.max(1), 0) {
             Some((block, offset)) => {
@@ -199,6 +210,9 @@ impl LocalBuffer {
     }
 
     fn at(&self, offset: u64, len: u64) -> Result<u64, LocalError> {
+        if self.arena.is_forked() {
+            return Err(LocalError::Forked);
+        }
         if self.is_held() {
             return Err(LocalError::Held);
         }
@@ -221,6 +235,9 @@ impl LocalRange<'_> {
 
 impl Drop for LocalBuffer {
     fn drop(&mut self) {
+        if self.arena.mark.is_forked() {
+            return;
+        }
         let mut rows = self.arena.rows();
         if self.held.load(Ordering::Acquire) {
             rows.held.push((self.block, self.span));

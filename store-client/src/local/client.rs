@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use store_core::message::PutOptions;
 use store_core::{DEFAULT_TENANT, ErrorCode, FrameBuffer, Key, WireError};
+use te_engine::fork::Mark;
 use te_engine::host::{self, BorrowedMemory};
 
 use super::arena::{Arena, LocalBuffer, LocalRange};
@@ -68,6 +69,7 @@ pub struct LocalClient {
     guess_bytes: u64,
     /// The longest arena that the node gives, as far as is known.
     arena_bytes_max: u64,
+    mark: Mark,
 }
 
 #[derive(Debug)]
@@ -89,7 +91,8 @@ impl LocalClient {
     /// Nobody there, somebody else's node, or one that refuses.
     pub fn connect(config: LocalConfig) -> Result<Self, LocalError> {
         let (guess_bytes, arena_bytes_max) = (GUESS_BYTES, u64::MAX);
-        let mut this = Self { config, connection: None, id: 0, guess_bytes, arena_bytes_max };
+        let mut this =
+            Self { config, connection: None, id: 0, guess_bytes, arena_bytes_max, mark: Mark::new() };
         this.connection()?;
         Ok(this)
     }
@@ -504,6 +507,7 @@ impl LocalClient {
 
     /// The connection; makes one when there is none.
     fn connection(&mut self) -> Result<&mut Connection, LocalError> {
+        self.check_process()?;
         if self.connection.is_none() {
             self.connection = Some(Connection::open(&self.config)?);
         } else if self.connection.as_ref().is_some_and(|connection| !connection.arena.held().is_empty()) {
@@ -512,7 +516,12 @@ impl LocalClient {
         self.connection.as_mut().ok_or(LocalError::Lost { source: ErrorKind::NotConnected.into() })
     }
 
+    fn check_process(&self) -> Result<(), LocalError> {
+        if self.mark.is_forked() { Err(LocalError::Forked) } else { Ok(()) }
+    }
+
     fn ask(&mut self, request: &Request<'_>) -> Result<Answer, LocalError> {
+        self.check_process()?;
         self.id += 1;
         if self.connection.is_none() {
             self.connection = Some(Connection::open(&self.config)?);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use store_core::{ErrorCode, WireError};
 
 use super::protocol::Refusal;
+use crate::error::{FORKED, FORKED_CODE};
 
 /// Why an operation of a local client did not succeed. A miss is not an error.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub enum LocalError {
     OutOfRange,
     /// The store, or the operation, said no.
     Store(ErrorCode),
+    /// This process is a fork of the one that connected. The arena is the parent's.
+    Forked,
 }
 
 /// Why a server for local clients did not start.
@@ -100,6 +103,7 @@ impl LocalError {
             Self::Store(code) | Self::Refused(Refusal::Store(code)) => *code,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Refused(Refusal::Version { .. }) => ErrorCode::InvalidVersion,
+            Self::Forked => FORKED_CODE,
             Self::Refused(_) | Self::Held => ErrorCode::UnavailableInCurrentStatus,
             Self::Wire(error) => error.code(),
             Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
@@ -148,6 +152,7 @@ impl fmt::Display for LocalError {
                 f.write_str("the range does not lie inside its buffer: check offset and length")
             }
             Self::Store(code) => code.fmt(f),
+            Self::Forked => f.write_str(FORKED),
         }
     }
 }

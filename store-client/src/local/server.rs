@@ -15,6 +15,7 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use store_core::allocator::GRAIN_BYTES;
+use te_engine::fork::Mark;
 use te_engine::host;
 
 use super::client::answers;
@@ -102,6 +103,7 @@ pub struct LocalServer {
     /// Of every thread.
     wakers: Vec<Arc<Waker>>,
     threads: Vec<JoinHandle<()>>,
+    mark: Mark,
 }
 
 /// What a [`LocalServer`] has seen since it started.
@@ -168,6 +170,7 @@ impl LocalServer {
             shared: Arc::new(Shared::default()),
             wakers: Vec::new(),
             threads: Vec::new(),
+            mark: Mark::new(),
         };
         // Should one of the threads not start, dropping `this` stops the others.
         this.spawn(config, listener).map_err(LocalStartError::System)?;
@@ -230,6 +233,11 @@ impl LocalServer {
 
     fn end(&mut self) {
         if self.threads.is_empty() {
+            return;
+        }
+        if self.mark.is_forked() {
+            // The threads, and the socket, are the parent's.
+            self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
         self.shared.stop.store(true, Ordering::Release);

@@ -73,6 +73,8 @@ pub(crate) struct Mover {
     failed_segments: Vec<SegmentNo>,
     /// Segments whose owner did not answer, or is gone.
     unreached: Vec<SegmentNo>,
+    /// A node has cut our engine off.
+    expelled: bool,
     quarantine: Quarantine,
     /// Items whose range a fabric may still write: they are not read any further.
     spoiled: Vec<usize>,
@@ -151,6 +153,7 @@ impl Mover {
             spare: Vec::new(),
             failed_segments: Vec::new(),
             unreached: Vec::new(),
+            expelled: false,
             quarantine: Quarantine::default(),
             spoiled: Vec::new(),
             unfenceable: Vec::new(),
@@ -308,6 +311,11 @@ impl Mover {
     /// Segments whose owner did not answer in time, or is gone.
     pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
         std::mem::take(&mut self.unreached)
+    }
+
+    /// Whether a node has cut our engine off: others will.
+    pub(crate) const fn is_expelled(&self) -> bool {
+        self.expelled
     }
 
     /// CRC-32C of an item that is put, as far as it was sent: all of it, once one of its transfers was applied.
@@ -629,6 +637,7 @@ impl Mover {
                 if gone {
                     self.failed_segments.push(job.transfer.segment);
                 }
+                self.expelled |= kind == Some(ErrorKind::Expelled);
                 let silent = status.is_some_and(|status| status.status == Status::TimedOut);
                 if (gone || silent) && self.unreached.last() != Some(&job.transfer.segment) {
                     self.unreached.push(job.transfer.segment);

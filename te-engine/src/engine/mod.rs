@@ -85,6 +85,8 @@ pub struct Engine {
     quarantine: Vec<RegionId>,
     /// When to look whether it is.
     release_at: Option<Instant>,
+    /// When to look whether rails that left regions out take them now, and how long to wait after that.
+    rejoin_at: Option<(Instant, Duration)>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
     /// Whether rails that can tell the checksums of what they move, and what they told in the last poll.
@@ -196,6 +198,7 @@ impl Engine {
             leaving: Vec::new(),
             quarantine: Vec::new(),
             release_at: None,
+            rejoin_at: None,
             next_deadline: None,
             checksum_copies: false,
             notes: Vec::new(),
@@ -334,6 +337,7 @@ impl Engine {
             self.leave();
         }
         self.release(now);
+        self.rejoin(now);
         count
     }
 
@@ -485,7 +489,14 @@ impl Engine {
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.here().ok()?;
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + SOON);
-        self.rails.poll_at().into_iter().chain(self.next_deadline).chain(self.release_at).chain(soon).min()
+        self.rails
+            .poll_at()
+            .into_iter()
+            .chain(self.next_deadline)
+            .chain(self.release_at)
+            .chain(self.rejoin_at.map(|(at, _)| at))
+            .chain(soon)
+            .min()
     }
 
     /// Descriptors that become readable when [`poll`](Self::poll) has something to do.

@@ -24,7 +24,6 @@ use crate::topology::Affinity;
 const LOCAL: u8 = 0;
 const SHM: u8 = 1;
 const RDMA: u8 = 2;
-#[cfg(feature = "tcp")]
 const TCP: u8 = 3;
 
 type Cause = Box<dyn StdError + Send + Sync>;
@@ -56,6 +55,9 @@ pub(super) fn open(config: &Config, identity: u64, extra: Vec<Rail>) -> Result<P
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
     let mut opened = open_fabrics(config, addr, identity, extra);
+    if let Some(error) = opened.first_required {
+        return Err(error);
+    }
     if let (true, Some(error)) = (opened.rails.is_empty(), opened.last_error) {
         return Err(error);
     }
@@ -106,56 +108,69 @@ fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError>
 struct Opened {
     rails: Vec<(u8, Rail)>,
     last_error: Option<StartError>,
+    /// Why the first fabric that must start did not.
+    first_required: Option<StartError>,
 }
 
 impl Opened {
-    fn add(&mut self, tier: u8, name: &'static str, rail: Result<Box<dyn Transport + Send>, Cause>) {
-        match rail {
-            Ok(transport) => self.rails.push((tier, Rail { device: String::new(), transport })),
+    fn add(&mut self, tier: u8, name: &'static str, required: bool, rails: Result<Vec<Rail>, Cause>) {
+        match rails {
+            Ok(rails) => self.rails.extend(rails.into_iter().map(|rail| (tier, rail))),
+            // Whoever asked for it is told with the error.
+            Err(source) if required => {
+                self.first_required.get_or_insert(StartError::Fabric { name, source });
+            }
             Err(source) => {
-                log::warn!("fabric {name} did not start: {source}");
+                // A host without RDMA is nothing to worry about; that it has none was said where it was noticed.
+                if tier != RDMA {
+                    log::warn!("fabric {name} did not start: {source}");
+                }
                 self.last_error = Some(StartError::Fabric { name, source });
             }
         }
     }
 }
 
-/// What this host lacks is reported, and is an error only when nothing is left.
+/// What this host lacks is reported, and is an error only when it was asked for, or nothing is left.
 fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rail>) -> Opened {
-    let mut opened = Opened { rails: Vec::new(), last_error: None };
-    #[cfg(not(any(feature = "tcp", feature = "rdma")))]
-    let _ = addr;
+    let mut opened = Opened { rails: Vec::new(), last_error: None, first_required: None };
+    let required = config.required();
     if config.fabrics.local {
-        opened.add(
-            LOCAL,
-            "local",
-            LocalTransport::with_identity(identity).map(|rail| Box::new(rail) as _).map_err(Into::into),
-        );
+        opened.add(LOCAL, "local", required.local, one(LocalTransport::with_identity(identity)));
     }
     if config.fabrics.shm {
-        opened.add(
-            SHM,
-            "shm",
-            ShmTransport::with_identity(identity).map(|rail| Box::new(rail) as _).map_err(Into::into),
-        );
+        opened.add(SHM, "shm", required.shm, one(ShmTransport::with_identity(identity)));
     }
     opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
     #[cfg(feature = "rdma")]
     if config.fabrics.rdma {
-        match crate::rdma::open(config, addr) {
-            Ok(rails) => opened.rails.extend(rails.into_iter().map(|rail| (RDMA, rail))),
-            Err(source) => opened.last_error = Some(StartError::Fabric { name: "rdma", source }),
-        }
+        opened.add(RDMA, "rdma", required.rdma, crate::rdma::open(config, addr));
+    }
+    #[cfg(not(feature = "rdma"))]
+    if required.rdma {
+        opened.add(RDMA, "rdma", true, Err("this build lacks it".into()));
     }
     #[cfg(feature = "tcp")]
     if config.fabrics.tcp {
-        opened.add(TCP, "tcp", open_tcp(config, addr, identity));
+        opened.add(TCP, "tcp", required.tcp, open_tcp(config, addr, identity));
     }
+    #[cfg(not(feature = "tcp"))]
+    if required.tcp {
+        opened.add(TCP, "tcp", true, Err("this build lacks it".into()));
+    }
+    #[cfg(not(any(feature = "tcp", feature = "rdma")))]
+    let _ = addr;
     opened
 }
 
+/// A fabric that is one rail.
+fn one<T: Transport + Send + 'static>(opened: Result<T, impl Into<Cause>>) -> Result<Vec<Rail>, Cause> {
+    let transport = Box::new(opened.map_err(Into::into)?);
+    Ok(vec![Rail { device: String::new(), transport }])
+}
+
 #[cfg(feature = "tcp")]
-fn open_tcp(config: &Config, addr: SocketAddr, identity: u64) -> Result<Box<dyn Transport + Send>, Cause> {
+fn open_tcp(config: &Config, addr: SocketAddr, identity: u64) -> Result<Vec<Rail>, Cause> {
     let tcp = te_tcp::Config {
         bind: SocketAddr::new(addr.ip(), config.tcp.port),
         advertise: advertised(config),
@@ -169,7 +184,7 @@ fn open_tcp(config: &Config, addr: SocketAddr, identity: u64) -> Result<Box<dyn 
         identity,
         ..te_tcp::Config::default()
     };
-    Ok(Box::new(te_tcp::TcpTransport::new(tcp)?))
+    one(te_tcp::TcpTransport::new(tcp))
 }
 
 /// Exports carry an address; a name is looked up here, once.

@@ -13,6 +13,7 @@
 mod objects;
 mod parse;
 mod pool;
+mod room;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,6 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store_client::ClientConfig;
 use store_master::{HttpLimits, HttpServer};
-use tokio::sync::Semaphore;
 
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::no_start;
@@ -33,6 +33,7 @@ use crate::size::ByteSize;
 use crate::{Outcome, fail, sys};
 use objects::{App, Counters};
 use pool::{Pool, Threads};
+use room::{BodyLimits, Rooms};
 
 const AFTER_HELP: &str =
     "It has NO AUTHENTICATION: whoever reaches its port can read, store and remove. Keep it on loopback, or \
@@ -76,7 +77,7 @@ struct LimitArgs {
     /// Longest object.
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     body_bytes_max: ByteSize,
-    /// Memory for objects on their way, all together.
+    /// Memory for objects on their way, half of it for those that come and half for those that go.
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     buffered_bytes: ByteSize,
     /// How long the head of a request may take, and a connection may lie idle, milliseconds.
@@ -85,7 +86,7 @@ struct LimitArgs {
     /// How long the body of a request may take, milliseconds.
     #[arg(long, default_value_t = 60_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     body_ms_max: u32,
-    /// How long a client may take less than 64 KiB of an answer that waits for it, milliseconds.
+    /// How long a client may take for 64 KiB of a body that it sends, or of an answer that waits for it, milliseconds.
     #[arg(long, default_value_t = 30_000, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     stall_ms_max: u32,
 }
@@ -101,6 +102,22 @@ impl Default for LimitArgs {
             body_ms_max: 60_000,
             stall_ms_max: 30_000,
         }
+    }
+}
+
+impl LimitArgs {
+    /// The longest object, and room for all, bytes.
+    fn checked(&self) -> anyhow::Result<(u64, u64)> {
+        let (body, buffered) = (self.body_bytes_max.bytes(), self.buffered_bytes.bytes());
+        if body == 0 || buffered / 2 < body || buffered > BUFFERED_BYTES_MAX {
+            let message = format!(
+                "--body-bytes-max {} and --buffered-bytes {}: choose room for two of the longest objects, one that comes and one \
+                 that goes",
+                self.body_bytes_max, self.buffered_bytes
+            );
+            return fail(Failure::usage(message).hint("from 1 B for an object to 1 TiB for all"));
+        }
+        Ok((body, buffered))
     }
 }
 
@@ -131,12 +148,7 @@ impl Gateway {
     }
 
     fn start_with(listen: SocketAddr, store: &ClientConfig, limits: LimitArgs) -> anyhow::Result<Self> {
-        let (body, buffered) = (limits.body_bytes_max.bytes(), limits.buffered_bytes.bytes());
-        if body == 0 || buffered < body || buffered > BUFFERED_BYTES_MAX {
-            let message =
-                "--body-bytes-max and --buffered-bytes: choose 1 B or more, and room for one object at least";
-            return fail(Failure::usage(message).hint("both are 1 TiB at most"));
-        }
+        let (body, buffered) = limits.checked()?;
         let mut store = store.clone();
         store.value_bytes_max = body;
         let (pool, threads) =
@@ -144,11 +156,14 @@ impl Gateway {
         let app = App {
             pool,
             counters: Arc::new(Counters::default()),
-            budget: Arc::new(Semaphore::new(usize::try_from(buffered.div_ceil(1024))?)),
-            limits: objects::Limits {
-                body_bytes_max: body,
-                body_time_max: Duration::from_millis(limits.body_ms_max.into()),
-            },
+            rooms: Rooms::new(
+                buffered,
+                BodyLimits {
+                    time_max: Duration::from_millis(limits.body_ms_max.into()),
+                    stall_max: Duration::from_millis(limits.stall_ms_max.into()),
+                },
+            ),
+            body_bytes_max: body,
             own_hosts_only: listen.ip().is_loopback(),
         };
         let http = HttpLimits {
@@ -187,6 +202,7 @@ impl Drop for Gateway {
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
+    args.limits.checked()?;
     wait_for_master(&args.flags.settings().client)?;
     let gateway = Gateway::start_with(args.listen, &args.flags.settings().client, args.limits)?;
     let ready = Ready { ready: "gateway", http: gateway.addr().to_string() };

@@ -1,13 +1,10 @@
 //! What the gateway offers: objects by key, lists of keys, and how it is.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
@@ -16,40 +13,28 @@ use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
 use store_client::{Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError};
 use store_master::is_own_host;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
 use super::pool::{Busy, Pool};
+use super::room::{Kept, Rooms};
 
 /// What the handlers share.
 #[derive(Clone)]
 pub(super) struct App {
     pub(super) pool: Pool,
     pub(super) counters: Arc<Counters>,
-    /// Of `KIB` each: values that are in memory now.
-    pub(super) budget: Arc<Semaphore>,
-    pub(super) limits: Limits,
+    /// Memory for values on their way.
+    pub(super) rooms: Rooms,
+    /// Longest object, bytes.
+    pub(super) body_bytes_max: u64,
     /// Requests name this host by an address or as `localhost`, if at all.
     pub(super) own_hosts_only: bool,
 }
 
-/// What one request may cost.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Longest object, bytes.
-    pub(super) body_bytes_max: u64,
-    /// How long a request's body may take to arrive.
-    pub(super) body_time_max: Duration,
-}
-
-/// The unit in which memory is accounted, bytes.
-const KIB: u64 = 1024;
 /// Most keys in one question or list.
 const KEYS_MAX: usize = 1024;
 /// Longest body of a question, bytes.
 const QUESTION_BYTES_MAX: u64 = 2 << 20;
-/// An answer is handed over in pieces, so that its memory is accounted for until nearly all of it is sent.
-const PIECE_BYTES: usize = 64 << 10;
 /// Times that an object is looked up and read, should another take its place in between.
 const READ_TRIES: u32 = 3;
 
@@ -100,18 +85,18 @@ pub(super) struct Counters {
 
 /// An error as clients see it.
 #[derive(Debug)]
-struct Problem {
+pub(super) struct Problem {
     status: StatusCode,
     code: &'static str,
     message: String,
 }
 
 impl Problem {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, code: status.canonical_reason().unwrap_or("Error"), message: message.into() }
     }
 
-    fn wrong(message: impl Into<String>) -> Self {
+    pub(super) fn wrong(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 }
@@ -195,7 +180,7 @@ impl Drop for Flying<'_> {
 async fn put_object(State(app): State<App>, uri: Uri, headers: HeaderMap, body: Body) -> Answer {
     let key = key_of(&uri)?;
     let options = put_options(&uri)?;
-    let max = app.limits.body_bytes_max;
+    let max = app.body_bytes_max;
     let announced = content_length(&headers)?;
     if announced.is_some_and(|len| len > max) {
         return Err(too_large(max));
@@ -203,9 +188,7 @@ async fn put_object(State(app): State<App>, uri: Uri, headers: HeaderMap, body: 
     if announced == Some(0) {
         return Err(Problem::wrong("an object has one byte at least"));
     }
-    // Without a length it may become as long as any.
-    let room = reserve(&app, announced.unwrap_or(max))?;
-    let value = collect(body, max, announced, app.limits.body_time_max).await?;
+    let (value, room) = app.rooms.collect(body, max, announced).await?;
     if value.is_empty() {
         return Err(Problem::wrong("an object has one byte at least"));
     }
@@ -243,10 +226,10 @@ async fn get_object(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
             Wanted::Nothing => return Ok(unsatisfiable(&info)),
         };
         let len = last - first + 1;
-        if len > app.limits.body_bytes_max {
-            return Err(too_large(app.limits.body_bytes_max));
+        if len > app.body_bytes_max {
+            return Err(too_large(app.body_bytes_max));
         }
-        let room = reserve(&app, len)?;
+        let room = app.rooms.to_go(len)?;
         let wanted = key.clone();
         let read = move |client: &mut Client| (read(client, &wanted, &info, first..=last), room);
         let (part, room) = app.pool.call(read).await?;
@@ -386,8 +369,7 @@ async fn exists(State(app): State<App>, headers: HeaderMap, body: Body) -> Answe
     if announced.is_some_and(|len| len > QUESTION_BYTES_MAX) {
         return Err(too_large(QUESTION_BYTES_MAX));
     }
-    let _room = reserve(&app, announced.unwrap_or(QUESTION_BYTES_MAX))?;
-    let body = collect(body, QUESTION_BYTES_MAX, announced, app.limits.body_time_max).await?;
+    let (body, _room) = app.rooms.collect(body, QUESTION_BYTES_MAX, announced).await?;
     let question: Question = serde_json::from_slice(&body)
         .map_err(|error| Problem::wrong(format!("write {{\"keys\": [\"…\", …]}}: {error}")))?;
     if question.keys.len() > KEYS_MAX {
@@ -514,75 +496,6 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     }
 }
 
-/// Memory for a value, as long as the permit lives.
-fn reserve(app: &App, bytes: u64) -> Result<OwnedSemaphorePermit, Problem> {
-    let permits = u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX);
-    Arc::clone(&app.budget).try_acquire_many_owned(permits).map_err(|_| {
-        Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the gateway holds as many bytes as it may: try again, or raise --buffered-bytes",
-        )
-    })
-}
-
-/// The whole body; one that ends early, grows too long or takes too long is an error.
-async fn collect(
-    mut body: Body,
-    max: u64,
-    announced: Option<u64>,
-    time_max: Duration,
-) -> Result<Vec<u8>, Problem> {
-    let all = async {
-        let mut bytes = Vec::with_capacity(announced.map_or(0, |len| len.min(max) as usize));
-        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let frame = frame.map_err(|error| Problem::wrong(format!("the body ended early: {error}")))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() as u64 + data.len() as u64 > max {
-                return Err(too_large(max));
-            }
-            bytes.extend_from_slice(&data);
-        }
-        Ok(bytes)
-    };
-    match tokio::time::timeout(time_max, all).await {
-        Ok(bytes) => bytes,
-        Err(_) => {
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive: send it faster"))
-        }
-    }
-}
-
-/// Bytes that count against the budget until they are handed over.
-struct Kept {
-    bytes: Bytes,
-    _room: OwnedSemaphorePermit,
-}
-
-impl HttpBody for Kept {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
-        if self.bytes.is_empty() {
-            return Poll::Ready(None);
-        }
-        let len = self.bytes.len().min(PIECE_BYTES);
-        let piece = self.bytes.split_to(len);
-        Poll::Ready(Some(Ok(hyper::body::Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        hyper::body::SizeHint::with_exact(self.bytes.len() as u64)
-    }
-}
-
 fn tag_of(info: &ObjectInfo) -> String {
     format!("\"{:08x}-{:x}\"", info.checksum, info.generation)
 }
@@ -603,7 +516,7 @@ fn miss() -> Problem {
     StoreError::from(ErrorCode::ObjectNotFound).into()
 }
 
-fn too_large(max: u64) -> Problem {
+pub(super) fn too_large(max: u64) -> Problem {
     let message = format!("more than {max} bytes: use the client library, or raise --body-bytes-max");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }

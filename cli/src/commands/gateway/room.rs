@@ -1,0 +1,149 @@
+//! Memory for objects on their way: who may have how much of it, and bodies that are taken into it.
+//!
+//! What comes and what goes have a share each, so that no number of uploads keeps anybody from reading. An upload has room for
+//! what has arrived of it, not for what it announces; one that comes to a halt is ended.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use super::objects::{Problem, too_large};
+
+/// The unit in which memory is accounted, bytes.
+const KIB: u64 = 1024;
+/// A body whose next bytes of this number take too long is at a halt. Room is taken in such steps at least.
+const STEP_BYTES: u64 = 64 << 10;
+/// An answer is handed over in pieces, so that its memory is accounted for until nearly all of it is sent.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The shares.
+#[derive(Clone)]
+pub(super) struct Rooms {
+    /// Of `KIB` each: values that are coming.
+    coming: Arc<Semaphore>,
+    /// The same, of values that are going.
+    going: Arc<Semaphore>,
+    limits: BodyLimits,
+}
+
+/// What one request's body may cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BodyLimits {
+    /// How long all of it may take to arrive.
+    pub(super) time_max: Duration,
+    /// How long `STEP_BYTES` of it may take.
+    pub(super) stall_max: Duration,
+}
+
+/// Some of a share, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Room(Option<OwnedSemaphorePermit>);
+
+impl Rooms {
+    /// Half of these bytes for each direction.
+    pub(super) fn new(bytes: u64, limits: BodyLimits) -> Self {
+        let half = || Arc::new(Semaphore::new(usize::try_from((bytes / 2).div_ceil(KIB)).unwrap_or(usize::MAX >> 3)));
+        Self { coming: half(), going: half(), limits }
+    }
+
+    /// For a value that is read from the store.
+    pub(super) fn to_go(&self, bytes: u64) -> Result<Room, Problem> {
+        take(&self.going, bytes).map(|permit| Room(Some(permit)))
+    }
+
+    /// Takes in a body of at most `max` bytes; one that ends early, grows too long, comes to a halt or takes too long is an error.
+    pub(super) async fn collect(
+        &self,
+        mut body: Body,
+        max: u64,
+        announced: Option<u64>,
+    ) -> Result<(Vec<u8>, Room), Problem> {
+        let longest = announced.unwrap_or(max).min(max);
+        let (mut bytes, mut room) = (Vec::new(), Room(None));
+        let end = Instant::now() + self.limits.time_max;
+        let mut step = (0, Instant::now() + self.limits.stall_max);
+        loop {
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
+            let Ok(frame) = timeout_at(end.min(step.1), frame).await else { return Err(halted()) };
+            let Some(frame) = frame else { return Ok((bytes, room)) };
+            let frame = frame.map_err(|error| Problem::wrong(format!("the body ended early: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let len = bytes.len() as u64 + data.len() as u64;
+            if len > max {
+                return Err(too_large(max));
+            }
+            if len > bytes.capacity() as u64 {
+                // Twice as much each time, as a vector does by itself, but no more than it can become.
+                let wanted = len.max(bytes.capacity() as u64 * 2).max(STEP_BYTES).min(longest.max(len));
+                room.grow(&self.coming, wanted - bytes.capacity() as u64)?;
+                bytes.reserve_exact(wanted as usize - bytes.len());
+            }
+            bytes.extend_from_slice(&data);
+            if len >= step.0 + STEP_BYTES {
+                step = (len, Instant::now() + self.limits.stall_max);
+            }
+        }
+    }
+}
+
+impl Room {
+    fn grow(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
+        let more = take(share, bytes)?;
+        match &mut self.0 {
+            Some(permit) => permit.merge(more),
+            None => self.0 = Some(more),
+        }
+        Ok(())
+    }
+}
+
+fn take(share: &Arc<Semaphore>, bytes: u64) -> Result<OwnedSemaphorePermit, Problem> {
+    let permits = u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX);
+    Arc::clone(share).try_acquire_many_owned(permits).map_err(|_| {
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the gateway holds as many bytes as it may: try again, or raise --buffered-bytes",
+        )
+    })
+}
+
+fn halted() -> Problem {
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive: send it faster")
+}
+
+/// Bytes that count against their share until they are handed over.
+pub(super) struct Kept {
+    pub(super) bytes: Bytes,
+    pub(super) _room: Room,
+}
+
+impl HttpBody for Kept {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+        if self.bytes.is_empty() {
+            return Poll::Ready(None);
+        }
+        let len = self.bytes.len().min(PIECE_BYTES);
+        let piece = self.bytes.split_to(len);
+        Poll::Ready(Some(Ok(hyper::body::Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.bytes.len() as u64)
+    }
+}
