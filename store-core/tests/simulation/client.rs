@@ -43,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) get: GetOp,
     pub(crate) put: PutOp,
     pub(crate) asked: Vec<Asked>,
+    /// Items of the latest start.
+    starting: Vec<usize>,
     pub(crate) began: Instant,
     pub(crate) segments: HashMap<SegmentNo, SegmentId>,
     pub(crate) transfers: HashMap<u64, Moving>,
@@ -109,6 +111,7 @@ impl Client {
             get: GetOp::new(ClientConfig::default()),
             put: PutOp::new(ClientConfig::default()),
             asked: Vec::new(),
+            starting: Vec::new(),
             began: Instant::ZERO,
             segments: HashMap::new(),
             transfers: HashMap::new(),
@@ -255,6 +258,7 @@ impl Client {
                 Some(Action::Call) => {
                     self.call = request_id;
                     self.note_ends(&out);
+                    self.note_starts(&out);
                     core.send_call(self.index, self.life, request_id, out);
                 }
                 Some(Action::Transfer(transfer)) => self.transfer(core, transfer)?,
@@ -285,6 +289,16 @@ impl Client {
         Ok(true)
     }
 
+    /// Notes which items a start is about: those that ask for another place are some of them.
+    fn note_starts(&mut self, request: &[u8]) {
+        let (frame, _) = Frame::parse(request).unwrap().unwrap();
+        if frame.header.kind == Kind::PutStart as u8 {
+            let (_, items) = PutStart::decode_request(frame.body).unwrap();
+            let of = |key: Key<'_>| self.asked.iter().position(|asked| asked.key == key.0).unwrap();
+            self.starting = items.map(|item| of(item.key)).collect();
+        }
+    }
+
     /// It reads no more under them.
     fn return_leases(&mut self, core: &mut Core) {
         let Some(range) = self.get.leases() else { return };
@@ -309,8 +323,9 @@ impl Client {
             }
             Running::Put => {
                 if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
-                    for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
+                    for (item, allocation) in self.starting.iter().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
+                        let asked = &mut self.asked[*item];
                         asked.generation = Some(allocation.generation);
                         core.note_start(asked.number, allocation.generation);
                         let key = full_key(tenant_of(self.index), &asked.key);

@@ -294,7 +294,12 @@ fn when_a_node_reads_again_into_a_place_whose_end_it_has_told_it_may_be_anothers
     let found = first_violation(500, &Scenario { lies: Lies::AGAIN, ..Scenario::stormy() });
     let expected = matches!(
         found,
-        Some(Violation::GivenWhileWritten(_) | Violation::WriteAfterLoss(_) | Violation::TwoWriters(_))
+        Some(
+            Violation::GivenWhileWritten(_)
+                | Violation::WriteAfterLoss(_)
+                | Violation::TwoWriters(_)
+                | Violation::BadCopy(_)
+        )
     );
     assert!(expected, "{found:?}");
 }
