@@ -225,6 +225,11 @@ impl Limbo {
         self.bytes[reason as usize]
     }
 
+    /// Bytes held back for whatever reason.
+    pub(crate) fn bytes_in_all(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
     /// Bytes of writers that nobody can be asked about.
     pub(crate) const fn unknown_bytes(&self) -> u64 {
         self.unknown_bytes
