@@ -2,12 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use store_core::message::{
-    Beat, CancelTasks, ClearReplicas, CreateTasks, DrainStatus, EndTasks, EvictNow, Exists, ExplainEviction,
-    FetchTasks, Find, FindReplicas, Get, Hello, List, ListNodes, ListTasks, Mount, OrderSegments, PutEnd,
-    PutRevoke, PutStart, QueryHosts, QueryTasks, ReadConfig, ReadStats, ReadTaskReport, Remove, RemoveMany,
-    ReportReplicas, RetryTasks, Segments, TenantList, TenantRemove, TenantSet, Unmount, WhyKept,
-};
+use store_core::message;
 use store_core::{Frame, Header, Kind, Operation};
 
 fn request<O: Operation>(body: &[u8]) -> Option<Vec<u8>> {
@@ -42,46 +37,26 @@ fn both<O: Operation>(body: &[u8]) {
     }
 }
 
+/// One arm for each operation.
+macro_rules! each {
+    ($kind:expr, $body:expr, $($operation:ident)*) => {
+        match $kind {
+            $(Kind::$operation => both::<message::$operation>($body),)*
+            missing => panic!("{missing:?} is not fuzzed: name it below"),
+        }
+    };
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let Some((&kind, body)) = bytes.split_first() else { return };
-    match Kind::from_byte(kind) {
-        Some(Kind::Hello) => both::<Hello>(body),
-        Some(Kind::Mount) => both::<Mount>(body),
-        Some(Kind::Unmount) => both::<Unmount>(body),
-        Some(Kind::Beat) => both::<Beat>(body),
-        Some(Kind::PutStart) => both::<PutStart>(body),
-        Some(Kind::PutEnd) => both::<PutEnd>(body),
-        Some(Kind::PutRevoke) => both::<PutRevoke>(body),
-        Some(Kind::Get) => both::<Get>(body),
-        Some(Kind::Exists) => both::<Exists>(body),
-        Some(Kind::Remove) => both::<Remove>(body),
-        Some(Kind::List) => both::<List>(body),
-        Some(Kind::Segments) => both::<Segments>(body),
-        Some(Kind::ReadStats) => both::<ReadStats>(body),
-        Some(Kind::ExplainEviction) => both::<ExplainEviction>(body),
-        Some(Kind::ReadConfig) => both::<ReadConfig>(body),
-        Some(Kind::EvictNow) => both::<EvictNow>(body),
-        Some(Kind::ListNodes) => both::<ListNodes>(body),
-        Some(Kind::WhyKept) => both::<WhyKept>(body),
-        Some(Kind::TenantList) => both::<TenantList>(body),
-        Some(Kind::TenantSet) => both::<TenantSet>(body),
-        Some(Kind::TenantRemove) => both::<TenantRemove>(body),
-        Some(Kind::Find) => both::<Find>(body),
-        Some(Kind::RemoveMany) => both::<RemoveMany>(body),
-        Some(Kind::QueryHosts) => both::<QueryHosts>(body),
-        Some(Kind::ClearReplicas) => both::<ClearReplicas>(body),
-        Some(Kind::ReportReplicas) => both::<ReportReplicas>(body),
-        Some(Kind::FindReplicas) => both::<FindReplicas>(body),
-        Some(Kind::CreateTasks) => both::<CreateTasks>(body),
-        Some(Kind::QueryTasks) => both::<QueryTasks>(body),
-        Some(Kind::ListTasks) => both::<ListTasks>(body),
-        Some(Kind::CancelTasks) => both::<CancelTasks>(body),
-        Some(Kind::RetryTasks) => both::<RetryTasks>(body),
-        Some(Kind::FetchTasks) => both::<FetchTasks>(body),
-        Some(Kind::EndTasks) => both::<EndTasks>(body),
-        Some(Kind::OrderSegments) => both::<OrderSegments>(body),
-        Some(Kind::DrainStatus) => both::<DrainStatus>(body),
-        Some(Kind::ReadTaskReport) => both::<ReadTaskReport>(body),
-        _ => {}
-    }
+    let Some(kind) = Kind::from_byte(kind) else { return };
+    each!(
+        kind, body,
+        Hello Mount Unmount Beat PutStart PutEnd PutRevoke Get
+        Exists Remove List Segments ReadStats ExplainEviction ReadConfig EvictNow
+        ListNodes WhyKept TenantList TenantSet TenantRemove Find RemoveMany QueryHosts
+        ClearReplicas ReportReplicas FindReplicas CreateTasks QueryTasks ListTasks CancelTasks RetryTasks
+        FetchTasks EndTasks OrderSegments DrainStatus ReadTaskReport ReturnLeases ReportSegments FetchExpulsions
+        EndExpulsions
+    );
 });

@@ -103,7 +103,8 @@ impl World {
                     keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
                 let mut generations = Vec::new();
                 self.ask::<PutStart>(&ask, items.into_iter(), |answer| {
-                    generations.push(answer.ok().map(|allocation| (allocation.generation, allocation.handle)));
+                    generations
+                        .push(answer.ok().map(|allocation| (allocation.generation, allocation.handle)));
                 });
                 let started = keys.iter().zip(generations);
                 self.started.extend(started.filter_map(|(key, generation)| Some((*key, generation?))));
@@ -155,7 +156,11 @@ impl World {
                 let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
                 let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
                 let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
-                self.ask::<EndTasks>(&NodeProof { node: u64::from(c >> 4 & 3), key: 0 }, std::iter::once(end), drop);
+                self.ask::<EndTasks>(
+                    &NodeProof { node: u64::from(c >> 4 & 3), key: 0 },
+                    std::iter::once(end),
+                    drop,
+                );
             }
             16 => {
                 let segment = self.segment(a);

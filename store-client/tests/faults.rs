@@ -396,3 +396,44 @@ fn a_master_stopped_for_longer_than_nodes_live_forgets_nothing() {
     assert_eq!(client.stats().unwrap().nodes_expired_total, 0);
     master.stop();
 }
+
+/// Puts while a node is killed, and while one is stopped: each finds another place in the same call.
+fn puts_go_elsewhere(rail: &str) {
+    let master = master_with(MasterConfig { node_ttl_ms: 60_000, ..MasterConfig::default() });
+    let addr = master.rpc_addr();
+    let start = |name| Process::start("entry", &["node", name, &addr.to_string(), rail]);
+    let (mut killed, stopped, _steady) = (start("killed"), start("stopped"), start("steady"));
+    let mut warm = connect(&addr.to_string(), rail);
+    let put_all = |client: &mut Client, names: std::ops::Range<u64>| {
+        for name in names {
+            let value = value(name, 5, name);
+            assert!(client.put(&key(name), &value, &ONE).unwrap(), "{rail} {name}");
+            assert_eq!(client.get(&key(name)).unwrap().as_ref(), Some(&value), "{rail} {name}");
+        }
+    };
+    put_all(&mut warm, 0..20);
+    killed.kill();
+    // One that has met the node, and one that has not.
+    put_all(&mut warm, 20..40);
+    put_all(&mut connect(&addr.to_string(), rail), 40..60);
+    stopped.signal("STOP");
+    put_all(&mut warm, 60..70);
+    put_all(&mut connect(&addr.to_string(), rail), 70..80);
+    // A batch of which some items had a place there.
+    let values: Vec<(Vec<u8>, Vec<u8>)> = (80..100).map(|name| (key(name), value(name, 5, name))).collect();
+    let items: Vec<(&[u8], &[u8])> = values.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let mut fresh = connect(&addr.to_string(), rail);
+    assert!(fresh.batch_put(&items, &ONE).into_iter().all(|put| put.is_ok()), "{rail}");
+    assert_eq!(fresh.counters().put_failures + warm.counters().put_failures, 0);
+    stopped.signal("CONT");
+}
+
+#[test]
+fn a_put_that_meets_a_dead_node_goes_elsewhere_in_the_same_call() {
+    puts_go_elsewhere("tcp");
+}
+
+#[test]
+fn a_put_that_meets_a_dead_node_goes_elsewhere_over_shared_memory_too() {
+    puts_go_elsewhere("all");
+}

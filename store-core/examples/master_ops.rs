@@ -107,7 +107,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 struct Buffers {
     request: Vec<u8>,
     response: Vec<u8>,
-    generations: Vec<u64>,
+    generations: Vec<(u64, u64)>,
     session: Session,
 }
 
@@ -129,12 +129,14 @@ fn put(master: &mut Master, keys: &[String], buffers: &mut Buffers) -> Result<()
     let (frame, _) = Frame::parse(&buffers.response)?.ok_or("incomplete")?;
     buffers.generations.clear();
     for allocation in PutStart::decode_response(&frame)?.1 {
-        buffers.generations.push(allocation?.generation);
+        let allocation = allocation?;
+        buffers.generations.push((allocation.generation, allocation.handle));
     }
     let commits = keys.iter().zip(&buffers.generations);
-    let commits = commits.map(|(key, generation)| Commit {
+    let commits = commits.map(|(key, &(generation, handle))| Commit {
         key: Key(key.as_bytes()),
-        generation: *generation,
+        generation,
+        handle,
         checksum: 1,
     });
     PutEnd::encode_request(&mut buffers.request, 1, &(), commits)?;

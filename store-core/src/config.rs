@@ -24,8 +24,9 @@ pub struct MasterConfig {
     pub lease_guard_ms: u32,
     /// How long a writer may take before another may displace it, ms. Default 30,000.
     pub put_start_discard_timeout_ms: u32,
-    /// How long the space of a writer that never said it is quiet is held back, ms. Must be longer than the discard timeout
-    /// plus the longest time that a write can be under way in the fabric. Default 600,000.
+    /// After how long the nodes are told to cut off a writer that never said it is quiet, ms; its space comes back when they
+    /// have. On nodes that cannot, the space comes back then: there it must be longer than the longest time that a write can
+    /// be under way in the fabric. Longer than the discard timeout. Default 600,000.
     pub put_start_release_timeout_ms: u32,
     /// A node that is silent for longer is given up, ms. Default 10,000.
     pub node_ttl_ms: u32,
@@ -41,9 +42,11 @@ pub struct MasterConfig {
     pub soft_pin_ttl_ms: u32,
     /// The share of all bytes that may be pinned for good; further such puts find no room. Default 0.5.
     pub hard_pin_share_max: f64,
-    /// Eviction begins when this share of all bytes is used. Default 0.95.
+    /// Eviction begins when this share of all bytes is used. What is above is a reserve for further replicas and copies, for
+    /// which nothing is evicted; a put evicts what it needs, which costs little, so the reserve need not be large: every
+    /// per cent of it is a per cent less of cache. Default 0.99.
     pub eviction_high_watermark: f64,
-    /// Eviction ends this share below the watermark. Default 0.05.
+    /// Eviction ends this share below the watermark. Default 0.005.
     pub eviction_ratio: f64,
     /// Most objects evicted in one call, and most that are looked at for one of them, so that a call stays short; the rest
     /// follows in the next. A group counts as one. Default 4,096.
@@ -86,6 +89,10 @@ pub struct MasterConfig {
     /// Most memory that the master takes for what it knows of objects and puts, bytes. A put that would need more is refused.
     /// Default 16 GiB.
     pub metadata_bytes_max: u64,
+    /// Most puts that one connection may have begun and not ended. Default 65,536.
+    pub session_puts_max: u32,
+    /// Most puts that the connections of one tenant may have begun and not ended. Default 1,048,576.
+    pub tenant_puts_max: u32,
     /// Wall time at the zero of the clock that the master is given, ms since 1970; 0: unknown, and the incarnations of nodes are
     /// not compared with it. Set by whoever starts the master.
     #[serde(skip)]
@@ -115,8 +122,8 @@ impl Default for MasterConfig {
             eviction: EvictionPolicy::default(),
             soft_pin_ttl_ms: 1_800_000,
             hard_pin_share_max: 0.5,
-            eviction_high_watermark: 0.95,
-            eviction_ratio: 0.05,
+            eviction_high_watermark: 0.99,
+            eviction_ratio: 0.005,
             evictions_per_call_max: 4_096,
             replicas_max: REPLICAS_MAX as u8,
             objects_max: 100_000_000,
@@ -132,6 +139,8 @@ impl Default for MasterConfig {
             admin_secret: Secret::default(),
             cluster_secret: Secret::default(),
             metadata_bytes_max: 16 << 30,
+            session_puts_max: 1 << 16,
+            tenant_puts_max: 1 << 20,
             started_wall_ms: 0,
             handle_key: [0; 2],
             hash_seed: 0,
@@ -180,6 +189,8 @@ impl MasterConfig {
         whole("replicas_max", self.replicas_max.into(), 1, REPLICAS_MAX as u32)?;
         whole("objects_max", self.objects_max, 1, 1 << 31)?;
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
+        whole("session_puts_max", self.session_puts_max, 1, 1 << 31)?;
+        whole("tenant_puts_max", self.tenant_puts_max, 1, 1 << 31)?;
         whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
         whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
         whole("tasks.unfinished_max", self.tasks.unfinished_max, 1, 1 << 20)?;

@@ -84,6 +84,9 @@ error_codes! {
     IllegalClient = -601, "ILLEGAL_CLIENT", "this incarnation of the node is over: export its memory afresh and mount with a newer one";
     /// The node's clock is far ahead of the master's. Ours, as the next two.
     IncarnationTooHigh = -602, "INCARNATION_TOO_HIGH", "the incarnation is more than an hour above the master's clock: set the clocks of the node and of the master";
+    /// The text is no regular expression that can be searched for: it does not parse, compiles to too much, or was found too
+    /// costly to search with. Not one of Mooncake's numbers.
+    InvalidPattern = -605, "INVALID_PATTERN", "the pattern is empty, is no regular expression (without look-around, back-references and Unicode classes), or would take too long to search with: choose a simpler one, anchored with ^ if possible";
     /// More segments or nodes than there may be.
     TooManySegments = -603, "TOO_MANY_SEGMENTS", "as many segments or nodes are mounted as may be: raise segments_max or nodes_max";
     /// More connections than there may be.
@@ -120,6 +123,10 @@ error_codes! {
     RpcTimeout = -901, "RPC_TIMEOUT", "the master did not answer in time: check its load, or raise the timeout";
     /// The master is stopping or not ready; or a fabric may still write to the caller's buffer.
     UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the server is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
+    /// The process was forked; what it had belongs to its parent. Ours, and never said by a master, as the next.
+    Forked = -1090, "FORKED", "this process was forked: connect anew in the child";
+    /// The process was cut off from nodes, because it stood still for too long.
+    Expelled = -1091, "EXPELLED", "this process was cut off because it was stopped for longer than its peers wait: connect a new client";
     /// This release has no such operation.
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.

@@ -50,6 +50,9 @@ mod tests {
     fn it_is_siphash_2_4() {
         // From the reference implementation's vectors: key 00 01 … 0f, message 00 01 … 07.
         let key = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
-        assert_eq!(handle_of(key, 0x0706_0504_0302_0100).to_le_bytes(), [0x62, 0x24, 0x93, 0x9a, 0x79, 0xf5, 0xf5, 0x93]);
+        assert_eq!(
+            handle_of(key, 0x0706_0504_0302_0100).to_le_bytes(),
+            [0x62, 0x24, 0x93, 0x9a, 0x79, 0xf5, 0xf5, 0x93]
+        );
     }
 }

@@ -7,13 +7,13 @@
 //!      │ quiet revoke    │      │ revoke,       │ remove, evict,       │ time to live over
 //!      │                 │      │ displaced     │ time to live over    │
 //!      ├─────────────────┘      ▼               │                      ▼
-//!      │◀── quiet, or ──── limbo (zombie)       │                limbo (leased)
-//!      │    release timeout                     │                      │ lease over
+//!      │◀── quiet, or ──── limbo (writer)       │                limbo (leased)
+//!      │    cut off by the node                 │                      │ lease over
 //!      └────────────────────────────────────────┴──────────────────────┘
 //! ```
 //!
 //! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
-//! or the release timeout is over) and nobody holds a lease to read it.
+//! or was cut off by the node whose memory it is) and nobody holds a lease to read it.
 
 mod admin;
 mod drain;
@@ -23,6 +23,7 @@ mod hot;
 mod mounts;
 mod queries;
 mod reports;
+mod room;
 mod tasks;
 mod tenants;
 
@@ -33,23 +34,23 @@ use te_core::Instant;
 
 use crate::allocator::Allocator;
 use crate::blocks::stored_len;
-use crate::codec::Short;
+use crate::event::{Event, Events};
 use crate::eviction::Place;
 use crate::handle::handle_of;
 use crate::limbo::{Limbo, Reason};
 use crate::message::{
-    Allocation, EvictionReport, ListQuery, Listed, Object, Pin, PutAsk, PutOptions, REPLICAS_MAX, Replica,
-    Replicas, SegmentInfo, TaskReport,
+    Allocation, EvictionReport, Listed, Object, Pin, PutAsk, PutOptions, Replica, Replicas, SegmentInfo,
+    TaskReport,
 };
 use crate::nodes::Nodes;
-use crate::objects::{Entry, New, Objects, Placements, State, charge};
+use crate::objects::{Entry, New, Objects, Placements};
 use crate::pattern::Pattern;
-use crate::placement::Ask;
 use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
-use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::writers::Writers;
 use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
+pub(crate) use queries::PAGE_ITEMS_MAX;
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
 
@@ -66,8 +67,6 @@ const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
 /// the same again after six days.
 const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
 const EPOCHS: u32 = 1 << 19;
-/// Entries that one call of [`Master::list_of`] looks at.
-const LIST_SCAN_MAX: u32 = 16_384;
 
 /// The master of one store. One owner, no locks.
 ///
@@ -80,6 +79,8 @@ pub struct Master {
     pub(crate) segments: Segments,
     objects: Objects,
     limbo: Limbo,
+    writers: Writers,
+    events: Events,
     nodes: Nodes,
     /// Counters only; gauges are filled in by [`Self::stats`].
     pub(crate) stats: Stats,
@@ -126,6 +127,8 @@ impl Master {
                 millis(config.lease_ttl_ms) + millis(config.lease_guard_ms),
             ),
             limbo: Limbo::new(),
+            writers: Writers::new(),
+            events: Events::default(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
@@ -150,7 +153,8 @@ impl Master {
     /// Allocates space for a new object, alone in its batch, and once.
     ///
     /// # Errors
-    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `NoAvailableHandle`, `KeysUltraLimit`.
+    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `TenantQuotaExceeded`, `KeysUltraLimit`, one of
+    /// [`ErrorCode::is_no_room`]. A put that fails evicts nothing.
     pub fn put_start<'k>(
         &mut self,
         now: Instant,
@@ -165,7 +169,7 @@ impl Master {
     /// the put is unfinished, it gives the same space.
     ///
     /// # Errors
-    /// As [`Self::put_start`]. `NoAvailableHandle` also when too much is pinned for good already.
+    /// As [`Self::put_start`].
     pub fn put_start_in<'k>(
         &mut self,
         now: Instant,
@@ -174,7 +178,19 @@ impl Master {
         ask: &PutAsk,
         place: Place,
     ) -> Result<Allocation, ErrorCode> {
-        let key = key.into();
+        self.put_start_from(now, key.into(), len, ask, place, 0)
+    }
+
+    /// The same for a connection with this number; 0: none.
+    pub(crate) fn put_start_from(
+        &mut self,
+        now: Instant,
+        key: FullKey<'_>,
+        len: u64,
+        ask: &PutAsk,
+        place: Place,
+        session: u64,
+    ) -> Result<Allocation, ErrorCode> {
         self.check_key(key.key)?;
         let options = &ask.options;
         let retention = options.retention;
@@ -192,28 +208,37 @@ impl Master {
         if !self.objects.has_room(key.tenant, &retention) {
             return Err(ErrorCode::KeysUltraLimit);
         }
+        let (of_session, of_tenant) = self.writers.count(session, key.tenant);
+        if of_session >= self.config.session_puts_max || of_tenant >= self.config.tenant_puts_max {
+            return Err(ErrorCode::TooManyPuts);
+        }
         if retention.pin == Pin::Hard && !self.may_pin(key.tenant, len) {
             self.stats.puts_no_room_total += 1;
-            return Err(ErrorCode::NoAvailableHandle);
+            return Err(ErrorCode::PinnedShareReached);
         }
         if let Some(index) = found {
             self.displace(now, index)?;
         }
-        if self.objects.len() >= self.config.objects_max && !self.evict_one(now, key.tenant) {
-            return Err(ErrorCode::KeysUltraLimit);
-        }
-        self.keep_quota(now, key.tenant, len)?;
-        self.evict_to_watermark(now, EVICTIONS_PER_PUT);
+        // Nothing goes before the put is sure of its place.
+        let over = self.evicting || self.is_over_watermark();
+        let toll = self.toll(now, key.tenant, len)?;
         let placed = self
-            .place(now, key.tenant, stored_len(len), options)
+            .place(now, key.tenant, stored_len(len), options, &toll)
             .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
+        self.pay(now, key.tenant, len, &toll);
+        if over {
+            self.evict_to_watermark(now, EVICTIONS_PER_PUT);
+        }
         if placed.len() < usize::from(options.replicas) {
             self.stats.puts_partial_total += 1;
         }
         self.generation += 1;
         let replicas = Placements::new(&placed);
         let (generation, nonce) = (self.generation, ask.nonce);
-        self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
+        let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
+        // What was evicted since may have vacated a slot, which the object has now.
+        placed.iter().for_each(|placed| self.segments.own(placed, index));
+        self.writers.began(generation, ask.writer, session, key.tenant, index);
         self.stats.put_starts_total += 1;
         Ok(self.allocation(generation, replicas_of(&placed)))
     }
@@ -248,7 +273,7 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         let key = key.into();
         let Some(index) = self.find_generation(key, generation) else {
-            self.limbo.release_zombie(&mut self.segments, key.tenant, generation);
+            self.release_writer(key.tenant, generation);
             return Err(ErrorCode::PutIsOver);
         };
         let entry = self.objects.entry(index);
@@ -257,6 +282,9 @@ impl Master {
         }
         self.stats.put_bytes_total += entry.len;
         self.objects.complete(now, index, checksum, follows);
+        if let Some(put) = self.writers.ended(generation) {
+            self.writers.let_go(put.writer, generation);
+        }
         self.stats.put_ends_total += 1;
         Ok(())
     }
@@ -282,15 +310,15 @@ impl Master {
             if quiet {
                 self.drop_object(index, None)
             } else {
-                self.drop_object(index, Some((release, Reason::Zombie)))
+                self.drop_object(index, Some((release, Reason::Writer)))
             }
             self.stats.put_revokes_total += 1;
             return Ok(());
         }
         let here = if quiet {
-            self.limbo.release_zombie(&mut self.segments, key.tenant, generation)
+            self.release_writer(key.tenant, generation)
         } else {
-            self.limbo.put_off_zombie(key.tenant, generation, release)
+            self.limbo.put_off_writer(key.tenant, generation, release)
         };
         if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
@@ -368,8 +396,7 @@ impl Master {
     /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
     /// exist until [`Self::handle_timeout`] has run.
     pub fn exists<'k>(&mut self, key: impl Into<FullKey<'k>>) -> bool {
-        let found =
-            self.objects.find(key.into()).is_some_and(|index| self.objects.entry(index).is_complete());
+        let found = self.objects.find(key.into()).is_some_and(|index| self.vouches_for(index));
         self.stats.exists_total += 1;
         self.stats.exists_hits_total += u64::from(found);
         found
@@ -389,57 +416,31 @@ impl Master {
         self.remove_at(now, index, force)
     }
 
-    /// Calls `each` for a page of a tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to
-    /// stop early. Objects that come or go between pages may be seen or not; those that stay are seen once.
-    pub fn list_of<'a>(
-        &'a self,
-        now: Instant,
-        tenant: TenantNo,
-        query: &ListQuery<'_>,
-        mut each: impl FnMut(Listed<'a>) -> bool,
-    ) -> u64 {
-        // A cursor is the next slot plus one, because 0 means the beginning, and the end.
-        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
-        let start = u32::try_from(query.cursor.saturating_sub(1)).unwrap_or(u32::MAX);
-        let slots = self.objects.slots();
-        let end = slots.min(start.saturating_add(LIST_SCAN_MAX));
-        let mut listed = 0;
-        for index in start..end {
-            let entry = self.objects.entry(index);
-            if entry.state == State::Vacant
-                || entry.tenant != tenant
-                || !entry.key.as_slice().starts_with(query.prefix.0)
-            {
-                continue;
-            }
-            if listed == limit || !each(listing(entry, now)) {
-                return u64::from(index) + 1;
-            }
-            listed += 1;
-        }
-        if end < slots { u64::from(end) + 1 } else { 0 }
-    }
-
     /// Does what is due: gives silent nodes up, gives space back, evicts. Call when [`Self::poll_timeout`] has passed;
     /// earlier or later does no harm.
     pub fn handle_timeout(&mut self, now: Instant) {
         for node in self.nodes.expired(now) {
-            let segments = self.nodes.get(node).map(|node| node.segments.clone()).unwrap_or_default();
-            segments.into_iter().for_each(|no| self.drop_segment(now, no));
-            self.stats.nodes_expired_total += 1;
+            self.give_up(now, node);
         }
-        while let Some(index) = self.objects.processing() {
-            if self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms) > now {
+        for _ in 0..EXPIRIES_PER_CALL_MAX {
+            let Some(index) = self.objects.processing() else { break };
+            let until = self.objects.entry(index).time + millis(self.config.put_start_release_timeout_ms);
+            if until > now {
                 break;
             }
-            self.drop_object(index, None);
+            self.drop_object(index, Some((until, Reason::Writer)));
             self.stats.zombies_total += 1;
         }
         for _ in 0..EXPIRIES_PER_CALL_MAX {
             let Some(index) = self.objects.expired(now) else { break };
             self.drop_expired(now, index);
         }
-        self.limbo.settle(&mut self.segments, now);
+        let held = self.limbo.bytes_in_all();
+        let due = self.limbo.settle(&mut self.segments, now);
+        self.settle_writers(now, due);
+        if self.limbo.bytes_in_all() < held {
+            self.drains_look_again(now);
+        }
         self.objects.settle(now);
         self.tasks_timeout(now);
         self.drains_timeout(now);
@@ -461,6 +462,24 @@ impl Master {
         let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
         let more = [self.tasks.due(), self.drains_due()];
         due.into_iter().chain(more).flatten().min()
+    }
+
+    /// What happened, the oldest first, that somebody may want to log. At most 1,024 wait; what is more is counted in
+    /// [`Stats::events_dropped_total`].
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    /// How many segments are mounted.
+    #[must_use]
+    pub fn segments_len(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// How many nodes live.
+    #[must_use]
+    pub fn nodes_len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// The settings.
@@ -493,7 +512,12 @@ impl Master {
             nodes: self.nodes.len() as u64,
             capacity_bytes: self.segments.capacity_bytes(),
             used_bytes: self.segments.used_bytes(),
-            quarantined_bytes: self.limbo.bytes(Reason::Zombie),
+            unfinished_bytes: self.objects.processing_bytes(),
+            quarantined_bytes: self.limbo.bytes(Reason::Writer) + self.limbo.bytes(Reason::Copy),
+            held_dead_writer_bytes: self.writers.ordered_bytes(),
+            held_unknown_writer_bytes: self.limbo.unknown_bytes(),
+            segments_unreachable: self.segments.unreachable.into(),
+            events_dropped_total: self.events.dropped_total(),
             deferred_bytes: self.limbo.bytes(Reason::Leased),
             free_bytes_largest: self
                 .segments
@@ -513,6 +537,7 @@ impl Master {
             + self.objects.memory_bytes()
             + self.segments.memory_bytes()
             + self.limbo.memory_bytes()
+            + self.writers.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
     }
@@ -563,7 +588,7 @@ impl Master {
             return Err(ErrorCode::ObjectAlreadyExists);
         }
         let until = since + millis(self.config.put_start_release_timeout_ms);
-        self.drop_object(index, Some((until, Reason::Zombie)));
+        self.drop_object(index, Some((until, Reason::Writer)));
         self.stats.zombies_total += 1;
         Ok(())
     }
@@ -571,14 +596,53 @@ impl Master {
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
         let removed = self.objects.remove(index);
+        let generation = removed.generation;
+        let writer = if removed.complete { None } else { self.writers.ended(generation) };
+        let writer = writer.map_or(0, |put| put.writer);
         match hold {
             Some((until, reason)) => {
-                self.limbo.hold(&mut self.segments, removed, until, reason);
+                self.limbo.hold(&mut self.segments, removed, until, reason, writer);
             }
-            None => removed.replicas.as_slice().iter().for_each(|placed| {
-                self.segments.free(placed);
-            }),
+            None => {
+                removed.replicas.as_slice().iter().for_each(|placed| {
+                    self.segments.free(placed);
+                });
+                self.writers.let_go(writer, generation);
+            }
         }
+    }
+
+    /// A writer vouches that it is quiet. Gives whether something was held back for it.
+    fn release_writer(&mut self, tenant: TenantNo, generation: u64) -> bool {
+        let writer = self.limbo.release_writer(&mut self.segments, tenant, generation);
+        writer.map(|writer| self.writers.let_go(writer, generation)).is_some()
+    }
+
+    /// Whether an object is readable, as far as is known: not if it is only where clients could not reach it.
+    fn vouches_for(&self, index: u32) -> bool {
+        let entry = self.objects.entry(index);
+        let reachable =
+            |placed: &Placed| self.segments.get(placed.segment).is_some_and(|segment| !segment.unreachable);
+        entry.is_complete()
+            && (self.segments.unreachable == 0 || entry.replicas.as_slice().iter().any(reachable))
+    }
+
+    /// Something happened that may go into a log.
+    fn tell(&mut self, event: impl FnOnce() -> Event) {
+        self.events.push(event());
+    }
+
+    /// A node has been silent for too long.
+    fn give_up(&mut self, now: Instant, node: u64) {
+        let Some(known) = self.nodes.get(node) else { return };
+        let (numbers, silent_ms) = (known.segments.clone(), (now - known.seen).as_millis() as u64);
+        let first = numbers.first().and_then(|no| self.segments.get(*no));
+        let (name, endpoint) =
+            first.map(|segment| (segment.name.clone(), segment.endpoint.clone())).unwrap_or_default();
+        let segments = numbers.len() as u32;
+        let objects_lost = numbers.into_iter().map(|no| self.drop_segment(now, no)).sum();
+        self.stats.nodes_expired_total += 1;
+        self.tell(|| Event::NodeGivenUp { node, name, endpoint, silent_ms, segments, objects_lost });
     }
 
     /// An object's time to live is over. Readers finish.
@@ -587,47 +651,6 @@ impl Master {
         let hold = entry.is_leased(now).then_some((entry.time, Reason::Leased));
         self.drop_object(index, hold);
         self.report.expired_total += 1;
-    }
-
-    fn place(
-        &mut self,
-        now: Instant,
-        tenant: TenantNo,
-        len: u64,
-        options: &PutOptions,
-    ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
-        let placement = &options.placement;
-        let mut near = Short::of(0);
-        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
-            // The first will do: a node has one segment as a rule.
-            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
-        }
-        let tag = self.objects.next_index();
-        let mut ask = Ask { now, len, tag, placement, near, at_any_price: false };
-        let mut placed = Short::new();
-        let first = match self.segments.place(&ask, &[]) {
-            Some(first) => first,
-            None => {
-                self.place_by_eviction(now, tenant, len, placement).ok_or(ErrorCode::NoAvailableHandle)?
-            }
-        };
-        let _ = placed.push(first);
-        // Eviction may have vacated a slot of the slab, which the object will then have.
-        ask.tag = self.objects.next_index();
-        // Further replicas are a wish: nothing is evicted for them.
-        while placed.len() < usize::from(options.replicas)
-            && self.has_quota(tenant, charge(len, placed.len() + 1))
-        {
-            ask.at_any_price = false;
-            let mut next = self.segments.place(&ask, &placed);
-            if next.is_none() {
-                ask.at_any_price = true;
-                next = self.segments.place(&ask, &placed);
-            }
-            let Some(next) = next else { break };
-            let _ = placed.push(next);
-        }
-        Ok(placed)
     }
 
     fn lease(&self) -> Duration {

@@ -239,6 +239,8 @@ pub(crate) struct Objects {
     heap_bytes: usize,
     /// Bytes of complete objects, each counted once.
     complete_bytes: u64,
+    /// The same of objects that are being written.
+    processing_bytes: u64,
     nodes: Nodes,
     /// Indexed by `State`, as far as that has a list.
     lists: [List; LISTS],
@@ -279,6 +281,7 @@ impl Objects {
             hasher: FixedState::with_seed(hash_seed),
             heap_bytes: 0,
             complete_bytes: 0,
+            processing_bytes: 0,
             nodes: Nodes::new(),
             lists: [List::EMPTY; LISTS],
             orders: Vec::new(),
@@ -325,11 +328,6 @@ impl Objects {
         &self.entries[index]
     }
 
-    /// The index that the next [`Self::insert`] will give.
-    pub(crate) fn next_index(&self) -> u32 {
-        self.vacant.front().unwrap_or(self.entries.len())
-    }
-
     /// Adds an object that is being written. The key must not be there, and its group must have room.
     pub(crate) fn insert(&mut self, now: Instant, new: New<'_>) -> u32 {
         let hash = short(self.hash(new.key));
@@ -353,6 +351,7 @@ impl Objects {
         let usage = &mut self.usage[usize::from(entry.tenant)];
         usage.objects += 1;
         usage.bytes += entry.charge();
+        self.processing_bytes += entry.len;
         let index = match self.vacant.front() {
             None => {
                 self.nodes.push();
@@ -391,6 +390,8 @@ impl Objects {
         if entry.is_complete() {
             self.complete_bytes -= entry.len;
             self.leases.ended(entry.time);
+        } else {
+            self.processing_bytes -= entry.len;
         }
         self.heap_bytes -= entry.key.heap_bytes() + entry.replicas.heap_bytes();
         let removed = Removed {
@@ -456,6 +457,10 @@ impl Objects {
     /// All objects, those being written included.
     pub(crate) fn len(&self) -> u32 {
         self.entries.len() - self.vacant.len()
+    }
+
+    pub(crate) fn processing_bytes(&self) -> u64 {
+        self.processing_bytes
     }
 
     pub(crate) fn complete_bytes(&self) -> u64 {

@@ -139,8 +139,19 @@ pub(crate) struct Ask<'a> {
     pub(crate) placement: &'a Placement,
     /// The segments of [`Placement::near`], the first of them.
     pub(crate) near: Short<SegmentNo, NEAR_MAX>,
-    /// Take whatever there is: no slow start, and no end to the search but the end of the segments.
-    pub(crate) at_any_price: bool,
+    /// How far to go for a place.
+    pub(crate) spared: Spared,
+}
+
+/// Which segments are left alone as long as there is another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Spared {
+    /// New ones take part by their chance, those out of reach not at all, and the search ends after some refusals.
+    Alone,
+    /// New ones are taken, too, and the search has no end but the end of the segments.
+    New,
+    /// Those out of reach as well.
+    All,
 }
 
 /// The replicas that an object has already, and their nodes.
@@ -168,22 +179,20 @@ impl Segments {
     /// Room on one given segment, for the first replica.
     pub(crate) fn place_on(&mut self, no: SegmentNo, ask: &Ask<'_>) -> Option<Placed> {
         let at = self.position(no)?;
-        let allowed = self.rooms.bound(at) >= ask.len && !ask.placement.excluded.contains(&no);
+        let allowed = self.rooms.bound(at) >= ask.len
+            && !ask.placement.excluded.contains(&no)
+            && (ask.spared == Spared::All || !self.list[at].unreachable);
         if allowed { self.take(at, ask) } else { None }
     }
 
-    /// Whether there may be room somewhere that the last [`Self::place`] would not take.
-    pub(crate) fn has_room_elsewhere(&self, len: u64) -> bool {
-        self.rooms.most() >= len
-    }
-
-    /// Whether the replica could go to this segment if it were empty, slow start considered.
+    /// Whether the replica could go to this segment if it were empty.
     pub(crate) fn would_serve(&self, no: SegmentNo, ask: &Ask<'_>) -> bool {
         let Some(at) = self.position(no) else { return false };
         let segment = &self.list[at];
         segment.accepts_new
             && segment.allocator.capacity_bytes() >= ask.len
-            && (at == 0 || segment.joined + self.slow_start <= ask.now)
+            && (ask.spared > Spared::Alone || at == 0 || segment.joined + self.slow_start <= ask.now)
+            && (ask.spared == Spared::All || !segment.unreachable)
             && !ask.placement.excluded.contains(&no)
     }
 
@@ -243,7 +252,7 @@ impl Segments {
                 }
                 let placed = self.take(found, ask);
                 refusals += 1;
-                if placed.is_some() || (refusals >= REFUSALS_MAX && !ask.at_any_price) {
+                if placed.is_some() || (refusals >= REFUSALS_MAX && ask.spared == Spared::Alone) {
                     return placed;
                 }
             }
@@ -258,6 +267,7 @@ impl Segments {
         }
         let segment = &self.list[at];
         !ask.placement.excluded.contains(&segment.no)
+            && (ask.spared == Spared::All || !segment.unreachable)
             && (others.placed.is_empty() && !shares
                 || others.nodes.contains(&segment.node) == shares
                     && others.placed.iter().all(|placed| placed.segment != segment.no))
@@ -265,7 +275,7 @@ impl Segments {
 
     /// Whether its slow start lets it take part this time.
     fn is_admitted(&mut self, at: usize, ask: &Ask<'_>) -> bool {
-        if ask.at_any_price || ask.now >= self.settled_at {
+        if ask.spared > Spared::Alone || ask.now >= self.settled_at {
             return true;
         }
         let least = self.slow_start / SLOW_START_SHARE;
@@ -336,6 +346,7 @@ mod tests {
                 export: Default::default(),
                 joined: Instant::ZERO,
                 accepts_new: true,
+                unreachable: false,
                 allocator: AllocatorKind::Offset.build(4096),
             };
             segments.add(make).unwrap();
@@ -354,23 +365,23 @@ mod tests {
             tag: 0,
             placement: &wish,
             near: Short::new(),
-            at_any_price: false,
+            spared: Spared::Alone,
         };
         let _ = ask.near.push(8);
         let there = segments.place(&ask, &[]).unwrap();
         assert_eq!(there.segment, 8);
         assert!(segments.set_accepts_new(8, false) && !segments.set_accepts_new(99, false));
-        for at_any_price in [false, true] {
-            let ask = Ask { at_any_price, ..ask };
+        for (spared, times) in [(Spared::Alone, 4), (Spared::New, 2), (Spared::All, 2)] {
+            let ask = Ask { spared, ..ask };
             assert!(segments.place_on(8, &ask).is_none() && !segments.would_serve(8, &ask));
-            for _ in 0..4 {
+            for _ in 0..times {
                 assert_ne!(segments.place(&ask, &[]).unwrap().segment, 8);
             }
         }
-        assert!(segments.place(&Ask { at_any_price: true, ..ask }, &[]).is_none(), "8 alone has room");
+        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none(), "8 alone has room");
         // What is freed there does not open it again; its replicas stay until then.
         assert_eq!(segments.free(&there), 1024);
-        assert!(segments.place(&Ask { at_any_price: true, ..ask }, &[]).is_none());
+        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none());
         assert!(segments.set_accepts_new(8, true));
         assert_eq!(segments.place(&ask, &[]).unwrap().segment, 8);
     }

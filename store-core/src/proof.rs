@@ -31,7 +31,12 @@ pub enum Role {
 
 /// The proof that one knows `secret`, for a connection with this challenge on which one is `tenant`.
 #[must_use]
-pub fn prove(secret: &[u8], role: Role, challenge: &[u8; CHALLENGE_BYTES], tenant: &str) -> [u8; PROOF_BYTES] {
+pub fn prove(
+    secret: &[u8],
+    role: Role,
+    challenge: &[u8; CHALLENGE_BYTES],
+    tenant: &str,
+) -> [u8; PROOF_BYTES] {
     mac(secret, role, challenge, tenant).finalize().into_bytes().into()
 }
 
@@ -57,7 +62,10 @@ pub(crate) fn next_challenge(challenge: &[u8; CHALLENGE_BYTES]) -> [u8; CHALLENG
 
 fn mac(secret: &[u8], role: Role, challenge: &[u8; CHALLENGE_BYTES], tenant: &str) -> Hmac<Sha256> {
     // A key of any length will do.
-    #[expect(clippy::expect_used, reason = "HMAC takes keys of any length; the error type is shared with ciphers")]
+    #[expect(
+        clippy::expect_used,
+        reason = "HMAC takes keys of any length; the error type is shared with ciphers"
+    )]
     let mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
     mac.chain_update(CONTEXT).chain_update([role as u8]).chain_update(challenge).chain_update(tenant)
 }

@@ -7,9 +7,10 @@ use core::time::Duration;
 
 use te_core::Instant;
 
+use crate::ErrorCode;
 use crate::allocator::{Allocator, AnyAllocator, Block};
 use crate::message::{Export, SegmentInfo, SegmentNo};
-use crate::placement::AllocationStrategy;
+use crate::placement::{AllocationStrategy, Placement};
 use crate::room::Rooms;
 use crate::slab::NIL;
 
@@ -27,6 +28,10 @@ impl Placed {
 
     pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
         Self { addr, segment, block: block.index() }
+    }
+
+    pub(crate) const fn block(&self) -> Block {
+        Block::new(self.block)
     }
 }
 
@@ -53,6 +58,8 @@ pub(crate) struct Segment {
     pub(crate) joined: Instant,
     /// Whether new replicas may go there. See [`Segments::set_accepts_new`].
     pub(crate) accepts_new: bool,
+    /// A client could not reach it, and its node has not been heard of since.
+    pub(crate) unreachable: bool,
     pub(crate) allocator: AnyAllocator,
 }
 
@@ -87,8 +94,8 @@ pub(crate) struct Segments {
     pub(crate) rooms: Rooms,
     last_no: SegmentNo,
     capacity_bytes: u64,
-    /// The longest segment.
-    segment_bytes_max: u64,
+    /// Segments that are out of reach.
+    pub(crate) unreachable: u32,
     pub(crate) used_bytes: u64,
     pub(crate) strategy: AllocationStrategy,
     pub(crate) slow_start: Duration,
@@ -105,7 +112,7 @@ impl Segments {
             rooms: Rooms::default(),
             last_no: no,
             capacity_bytes: 0,
-            segment_bytes_max: 0,
+            unreachable: 0,
             used_bytes: 0,
             strategy,
             slow_start,
@@ -125,7 +132,6 @@ impl Segments {
         let segment = make(no);
         self.capacity_bytes = self.capacity_bytes.checked_add(segment.allocator.capacity_bytes())?;
         self.last_no = no;
-        self.segment_bytes_max = self.segment_bytes_max.max(segment.allocator.capacity_bytes());
         self.settled_at = self.settled_at.max(segment.joined + self.slow_start);
         self.rooms.push(segment.bound());
         self.list.push(segment);
@@ -139,8 +145,7 @@ impl Segments {
         self.rooms.remove(at);
         self.capacity_bytes -= segment.allocator.capacity_bytes();
         self.used_bytes -= segment.allocator.used_bytes();
-        self.segment_bytes_max =
-            self.list.iter().map(|segment| segment.allocator.capacity_bytes()).max().unwrap_or(0);
+        self.unreachable -= u32::from(segment.unreachable);
         Some(segment)
     }
 
@@ -150,6 +155,18 @@ impl Segments {
         self.list[at].accepts_new = accepts;
         self.rooms.set(at, self.list[at].bound());
         true
+    }
+
+    /// Marks a segment as out of reach, or takes the mark away. Gives whether that changed; `None`: it is not mounted.
+    pub(crate) fn set_unreachable(&mut self, no: SegmentNo, unreachable: bool) -> Option<bool> {
+        let at = self.position(no)?;
+        let changed = core::mem::replace(&mut self.list[at].unreachable, unreachable) != unreachable;
+        match (changed, unreachable) {
+            (true, true) => self.unreachable += 1,
+            (true, false) => self.unreachable -= 1,
+            _ => {}
+        }
+        Some(changed)
     }
 
     /// Gives a replica's bytes, held back so far, to an object.
@@ -183,9 +200,29 @@ impl Segments {
         self.used_bytes
     }
 
-    /// Whether an empty segment could hold `len` bytes at all.
-    pub(crate) fn could_hold(&self, len: u64) -> bool {
-        self.segment_bytes_max >= len
+    /// Whether some segment that a put allows could hold `len` bytes if it were empty.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn could_hold(&self, len: u64, placement: &Placement) -> Result<(), ErrorCode> {
+        let mut large = self.list.iter().filter(|segment| segment.allocator.capacity_bytes() >= len);
+        let (mut any, mut open) = (false, false);
+        let allowed = large.any(|segment| {
+            any = true;
+            open |= segment.accepts_new;
+            segment.accepts_new && !placement.excluded.contains(&segment.no)
+        });
+        match (allowed, any, open) {
+            (true, ..) => Ok(()),
+            _ if self.list.is_empty() => Err(ErrorCode::NoSegment),
+            (_, false, _) => Err(ErrorCode::ObjectTooLarge),
+            (.., true) => Err(ErrorCode::SegmentsExcluded),
+            (.., false) => Err(ErrorCode::SegmentsClosed),
+        }
+    }
+
+    pub(crate) fn allocator(&self, no: SegmentNo) -> Option<&AnyAllocator> {
+        self.get(no).map(|segment| &segment.allocator)
     }
 
     /// Gives a replica's bytes back; gives how many. 0: the segment is gone.

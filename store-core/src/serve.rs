@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use crate::master::Rights;
+use crate::master::{PAGE_ITEMS_MAX, Rights};
 use crate::message::{
     self, Answer, Kind, Lease, ListPosition, MountAnswer, NodeStatus, Operation, PutWindow, Welcome,
     encode_failure,
@@ -173,22 +173,29 @@ impl Master {
                 let head = PutWindow { window_ms };
                 let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
                 let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
-                batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, ask, new| {
-                    let place = Place::new(at, len, returning);
-                    master.put_start_in(now, new.of(tenant), new.len, &ask.item(at), place)
-                })
+                let no = self.session_no(session);
+                let done =
+                    batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, ask, new| {
+                        let place = Place::new(at, len, returning);
+                        session.writer = ask.writer;
+                        master.put_start_from(now, new.of(tenant), new.len, &ask.item(at), place, no)
+                    });
+                session.puts = self.unfinished_of(no);
+                done
             }
             Kind::PutEnd => {
                 batch::<message::PutEnd>(self, tenant, body, id, out, &(), |master, at, (), item| {
                     master.check_handle(item.generation, item.handle)?;
                     master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
                 })
+                .inspect(|()| session.puts = self.unfinished_of(session.no))
             }
             Kind::PutRevoke => {
                 batch::<message::PutRevoke>(self, tenant, body, id, out, &(), |master, _, (), item| {
                     master.check_handle(item.generation, item.handle)?;
                     master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
                 })
+                .inspect(|()| session.puts = self.unfinished_of(session.no))
             }
             Kind::Get => {
                 let head = Lease { lease_ms: self.config().lease_ttl_ms, first: session.leases.next() };
@@ -230,7 +237,7 @@ impl Master {
             }
             Kind::ExplainEviction => {
                 let (limit, _) = message::ExplainEviction::decode_request(body).map_err(WireError::code)?;
-                let limit = (limit as usize).min(KEYS_PER_BATCH_MAX);
+                let limit = (limit.min(PAGE_ITEMS_MAX)) as usize;
                 let mut next = Page::default();
                 self.next_victims(now, tenant, |victim| {
                     next.items.len() < limit && next.push(victim, victim.key)

@@ -45,6 +45,8 @@ pub struct Session {
     pub(crate) no: u64,
     /// Puts that it began and that are not finished.
     pub(crate) puts: u32,
+    /// Who writes for it, by what it said last; 0: unknown.
+    pub(crate) writer: u64,
     pub(crate) leases: Leases,
 }
 
@@ -63,6 +65,7 @@ impl Session {
             node: false,
             no: 0,
             puts: 0,
+            writer: 0,
             leases: Leases::new(),
         }
     }

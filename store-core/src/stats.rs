@@ -21,15 +21,16 @@ pub struct Stats {
     pub capacity_bytes: u64,
     /// Bytes of them that are allocated, those held back included, rounded up to the allocator's grain.
     pub used_bytes: u64,
-    /// Bytes of unfinished puts, whose writers are at work as far as is known.
+    /// Bytes of unfinished puts, each object counted once.
     pub unfinished_bytes: u64,
     /// Bytes held back because a writer may still write there.
     pub quarantined_bytes: u64,
-    /// Of these, bytes that come back as soon as their nodes have cut off a writer that is gone, or was too slow.
-    pub quarantined_expelling_bytes: u64,
-    /// Of these, bytes on nodes that cannot cut writers off, or of writers that cannot be named: they come back after the
-    /// release timeout, or when the segment is mounted anew.
-    pub quarantined_unnamed_bytes: u64,
+    /// Bytes that come back as soon as their nodes have cut off a writer whose connection has ended, or that is too slow: as
+    /// counted when the nodes were told. Some are of unfinished puts, the others held back.
+    pub held_dead_writer_bytes: u64,
+    /// Of what is held back, bytes whose writer did not say who it is: they come back when it says that it is quiet, or when
+    /// the segment is mounted anew.
+    pub held_unknown_writer_bytes: u64,
     /// Bytes held back because a reader's lease outlives the object.
     pub deferred_bytes: u64,
     /// Largest object for which there is room without eviction, bytes.
@@ -86,4 +87,6 @@ pub struct Stats {
     pub segments_unreachable: u64,
     /// Puts refused because the master's own memory was used up.
     pub puts_metadata_full_total: u64,
+    /// Events that nobody took in time.
+    pub events_dropped_total: u64,
 }

@@ -14,7 +14,18 @@ fn at(ms: u64) -> Instant {
 fn segment(node: u64) -> MountSegment<'static> {
     let name = ["none", "n1", "n2"][node as usize];
     let export = Export::default();
-    MountSegment { node, incarnation: 1, name, endpoint: "n:1", base: 0, len: 64 * LEN, export, epoch: 0, key: 0, takeover: false }
+    MountSegment {
+        node,
+        incarnation: 1,
+        name,
+        endpoint: "n:1",
+        base: 0,
+        len: 64 * LEN,
+        export,
+        epoch: 0,
+        key: 0,
+        takeover: false,
+    }
 }
 
 fn master(config: MasterConfig) -> Master {
@@ -75,7 +86,7 @@ fn eviction_on_demand_spares_what_is_leased_and_what_is_pinned_for_good() {
 #[test]
 fn nodes_are_listed_with_what_they_hold_and_since_when_they_are_silent() {
     let mut master = master(MasterConfig::default());
-    master.heartbeat(at(400), &Heartbeat { node: 2, incarnation: 1, key: 0 });
+    master.heartbeat(at(400), &Heartbeat { node: 2, incarnation: 1, key: 0 }).unwrap();
     let nodes: Vec<NodeInfo> = master.nodes(at(500)).collect();
     assert_eq!(nodes.len(), 2);
     assert_eq!((nodes[0].node, nodes[0].segments, nodes[0].silent_ms), (1, 1, 499));

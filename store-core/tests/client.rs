@@ -6,7 +6,7 @@ use store_core::message::{
     Allocation, Commit, Get, Lease, Object, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
 };
-use store_core::{ErrorCode, Frame, Kind};
+use store_core::{ErrorCode, Frame, Kind, bound, unbound};
 use te_core::{Instant, Op};
 
 fn at(ms: u64) -> Instant {
@@ -20,7 +20,7 @@ fn replicas(segments: &[u32]) -> Replicas {
 }
 
 fn object(segments: &[u32]) -> Object {
-    Object { len: 4096, checksum: 7, generation: 0, replicas: replicas(segments) }
+    Object { len: 4096, checksum: bound(7, b"key", 0), generation: 0, replicas: replicas(segments) }
 }
 
 /// A get of the given objects, answered at 1 ms under a lease of 100 ms.
@@ -32,7 +32,8 @@ fn get_answered(objects: &[Result<Object, ErrorCode>]) -> (GetOp, Vec<Transfer>)
     let (frame, _) = Frame::parse(&out).unwrap().unwrap();
     assert_eq!(Get::decode_request(frame.body).unwrap().1.len(), objects.len());
     let mut answer = Vec::new();
-    Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, objects.iter().copied()).unwrap();
+    Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100, first: 1 }, objects.iter().copied())
+        .unwrap();
     get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
     let transfers = transfers(|| get.poll(at(1), 6, &mut Vec::new()));
     (get, transfers)
@@ -51,12 +52,14 @@ fn transfers(mut poll: impl FnMut() -> Option<Action>) -> Vec<Transfer> {
 
 /// A put of `items` objects with the given replicas, answered at `now` with a window of 100 ms from 0.
 fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Action>) {
-    let mut put = PutOp::new(ClientConfig::default());
+    // One place and no other: `tests/places.rs` is about those.
+    let mut put = PutOp::new(ClientConfig { places_max: 1, ..ClientConfig::default() });
     put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutAsk::default());
     let mut out = Vec::new();
     assert_eq!(put.poll(at(0), 5, &mut out), Some(Action::Call));
-    let answers =
-        (0..items).map(|item| Ok(Allocation { generation: 100 + item as u64, replicas: replicas(segments) }));
+    let answers = (0..items).map(|item| {
+        Ok(Allocation { generation: 100 + item as u64, handle: 7, replicas: replicas(segments) })
+    });
     let mut answer = Vec::new();
     PutStart::encode_response(&mut answer, 5, &PutWindow { window_ms: 100 }, answers).unwrap();
     put.handle_response(now, &Frame::parse(&answer).unwrap().unwrap().0);
@@ -88,7 +91,10 @@ fn endings(put: &mut PutOp, now: Instant) -> Endings {
         if frame.header.kind == Kind::PutEnd as u8 {
             let (_, items) = PutEnd::decode_request(frame.body).unwrap();
             PutEnd::encode_response(&mut answer, request_id, &(), items.map(|_| Ok(()))).unwrap();
-            commits.extend(items.map(|Commit { generation, checksum, .. }| (generation, checksum)));
+            commits.extend(items.map(|Commit { key, generation, handle, checksum }| {
+                assert_eq!(handle, 7);
+                (generation, unbound(checksum, key.0, generation))
+            }));
         } else {
             let (_, items) = PutRevoke::decode_request(frame.body).unwrap();
             PutRevoke::encode_response(&mut answer, request_id, &(), items.map(|_| Ok(()))).unwrap();
@@ -124,8 +130,13 @@ fn a_part_with_a_damaged_block_does_not_count_and_one_beyond_the_end_is_not_read
         get.start([GetItem { key: b"key", capacity: u64::MAX, len_min }], &[]);
         assert_eq!(get.poll(at(0), 5, &mut Vec::new()), Some(Action::Call));
         let mut answer = Vec::new();
-        Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, [Ok(object(&[1]))].into_iter())
-            .unwrap();
+        Get::encode_response(
+            &mut answer,
+            5,
+            &Lease { lease_ms: 100, first: 1 },
+            [Ok(object(&[1]))].into_iter(),
+        )
+        .unwrap();
         get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
         assert_eq!(transfers(|| get.poll(at(1), 6, &mut Vec::new())).len(), usize::from(inside));
         assert_eq!(get.result(0), (!inside).then_some(Err(ErrorCode::InvalidParams)));
@@ -177,8 +188,13 @@ fn a_near_replica_is_read_first() {
     get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[2]);
     get.poll(at(0), 5, &mut Vec::new());
     let mut answer = Vec::new();
-    Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, [Ok(object(&[1, 2]))].into_iter())
-        .unwrap();
+    Get::encode_response(
+        &mut answer,
+        5,
+        &Lease { lease_ms: 100, first: 1 },
+        [Ok(object(&[1, 2]))].into_iter(),
+    )
+    .unwrap();
     get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
     assert_eq!(transfers(|| get.poll(at(1), 6, &mut Vec::new()))[0].segment, 2);
 }
@@ -192,14 +208,15 @@ fn an_object_longer_than_the_buffer_is_not_read() {
 
 #[test]
 fn a_lost_get_is_asked_again_under_a_new_lease_and_answers_to_the_first_are_ignored() {
-    let mut get = GetOp::new(ClientConfig { rpc_tries_max: 2 });
+    let mut get = GetOp::new(ClientConfig { rpc_tries_max: 2, ..ClientConfig::default() });
     get.start([GetItem { key: b"key", capacity: 8192, len_min: 1 }], &[]);
     let mut out = Vec::new();
     assert_eq!(get.poll(at(0), 1, &mut out), Some(Action::Call));
     get.handle_call_failed(1, ErrorCode::RpcTimeout);
     assert_eq!(get.poll(at(500), 2, &mut out), Some(Action::Call));
     let mut late = Vec::new();
-    Get::encode_response(&mut late, 1, &Lease { lease_ms: 100 }, [Ok(object(&[1]))].into_iter()).unwrap();
+    Get::encode_response(&mut late, 1, &Lease { lease_ms: 100, first: 1 }, [Ok(object(&[1]))].into_iter())
+        .unwrap();
     get.handle_response(&Frame::parse(&late).unwrap().unwrap().0);
     assert_eq!(get.poll(at(501), 3, &mut out), None);
     get.handle_call_failed(2, ErrorCode::RpcTimeout);
@@ -214,7 +231,7 @@ fn an_answer_of_the_wrong_shape_is_an_error() {
         get.poll(at(0), 5, &mut Vec::new());
         let mut answer = Vec::new();
         let objects = (0..answers).map(|_| Ok(object(&[1])));
-        Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100 }, objects).unwrap();
+        Get::encode_response(&mut answer, 5, &Lease { lease_ms: 100, first: 1 }, objects).unwrap();
         get.handle_response(&Frame::parse(&answer).unwrap().unwrap().0);
         assert_eq!((get.is_done(), get.result(0)), (true, Some(Err(ErrorCode::InternalError))));
     }
@@ -302,7 +319,7 @@ fn a_put_that_is_aborted_before_its_answer_gives_the_space_back() {
     put.abort(ErrorCode::RpcTimeout);
     assert!(!put.is_done(), "the answer may name space");
     let mut answer = Vec::new();
-    let allocation = Ok(Allocation { generation: 1, replicas: replicas(&[1]) });
+    let allocation = Ok(Allocation { generation: 1, handle: 7, replicas: replicas(&[1]) });
     PutStart::encode_response(&mut answer, 5, &PutWindow { window_ms: 100 }, [allocation].into_iter())
         .unwrap();
     put.handle_response(at(1), &Frame::parse(&answer).unwrap().unwrap().0);

@@ -41,7 +41,7 @@ fn mount(master: &mut Master, ms: u64, node: u64, incarnation: u64, name: &str, 
         key: 0,
         takeover: false,
     };
-    master.mount(at(ms), &segment).unwrap().segment
+    master.mount(at(ms), &segment).unwrap().mounted().unwrap().segment
 }
 
 /// A store whose segments belong to these nodes, all mounted at time 0; they are numbered from 1.
@@ -118,7 +118,7 @@ fn excluded_segments_are_never_used_not_even_when_there_is_no_other() {
         let mut master = store(*strategy, &[1], 64 * KIB);
         put(&mut master, 0, "kept", KIB);
         let all = placement(&[], &[1]);
-        assert_eq!(start(&mut master, "k", 64 * KIB, 1, all), Err(ErrorCode::NoAvailableHandle));
+        assert_eq!(start(&mut master, "k", 64 * KIB, 1, all), Err(ErrorCode::SegmentsExcluded));
     }
 }
 
@@ -291,7 +291,9 @@ fn a_full_store_finds_the_one_segment_with_room() {
         assert_eq!(keys.len(), 200, "each has one");
         assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
         for no in [1, 77, 200, 128] {
-            master.unmount(at(0), &UnmountSegment { node: no.into(), incarnation: 1, segment: no, key: 0 }).unwrap();
+            master
+                .unmount(at(0), &UnmountSegment { node: no.into(), incarnation: 1, segment: no, key: 0 })
+                .unwrap();
             mount(&mut master, 0, no.into(), 2, &format!("s{no}"), KIB);
             assert!(start(&mut master, &format!("again {no}"), KIB, 1, Placement::ANY).unwrap()[0] > 200);
             assert_eq!(start(&mut master, "more", 64, 1, Placement::ANY), Err(ErrorCode::NoAvailableHandle));
@@ -339,7 +341,7 @@ proptest! {
             let node = |no: SegmentNo| nodes[no as usize - 1];
             match result {
                 Err(error) => {
-                    prop_assert_eq!(error, ErrorCode::NoAvailableHandle);
+                    prop_assert!(error.is_no_room(), "{}", error);
                     prop_assert!(open.is_empty(), "{} bytes would fit {:?}", len, open);
                 }
                 Ok(allocation) => {

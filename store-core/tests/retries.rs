@@ -1,9 +1,13 @@
 //! Every request may be sent again when its answer was lost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::OnceLock;
 use store_core::client::{Action, ClientConfig, PutItem, PutOp, TransferEnd};
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Secret, Session, TenantConfig};
+
+use store_core::{
+    ErrorCode, Frame, Key, Kind, Master, MasterConfig, Place, Role, Secret, Session, TenantConfig, prove,
+};
 use te_core::Instant;
 
 const LEN: u64 = 4096;
@@ -46,7 +50,7 @@ fn segment(node: u64) -> MountSegment<'static> {
 }
 
 fn nonce(nonce: u32) -> PutAsk {
-    PutAsk { nonce, options: PutOptions::DEFAULT }
+    PutAsk { nonce, options: PutOptions::DEFAULT, writer: 0 }
 }
 
 fn start(master: &mut Master, ms: u64, ask: &PutAsk, len: u64) -> Result<Allocation, ErrorCode> {
@@ -59,10 +63,17 @@ fn request<O: Operation>(ask: &O::Ask<'_>, item: Option<O::AskItem<'_>>) -> Vec<
     out
 }
 
+/// What an admin says first on a connection whose challenge is 32 zero bytes.
+fn proved() -> Greeting<'static> {
+    static PROOF: OnceLock<[u8; 32]> = OnceLock::new();
+    let proof = PROOF.get_or_init(|| prove(b"root", Role::Admin, &[0; 32], "default"));
+    Greeting { admin_proof: Key(proof), ..Greeting::default() }
+}
+
 /// A session that may ask everything.
 fn admin(master: &mut Master) -> Session {
     let mut session = Session::default();
-    let greeting = request::<Hello>(&Greeting { admin: Key(b"root"), ..Greeting::default() }, None);
+    let greeting = request::<Hello>(&proved(), None);
     master.handle(at(0), &mut session, &Frame::parse(&greeting).unwrap().unwrap().0, &mut Vec::new());
     session
 }
@@ -196,8 +207,13 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     master.put_end(now, b"k", committed.generation, 5).unwrap();
     let open = master.put_start(now, b"open", LEN, &PutOptions::DEFAULT).unwrap();
     let given_up = master.put_start(now, b"given up", LEN, &PutOptions::DEFAULT).unwrap();
-    let commit = Commit { key: Key(b"open"), generation: open.generation, checksum: 6 };
-    let revocation = Revocation { key: Key(b"given up"), generation: given_up.generation, quiet: true };
+    let commit = Commit { key: Key(b"open"), generation: open.generation, handle: open.handle, checksum: 6 };
+    let revocation = Revocation {
+        key: Key(b"given up"),
+        generation: given_up.generation,
+        handle: given_up.handle,
+        quiet: true,
+    };
     let new = NewObject { key: Key(b"new"), len: LEN };
     let idle = master.put_start(now, b"idle", LEN, &PutOptions::DEFAULT).unwrap();
     master.put_end(now, b"idle", idle.generation, 1).unwrap();
@@ -226,19 +242,37 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let maintain = SegmentOrder { segment: 1, state: SegmentState::Maintenance };
     let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2, key: 0 };
     let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
-    let gone = Again::Refused(ErrorCode::ObjectNotFound);
+    // A writer that is gone, and the node that is to cut it off.
+    let mut session = admin(master);
+    let lost = NewObject { key: Key(b"lost"), len: LEN };
+    let lost = request::<PutStart>(&PutAsk { writer: 9, ..PutAsk::default() }, Some(lost));
+    let mut out = Vec::new();
+    master.handle(now, &mut session, &Frame::parse(&lost).unwrap().unwrap().0, &mut out);
+    let frame = Frame::parse(&out).unwrap().unwrap().0;
+    let lost = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
+    assert!(session.holds());
+    master.session_ended(now, session);
+    let writing = master.segment(lost.replicas[0].segment).unwrap().node;
+    let expulsions = FetchAsk { node: writing, incarnation: 1, count_max: 9, key: 0 };
+    let ticket = master.fetch_expulsions(now, &expulsions).unwrap()[0].ticket;
+    let cut_off = ExpulsionEnd { ticket, gone: true };
+    let writing = NodeProof { node: writing, key: 0 };
+    let gone = Again::Refused(ErrorCode::KeyNotFound);
     vec![
         (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
         (Kind::Mount, request::<Mount>(&segment(3), None), Again::Same),
         (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, None), Again::Same),
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
         (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
-        (
-            Kind::PutRevoke,
-            request::<PutRevoke>(&(), Some(revocation)),
-            Again::Refused(ErrorCode::ObjectNotFound),
-        ),
+        (Kind::PutRevoke, request::<PutRevoke>(&(), Some(revocation)), Again::Refused(ErrorCode::PutIsOver)),
         (Kind::Get, request::<Get>(&(), Some(key)), Again::Same),
+        (Kind::ReportSegments, request::<ReportSegments>(&(), Some(1)), Again::Same),
+        (Kind::FetchExpulsions, request::<FetchExpulsions>(&expulsions, None), Again::Same),
+        (
+            Kind::EndExpulsions,
+            request::<EndExpulsions>(&writing, Some(cut_off)),
+            Again::Refused(ErrorCode::TaskNotFound),
+        ),
         (Kind::Exists, request::<Exists>(&(), Some(key)), Again::Same),
         (Kind::List, request::<List>(&list, None), Again::Same),
         (Kind::Segments, request::<Segments>(&(), Some(1)), Again::Same),
@@ -261,7 +295,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
         (Kind::CancelTasks, request::<CancelTasks>(&(), Some(other)), Again::Same),
         (Kind::RetryTasks, request::<RetryTasks>(&(), Some(other)), Again::Same),
         (Kind::FetchTasks, request::<FetchTasks>(&fetch, None), Again::Same),
-        (Kind::EndTasks, request::<EndTasks>(&node, Some(end)), Again::Same),
+        (Kind::EndTasks, request::<EndTasks>(&NodeProof { node, key: 0 }, Some(end)), Again::Same),
         (Kind::OrderSegments, request::<OrderSegments>(&(), Some(maintain)), Again::Same),
         (Kind::DrainStatus, request::<DrainStatus>(&(), Some(1)), Again::Same),
         (Kind::ReadTaskReport, request::<ReadTaskReport>(&(), None), Again::Same),
@@ -310,6 +344,9 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
                     Kind::ClearReplicas => {
                         ClearReplicas::decode_response(&frame).map(|(_, mut items)| items.next())
                     }
+                    Kind::EndExpulsions => {
+                        EndExpulsions::decode_response(&frame).map(|(_, mut items)| items.next())
+                    }
                     Kind::Remove => Remove::decode_response(&frame).map(|(_, mut items)| items.next()),
                     Kind::ReportReplicas => ReportReplicas::decode_response(&frame)
                         .map(|(_, mut items)| items.next().map(|found| found.map(|_| ()))),
@@ -331,6 +368,8 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
         assert_eq!(state(&before), state(&after), "{kind:?} changed something the second time");
         covered.push(kind);
     }
+    // That one is never answered; `tests/leases.rs` sends it twice.
+    covered.push(Kind::ReturnLeases);
     let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !covered.contains(kind)).collect();
     assert!(missing.is_empty(), "no request of {missing:?} is tried: add it to `every_request`");
 }

@@ -82,7 +82,7 @@ impl Store {
             key: 0,
             takeover: false,
         };
-        let no = self.master.mount(at(ms), &segment).unwrap().segment;
+        let no = self.master.mount(at(ms), &segment).unwrap().mounted().unwrap().segment;
         self.memory.insert(no, vec![0; len as usize]);
         no
     }
@@ -204,8 +204,8 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     let id = store.master.create_task(at(0), b"k", None, Some(2)).unwrap();
     assert_eq!(store.task(0, id).state, TaskState::Pending);
     let beat = |node| Heartbeat { node, incarnation: 1, key: 0 };
-    assert_eq!(store.master.heartbeat(at(1), &beat(1)), NodeStatus::Ok, "the target's node is to do it");
-    assert_eq!(store.master.heartbeat(at(1), &beat(2)), NodeStatus::Work);
+    assert_eq!(store.master.heartbeat(at(1), &beat(1)), Ok(NodeStatus::Ok), "the target's node is to do it");
+    assert_eq!(store.master.heartbeat(at(1), &beat(2)), Ok(NodeStatus::Work));
     let states = |store: &Store| store.master.find_replicas(b"k").unwrap().map_states();
     assert_eq!(states(&store), [(1, ReplicaState::Complete), (2, ReplicaState::Initialized)]);
     let orders = store.fetch(2, 2);
@@ -216,7 +216,7 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     assert_eq!(store.report(4, 2, &end), Ok(()));
     assert_eq!(store.read(4, "k"), Ok(vec![1, 2]));
     assert_eq!(store.task(5, id).state, TaskState::Done);
-    assert_eq!(store.master.heartbeat(at(6), &beat(2)), NodeStatus::Ok);
+    assert_eq!(store.master.heartbeat(at(6), &beat(2)), Ok(NodeStatus::Ok));
     let report = store.master.task_report();
     assert_eq!((report.done_total, report.copied_bytes_total, report.processing), (1, 5_000, 0));
     // It is a replica like any other: it goes with its object, or its segment.

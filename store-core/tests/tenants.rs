@@ -3,7 +3,8 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Secret, Session, TenantConfig,
+    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Secret, Session, TenantConfig,
+    prove,
 };
 
 const GRAIN: u64 = 64;
@@ -53,8 +54,30 @@ fn greet(master: &mut Master, session: &mut Session, greeting: &Greeting<'_>) ->
     Hello::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).map(|_| ())
 }
 
+/// Greets twice, as those do who know secrets: once for the challenge, then with proofs.
+fn greet_with(
+    master: &mut Master,
+    session: &mut Session,
+    tenant: &str,
+    secret: &str,
+    admin: &str,
+) -> Result<(), ErrorCode> {
+    let mut request = Vec::new();
+    let nobody = Greeting { tenant: "", ..Greeting::default() };
+    Hello::encode_request(&mut request, 1, &nobody, std::iter::empty()).unwrap();
+    let answer = call(master, session, &request);
+    let welcome = Hello::decode_response(&Frame::parse(&answer).unwrap().unwrap().0).unwrap().0;
+    let proof = |secret: &str, role| match secret {
+        "" => Vec::new(),
+        _ => prove(secret.as_bytes(), role, &welcome.challenge, tenant).to_vec(),
+    };
+    let (secret, admin) = (proof(secret, Role::Tenant), proof(admin, Role::Admin));
+    let (tenant_proof, admin_proof) = (Key(&secret), Key(&admin));
+    greet(master, session, &Greeting { tenant, tenant_proof, admin_proof, ..Greeting::default() })
+}
+
 fn session(master: &mut Master, tenant: &str) -> Session {
-    let mut session = Session::new(Peer::Remote);
+    let mut session = Session::new(Peer::Remote, [0; 32]);
     greet(master, &mut session, &Greeting { tenant, ..Greeting::default() }).unwrap();
     session
 }
@@ -88,7 +111,7 @@ fn told(master: &mut Master, session: &mut Session, name: &str) -> Result<u64, E
 #[test]
 fn without_tenants_nobody_needs_to_say_anything_and_whoever_names_a_tenant_is_refused() {
     let mut master = master_with(4, MasterConfig::default());
-    let mut session = Session::new(Peer::Remote);
+    let mut session = Session::new(Peer::Remote, [0; 32]);
     assert_eq!(exists(&mut master, &mut session, b"k"), Ok(false));
     let named = Greeting { tenant: "a", ..Greeting::default() };
     assert_eq!(greet(&mut master, &mut session, &named), Err(ErrorCode::TenantNotRegistered));
@@ -99,9 +122,9 @@ fn without_tenants_nobody_needs_to_say_anything_and_whoever_names_a_tenant_is_re
 #[test]
 fn with_tenants_nothing_is_answered_before_a_known_one_is_named() {
     let mut master = master_with(4, config(&[tenant("a")]));
-    let mut session = Session::new(Peer::Local);
+    let mut session = Session::new(Peer::Local, [0; 32]);
     for (kind, _) in Kind::ALL.iter().zip(0..) {
-        if *kind == Kind::Hello {
+        if matches!(kind, Kind::Hello | Kind::ReturnLeases) {
             continue;
         }
         let header = store_core::Header { kind: *kind as u8, response: false, request_id: 1, status: 0 };
@@ -133,18 +156,33 @@ fn a_tenant_with_a_secret_needs_it_and_an_admin_needs_only_its_own() {
     let guarded = TenantConfig { secret: secret("open sesame"), ..tenant("a") };
     let config = MasterConfig { admin_secret: secret("root"), ..config(&[guarded]) };
     let mut master = master_with(4, config);
-    let mut session = Session::new(Peer::Local);
-    let mut say = |secret: &str, admin: &str| {
-        let (secret, admin) = (Key(secret.as_bytes()), Key(admin.as_bytes()));
-        greet(&mut master, &mut session, &Greeting { tenant: "a", secret, admin, ..Greeting::default() })
-    };
+    let mut session = Session::new(Peer::Local, [0; 32]);
+    let mut say = |secret: &str, admin: &str| greet_with(&mut master, &mut session, "a", secret, admin);
     assert_eq!(say("", ""), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say("open", ""), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say("open sesame!", ""), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say("open sesame", ""), Ok(()));
     assert_eq!(say("", "root"), Ok(()));
     assert_eq!(say("open sesame", "rooot"), Err(ErrorCode::PermissionDenied), "a wrong one is no none");
-    assert_eq!(say(&"x".repeat(257), ""), Err(ErrorCode::InvalidParams));
+    assert_eq!(session.proofs_failed(), 3);
+    for len in [1, 31, 33] {
+        let short = Greeting { tenant: "a", tenant_proof: Key(&[0; 64][..len]), ..Greeting::default() };
+        assert_eq!(greet(&mut master, &mut session, &short), Err(ErrorCode::InvalidParams));
+    }
+}
+
+#[test]
+fn a_proof_that_was_overheard_is_worth_nothing_the_second_time_or_on_another_connection() {
+    let guarded = TenantConfig { secret: Secret::new(b"open sesame"), ..tenant("a") };
+    let mut master = master_with(4, config(&[guarded]));
+    let mut session = Session::new(Peer::Remote, [1; 32]);
+    let proof = prove(b"open sesame", Role::Tenant, &[1; 32], "a");
+    let said = Greeting { tenant: "a", tenant_proof: Key(&proof), ..Greeting::default() };
+    assert_eq!(greet(&mut master, &mut session, &said), Ok(()));
+    assert_eq!(greet(&mut master, &mut session, &said), Err(ErrorCode::TenantNotRegistered));
+    let mut other = Session::new(Peer::Remote, [2; 32]);
+    assert_eq!(greet(&mut master, &mut other, &said), Err(ErrorCode::TenantNotRegistered));
+    assert_eq!((session.proofs_failed(), other.proofs_failed()), (1, 1));
 }
 
 #[test]
@@ -158,8 +196,7 @@ fn with_tenants_and_an_admins_secret_only_who_says_it_contributes_memory() {
     let status = |answer: &[u8]| Frame::parse(answer).unwrap().unwrap().0.header.result();
     assert_eq!(status(&call(&mut master, &mut session, &request)), Err(ErrorCode::PermissionDenied));
     assert_eq!(master.stats().segments, 1, "its memory is still there");
-    let node = Greeting { tenant: "", admin: Key(b"root"), ..Greeting::default() };
-    greet(&mut master, &mut session, &node).unwrap();
+    greet_with(&mut master, &mut session, "", "", "root").unwrap();
     assert_eq!(status(&call(&mut master, &mut session, &request)), Ok(()));
     assert_eq!(
         exists(&mut master, &mut session, b"k"),
@@ -173,10 +210,7 @@ fn unknown_tenants_are_created_when_that_is_configured_until_there_are_too_many(
     let like = TenantConfig { secret: Secret::new(b"s"), ..TenantConfig::default() };
     let config = MasterConfig { tenant_default: Some(like), tenants_max: 3, ..config(&[]) };
     let mut master = master_with(4, config);
-    let mut say = |tenant: &str| {
-        let greeting = Greeting { tenant, secret: Key(b"s"), ..Greeting::default() };
-        greet(&mut master, &mut Session::default(), &greeting)
-    };
+    let mut say = |tenant: &str| greet_with(&mut master, &mut Session::default(), tenant, "s", "");
     assert_eq!([say("a"), say("b"), say("a")], [Ok(()), Ok(()), Ok(())]);
     assert_eq!(say("c"), Err(ErrorCode::TenantNotRegistered));
     assert_eq!(say(&"n".repeat(65)), Err(ErrorCode::InvalidParams));
@@ -207,12 +241,13 @@ fn a_secret_is_not_printed() {
 
 // ---- isolation ----
 
-fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<u64, ErrorCode> {
+fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<Allocation, ErrorCode> {
     let new = NewObject { key: Key(key), len: GRAIN };
     let started = one!(master, session, PutStart, PutAsk::default(), new)??;
-    let commit = Commit { key: Key(key), generation: started.generation, checksum: 1 };
+    let commit =
+        Commit { key: Key(key), generation: started.generation, handle: started.handle, checksum: 1 };
     one!(master, session, PutEnd, (), commit)??;
-    Ok(started.generation)
+    Ok(started)
 }
 
 #[test]
@@ -220,17 +255,17 @@ fn the_same_key_of_two_tenants_is_two_objects_and_no_operation_reaches_across() 
     let mut master = master_with(8, config(&[tenant("a"), tenant("b")]));
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
-    let generation = put(master, &mut a, b"k").unwrap();
+    let Allocation { generation, handle, .. } = put(master, &mut a, b"k").unwrap();
     assert_eq!(exists(master, &mut b, b"k"), Ok(false));
     assert_eq!(one!(master, &mut b, Get, (), Key(b"k")), Ok(Err(ErrorCode::ObjectNotFound)));
     assert_eq!(one!(master, &mut b, WhyKept, (), Key(b"k")), Ok(Err(ErrorCode::ObjectNotFound)));
     let removal = Removal { key: Key(b"k"), force: true };
-    assert_eq!(one!(master, &mut b, Remove, (), removal), Ok(Err(ErrorCode::ObjectNotFound)));
-    let commit = Commit { key: Key(b"k"), generation, checksum: 1 };
-    assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::ObjectNotFound)));
-    let revocation = Revocation { key: Key(b"k"), generation, quiet: true };
-    assert_eq!(one!(master, &mut b, PutRevoke, (), revocation), Ok(Err(ErrorCode::ObjectNotFound)));
-    assert_ne!(put(master, &mut b, b"k"), Ok(generation));
+    assert_eq!(one!(master, &mut b, Remove, (), removal), Ok(Err(ErrorCode::KeyNotFound)));
+    let commit = Commit { key: Key(b"k"), generation, handle, checksum: 1 };
+    assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::PutIsOver)));
+    let revocation = Revocation { key: Key(b"k"), generation, handle, quiet: true };
+    assert_eq!(one!(master, &mut b, PutRevoke, (), revocation), Ok(Err(ErrorCode::PutIsOver)));
+    assert_ne!(put(master, &mut b, b"k").unwrap().generation, generation);
     assert_eq!(one!(master, &mut b, Remove, (), removal), Ok(Ok(())));
     assert_eq!((exists(master, &mut a, b"k"), exists(master, &mut b, b"k")), (Ok(true), Ok(false)));
     let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 9 };
@@ -251,16 +286,17 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
-    let generation = one!(master, &mut a, PutStart, PutAsk::default(), new).unwrap().unwrap().generation;
-    let noisy = Revocation { key: Key(b"k"), generation, quiet: false };
+    let started = one!(master, &mut a, PutStart, PutAsk::default(), new).unwrap().unwrap();
+    let Allocation { generation, handle, .. } = started;
+    let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
     assert_eq!(one!(master, &mut a, PutRevoke, (), noisy), Ok(Ok(())));
     assert_eq!(master.stats().quarantined_bytes, GRAIN);
     for theirs in [quiet, noisy] {
-        assert_eq!(one!(master, &mut b, PutRevoke, (), theirs), Ok(Err(ErrorCode::ObjectNotFound)));
+        assert_eq!(one!(master, &mut b, PutRevoke, (), theirs), Ok(Err(ErrorCode::PutIsOver)));
     }
-    let commit = Commit { key: Key(b"k"), generation, checksum: 1 };
-    assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::ObjectNotFound)));
+    let commit = Commit { key: Key(b"k"), generation, handle, checksum: 1 };
+    assert_eq!(one!(master, &mut b, PutEnd, (), commit), Ok(Err(ErrorCode::PutIsOver)));
     assert_eq!(master.stats().quarantined_bytes, GRAIN, "held back until its own writer says so");
     assert_eq!(one!(master, &mut a, PutRevoke, (), quiet), Ok(Ok(())));
     assert_eq!(master.stats().quarantined_bytes, 0);
@@ -313,8 +349,7 @@ fn a_tenant_learns_of_no_other_from_statistics_explanations_or_lists() {
         let answer = Frame::parse(&out).unwrap().unwrap().0.header;
         assert_eq!(answer.result(), Err(ErrorCode::PermissionDenied));
     }
-    let root = Greeting { tenant: "", admin: Key(b"root"), ..Greeting::default() };
-    greet(master, &mut b, &root).unwrap();
+    greet_with(master, &mut b, "", "", "root").unwrap();
     assert_eq!(told(master, &mut b, "a"), Ok(2), "an admin learns of all");
     let answer = call(master, &mut b, &{
         let mut request = Vec::new();
@@ -750,7 +785,7 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     let ((generation, segment), (other, other_segment)) = (put(b"k"), put(b"other"));
     let key = FullKey { tenant: 1, key: b"k" };
     let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
-    let mut node = Session::new(Peer::Remote);
+    let mut node = Session::new(Peer::Remote, [0; 32]);
     let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
@@ -776,7 +811,7 @@ fn a_connection_that_named_no_tenant_learns_of_no_export() {
     };
     let mut master = Master::new(config).unwrap();
     let mut ask = |tenant: &str| {
-        let mut session = Session::new(Peer::Remote);
+        let mut session = Session::new(Peer::Remote, [0; 32]);
         let (mut request, mut answer) = (Vec::new(), Vec::new());
         let greeting = Greeting { tenant, ..Greeting::default() };
         Hello::encode_request(&mut request, 1, &greeting, std::iter::empty()).unwrap();
@@ -803,12 +838,9 @@ fn a_name_without_the_secret_of_new_tenants_is_not_left_behind() {
     };
     let mut master = Master::new(config).unwrap();
     let before = master.tenants().count();
-    for (secret, more) in [(&b"guess"[..], 0), (b"", 0), (b"s", 1)] {
-        let (mut request, mut answer) = (Vec::new(), Vec::new());
-        let greeting = Greeting { tenant: "new", secret: Key(secret), ..Greeting::default() };
-        Hello::encode_request(&mut request, 1, &greeting, std::iter::empty()).unwrap();
-        let frame = Frame::parse(&request).unwrap().unwrap().0;
-        master.handle(Instant::from_millis(1), &mut Session::new(Peer::Remote), &frame, &mut answer);
+    for (secret, more) in [("guess", 0), ("", 0), ("s", 1)] {
+        let greeted = greet_with(&mut master, &mut Session::new(Peer::Remote, [0; 32]), "new", secret, "");
+        assert_eq!(greeted.is_ok(), more == 1);
         assert_eq!(master.tenants().count() - before, more, "{secret:?}");
     }
 }

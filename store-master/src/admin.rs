@@ -9,36 +9,48 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{ConnectInfo, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use store_core::message::{
-    Evict, EvictNow, EvictionReport, ListNodes, NodeInfo, Operation, ReadConfig, SegmentInfo, Segments,
+    DrainInfo, DrainStatus, Evict, EvictNow, EvictionReport, ListNodes, ListTasks, NodeInfo, Operation,
+    ReadConfig, SegmentInfo, SegmentState, Segments, TaskQuery, TaskReport, TaskState, TenantList,
+    TenantUsage,
 };
+use store_core::wire::KEYS_PER_BATCH_MAX;
 use store_core::{ErrorCode, Frame, Items, Stats};
 
-use crate::http::{Asker, BODY_TIME_MAX};
-use crate::http_server::is_own_host;
+use crate::hosts;
+use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
 
 /// Longest body of a request, bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Tasks in an answer, when nobody says how many.
+const TASKS_DEFAULT: u32 = 256;
 
 /// The page, as it is: no build step, nothing fetched from elsewhere.
 const PAGE: &str = include_str!("page.html");
 /// Of every route here.
 const OPENAPI: &str = include_str!("openapi.json");
 
-pub(crate) fn routes() -> Router<Asker> {
+pub(crate) fn routes(asker: Asker) -> Router<Asker> {
     Router::new()
         .route("/", get(page))
         .route("/api/openapi.json", get(openapi))
         .route("/api/v1/status", get(status))
         .route("/api/v1/segments", get(segments))
         .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/drains", get(drains))
+        .route("/api/v1/tasks", get(tasks))
+        .route("/api/v1/tenants", get(tenants))
         .route("/api/v1/config", get(config))
         .route("/api/v1/evict", post(evict))
+        .layer(middleware::from_fn_with_state(asker, hosts::check))
 }
 
 async fn page() -> Response {
@@ -58,19 +70,24 @@ struct Status {
     epoch: u32,
     uptime_s: f64,
     connections: u64,
+    /// When it started, seconds since the Unix epoch.
+    started_s: f64,
     stats: Stats,
     eviction: EvictionReport,
+    tasks: TaskReport,
 }
 
 async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
-    let snapshot = asker.snapshot().await.ok_or(Refusal::Stuck)?;
+    let snapshot = asker.snapshot().await?;
     Ok(json(&Status {
         version: env!("CARGO_PKG_VERSION"),
         epoch: snapshot.epoch,
         uptime_s: snapshot.uptime.as_secs_f64(),
         connections: snapshot.connections,
+        started_s: snapshot.started_s,
         stats: snapshot.stats,
         eviction: snapshot.eviction,
+        tasks: snapshot.tasks,
     }))
 }
 
@@ -84,10 +101,12 @@ struct Segment<'a> {
     incarnation: String,
     capacity_bytes: u64,
     used_bytes: u64,
+    /// `active`, or how far it is with being left.
+    state: &'static str,
 }
 
-impl<'a> From<SegmentInfo<'a>> for Segment<'a> {
-    fn from(info: SegmentInfo<'a>) -> Self {
+impl<'a> Segment<'a> {
+    fn of(info: SegmentInfo<'a>, state: SegmentState) -> Self {
         Self {
             segment: info.segment,
             name: info.name,
@@ -96,13 +115,182 @@ impl<'a> From<SegmentInfo<'a>> for Segment<'a> {
             incarnation: info.incarnation.to_string(),
             capacity_bytes: info.len,
             used_bytes: info.used,
+            state: state.name(),
         }
     }
 }
 
 async fn segments(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    let states = asker.drains().await?;
+    let state = |no| {
+        states.iter().find(|drain| drain.segment == no).map_or(SegmentState::Active, |drain| drain.state)
+    };
     asker
-        .ask::<Segments>(&(), |(), items| json(&items.flatten().map(Segment::from).collect::<Vec<_>>()))
+        .ask::<Segments, _>(&(), |(), items| {
+            json(&items.flatten().map(|info| Segment::of(info, state(info.segment))).collect::<Vec<_>>())
+        })
+        .await
+}
+
+/// A segment that is not active.
+#[derive(Serialize)]
+struct Drain {
+    segment: u32,
+    node: String,
+    state: &'static str,
+    used_bytes: u64,
+    blocks: u64,
+    moving: u32,
+    moved_total: u64,
+    dropped_total: u64,
+    failed_total: u64,
+    left_no_room: u64,
+    left_unfinished: u64,
+    left_bad: u64,
+}
+
+impl From<&DrainInfo> for Drain {
+    fn from(info: &DrainInfo) -> Self {
+        Self {
+            segment: info.segment,
+            node: node_name(info.node),
+            state: info.state.name(),
+            used_bytes: info.used_bytes,
+            blocks: info.blocks,
+            moving: info.moving,
+            moved_total: info.moved_total,
+            dropped_total: info.dropped_total,
+            failed_total: info.failed_total,
+            left_no_room: info.left_no_room,
+            left_unfinished: info.left_unfinished,
+            left_bad: info.left_bad,
+        }
+    }
+}
+
+async fn drains(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    Ok(json(&asker.drains().await?.iter().map(Drain::from).collect::<Vec<_>>()))
+}
+
+/// A task. Numbers of 64 bits that name something are texts.
+#[derive(Serialize)]
+struct Task {
+    id: String,
+    /// For admins alone: it is a tenant's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    bytes: u64,
+    state: &'static str,
+    cause: &'static str,
+    source: Option<u32>,
+    target: Option<u32>,
+    attempts: u32,
+    error: Option<&'static str>,
+    age_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Tasks {
+    /// Where to go on; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+    tasks: Vec<Task>,
+}
+
+/// Which tasks: `?state=…&limit=…&cursor=…`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WhichTasks {
+    #[serde(default)]
+    cursor: u64,
+    limit: Option<u32>,
+    state: Option<String>,
+}
+
+async fn tasks(
+    State(asker): State<Asker>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    which: Result<Query<WhichTasks>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let wrong =
+        || Refusal::Body("ask with ?state=STATE&limit=1..4096&cursor=CURSOR, each of them if wanted".into());
+    let Query(which) = which.map_err(|_| wrong())?;
+    let state = match which.state.as_deref() {
+        None => None,
+        Some(name) => {
+            let all = [
+                TaskState::Pending,
+                TaskState::Processing,
+                TaskState::Done,
+                TaskState::Failed,
+                TaskState::Canceled,
+            ];
+            Some(all.into_iter().find(|state| state.name() == name).ok_or_else(wrong)?)
+        }
+    };
+    let limit = which.limit.unwrap_or(TASKS_DEFAULT);
+    if !(1..=KEYS_PER_BATCH_MAX as u32).contains(&limit) {
+        return Err(wrong());
+    }
+    let keys = asker.is_admin(peer, &headers);
+    let query = TaskQuery { cursor: which.cursor, limit, state };
+    asker
+        .ask::<ListTasks, _>(&query, |position, items| {
+            let tasks = items.map(|info| Task {
+                id: info.id.to_string(),
+                key: keys.then(|| String::from_utf8_lossy(info.key.0).into_owned()),
+                bytes: info.len,
+                state: info.state.name(),
+                cause: info.cause.name(),
+                source: info.source,
+                target: info.target,
+                attempts: info.attempts,
+                error: info.error.map(ErrorCode::name),
+                age_ms: info.age_ms,
+            });
+            let cursor = (position.cursor != 0).then(|| position.cursor.to_string());
+            json(&Tasks { cursor, tasks: tasks.collect() })
+        })
+        .await
+}
+
+#[derive(Serialize)]
+struct Tenant<'a> {
+    name: &'a str,
+    objects: u64,
+    bytes: u64,
+    held_bytes: u64,
+    hard_pinned_bytes: u64,
+    guaranteed_bytes: u64,
+    quota_bytes: Option<u64>,
+    quota_objects: Option<u32>,
+    has_secret: bool,
+    evictions_total: u64,
+    refusals_total: u64,
+}
+
+impl<'a> From<TenantUsage<'a>> for Tenant<'a> {
+    fn from(usage: TenantUsage<'a>) -> Self {
+        Self {
+            name: usage.name,
+            objects: usage.objects,
+            bytes: usage.bytes,
+            held_bytes: usage.held_bytes,
+            hard_pinned_bytes: usage.hard_pinned_bytes,
+            guaranteed_bytes: usage.guaranteed_bytes,
+            quota_bytes: usage.quota_bytes,
+            quota_objects: usage.quota_objects,
+            has_secret: usage.has_secret,
+            evictions_total: usage.evictions_total,
+            refusals_total: usage.refusals_total,
+        }
+    }
+}
+
+async fn tenants(State(asker): State<Asker>) -> Result<Response, Refusal> {
+    asker
+        .ask::<TenantList, _>(&(), |(), items| json(&items.flatten().map(Tenant::from).collect::<Vec<_>>()))
         .await
 }
 
@@ -130,12 +318,14 @@ impl From<NodeInfo> for Node {
 }
 
 async fn nodes(State(asker): State<Asker>) -> Result<Response, Refusal> {
-    asker.ask::<ListNodes>(&(), |(), items| json(&items.map(Node::from).collect::<Vec<_>>())).await
+    asker.ask::<ListNodes, _>(&(), |(), items| json(&items.map(Node::from).collect::<Vec<_>>())).await
 }
 
 async fn config(State(asker): State<Asker>) -> Result<Response, Refusal> {
     // With the seed, anybody could choose keys that collide.
-    asker.ask::<ReadConfig>(&(), |config, _| json(&store_core::MasterConfig { hash_seed: 0, ..config })).await
+    asker
+        .ask::<ReadConfig, _>(&(), |config, _| json(&store_core::MasterConfig { hash_seed: 0, ..config }))
+        .await
 }
 
 /// What a POST to `/api/v1/evict` says: how much to leave. None: as much as there is.
@@ -152,7 +342,7 @@ async fn evict(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    asker.may_change(peer, &headers)?;
+    asker.may_change(peer, &headers).await?;
     let leave: Leave = read(&headers, body).await?;
     if leave.objects_max.is_none() && leave.used_bytes_max.is_none() {
         return Err(Refusal::Body("say objects_max, used_bytes_max, or both".into()));
@@ -161,14 +351,14 @@ async fn evict(
         objects_max: leave.objects_max.unwrap_or(u64::MAX),
         used_bytes_max: leave.used_bytes_max.unwrap_or(u64::MAX),
     };
-    asker.ask::<EvictNow>(&leave, |evicted, _| json(&evicted)).await
+    asker.ask::<EvictNow, _>(&leave, |evicted, _| json(&evicted)).await
 }
 
 /// Why a request got no answer.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The serving thread did not answer in time.
-    Stuck,
+    Unanswered(Unanswered),
     /// The body is not JSON, or says something else than this operation wants.
     Body(String),
     /// The body is longer than any.
@@ -185,10 +375,16 @@ pub(crate) enum Refusal {
     Refused(ErrorCode),
 }
 
+impl From<Unanswered> for Refusal {
+    fn from(why: Unanswered) -> Self {
+        Self::Unanswered(why)
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, why) = match self {
-            Self::Stuck => (StatusCode::SERVICE_UNAVAILABLE, "the master does not answer".to_owned()),
+            Self::Unanswered(why) => (StatusCode::SERVICE_UNAVAILABLE, why.text().to_owned()),
             Self::Body(why) => (StatusCode::BAD_REQUEST, why),
             Self::Long => (StatusCode::PAYLOAD_TOO_LARGE, format!("send {BODY_BYTES_MAX} bytes at most")),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()),
@@ -199,7 +395,10 @@ impl IntoResponse for Refusal {
             Self::Secret => {
                 (StatusCode::UNAUTHORIZED, "say the admin's secret: `Authorization: Bearer SECRET`".into())
             }
-            Self::Host => (StatusCode::FORBIDDEN, "name this host by its address or as localhost".into()),
+            Self::Host => (
+                StatusCode::FORBIDDEN,
+                "ask under the master's address, localhost, a name without dots, or one that `http_hosts` lists".into(),
+            ),
             Self::Refused(code) => (StatusCode::CONFLICT, code.to_string()),
         };
         let body = serde_json::json!({ "error": why });
@@ -215,16 +414,16 @@ impl IntoResponse for Refusal {
 }
 
 impl Asker {
-    /// Carries an operation out, and makes a response of its answer.
-    async fn ask<O: Operation>(
+    /// Carries an operation out, and makes something of its answer.
+    async fn ask<O: Operation, T>(
         &self,
         ask: &O::Ask<'_>,
-        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> Response,
-    ) -> Result<Response, Refusal> {
+        render: impl FnOnce(O::Answer<'_>, Items<'_, O::AnswerItem<'_>>) -> T,
+    ) -> Result<T, Refusal> {
         let mut request = Vec::new();
         O::encode_request(&mut request, 1, ask, std::iter::empty())
             .map_err(|error| Refusal::Body(error.to_string()))?;
-        let answer = self.call(request).await.ok_or(Refusal::Stuck)?;
+        let answer = self.call(request).await?;
         let frame = match Frame::parse(&answer) {
             Ok(Some((frame, _))) => frame,
             _ => return Err(Refusal::Refused(ErrorCode::InternalError)),
@@ -233,24 +432,46 @@ impl Asker {
         Ok(render(head, items))
     }
 
+    /// Every segment that is not active.
+    async fn drains(&self) -> Result<Vec<DrainInfo>, Refusal> {
+        self.ask::<DrainStatus, _>(&(), |(), items| items.flatten().collect()).await
+    }
+
+    /// Whether a request is an admin's, as [`Self::may_change`] wants it.
+    fn is_admin(&self, peer: SocketAddr, headers: &HeaderMap) -> bool {
+        let secret = self.admin_secret();
+        if secret.is_set() { secret.matches(bearer(headers).as_bytes()) } else { peer.ip().is_loopback() }
+    }
+
     /// Whether a request may change something.
-    fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
-        let said = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    async fn may_change(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<(), Refusal> {
         let secret = self.admin_secret();
         if secret.is_set() {
-            let guess = said(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-            return if secret.matches(guess.unwrap_or("").as_bytes()) {
-                Ok(())
-            } else {
-                Err(Refusal::Secret)
-            };
+            if secret.matches(bearer(headers).as_bytes()) {
+                return Ok(());
+            }
+            if headers.contains_key(header::AUTHORIZATION) {
+                self.wrong_bearer().await;
+            }
+            return Err(Refusal::Secret);
         }
         if !peer.ip().is_loopback() {
             return Err(Refusal::Elsewhere);
         }
         // A page whose name somebody pointed at this address would be of the same origin to a browser.
-        if said(header::HOST).is_some_and(is_own_host) { Ok(()) } else { Err(Refusal::Host) }
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        if host.is_some_and(|host| hosts::is_allowed(host, self.http_hosts())) {
+            Ok(())
+        } else {
+            Err(Refusal::Host)
+        }
     }
+}
+
+/// What a request says to be the admin's secret; empty: nothing.
+pub(crate) fn bearer(headers: &HeaderMap) -> &str {
+    let said = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    said.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or("")
 }
 
 /// The JSON of a request. Only what says that it is JSON: a form that another site's page sends cannot.

@@ -23,8 +23,18 @@ pub struct Config {
     pub rpc_unix: Option<PathBuf>,
     /// Where `/health`, `/ready` and `/metrics` are served; none: not at all. Default `127.0.0.1:9003`.
     pub http_listen: Option<SocketAddr>,
-    /// RPC connections at a time; one more is told so and closed. Default 4096.
+    /// Names under which the status page and `/api` are answered, beside addresses, `localhost`, names without dots and those
+    /// below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`. Others are refused, because a web page could have
+    /// had its own name pointed here. `/health`, `/ready` and `/metrics` are answered under every name. Default none.
+    pub http_hosts: Vec<String>,
+    /// RPC connections at a time. When another one comes, the one that said nothing for the longest time makes way: first who
+    /// never said anything, then who holds nothing. When all are in use, the newcomer is told so and closed. Default 4096.
     pub connections_max: u32,
+    /// How long a connection may take to bring its first whole request, milliseconds. Default 10 s.
+    pub greet_ms_max: u32,
+    /// How long one connection's requests are handled before the others get their turn, microseconds, when they are searches,
+    /// lists or large batches; lookups have 100 µs. One request more may begin before it is over. Default 1 ms.
+    pub turn_us_max: u32,
     /// Answers that may wait for one connection, bytes, before its requests are no longer read. One answer may be longer.
     /// Default 1 MiB.
     pub backlog_bytes_max: u32,
@@ -74,7 +84,8 @@ pub struct MetadataLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpLimits {
-    /// HTTP connections at a time; more wait until one is over. Default 256.
+    /// HTTP connections at a time. When another one comes, the one that was silent for the longest time makes way; when all are
+    /// at work, `/health` and `/ready` have 32 more. Default 256.
     pub connections_max: u32,
     /// How long the head of a request may take, and a connection may lie idle, milliseconds. Default 10 s.
     pub head_ms_max: u32,
@@ -90,6 +101,8 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let at_least_one = [
             ("connections_max", self.connections_max),
+            ("greet_ms_max", self.greet_ms_max),
+            ("turn_us_max", self.turn_us_max),
             ("stall_ms_max", self.stall_ms_max),
             ("backlog_bytes_max", self.backlog_bytes_max),
             ("buffered_mib_max", self.buffered_mib_max),
@@ -101,6 +114,15 @@ impl Config {
             if value == 0 {
                 return Err(ConfigError { field, need: "must be at least 1" });
             }
+        }
+        if self.http_hosts.iter().any(|name| name.is_empty() || name.contains([':', '/'])) {
+            return Err(ConfigError {
+                field: "http_hosts",
+                need: "must be names of hosts, without scheme and port",
+            });
+        }
+        if self.turn_us_max > 1_000_000 {
+            return Err(ConfigError { field: "turn_us_max", need: "must be at most 1000000: others wait" });
         }
         if self.spin_us > 1_000_000 {
             return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: it burns a core" });
@@ -124,7 +146,10 @@ impl Default for Config {
             metadata_server: true,
             metadata: MetadataLimits::default(),
             http: HttpLimits::default(),
+            http_hosts: Vec::new(),
             connections_max: 4096,
+            greet_ms_max: 10_000,
+            turn_us_max: 1_000,
             backlog_bytes_max: 1 << 20,
             buffered_mib_max: 256,
             stall_ms_max: 10_000,

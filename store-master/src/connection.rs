@@ -1,17 +1,23 @@
 //! One RPC connection: bytes in, frames to the handler, bytes out.
 //!
-//! Nothing here blocks. A connection is *pumped* when its socket may have something: it reads what is there, hands every
-//! complete frame on, and writes all answers of that round with one call. A peer that does not read its answers is not
-//! read from either, once `backlog_bytes_max` of them wait.
+//! Nothing here blocks. A connection is *pumped* when its socket may have something and its turn has come: it reads what is
+//! there, hands complete frames on for as long as the turn lasts, and writes all answers of that turn with one call. A peer
+//! that does not read its answers is not read from either, once `backlog_bytes_max` of them wait.
+//!
+//! The clock is read after bytes were read and before their frames are handled, so that what is promised for a time is promised
+//! from a moment at which the request had been sent; and again after whatever may have taken long.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
-use store_core::{CHALLENGE_BYTES, Peer, Session};
+use store_core::{CHALLENGE_BYTES, Kind, Peer, Session};
+
+use crate::places::{Source, Standing};
+use crate::turns::{Account, Lane, Ticket};
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -19,27 +25,66 @@ const READ_BYTES: usize = 64 << 10;
 const PROGRESS_BYTES: usize = 64 << 10;
 /// Frames up to this length are read whatever all connections hold together.
 const STARVED_BYTES_MAX: usize = 16 << 10;
-/// Bytes of one connection handled before the others get their turn.
+/// Bytes of one connection read before the others get their turn.
 const ROUND_BYTES_MAX: usize = 256 << 10;
+/// Longest body of a short request, bytes: some hundred keys.
+const SHORT_BYTES_MAX: usize = 4 << 10;
+/// Requests and answers handled, in bytes, before the clock is read again.
+const CLOCK_BYTES: usize = 4 << 10;
 /// Capacity that an output buffer keeps when it is empty.
 const KEEP_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a broken stream that are read and dropped, so that the peer sees why rather than a reset.
 const DISCARD_BYTES_MAX: usize = 16 << 20;
 
-/// 32 random bytes.
-fn challenge() -> [u8; CHALLENGE_BYTES] {
-    let mut bytes = [0; CHALLENGE_BYTES];
-    #[expect(clippy::expect_used, reason = "a system without random numbers cannot keep a secret")]
-    getrandom::fill(&mut bytes).expect("the system gives random numbers");
-    bytes
-}
-
 /// What answers requests.
 pub(crate) trait Handler {
-    /// Answers one frame by appending to `out`; a frame may need no answer.
-    fn frame(&mut self, session: &mut Session, frame: Frame<'_>, out: &mut Vec<u8>);
+    /// Reads the clock; what is handled from now on is handled at this time.
+    fn clock(&mut self) -> Instant;
+    /// Answers one frame of somebody from `source` by appending to `out`; a frame may need no answer.
+    fn frame(
+        &mut self,
+        session: &mut Session,
+        source: Source,
+        frame: &Frame<'_>,
+        out: &mut Vec<u8>,
+    ) -> Verdict;
     /// A stream is broken; the connection closes after an answer that says so.
     fn broken(&mut self, error: WireError);
+    /// A turn is over and took so long.
+    fn turn_ended(&mut self, took: Duration);
+    /// A connection is gone.
+    fn left(&mut self, session: Session);
+}
+
+/// What becomes of a connection after a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Answered,
+    /// The frame was not looked at, and nothing of this connection is before then.
+    Later(Instant),
+    /// No more requests are taken.
+    Last,
+}
+
+/// How far a turn came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handled {
+    /// Every complete frame is handled.
+    All,
+    /// The turn is over, or too many answers wait.
+    Some,
+    /// It is not listened to for now.
+    Muted,
+}
+
+/// What a turn is held to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TurnLimits {
+    /// How long it lasts. One request more may begin before it is over.
+    pub(crate) turn: Duration,
+    pub(crate) backlog_bytes_max: usize,
+    /// Whether long frames are read, and answers need not wait for one another.
+    pub(crate) may_buffer: bool,
 }
 
 /// A connected socket of either kind.
@@ -65,6 +110,10 @@ pub(crate) enum Pumped {
 pub(crate) struct Connection {
     stream: Stream,
     session: Session,
+    source: Source,
+    since: Instant,
+    /// When a whole request was handled last.
+    heard: Instant,
     input: FrameBuffer,
     out: Vec<u8>,
     /// Bytes of `out` that are written.
@@ -72,8 +121,11 @@ pub(crate) struct Connection {
     readable: bool,
     writable: bool,
     state: State,
-    /// Whether it is in the server's list of those to pump.
-    pub(crate) queued: bool,
+    pub(crate) account: Account,
+    /// Its place in the line of those that wait for a turn, if it does.
+    pub(crate) waits: Option<Ticket>,
+    /// Its source was wrong too often: nothing of it is looked at before.
+    muted_until: Option<Instant>,
     /// Not read from, because all connections together hold too much.
     starved: bool,
     /// The peer closed its side, or is gone. What it sent before may still be read.
@@ -98,17 +150,22 @@ enum State {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, peer: Peer, now: Instant) -> Self {
+    pub(crate) fn new(stream: Stream, peer: Peer, source: Source, now: Instant) -> Self {
         Self {
             stream,
             session: Session::new(peer, challenge()),
+            source,
+            since: now,
+            heard: now,
             input: FrameBuffer::new(),
             out: Vec::new(),
             out_written: 0,
             readable: true,
             writable: true,
             state: State::Open,
-            queued: false,
+            account: Account::default(),
+            waits: None,
+            muted_until: None,
             starved: false,
             ended: false,
             last_progress: now,
@@ -130,6 +187,52 @@ impl Connection {
         self.readable |= readable || ended;
         self.writable |= writable || ended;
         self.ended |= ended;
+    }
+
+    pub(crate) fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Since when it has been there.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// When a whole request was handled last; at the beginning, when it came.
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// Whether it is not listened to for now.
+    fn is_muted(&self, now: Instant) -> bool {
+        self.muted_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether that is over, once.
+    pub(crate) fn may_speak_again(&mut self, now: Instant) -> bool {
+        self.muted_until.take_if(|until| *until <= now).is_some()
+    }
+
+    /// Whether it has brought no whole request yet.
+    pub(crate) fn is_stranger(&self) -> bool {
+        !self.account.is_known()
+    }
+
+    /// What speaks for it when places are few.
+    pub(crate) fn standing(&self) -> Standing {
+        if self.is_stranger() || self.muted_until.is_some() {
+            Standing::Stranger
+        } else if self.session.is_node() || self.session.is_admin() || self.source == Source::Unix {
+            Standing::Kept
+        } else if self.session.holds() {
+            Standing::Holder
+        } else {
+            Standing::Guest
+        }
+    }
+
+    pub(crate) fn into_session(self) -> Session {
+        self.session
     }
 
     /// Answers that wait to be written, bytes.
@@ -178,27 +281,32 @@ impl Connection {
         }
     }
 
-    /// Reads, handles, writes. Without `may_buffer` long frames are not read, and answers wait for one another.
-    pub(crate) fn pump(
-        &mut self,
-        now: Instant,
-        backlog_bytes_max: usize,
-        may_buffer: bool,
-        handler: &mut impl Handler,
-    ) -> Pumped {
+    /// What it waits with, as far as it has been read.
+    pub(crate) fn lane(&self) -> Lane {
+        match self.input.peek_frame() {
+            Ok(Some((frame, _))) if is_long(&frame) => Lane::Long,
+            _ if self.session.is_node() => Lane::Node,
+            _ => Lane::Short,
+        }
+    }
+
+    /// One turn: reads, handles, writes.
+    pub(crate) fn pump(&mut self, lane: Lane, limits: &TurnLimits, handler: &mut impl Handler) -> Pumped {
         // The end has to be found; what comes before it is no more than a socket holds.
-        let may_buffer = may_buffer || self.ended;
-        let backlog_bytes_max = if may_buffer { backlog_bytes_max } else { 1 };
+        let may_buffer = limits.may_buffer || self.ended;
+        let backlog_bytes_max = if may_buffer { limits.backlog_bytes_max } else { 1 };
+        let mut now = handler.clock();
+        let end = now + limits.turn;
         let mut round_bytes = 0;
         let mut more = false;
         self.starved = false;
         while self.state == State::Open {
-            let drained = self.handle_frames(now, backlog_bytes_max, handler);
-            if !drained || round_bytes >= ROUND_BYTES_MAX {
+            let handled = self.handle_frames(&mut now, end, lane, backlog_bytes_max, handler);
+            if handled == Handled::Some || (handled == Handled::All && round_bytes >= ROUND_BYTES_MAX) {
                 more = true;
                 break;
             }
-            if self.state != State::Open || !self.readable {
+            if handled == Handled::Muted || self.state != State::Open || !self.readable {
                 break;
             }
             if !may_buffer && self.input.pending_bytes() > STARVED_BYTES_MAX {
@@ -209,6 +317,8 @@ impl Connection {
             match self.read() {
                 Ok(0) => return self.peer_closed(),
                 Ok(len) => {
+                    // Not before: the process may have been stopped since.
+                    now = handler.clock();
                     round_bytes += len;
                     self.moved(now, len, begins);
                     if begins {
@@ -231,24 +341,64 @@ impl Connection {
         }
     }
 
-    /// Whether every complete frame is handled; otherwise too many answers wait.
-    fn handle_frames(&mut self, now: Instant, backlog_bytes_max: usize, handler: &mut impl Handler) -> bool {
+    fn handle_frames(
+        &mut self,
+        now: &mut Instant,
+        end: Instant,
+        lane: Lane,
+        backlog_bytes_max: usize,
+        handler: &mut impl Handler,
+    ) -> Handled {
+        if self.is_muted(*now) {
+            if self.ended {
+                // Nobody waits for the answer, and others of its source wait for their turn.
+                self.state = State::Closing;
+            }
+            return Handled::Muted;
+        }
+        let mut unclocked = 0;
         while self.out.len() - self.out_written < backlog_bytes_max {
-            match self.input.next_frame() {
-                Ok(Some(frame)) => {
-                    handler.frame(&mut self.session, frame, &mut self.out);
-                    (self.last_progress, self.moved, self.frame_since) = (now, 0, now);
+            match self.input.peek_frame() {
+                Ok(Some((frame, len))) => {
+                    let long = is_long(&frame);
+                    if long && lane != Lane::Long {
+                        return Handled::Some;
+                    }
+                    let before = self.out.len();
+                    match handler.frame(&mut self.session, self.source, &frame, &mut self.out) {
+                        Verdict::Answered => {}
+                        Verdict::Later(at) => {
+                            self.muted_until = Some(at);
+                            return Handled::Muted;
+                        }
+                        Verdict::Last => self.state = State::Closing,
+                    }
+                    unclocked += len + self.out.len() - before;
+                    self.input.consume(len);
+                    self.account.is_known_now();
+                    self.heard = *now;
+                    (self.last_progress, self.moved, self.frame_since) = (*now, 0, *now);
+                    if self.state != State::Open {
+                        return Handled::All;
+                    }
+                    if long || unclocked >= CLOCK_BYTES {
+                        unclocked = 0;
+                        *now = handler.clock();
+                        if *now >= end {
+                            return Handled::Some;
+                        }
+                    }
                 }
-                Ok(None) => return true,
+                Ok(None) => return Handled::All,
                 Err(error) => {
                     handler.broken(error);
                     answer_broken(error, &mut self.out);
                     self.state = State::Closing;
-                    return true;
+                    return Handled::All;
                 }
             }
         }
-        false
+        Handled::Some
     }
 
     /// Bytes that come one by one are no progress, or a peer could owe us the rest of a frame for ever.
@@ -364,6 +514,39 @@ impl Write for Stream {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// 32 random bytes.
+fn challenge() -> [u8; CHALLENGE_BYTES] {
+    let mut bytes = [0; CHALLENGE_BYTES];
+    #[expect(clippy::expect_used, reason = "a system without random numbers cannot keep a secret")]
+    getrandom::fill(&mut bytes).expect("the system gives random numbers");
+    bytes
+}
+
+/// Whether a request may take long, as far as its head tells.
+fn is_long(frame: &Frame<'_>) -> bool {
+    let short = matches!(
+        Kind::from_byte(frame.header.kind),
+        Some(
+            Kind::Hello
+                | Kind::Beat
+                | Kind::PutStart
+                | Kind::PutEnd
+                | Kind::PutRevoke
+                | Kind::Get
+                | Kind::Exists
+                | Kind::Remove
+                | Kind::FetchTasks
+                | Kind::EndTasks
+                | Kind::ReportReplicas
+                | Kind::ReturnLeases
+                | Kind::ReportSegments
+                | Kind::FetchExpulsions
+                | Kind::EndExpulsions
+        ) | None
+    );
+    !short || frame.body.len() > SHORT_BYTES_MAX
 }
 
 /// The last frame on a broken stream: its status says what was wrong with it.

@@ -2,36 +2,39 @@
 //! clients who say nothing, or take nothing, from holding it up.
 //!
 //! ```text
-//!   accept ──▶ a place ──▶ head ──────────▶ body ──────────────▶ answer ──────────────┐
-//!              (or wait)   head_ms_max      its route's business  stall_ms_max        │
-//!                           ▲─────────────────── the next request ◀───────────────────┘
+//!   accept ──▶ a place ──────▶ head ──────────▶ body ──────────────▶ answer ──────────────┐
+//!              (the longest    head_ms_max      its route's business  stall_ms_max        │
+//!              silent one's)    ▲─────────────────── the next request ◀───────────────────┘
 //! ```
+//!
+//! `/health` and `/ready` have a reserve of places, for when all others are at work; see `http_places.rs`.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::Request;
-use hyper::body::Incoming;
+use axum::http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
 use crate::config::HttpLimits;
+use crate::http_places::{AtWork, Heard, Place, Places, is_vital};
 
-/// Longest head of a request, bytes.
+/// Longest head of a request, bytes. What is read beyond it before that is noticed is dropped.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Most lines of it.
 const HEADERS_MAX: usize = 64;
@@ -133,22 +136,21 @@ async fn accept(
     grace: Duration,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections_max as usize));
+    let places = Places::new(limits.connections_max as usize);
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             _ = stopped.changed() => break,
             accepted = async {
-                // First the place, then the client: who finds none waits in the kernel.
-                let place = Arc::clone(&room).acquire_owned().await;
-                (listener.accept().await, place)
+                let client = listener.accept().await?;
+                // Whoever finds no place waits here, and those behind in the kernel.
+                io::Result::Ok((client, places.enter().await))
             } => accepted,
         };
         while connections.try_join_next().is_some() {}
         let ((stream, from), place) = match accepted {
-            (Ok(client), Ok(place)) => (client, place),
-            (Ok(_), Err(_)) => break,
-            (Err(error), _) => {
+            Ok(accepted) => accepted,
+            Err(error) => {
                 tracing::warn!(%error, "accepting a client failed");
                 tokio::time::sleep(REST).await;
                 continue;
@@ -156,8 +158,7 @@ async fn accept(
         };
         let (router, stopped) = (router.clone(), stopped.clone());
         connections.spawn(async move {
-            serve(stream, from, router, limits, stopped).await;
-            drop(place);
+            serve(stream, from, router, limits, place, stopped).await;
         });
     }
     drop(listener);
@@ -172,15 +173,31 @@ async fn serve(
     from: SocketAddr,
     router: Router,
     limits: HttpLimits,
+    place: Place,
     mut stopped: watch::Receiver<bool>,
 ) {
     // Answers are written in few pieces; what is written is wanted at once.
     let _ = stream.set_nodelay(true);
-    let io = TokioIo::new(Stalling::new(stream, ms(limits.stall_ms_max)));
-    let service = TowerToHyperService::new(router);
+    let io = TokioIo::new(Stalling::new(stream, ms(limits.stall_ms_max), Some(place.heard())));
+    let (service, place) = (TowerToHyperService::new(router), &place);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(from));
-        service.call(request)
+        let refused = match place.begin(is_vital(request.uri().path())) {
+            None => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "all connections are in use: ask again")),
+            Some(at_work) => check(&request).map_or(Ok(at_work), Err),
+        };
+        let answer = refused.map(|at_work| {
+            request.extensions_mut().insert(ConnectInfo(from));
+            (service.call(request), at_work)
+        });
+        async move {
+            match answer {
+                Ok((answer, at_work)) => {
+                    let answer = answer.await?;
+                    Ok(answer.map(|body| Body::new(Attended { body, _at_work: at_work })))
+                }
+                Err(refused) => Ok::<_, std::convert::Infallible>(refused),
+            }
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -198,11 +215,67 @@ async fn serve(
                 }
                 return;
             }
+            () = place.wanted() => {
+                tracing::debug!(%from, "an HTTP connection was silent, and its place is wanted");
+                return;
+            }
             _ = stopped.changed(), if !stopping => {
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
         }
+    }
+}
+
+/// What no route should see: a second `Host`, with which two readers of one request could disagree whom it is for; none, where
+/// there must be one (RFC 9112 §3.2); a head that is too long.
+fn check(request: &Request<Incoming>) -> Option<Response<Body>> {
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        return Some(refusal(StatusCode::BAD_REQUEST, "say one Host"));
+    }
+    let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    if target + lines.sum::<usize>() > HEAD_BYTES_MAX {
+        return Some(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "send 64 KiB of headers at most"));
+    }
+    None
+}
+
+/// An answer behind which the connection ends.
+fn refusal(status: StatusCode, why: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(why));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// An answer's body; until all of it was produced, its connection is at work.
+struct Attended<B> {
+    body: B,
+    _at_work: AtWork,
+}
+
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Attended<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -216,16 +289,25 @@ struct Stalling<S> {
     time_max: Duration,
     /// Since a write found no room, and what was written since.
     waiting: Option<(Pin<Box<Sleep>>, usize)>,
+    /// Who is told that bytes move.
+    heard: Option<Heard>,
 }
 
 impl<S> Stalling<S> {
-    fn new(stream: S, time_max: Duration) -> Self {
-        Self { stream, time_max, waiting: None }
+    fn new(stream: S, time_max: Duration, heard: Option<Heard>) -> Self {
+        Self { stream, time_max, waiting: None, heard }
+    }
+
+    fn heard(&self) {
+        if let Some(heard) = &self.heard {
+            heard.now();
+        }
     }
 
     fn watch(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &written {
             Poll::Ready(Ok(len)) => {
+                self.heard();
                 self.waiting = self.waiting.take().and_then(|(sleep, before)| {
                     let moved = before + len;
                     (moved < PROGRESS_BYTES_MIN).then_some((sleep, moved))
@@ -250,7 +332,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, out)
+        let (before, read) = (out.filled().len(), Pin::new(&mut self.stream).poll_read(cx, out));
+        if out.filled().len() > before {
+            self.heard();
+        }
+        read
     }
 }
 
@@ -364,7 +450,7 @@ mod tests {
     fn write(bytes: usize, times: usize, flushing: bool) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         runtime.block_on(async {
-            let mut stream = Stalling::new(Taking { bytes, moment: None }, Duration::from_millis(100));
+            let mut stream = Stalling::new(Taking { bytes, moment: None }, Duration::from_millis(100), None);
             for _ in 0..times {
                 poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, &[0; 1])).await?;
                 if flushing {

@@ -34,18 +34,32 @@
 //! master.stop()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod admin;
+mod answering;
+mod ballast;
+mod clock;
 mod config;
 mod connection;
 mod epoch;
 mod error;
+mod floor;
+mod hosts;
 mod http;
+mod http_places;
 mod http_server;
 mod metadata;
 mod metrics;
+mod places;
+mod proofs;
+mod pulse;
+mod roll;
+mod seldom;
 mod server;
+mod service;
+mod sys;
+mod turns;
 
 pub use config::{Config, HttpLimits, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};

@@ -16,6 +16,9 @@ use store_core::message::{EvictionReport, TaskReport, TaskState};
 use store_core::wire::HEADER_BYTES;
 use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
+use crate::answering::Refusals;
+use crate::floor::Totals;
+
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
 /// [`ErrorCode::ALL`].
 #[derive(Clone, Debug)]
@@ -46,8 +49,12 @@ pub(crate) struct Snapshot {
     pub(crate) tasks: TaskReport,
     pub(crate) drains: DrainsLeft,
     pub(crate) connections: u64,
-    pub(crate) accepted_total: u64,
-    pub(crate) refused_total: u64,
+    pub(crate) totals: Totals,
+    pub(crate) refusals: Refusals,
+    pub(crate) names_taken_over_total: u64,
+    /// Wall time of the start, seconds since the Unix epoch.
+    pub(crate) started_s: f64,
+    pub(crate) metadata_bytes_max: u64,
 }
 
 /// One segment's gauges.
@@ -178,6 +185,14 @@ pub(crate) fn drains(master: &Master) -> DrainsLeft {
 }
 
 impl Snapshot {
+    /// The text in Prometheus' own format, which every reader of it takes.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub(crate) fn encode_plain(&self) -> Result<String, fmt::Error> {
+        Ok(plain(&self.encode()?))
+    }
+
     /// The OpenMetrics text.
     ///
     /// # Errors
@@ -191,7 +206,7 @@ impl Snapshot {
         self.register_tasks(&mut registry);
         self.register_eviction(&mut registry);
         let stats = &self.stats;
-        let gauges: [(&str, &str, u64); 15] = [
+        let gauges: [(&str, &str, u64); 17] = [
             ("objects", "Readable objects", stats.objects),
             ("objects_processing", "Objects being written", stats.objects_processing),
             ("objects_leased", "Readable objects under a lease", stats.objects_leased),
@@ -212,6 +227,16 @@ impl Snapshot {
                 stats.free_bytes_largest,
             ),
             ("metadata_bytes", "Memory of the metadata, estimated", stats.memory_bytes),
+            (
+                "metadata_bytes_max",
+                "Most memory of the metadata; puts beyond it are refused",
+                self.metadata_bytes_max,
+            ),
+            (
+                "segments_unreachable",
+                "Segments that clients could not reach, and whose node was not heard of since",
+                stats.segments_unreachable,
+            ),
             ("connections", "RPC connections", self.connections),
             ("resident_bytes", "Resident memory of the process", resident_bytes()),
             ("epoch", "Which life of the master this is", u64::from(self.epoch)),
@@ -220,7 +245,10 @@ impl Snapshot {
         let uptime = Gauge::<f64, AtomicU64>::default();
         uptime.set(self.uptime.as_secs_f64());
         registry.register("uptime_seconds", "Time since the start", uptime);
-        let counters: [(&str, &str, u64); 24] = [
+        let start = Gauge::<f64, AtomicU64>::default();
+        start.set(self.started_s);
+        registry.register("start_time_seconds", "When it started, since the Unix epoch", start);
+        let counters: [(&str, &str, u64); 30] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
@@ -242,14 +270,78 @@ impl Snapshot {
             ("mounts", "Segments mounted", stats.mounts_total),
             ("unmounts", "Segments unmounted", stats.unmounts_total),
             ("nodes_expired", "Nodes given up for silence", stats.nodes_expired_total),
-            ("connections_accepted", "RPC connections accepted", self.accepted_total),
-            ("connections_refused", "RPC connections over the limit", self.refused_total),
+            ("connections_accepted", "RPC connections accepted", self.totals.accepted),
+            ("connections_refused", "RPC connections turned away: all places taken", self.totals.refused),
+            (
+                "connections_displaced",
+                "RPC connections closed because others wanted their places",
+                self.totals.displaced,
+            ),
+            (
+                "connections_silent",
+                "RPC connections closed for having said nothing for too long",
+                self.totals.silent,
+            ),
+            (
+                "names_taken_over",
+                "Mounts that took a name from another endpoint",
+                self.names_taken_over_total,
+            ),
+            (
+                "writers_expelled",
+                "Writers that were cut off, so that their space could be given away",
+                stats.expulsions_total,
+            ),
+            ("leases_returned", "Leases given back before their time", stats.leases_returned_total),
+            (
+                "puts_metadata_full",
+                "Puts refused for want of memory for metadata",
+                stats.puts_metadata_full_total,
+            ),
             ("streams_broken", "RPC streams closed because they made no sense", self.requests.broken_total),
         ];
         counters.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
+        self.register_held(&mut registry);
+        self.register_refusals(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
+    }
+
+    /// Bytes that are neither free nor an object's, by why.
+    fn register_held(&self, registry: &mut Registry) {
+        let stats = &self.stats;
+        let named = stats.held_dead_writer_bytes + stats.held_unknown_writer_bytes;
+        let held = Family::<ReasonLabels, Gauge>::default();
+        for (reason, value) in [
+            ("unfinished", stats.unfinished_bytes),
+            ("dead_writer", stats.held_dead_writer_bytes),
+            ("unknown_writer", stats.held_unknown_writer_bytes),
+            ("silent_writer", stats.quarantined_bytes.saturating_sub(named)),
+            ("lease", stats.deferred_bytes),
+        ] {
+            held.get_or_create(&ReasonLabels { reason }).set(signed(value));
+        }
+        registry.register("held_bytes", "Bytes that are neither free nor an object's, by why", held);
+    }
+
+    /// Who was turned away.
+    fn register_refusals(&self, registry: &mut Registry) {
+        let refusals = &self.refusals;
+        let mounts = Family::<ReasonLabels, Counter>::default();
+        for (reason, value) in [
+            ("name_held", refusals.names_held),
+            ("incarnation", refusals.incarnations),
+            ("proof", refusals.mounts_unproved),
+        ] {
+            mounts.get_or_create(&ReasonLabels { reason }).inc_by(value);
+        }
+        registry.register("mounts_refused", "Mounts that were refused, by why", mounts);
+        let proofs = Family::<RoleLabels, Counter>::default();
+        for (role, value) in ["tenant", "admin", "cluster"].into_iter().zip(refusals.proofs) {
+            proofs.get_or_create(&RoleLabels { role }).inc_by(value);
+        }
+        registry.register("proofs_failed", "Wrong secrets, by whose", proofs);
     }
 
     fn register_requests(&self, registry: &mut Registry) {
@@ -428,27 +520,31 @@ impl Snapshot {
         ];
         counters.into_iter().for_each(|(name, help, value)| counter(registry, name, help, value));
     }
+}
 
-    /// The `/health` body.
-    pub(crate) fn health(&self) -> String {
-        format!(
-            "{{\"status\":\"ok\",\"epoch\":{},\"uptime_s\":{:.3},\"nodes\":{},\"segments\":{},\"objects\":{},\
-             \"capacity_bytes\":{},\"allocated_bytes\":{},\"connections\":{}}}\n",
-            self.epoch,
-            self.uptime.as_secs_f64(),
-            self.stats.nodes,
-            self.stats.segments,
-            self.stats.objects,
-            self.stats.capacity_bytes,
-            self.stats.used_bytes,
-            self.connections,
-        )
+/// OpenMetrics in the format before it (0.0.4), in which a counter's name has its `_total` in the comments, too.
+fn plain(open: &str) -> String {
+    let mut text = String::with_capacity(open.len());
+    let mut help = None;
+    for line in open.lines() {
+        let comment = line.strip_prefix("# ").map(|comment| comment.splitn(3, ' ').collect::<Vec<_>>());
+        match comment.as_deref() {
+            Some(["HELP", name, rest]) => help = Some((*name, *rest)),
+            Some(["TYPE", name, kind]) => {
+                let total = if *kind == "counter" { "_total" } else { "" };
+                if let Some((_, help)) = help.take().filter(|(of, _)| of == name) {
+                    text.push_str(&format!("# HELP {name}{total} {help}\n"));
+                }
+                text.push_str(&format!("# TYPE {name}{total} {kind}\n"));
+            }
+            Some(_) => {}
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
     }
-
-    /// Whether puts can succeed.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.stats.segments > 0
-    }
+    text
 }
 
 /// The encoder appends `_total`.
@@ -482,6 +578,11 @@ struct ReasonLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabels {
     state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoleLabels {
+    role: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -532,4 +633,20 @@ fn resident_bytes() -> u64 {
     let Ok(status) = fs::read_to_string("/proc/self/status") else { return 0 };
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_plain_format_every_sample_follows_help_and_type_of_its_own_name() {
+        let open = "# HELP m_puts Puts.\n# TYPE m_puts counter\nm_puts_total{a=\"# HELP x\"} 1\n\
+                    # HELP m_now How many.\n# TYPE m_now gauge\nm_now 2\n\
+                    # HELP m_s Time.\n# TYPE m_s histogram\n# UNIT m_s seconds\nm_s_sum 1.0\nm_s_bucket{le=\"1.0\"} 1\n# EOF\n";
+        let expected = "# HELP m_puts_total Puts.\n# TYPE m_puts_total counter\nm_puts_total{a=\"# HELP x\"} 1\n\
+                        # HELP m_now How many.\n# TYPE m_now gauge\nm_now 2\n\
+                        # HELP m_s Time.\n# TYPE m_s histogram\nm_s_sum 1.0\nm_s_bucket{le=\"1.0\"} 1\n";
+        assert_eq!(plain(open), expected);
+    }
 }

@@ -8,7 +8,10 @@ use std::net::SocketAddr;
 
 use common::{config, connect, fill, start, start_with};
 use serde_json::{Value, json};
-use store_core::{MasterConfig, Secret};
+use store_core::message::{
+    CreateTasks, Greeting, Hello, NewTask, Operation, OrderSegments, SegmentOrder, SegmentState,
+};
+use store_core::{Key, MasterConfig, Role, Secret, prove};
 use store_master::Config;
 
 /// Status and body.
@@ -112,5 +115,107 @@ fn the_page_is_one_file_that_fetches_nothing_from_elsewhere() {
     for elsewhere in ["http://", "https://", "//cdn", "import(", "innerHTML"] {
         let page = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!page.contains(elsewhere), "{elsewhere}");
+    }
+}
+
+#[test]
+fn segments_say_their_state_and_drains_tasks_and_tenants_are_listed() {
+    let master = start();
+    fill(master.rpc_addr());
+    let http = master.http_addr().unwrap();
+    let segments = value(&get(http, "/api/v1/segments").1);
+    assert_eq!(segments[0]["state"], "active");
+    assert_eq!(value(&get(http, "/api/v1/drains").1), json!([]));
+    // There is nowhere to move anything: the drain leaves all ten.
+    let segment = u32::try_from(segments[0]["segment"].as_u64().unwrap()).unwrap();
+    let mut stream = connect(master.rpc_addr());
+    let mut out = Vec::new();
+    let order = SegmentOrder { segment, state: SegmentState::Draining };
+    OrderSegments::encode_request(&mut out, 1, &(), [order].into_iter()).unwrap();
+    stream.write_all(&out).unwrap();
+    assert_eq!(common::read_answer(&mut stream).unwrap().header.status, 0);
+    assert_eq!(value(&get(http, "/api/v1/segments").1)[0]["state"], "draining");
+    let drains = value(&get(http, "/api/v1/drains").1);
+    assert_eq!(
+        (&drains[0]["state"], &drains[0]["node"], &drains[0]["blocks"]),
+        (&json!("draining"), &json!("0000000000000abc"), &json!(10))
+    );
+
+    let tasks = value(&get(http, "/api/v1/tasks?state=pending&limit=10").1);
+    assert_eq!(tasks, json!({ "tasks": [] }));
+    for wrong in ["state=lost", "limit=0", "limit=5000", "cursor=x", "more=1"] {
+        assert_eq!(get(http, &format!("/api/v1/tasks?{wrong}")).0, 400, "{wrong}");
+    }
+    let tenants = value(&get(http, "/api/v1/tenants").1);
+    assert_eq!((&tenants[0]["name"], &tenants[0]["objects"]), (&json!("default"), &json!(10)));
+}
+
+#[test]
+fn tasks_have_texts_for_numbers_and_keys_for_admins_alone() {
+    let store = MasterConfig { admin_secret: Secret::new(b"sesame-7"), epoch: 7, ..MasterConfig::default() };
+    for secret in [false, true] {
+        let master = if secret { start_with(Config { store: store.clone(), ..config() }) } else { start() };
+        let http = master.http_addr().unwrap();
+        let mut stream = connect(master.rpc_addr());
+        let mut call = |out: Vec<u8>| {
+            stream.write_all(&out).unwrap();
+            let answer = common::read_answer(&mut stream).unwrap();
+            assert_eq!(answer.header.status, 0);
+            answer
+        };
+        let mut out = Vec::new();
+        if secret {
+            Hello::encode_request(&mut out, 1, &Greeting::default(), std::iter::empty()).unwrap();
+            let answer = call(std::mem::take(&mut out));
+            let challenge = Hello::decode_response(&answer.frame()).unwrap().0.challenge;
+            let proof = prove(b"sesame-7", Role::Admin, &challenge, "default");
+            let greeting = Greeting { admin_proof: Key(&proof), ..Greeting::default() };
+            Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
+            call(std::mem::take(&mut out));
+        }
+        common::fill_on(&mut stream, 1, "n1");
+        common::mount_on(&mut stream, 2, "n2");
+        let mut call = |out: Vec<u8>| {
+            stream.write_all(&out).unwrap();
+            let answer = common::read_answer(&mut stream).unwrap();
+            assert_eq!(answer.header.status, 0);
+        };
+        let copy = NewTask { key: Key(&[b'k', 1]), source: None, target: None };
+        CreateTasks::encode_request(&mut out, 2, &(), [copy].into_iter()).unwrap();
+        call(std::mem::take(&mut out));
+        let tasks = value(&get(http, "/api/v1/tasks").1);
+        let task = &tasks["tasks"][0];
+        assert!(task["id"].as_str().unwrap().parse::<u64>().is_ok(), "{tasks}");
+        assert_eq!(
+            (&task["state"], &task["cause"], &task["bytes"]),
+            (&json!("pending"), &json!("asked"), &json!(4096))
+        );
+        let told = if secret { Value::Null } else { json!("k\u{1}") };
+        assert_eq!(task["key"], told);
+        if secret {
+            let head =
+                format!("GET /api/v1/tasks HTTP/1.1\r\nHost: {http}\r\nAuthorization: Bearer sesame-7");
+            assert_eq!(value(&request(http, &head, "").1)["tasks"][0]["key"], "k\u{1}");
+        }
+    }
+}
+
+#[test]
+fn what_admins_read_is_told_under_the_masters_own_names_alone() {
+    let hosts = vec!["kv.example.com".to_owned()];
+    let master = start_with(Config { http_hosts: hosts, ..config() });
+    let http = master.http_addr().unwrap();
+    let under = |path: &str, host: &str| request(http, &format!("GET {path} HTTP/1.1\r\nHost: {host}"), "").0;
+    for path in
+        ["/", "/api/v1/status", "/api/v1/segments", "/api/v1/nodes", "/api/v1/config", "/api/v1/tenants"]
+    {
+        for host in ["localhost:9003", "10.1.2.3", "master:9003", "kv.example.com:9003"] {
+            assert_eq!(under(path, host), 200, "{path} under {host}");
+        }
+        assert_eq!(under(path, "evil.example:9003"), 403, "{path}");
+    }
+    // Who scrapes may call the host as it likes.
+    for path in ["/health", "/metrics"] {
+        assert_eq!(under(path, "db1.example.org:9003"), 200);
     }
 }

@@ -166,11 +166,18 @@ fn a_peer_that_does_not_read_is_not_read_from() {
 #[test]
 fn one_connection_too_many_is_told_so() {
     let master = start_with(Config { connections_max: 1, ..common::config() });
-    let mut first = connect(master.rpc_addr());
-    assert_greets(&mut first);
-    let mut second = connect(master.rpc_addr());
-    assert_eq!(last_words(&mut second), ErrorCode::UnavailableInCurrentStatus.code());
-    drop(first);
+    // The first one has to have asked lately, which a busy machine can prevent.
+    let told = (0..200).any(|_| {
+        let mut first = connect(master.rpc_addr());
+        let greeted = first.write_all(&hello(1)).is_ok()
+            && read_answer(&mut first).is_ok_and(|answer| answer.header.status == 0);
+        let mut second = connect(master.rpc_addr());
+        second.write_all(&hello(2)).is_ok()
+            && greeted
+            && read_answer(&mut second)
+                .is_ok_and(|answer| answer.header.status == ErrorCode::TooManyConnections.code())
+    });
+    assert!(told);
     // The place is free as soon as the master has noticed.
     let free = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
@@ -228,27 +235,23 @@ fn a_frame_in_single_bytes_now_and_then_does_not_hold_its_place_for_ever() {
 }
 
 #[test]
-fn a_flood_of_connections_leaves_those_that_are_there_alone() {
+fn a_flood_of_connections_leaves_those_that_are_there_alone_and_keeps_nobody_out() {
     let master = start_with(Config { connections_max: 8, ..common::config() });
     let mut good = connect(master.rpc_addr());
     assert_greets(&mut good);
-    let crowd: Vec<_> = (0..7).map(|_| connect(master.rpc_addr())).collect();
-    for _ in 0..200 {
-        let mut extra = connect(master.rpc_addr());
-        // The crowd may still wait to be let in; whoever comes last is told so.
-        let _ = read_answer(&mut extra).map(|answer| {
-            assert_eq!(answer.header.status, ErrorCode::UnavailableInCurrentStatus.code());
-        });
-    }
+    let crowd: Vec<_> = (0..300).map(|_| connect(master.rpc_addr())).collect();
+    // Who never said anything makes way.
+    assert_serves(master.rpc_addr());
     assert_greets(&mut good);
     drop(crowd);
-    let free = (0..200).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        let mut next = connect(master.rpc_addr());
-        next.write_all(&hello(1)).is_ok()
-            && read_answer(&mut next).is_ok_and(|answer| answer.header.status == 0)
-    });
-    assert!(free);
+}
+
+#[test]
+fn who_says_nothing_is_not_waited_for() {
+    let master = start_with(Config { greet_ms_max: 1, ..common::config() });
+    let mut silent = connect(master.rpc_addr());
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    master.stop().unwrap();
 }
 
 /// Asks one thing about one key, as a tenant; gives the result of that key, or of the whole.

@@ -71,21 +71,106 @@ fn silent_clients_in_every_place_keep_nobody_out_for_long() {
     master.stop().unwrap();
 }
 
+/// One that closes nobody for being slow within the time of a test.
+fn patient(connections_max: u32) -> MasterHandle {
+    let http = HttpLimits { connections_max, head_ms_max: 3_600_000, stall_ms_max: 3_600_000 };
+    start_with(Config { http, ..common::config() })
+}
+
 #[test]
-fn one_client_too_many_waits_for_a_place() {
-    let limits = HttpLimits { connections_max: 1, ..HttpLimits::default() };
-    let master = start_with(Config { http: limits, ..common::config() });
+fn the_longest_silent_client_makes_way_for_the_next() {
+    let master = patient(1);
     let mut first = connect(http(&master));
     first.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
     assert_eq!(status(&mut first), 200);
-    let mut second = connect(http(&master));
-    second.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
-    second.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    let early = second.read(&mut [0]).map_err(|error| error.kind());
-    assert!(matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{early:?}");
-    drop(first);
-    second.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(status(&mut second), 200);
+    assert_healthy(http(&master));
+    assert_eq!(until_the_end(&mut first), "");
+    master.stop().unwrap();
+}
+
+#[test]
+fn silent_clients_in_every_place_and_the_reserve_delay_nobody() {
+    let master = patient(256);
+    let addr = http(&master);
+    let silent: Vec<_> = (0..600).map(|_| connect(addr)).collect();
+    (0..20).for_each(|_| assert_healthy(addr));
+    // Neither do those that are in the middle of their heads.
+    for mut stream in &silent[400..] {
+        stream.write_all(b"GET /health HTTP/1.1\r\nx: y").unwrap();
+    }
+    (0..20).for_each(|_| assert_healthy(addr));
+    drop(silent);
+    master.stop().unwrap();
+}
+
+#[test]
+fn when_everybody_is_at_work_who_asks_whether_it_lives_is_answered_and_others_are_told_so() {
+    let master = patient(4);
+    let addr = http(&master);
+    // Bodies that do not come are waited for, for some seconds.
+    let head = format!(
+        "POST /api/v1/evict HTTP/1.1\r\nhost: {addr}\r\ncontent-type: application/json\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
+    );
+    let mut working = Vec::new();
+    for _ in 0..4 {
+        let mut stream = connect(addr);
+        stream.write_all(head.as_bytes()).unwrap();
+        // It is being read from now: the route asked for the body.
+        let mut line = [0; 25];
+        stream.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"HTTP/1.1 100 Continue\r\n\r\n");
+        working.push(stream);
+    }
+    let mut other = connect(addr);
+    write!(other, "GET /metrics HTTP/1.1\r\nhost: {addr}\r\n\r\n").unwrap();
+    let answer = until_the_end(&mut other);
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+    (0..20).for_each(|_| assert_healthy(addr));
+    drop(working);
+    master.stop().unwrap();
+}
+
+#[test]
+fn two_hundred_who_ask_at_once_are_all_told_that_it_lives() {
+    let master = patient(256);
+    let addr = http(&master);
+    for path in ["/health", "/metrics"] {
+        for _ in 0..5 {
+            let mut askers: Vec<_> = (0..200).map(|_| connect(addr)).collect();
+            for stream in &mut askers {
+                write!(stream, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n").unwrap();
+            }
+            for stream in &mut askers {
+                let answer = until_the_end(stream);
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+            }
+        }
+    }
+    master.stop().unwrap();
+}
+
+#[test]
+fn a_second_host_no_host_and_a_head_that_is_too_long_are_refused() {
+    let master = patient(8);
+    let ask = |head: &str| {
+        let mut stream = connect(http(&master));
+        // It may hang up before it has all.
+        let _ =
+            stream.write_all(format!("GET /health HTTP/1.1\r\n{head}connection: close\r\n\r\n").as_bytes());
+        until_the_end(&mut stream)
+    };
+    assert!(ask("host: a\r\n").starts_with("HTTP/1.1 200 "));
+    for hosts in ["host: a\r\nhost: b\r\n", "host: a\r\nHost: a\r\n", ""] {
+        let answer = ask(hosts);
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{hosts:?}: {answer}");
+    }
+    for bytes in [66 << 10, 100 << 10] {
+        let answer = ask(&format!("host: a\r\nx: {}\r\n", "y".repeat(bytes)));
+        assert!(!answer.contains(" 200 "), "{bytes} bytes: {answer}");
+    }
+    // Many short ones are as long.
+    let many: String = (0..40).map(|n| format!("x{n}: {}\r\n", "y".repeat(2_000))).collect();
+    assert!(ask(&format!("host: a\r\n{many}")).starts_with("HTTP/1.1 431 "));
     master.stop().unwrap();
 }
 

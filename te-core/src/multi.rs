@@ -12,6 +12,7 @@
 //! that does not know of them refuses the export for its length.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
+mod rejoin;
 mod retry;
 mod slot;
 
@@ -53,6 +54,8 @@ pub struct MultiTransport<C, R> {
     fences: heapless::Vec<Fence, FENCES_MAX>,
     fence_generation: u32,
     features: Features,
+    /// Some region may lack a rail.
+    missing: bool,
     /// See [`left_out`](Self::left_out).
     left_out: Option<(usize, Error)>,
     now: Instant,
@@ -71,11 +74,26 @@ struct Segment {
     live: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Region {
     generation: u32,
     rails: u32,
+    /// Rails that did not take it, for reasons of their own that may pass.
+    missing: u32,
+    span: MemSpan,
+    access: Access,
     live: bool,
+}
+
+impl Region {
+    const NONE: Self = Self {
+        generation: 0,
+        rails: 0,
+        missing: 0,
+        span: MemSpan::new(core::ptr::null_mut(), 0),
+        access: Access::empty(),
+        live: false,
+    };
 }
 
 struct Fence {
@@ -126,6 +144,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             fences: heapless::Vec::new(),
             fence_generation: 0,
             features,
+            missing: false,
             left_out: None,
             now: Instant::ZERO,
             run: Box::new([empty; RUN]),
@@ -150,7 +169,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     }
 
     /// A rail that did not take the region that was registered last, for a reason of its own (a device that is gone, a limit
-    /// of locked memory), and the reason. Slices of that region ride the other rails.
+    /// of locked memory), and the reason. Slices of that region ride the other rails, until [`rejoin`](Self::rejoin) finds it back.
     #[must_use]
     pub const fn left_out(&self) -> Option<(usize, Error)> {
         self.left_out
@@ -414,7 +433,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if self.regions.get(index).is_some_and(|region| region.live) {
             return Err(Error::new(ErrorKind::Busy));
         }
-        let mut mask = 0;
+        let (mut mask, mut missing) = (0, 0);
         let mut first_error = None;
         let mut left_out = None;
         for (rail, child) in self.rails.iter_mut().enumerate() {
@@ -424,6 +443,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
                 // Its own trouble: the others serve.
                 Err(error) if error.kind.is_rail_fault() => {
+                    missing |= 1 << rail;
                     left_out.get_or_insert((rail, error));
                 }
                 Err(error) => {
@@ -444,9 +464,11 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
             return Err(error);
         }
         if self.regions.len() <= index {
-            self.regions.resize(index + 1, Region::default());
+            self.regions.resize(index + 1, Region::NONE);
         }
-        self.regions[index] = Region { generation: id.generation, rails: mask, live: true };
+        self.regions[index] =
+            Region { generation: id.generation, rails: mask, missing, span, access, live: true };
+        self.missing |= missing != 0;
         Ok(())
     }
 
@@ -456,6 +478,8 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
+        // None joins it any more.
+        self.regions[id.index as usize].missing = 0;
         // A rail that has let go stays let go: when another one is busy, the next call asks only those that remain. And one that is
         // busy keeps no other from letting go.
         let mut first_error = None;

@@ -295,3 +295,138 @@ fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_bus
     assert!(asked > 8, "asked {asked} times");
     assert!(bandwidth(1) * 3 > bandwidth(0) * 2, "{} beside {}", bandwidth(1), bandwidth(0));
 }
+
+/// A rail whose device can be gone: it takes no memory then.
+struct Device {
+    rail: SimTransport,
+    gone: std::rc::Rc<std::cell::Cell<bool>>,
+}
+
+impl Memory for Device {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), te_core::Error> {
+        if self.gone.get() {
+            return Err(te_core::ErrorKind::Rail.into());
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.rail.register(id, span, access) }
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), te_core::Error> {
+        self.rail.deregister(id)
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, te_core::Error> {
+        self.rail.export(id, out)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), te_core::Error> {
+        self.rail.attach(id, blob)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), te_core::Error> {
+        self.rail.detach(id)
+    }
+}
+
+impl Transport for Device {
+    fn name(&self) -> &'static str {
+        self.rail.name()
+    }
+
+    fn capabilities(&self) -> te_core::Capabilities {
+        self.rail.capabilities()
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, te_core::Error> {
+        self.rail.submit(batch)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.rail.poll(now, out)
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        self.rail.poll_at()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), te_core::Error> {
+        self.rail.cancel(token)
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), te_core::Error> {
+        self.rail.fence(token, segment)
+    }
+}
+
+#[test]
+fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
+    let nets =
+        [SimNet::new(1, SimConfig::CALM), SimNet::new(2, SimConfig { name: "sim-b", ..SimConfig::CALM })];
+    let gone = std::rc::Rc::new(std::cell::Cell::new(true));
+    let never = std::rc::Rc::default();
+    let devices = || {
+        let rails = nets.iter().map(SimNet::node).zip([&never, &gone]);
+        rails.map(|(rail, gone)| Device { rail, gone: gone.clone() })
+    };
+    let multi = || {
+        let route = HealthRoute::new(&[100, 100], HealthConfig::default());
+        MultiTransport::new(devices(), route, 256).expect("two rails")
+    };
+    let (mut here, mut there) = (multi(), multi());
+    let mut memory = vec![0u64; 2 * BYTES / 8].into_boxed_slice();
+    let span = MemSpan::new(memory.as_mut_ptr().cast(), 2 * BYTES);
+    let half = |at: usize| span.part((at * BYTES) as u64, BYTES as u64).expect("half");
+    // SAFETY: the memory is dropped after the transports, and nobody looks at it.
+    unsafe {
+        here.register(REGION, half(0), Access::LOCAL).expect("one rail is enough");
+        there
+            .register(REGION, half(1), Access::REMOTE_READ | Access::REMOTE_WRITE)
+            .expect("one rail is enough");
+    }
+    let attached =
+        |here: &mut MultiTransport<Device, HealthRoute>, there: &MultiTransport<Device, _>, segment| {
+            let mut blob = [0; 256];
+            let len = there.export(REGION, &mut blob).expect("exported");
+            here.attach(segment, &blob[..len]).expect("attached");
+            here.reachable(segment)
+        };
+    assert_eq!(attached(&mut here, &there, SEGMENT), 0b01);
+    let none = |_| panic!("it is still gone");
+    assert_eq!((here.rejoin(none), there.rejoin(none)), (0, 0));
+    assert!(here.is_missing_rails());
+    gone.set(false);
+    let mut joined = Vec::new();
+    assert_eq!(there.rejoin(|id| joined.push(id)), 1);
+    assert_eq!((joined, here.rejoin(drop)), (vec![REGION], 1));
+    assert!(!here.is_missing_rails() && !there.is_missing_rails());
+    // Under its new export it is reached over the rail that was gone, and bytes go there.
+    let again = SegmentId::new(1, 1);
+    assert_eq!(attached(&mut here, &there, again), 0b11);
+    here.rails_mut()[0].gone.set(true);
+    let slice = |token| Slice {
+        token: Token(token),
+        local: (REGION, 0),
+        remote: (again, 0),
+        len: 4096,
+        op: Op::Write,
+    };
+    let mut carried = 0;
+    let mut out = [Completion::applied(Token(0)); 8];
+    let mut now = Instant::ZERO;
+    for token in 0..64 {
+        assert_eq!(here.submit(&[slice(token)]), Ok(1));
+        let mut ended = 0;
+        while ended == 0 {
+            now = now + Duration::from_micros(5);
+            ended = here.poll(now, &mut out);
+        }
+        assert_eq!(out[0], Completion::applied(Token(token)));
+        carried = here.route().health(1).expect("a rail").bytes_done;
+    }
+    assert!(carried > 0, "the rail that came back carries its part");
+    // What is deregistered joins nothing any more.
+    gone.set(true);
+    here.deregister(REGION).expect("nothing is in flight");
+    gone.set(false);
+    assert_eq!(here.rejoin(|id| panic!("{id} is deregistered")), 0);
+}

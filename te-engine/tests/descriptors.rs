@@ -5,12 +5,13 @@
 mod common;
 
 use std::fs::File;
+use std::net::SocketAddrV4;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use common::*;
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, UnixAddr, connect, socket};
 use te_engine::{Access, Fabrics, Op};
 
 #[test]
@@ -20,16 +21,20 @@ fn a_peer_that_cannot_be_accepted_costs_no_cpu_and_others_come_in_later() {
     let remote = there.alloc_shared(4096, EVERYTHING).unwrap();
     let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
     let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+    let caller = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    let port: SocketAddrV4 = there.name().parse().unwrap();
     let name = listener();
     let taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     connect(stranger.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+    // And one at the control port.
+    connect(caller.as_raw_fd(), &SockaddrIn::from(port)).unwrap();
     let before = cpu();
     std::thread::sleep(Duration::from_secs(1));
     let burnt = cpu() - before;
     // A worker that is woken again and again takes all of the second.
     assert!(burnt < Duration::from_millis(60), "a peer at the door took {burnt:?} of CPU in a second");
     drop(taken);
-    drop(stranger);
+    drop((stranger, caller));
     let segment = here.open_segment(there.name()).unwrap();
     let one = request(Op::Read, (local.id(), 0), segment, remote.addr(), 4096);
     here.submit(&[one], Some(Duration::from_secs(15))).unwrap().wait(None).unwrap();

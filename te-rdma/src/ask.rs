@@ -9,13 +9,14 @@ use zerocopy::little_endian::{U32, U64};
 use crate::channel::Channel;
 use crate::config::{CHUNKS_MAX, QPS_MAX};
 use crate::connection::Role;
+use crate::connects::{Task, Whose};
 use crate::endpoint::ChannelEnd;
 use crate::exchange::{Chunking, Header, Kind, PortBody, QpEntry, Resolve, Resolved, Status};
 use crate::link::{Link, Phase};
 use crate::region::{Keys, Segment};
 use crate::slab::SLOTS_MAX;
 use crate::transport::{RdmaTransport, error_of, random_u64};
-use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
+use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// A question about keys carries the segment's index in its low bits.
 const SEGMENT_BITS: u32 = 24;
@@ -189,7 +190,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let mut live = [U32::ZERO; QPS_MAX as usize];
         let mut count = 0;
         for link in of.links.iter().flatten().filter_map(|&at| self.links.get(at)) {
-            if matches!(link.phase, Phase::Live | Phase::Offered) {
+            if matches!(link.phase, Phase::Live | Phase::Connecting | Phase::Offered) {
                 live[count] = U32::new(link.generation);
                 count += 1;
             }
@@ -213,7 +214,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         of.offered = None;
         let links = of.links;
-        let mut failed = None;
+        let (mut ends, mut jobs) = (Vec::new(), Vec::new());
         for index in links.into_iter().flatten() {
             let Some(link) = self.links.get(index).filter(|link| link.phase == Phase::Offered) else {
                 continue;
@@ -238,14 +239,39 @@ impl<V: Verbs> RdmaTransport<V> {
                 retries: self.config.retries,
                 rnr_retries: RNR_RETRIES,
             };
-            let handle = link.qp.handle;
-            match self.verbs.modify_qp(handle, QpStep::Connect(path)) {
-                Ok(()) => {
-                    if let Some(link) = self.links.get_mut(index) {
-                        link.mtu = path.mtu_bytes;
-                        link.phase = Phase::Live;
-                    }
-                }
+            let (handle, name) = (link.qp.handle, link.name);
+            let end = self.verbs.connect_qp(handle, path);
+            if let Some(link) = self.links.get_mut(index) {
+                link.mtu = path.mtu_bytes;
+                link.phase = Phase::Connecting;
+            }
+            match end {
+                Ok(Connecting::Done) => ends.push((name, Ok(()))),
+                Ok(Connecting::Later(job)) => jobs.push((name, job)),
+                Err(error) => ends.push((name, Err(error))),
+            }
+        }
+        if !jobs.is_empty()
+            && let Err(task) = self.connects.push(Task { whose: Whose::Ours { endpoint }, jobs })
+        {
+            let full = Error::with_code(ErrorKind::Full, libc::EAGAIN);
+            ends.extend(task.jobs.into_iter().map(|(name, _)| (name, Err(full))));
+        }
+        self.connected_ours(endpoint, ends);
+        true
+    }
+
+    /// Queue pairs of ours, by name, are connected or cannot be.
+    pub(crate) fn connected_ours(&mut self, endpoint: u32, ends: Vec<(u32, Result<(), Error>)>) {
+        let mut failed = None;
+        for (name, end) in ends {
+            let Some(index) = self.links.index(name) else { continue };
+            let Some(link) = self.links.get_mut(index) else { continue };
+            match end {
+                Ok(()) if link.phase == Phase::Connecting => link.phase = Phase::Live,
+                // It was given up meanwhile.
+                _ if link.phase != Phase::Connecting => self.bury(index),
+                Ok(()) => {}
                 Err(error) => {
                     log::warn!("a queue pair could not be connected: {error}");
                     failed = Some(Error::with_code(ErrorKind::Rail, error.code));
@@ -260,7 +286,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
             self.links_failed(endpoint, error);
         }
-        true
+        self.list(endpoint);
     }
 
     /// Remote keys. False: nobody asked for them, or they make no sense.

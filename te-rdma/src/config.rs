@@ -98,6 +98,8 @@ pub struct Config {
     pub segments_max: u32,
     /// Fences that run at the same time. Default 64.
     pub fences_max: u32,
+    /// Who our peers take us for: what they expel. The same for all transports of one engine. Default 0: a random one.
+    pub identity: u64,
 }
 
 impl Default for Config {
@@ -140,6 +142,7 @@ impl Default for Config {
             regions_max: 65_536,
             segments_max: 65_536,
             fences_max: 64,
+            identity: 0,
         }
     }
 }

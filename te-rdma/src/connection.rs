@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use te_core::Instant;
 
 use crate::channel::Channel;
-use crate::exchange::Kind;
+use crate::exchange::{Kind, PortBody, QpEntry};
 use crate::verbs::QpHandle;
 
 /// The names of what epoll tells about beside connections; no connection has them.
@@ -14,6 +14,8 @@ pub(crate) const LISTENER: u64 = u64::MAX;
 pub(crate) const CQ: u64 = u64::MAX - 1;
 /// The device's asynchronous events.
 pub(crate) const EVENTS: u64 = u64::MAX - 2;
+/// Queue pairs that were being connected.
+pub(crate) const CONNECTS: u64 = u64::MAX - 3;
 
 /// One side channel.
 #[derive(Debug)]
@@ -59,8 +61,12 @@ pub(crate) struct Out {
 /// A side channel of a peer's.
 #[derive(Debug, Default)]
 pub(crate) struct In {
+    /// What late events know it by.
+    pub(crate) name: u32,
     /// Whose, once it has said so.
     pub(crate) session: Option<u64>,
+    /// Which sessions are one process's, once it has said so.
+    pub(crate) identity: u64,
     /// Which connection of the session it is.
     pub(crate) number: u32,
     /// It has shown the key of some region: whoever has none gets no queue pair.
@@ -69,8 +75,26 @@ pub(crate) struct In {
     pub(crate) waits: bool,
     /// The queue pairs that we hold for it.
     pub(crate) qps: Vec<PeerQp>,
+    /// The answer to its last offer, once its queue pairs are connected. What it asks meanwhile waits.
+    pub(crate) accepting: Option<Accepting>,
     /// Everything has been said; it goes when that has left.
     pub(crate) closing: bool,
+}
+
+/// An offer of a peer's whose queue pairs are being connected.
+#[derive(Debug)]
+pub(crate) struct Accepting {
+    pub(crate) id: u64,
+    pub(crate) port: PortBody,
+    pub(crate) entries: Vec<QpEntry>,
+}
+
+/// A peer's queue pair that could not be put out of action.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undead {
+    pub(crate) session: u64,
+    pub(crate) identity: u64,
+    pub(crate) handle: QpHandle,
 }
 
 /// A queue pair for a peer's work.

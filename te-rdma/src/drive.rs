@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use te_core::Instant;
 
-use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connects::{End, Whose};
 use crate::exchange;
 use crate::net::Interest;
 use crate::transport::{Outage, RdmaTransport};
@@ -34,6 +35,9 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         if !self.unserved.is_empty() {
             self.drive_unserved();
+        }
+        if self.connects.open > 0 {
+            self.take_connected();
         }
         if self.outstanding == 0 || self.questions > 0 || self.armed || self.polls.is_multiple_of(ASK_EVERY) {
             self.drive_ready();
@@ -72,6 +76,7 @@ impl<V: Verbs> RdmaTransport<V> {
             match token {
                 LISTENER => self.accept_all(),
                 CQ | EVENTS => self.take_events(),
+                CONNECTS => self.take_connected(),
                 name => {
                     let Some(index) = self.connections.index(name as u32) else { continue };
                     let Some(connection) = self.connections.take(index) else { continue };
@@ -102,6 +107,16 @@ impl<V: Verbs> RdmaTransport<V> {
         self.armed = false;
         if self.outstanding > 0 && self.reap() > 0 {
             self.vain = 0;
+        }
+    }
+
+    /// Takes in which queue pairs have been connected, ours and peers'.
+    fn take_connected(&mut self) {
+        for End { whose, ends } in self.connects.take() {
+            match whose {
+                Whose::Ours { endpoint } => self.connected_ours(endpoint, ends),
+                Whose::Peers { session, channel } => self.connected_theirs(session, channel, &ends),
+            }
         }
     }
 

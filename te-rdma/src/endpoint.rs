@@ -57,6 +57,8 @@ pub(crate) enum Gate {
     Until(Instant),
     /// Its incarnation is gone for good: a listener where it was met is another one.
     Restarted,
+    /// It has cut us off, for good.
+    Expelled,
 }
 
 /// A pause that grows with each failure and is forgotten by degrees.

@@ -19,12 +19,15 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `snowrdma` |
-//! | 8 | 2 | protocol version, now 1. Magic and version stay here in every version |
+//! | 8 | 2 | protocol version, now 2. Magic and version stay here in every version |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | which connection of the session this is: grows with each |
 //! | 16 | 8 | session: random, one for each initiating transport and target: nobody else knows it |
 //! | 24 | 8 | incarnation that the target must have |
-//! | 32 | 16 | zero |
+//! | 32 | 8 | initiator's identity: one for all transports of a process's engine, never 0 |
+//! | 40 | 8 | zero |
+//!
+//! Version 2 added the identity and the status Expelled. Versions are not mixed: either side refuses the other's.
 //!
 //! A session has one connection. When the target welcomes a newer one, it has destroyed the queue pairs of the one before.
 //!
@@ -105,7 +108,7 @@ pub use chunking::Chunking;
 pub use export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, parse_export};
 
 /// The protocol version of this release.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// First bytes of HELLO and WELCOME, in every version.
 pub const MAGIC: [u8; 8] = *b"snowrdma";
 /// Queue pairs in one CONNECT, at most.
@@ -172,6 +175,8 @@ pub enum Status {
     Device = 11,
     /// A connection of this session that is newer is there already.
     Superseded = 12,
+    /// The target cut this initiator off, for good.
+    Expelled = 13,
 }
 
 impl Status {
@@ -191,6 +196,7 @@ impl Status {
             10 => Self::Family,
             11 => Self::Device,
             12 => Self::Superseded,
+            13 => Self::Expelled,
             _ => Self::Protocol,
         }
     }
@@ -207,6 +213,7 @@ impl Status {
             Self::Restarted => ErrorKind::PeerRestarted,
             Self::Full | Self::Family => ErrorKind::Unreachable,
             Self::Device => ErrorKind::Rail,
+            Self::Expelled => ErrorKind::Expelled,
             Self::Version | Self::Magic | Self::Protocol | Self::Superseded => ErrorKind::Protocol,
         };
         Some(Error::with_code(kind, self as i32))
@@ -229,8 +236,10 @@ pub struct Hello {
     pub session: U64,
     /// The incarnation that the target must have.
     pub target: U64,
+    /// Random, one for each initiating engine; never 0. What is expelled goes by it.
+    pub identity: U64,
     /// Zero.
-    pub reserved_end: [u8; 16],
+    pub reserved_end: U64,
 }
 
 /// The target's answer to a [`Hello`].
@@ -396,6 +405,8 @@ pub enum FrameError {
     Reserved,
     /// A number that is out of its range: a queue pair's, an MTU, a GID's kind, a chunk's length.
     Range,
+    /// A HELLO whose identity is 0.
+    Identity,
     /// An export that is cut short, or too long, or names no address.
     Length,
 }
@@ -411,6 +422,7 @@ impl fmt::Display for FrameError {
             Self::Count(n) => write!(f, "{n} entries do not belong into a frame of this kind"),
             Self::Reserved => f.write_str("bytes that must be zero are not"),
             Self::Range => f.write_str("a number in the frame is out of its range"),
+            Self::Identity => f.write_str("an initiator has to say its identity, which is never 0"),
             Self::Length => f.write_str("an export of this length does not exist"),
         }
     }
@@ -516,9 +528,10 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
         }
     }
     match Hello::read_from_prefix(bytes) {
-        Ok((hello, _)) if hello.reserved.get() != 0 || hello.reserved_end != [0; 16] => {
+        Ok((hello, _)) if hello.reserved.get() != 0 || hello.reserved_end.get() != 0 => {
             Err(FrameError::Reserved)
         }
+        Ok((hello, _)) if hello.identity.get() == 0 => Err(FrameError::Identity),
         Ok((hello, _)) => Ok(Step::Frame(hello, size_of::<Hello>())),
         Err(_) => Ok(Step::Need(size_of::<Hello>())),
     }

@@ -2,7 +2,7 @@
 //!
 //! An [`RdmaTransport`] is one port of one device, one rail. It is both ends at once: it turns its owner's slices into work
 //! requests on queue pairs to peers (*initiator*), and it holds queue pairs through which peers reach the regions that it
-//! exports (*target*). It is one object with one owner, has no threads, and makes progress only in
+//! exports (*target*). It is one object with one owner and makes progress only in
 //! [`submit`](te_core::Transport::submit) and [`poll`](te_core::Transport::poll).
 //!
 //! ```text
@@ -17,6 +17,7 @@
 //!   │ complete     reap, blame, flush,         │      peers, keys for    │
 //!   │     │        send again                  │      the key, fences    │
 //!   │ reach, ask   connect, keys, fence        │                         │
+//!   │     │           connects  what waits for neighbours, on threads    │
 //!   │     ├────────────────┬───────────────────┘                         │
 //!   │    link           channel        exchange: the side channel's      │
 //!   │  one queue pair   one socket     frames, byte by byte              │
@@ -49,6 +50,7 @@
 //! | `FENCE` | yes; the target destroys the queue pairs that we do not use any more, and says so |
 //! | `CHECKSUM` | no: the link's own (ICRC) is all there is. Who stores bytes checks them end to end |
 //! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target. Connections, first use of a segment, and fences do |
+//! | expel | yes, by the identity in each HELLO: the device destroys the peer's queue pairs. Without force who has a side channel is left alone |
 //! | cancel | at once while a slice waits; once posted it drains for [`Config::cancel_drain_ms`], then its queue pair is flushed |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a message is spread over the queue pairs |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
@@ -56,10 +58,11 @@
 //! # What takes time
 //!
 //! `submit` and `poll` make no system call on the way of a slice but the side channel's `epoll_wait` every sixteenth poll.
-//! Making, connecting and destroying queue pairs are calls into the kernel, tens of microseconds to some milliseconds each
-//! (on RoCE the kernel looks for the neighbour: up to a second when none answers), and happen inside `poll`
-//! when a peer is first reached, or reached again after a failure. For peers, about sixteen are made in one poll, and they
-//! hold at most half of what the device has.
+//! Making and destroying queue pairs are calls into the kernel, tens of microseconds to some milliseconds each, and happen
+//! inside `poll` when a peer is first reached, or reached again after a failure. For peers, about sixteen are made in one
+//! poll, and they hold at most half of what the device has.
+//! Connecting them may wait for the network (on RoCE the kernel looks for the neighbour: up to a second when none answers)
+//! and is done by up to four threads that exist only for that; `poll` learns of the end through its event source.
 //! Opening proves the choice of GID by a loopback, at most [`Config::proof_ms_max`] for each GID that is tried.
 //! Registering pins pages; long regions are registered in chunks by several threads.
 //!
@@ -120,6 +123,7 @@ mod channel;
 mod complete;
 mod config;
 mod connection;
+mod connects;
 mod device;
 mod drive;
 mod endpoint;

@@ -20,6 +20,8 @@ pub(crate) struct Piece {
 pub(crate) enum Phase {
     /// Offered to the target.
     Offered,
+    /// The target has its end; ours is being connected.
+    Connecting,
     /// Connected; work is posted.
     Live,
     /// In error: what is posted comes back, or else it is destroyed.

@@ -67,6 +67,10 @@ impl<V: Verbs> RdmaTransport<V> {
                 self.fail_waiting(endpoint, ErrorKind::PeerRestarted.into());
                 return;
             }
+            Gate::Expelled => {
+                self.fail_waiting(endpoint, ErrorKind::Expelled.into());
+                return;
+            }
             Gate::Until(when) if self.now < when => return,
             _ => {}
         }
@@ -182,7 +186,8 @@ impl<V: Verbs> RdmaTransport<V> {
             connection: U32::new(self.next_connection),
             session: U64::new(self.sessions.hash_one(incarnation)),
             target: U64::new(incarnation),
-            reserved_end: [0; 16],
+            identity: U64::new(self.identity),
+            reserved_end: U64::ZERO,
         };
         channel.push(&[hello.as_bytes()]);
         out.phase = Phase::Greeting;
@@ -339,6 +344,12 @@ impl<V: Verbs> RdmaTransport<V> {
     /// An attempt to open a side channel to address `at` has failed.
     fn channel_refused(&mut self, endpoint: u32, at: u8, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
+        if error.kind == ErrorKind::Expelled {
+            // Only who has the right incarnation says so.
+            of.gate = Gate::Expelled;
+            self.fail_waiting(endpoint, error);
+            return;
+        }
         if error.kind == ErrorKind::PeerRestarted {
             if of.has_met(at) {
                 of.gate = Gate::Restarted;
@@ -377,11 +388,12 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone holds no queue pairs, and
-    /// one that was never met never did. One that does not answer may still.
+    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone holds no queue pairs, nor
+    /// does one that expelled us, and one that was never met never did. One that does not answer may still.
     fn is_harmless(&self, endpoint: u32) -> bool {
         let Some(of) = self.endpoints.get(endpoint) else { return true };
-        of.gate == Gate::Restarted || (of.met == 0 && !self.acquaintances.knows(of.incarnation))
+        matches!(of.gate, Gate::Restarted | Gate::Expelled)
+            || (of.met == 0 && !self.acquaintances.knows(of.incarnation))
     }
 
     pub(crate) fn fence_done(&mut self, segment: u32, completion: Completion) {

@@ -3,19 +3,20 @@
 use core::time::Duration;
 use std::io;
 
-use te_core::RegionId;
+use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::channel::Channel;
-use crate::connection::{Connection, In, LISTENER, PeerQp, Role};
+use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role, Undead};
+use crate::connects::{Task, Whose};
 use crate::exchange::{
-    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QPS_MAX, QpEntry, Refusal,
-    Request, Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
+    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QpEntry, Refusal, Request,
+    Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
 };
 use crate::net::{self, Interest};
 use crate::transport::{RdmaTransport, random_u64, remote_rights};
-use crate::verbs::{MrAccess, Path, QpConfig, QpStep, Verbs};
+use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// Connections accepted in one poll.
 const ACCEPTS_MAX: usize = 16;
@@ -31,9 +32,10 @@ impl<V: Verbs> RdmaTransport<V> {
             match net::accept(&self.listener, self.config.peer_silence_ms_max) {
                 Ok(stream) => self.adopt_peer(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-                {
+                // It broke before it was accepted, or its network is not what it was (accept(2)).
+                Err(error) if is_the_peers(&error) => {}
+                // Trying again at once would fail again.
+                Err(error) => {
                     log::warn!("no connection can be accepted at the moment: {error}");
                     if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
                         let until = self.now + Duration::from_millis(REST_MS);
@@ -42,8 +44,6 @@ impl<V: Verbs> RdmaTransport<V> {
                     }
                     return;
                 }
-                // One that broke before it was accepted.
-                Err(_) => {}
             }
         }
     }
@@ -65,7 +65,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let connection = Connection {
             channel: Channel::new(stream, Interest::READ),
             deadline: Some(deadline),
-            role: Role::In(In::default()),
+            role: Role::In(In { name, ..In::default() }),
         };
         self.connections.put(index, Box::new(connection));
         self.inbound += 1;
@@ -155,6 +155,9 @@ impl<V: Verbs> RdmaTransport<V> {
         let seen = channel.bytes().len().min(frame.len());
         frame[..seen].copy_from_slice(&channel.bytes()[..seen]);
         role.waits = false;
+        if role.accepting.is_some() {
+            return Ok(0);
+        }
         let (request, used) = match exchange::parse_request(&frame[..seen])? {
             Step::Need(_) => return Ok(0),
             Step::Frame(request, used) => (request, used),
@@ -164,19 +167,16 @@ impl<V: Verbs> RdmaTransport<V> {
                 role.waits = true;
                 return Ok(0);
             }
-            Request::Connect { id, port, qps } => match self.connect_qps(role, &port, qps) {
-                Ok((port, entries)) => {
-                    let header = Header::new(Kind::Accept, qps.len() as u16, id);
-                    channel.push(&[header.as_bytes(), port.as_bytes(), entries[..qps.len()].as_bytes()]);
-                }
+            Request::Connect { id, port, qps } => match self.connect_qps(role, id, &port, qps) {
+                Ok(Some(accepting)) => _ = accept(channel, &accepting),
+                Ok(None) => {}
                 Err(status) => refuse(channel, id, status),
             },
             Request::Resolve { id, of } => role.proven |= self.resolve(channel, id, &of),
             Request::Fence { id, live } => {
                 let gone = |qp: &PeerQp| !live.iter().any(|generation| generation.get() == qp.generation);
-                self.end_peer_qps(session, &mut role.qps, gone);
-                self.exorcise(session);
-                if self.undead.iter().any(|(owner, _)| *owner == session) {
+                self.end_peer_qps(session, role.identity, &mut role.qps, gone);
+                if self.exorcise(|undead| undead.session == session) > 0 {
                     // Not our word without the device's. A new connection asks again.
                     self.turn_away(role, channel, Status::Device);
                     return Ok(used);
@@ -205,6 +205,9 @@ impl<V: Verbs> RdmaTransport<V> {
         if hello.target.get() != self.incarnation {
             return Status::Restarted;
         }
+        if self.expelled.contains(&hello.identity.get()) {
+            return Status::Expelled;
+        }
         let (session, number) = (hello.session.get(), hello.connection.get());
         for index in 0..self.connections.bound() {
             let Some(other) = self.connections.get(index) else { continue };
@@ -219,22 +222,23 @@ impl<V: Verbs> RdmaTransport<V> {
                 self.end_in(index, *older);
             }
         }
-        self.exorcise(session);
-        if self.undead.iter().any(|(owner, _)| *owner == session) {
+        if self.exorcise(|undead| undead.session == session) > 0 {
             return Status::Device;
         }
         role.session = Some(session);
+        role.identity = hello.identity.get();
         role.number = number;
         Status::Ok
     }
 
-    /// Makes our ends of a peer's queue pairs.
+    /// Makes our ends of a peer's queue pairs. `None`: they are being connected, and the peer is answered later.
     fn connect_qps(
         &mut self,
         role: &mut In,
+        id: u64,
         port: &PortBody,
         offered: &[QpEntry],
-    ) -> Result<(PortBody, [QpEntry; QPS_MAX]), Status> {
+    ) -> Result<Option<Accepting>, Status> {
         if !role.proven {
             return Err(Status::AccessDenied);
         }
@@ -248,24 +252,76 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(Status::Full);
         }
         let gid = self.port.matching(port).ok_or(Status::Family)?;
-        let mut entries =
-            [QpEntry { generation: U32::ZERO, number: U32::ZERO, psn: U32::ZERO, reserved: U32::ZERO };
-                QPS_MAX];
+        let (mut entries, mut jobs) = (Vec::with_capacity(offered.len()), Vec::new());
         let before = role.qps.len();
-        for (entry, theirs) in entries.iter_mut().zip(offered) {
-            let twice = role.qps.iter().any(|qp| qp.generation == theirs.generation.get());
-            let made = if twice { None } else { self.connect_qp(role, port, gid.index, theirs) };
-            match made {
-                Some(ours) => *entry = ours,
+        let mut failed = None;
+        for theirs in offered {
+            if role.qps.iter().any(|qp| qp.generation == theirs.generation.get()) {
+                failed = Some(Status::Protocol);
+                break;
+            }
+            match self.connect_qp(role, port, gid.index, theirs) {
+                Some((ours, Connecting::Done)) => entries.push(ours),
+                Some((ours, Connecting::Later(job))) => {
+                    entries.push(ours);
+                    jobs.push((theirs.generation.get(), job));
+                }
                 None => {
-                    let session = role.session.unwrap_or(0);
-                    let mut new = role.qps.split_off(before);
-                    self.end_peer_qps(session, &mut new, |_| true);
-                    return Err(if twice { Status::Protocol } else { Status::Device });
+                    failed = Some(Status::Device);
+                    break;
                 }
             }
         }
-        Ok((self.port.body(&gid, self.config.reads), entries))
+        let session = role.session.unwrap_or(0);
+        let accepting = Accepting { id, port: self.port.body(&gid, self.config.reads), entries };
+        if failed.is_none() {
+            if jobs.is_empty() {
+                return Ok(Some(accepting));
+            }
+            let whose = Whose::Peers { session, channel: role.name };
+            match self.connects.push(Task { whose, jobs }) {
+                Ok(()) => {
+                    role.accepting = Some(accepting);
+                    return Ok(None);
+                }
+                Err(_) => failed = Some(Status::Full),
+            }
+        } else {
+            // They must not hold on to what goes now.
+            drop(jobs);
+        }
+        let mut new = role.qps.split_off(before);
+        self.end_peer_qps(session, role.identity, &mut new, |_| true);
+        Err(failed.unwrap_or(Status::Device))
+    }
+
+    /// The queue pairs of a peer's offer, by generation, are connected or cannot be.
+    pub(crate) fn connected_theirs(&mut self, session: u64, channel: u32, ends: &[(u32, Result<(), Error>)]) {
+        // Some may have been waiting for this to be destroyed.
+        self.exorcise(|undead| undead.session == session);
+        let Some(index) = self.connections.index(channel) else { return };
+        let Some(mut connection) = self.connections.take(index) else { return };
+        if let Role::In(role) = &mut connection.role
+            && let Some(accepting) = role.accepting.take()
+        {
+            match ends.iter().find_map(|(_, end)| end.err()) {
+                None if accept(&mut connection.channel, &accepting) => {}
+                // It does not read what it is sent.
+                None => {
+                    self.end_in(index, *connection);
+                    return;
+                }
+                Some(error) => {
+                    log::warn!("queue pairs of a peer cannot be connected: {error}");
+                    let gone = |qp: &PeerQp| {
+                        accepting.entries.iter().any(|entry| entry.generation.get() == qp.generation)
+                    };
+                    self.end_peer_qps(session, role.identity, &mut role.qps, gone);
+                    refuse(&mut connection.channel, accepting.id, Status::Device);
+                }
+            }
+        }
+        self.drive_in(index, connection, true);
     }
 
     fn connect_qp(
@@ -274,7 +330,7 @@ impl<V: Verbs> RdmaTransport<V> {
         port: &PortBody,
         gid_index: u32,
         theirs: &QpEntry,
-    ) -> Option<QpEntry> {
+    ) -> Option<(QpEntry, Connecting)> {
         let psn = random_u64().ok()? as u32 & 0xff_ffff;
         let qp = match self.verbs.create_qp(QpConfig { depth: 1, sges: 1, inline_bytes: 0 }) {
             Ok(qp) => qp,
@@ -302,17 +358,21 @@ impl<V: Verbs> RdmaTransport<V> {
             rnr_retries: 0,
         };
         let access = MrAccess::REMOTE_READ | MrAccess::REMOTE_WRITE;
-        let steps = [QpStep::Init(access), QpStep::Connect(path)];
-        if let Err(error) = steps.into_iter().try_for_each(|step| self.verbs.modify_qp(qp.handle, step)) {
-            log::warn!("a queue pair of a peer cannot be connected: {error}");
-            return None;
-        }
-        Some(QpEntry {
+        let init = self.verbs.modify_qp(qp.handle, QpStep::Init(access));
+        let connecting = match init.and_then(|()| self.verbs.connect_qp(qp.handle, path)) {
+            Ok(connecting) => connecting,
+            Err(error) => {
+                log::warn!("a queue pair of a peer cannot be connected: {error}");
+                return None;
+            }
+        };
+        let entry = QpEntry {
             generation: theirs.generation,
             number: U32::new(qp.number),
             psn: U32::new(psn),
             reserved: U32::ZERO,
-        })
+        };
+        Some((entry, connecting))
     }
 
     /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
@@ -356,7 +416,13 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     /// Destroys those queue pairs of a peer that `goes` names. What cannot be destroyed joins the undead.
-    fn end_peer_qps(&mut self, session: u64, qps: &mut Vec<PeerQp>, mut goes: impl FnMut(&PeerQp) -> bool) {
+    fn end_peer_qps(
+        &mut self,
+        session: u64,
+        identity: u64,
+        qps: &mut Vec<PeerQp>,
+        mut goes: impl FnMut(&PeerQp) -> bool,
+    ) {
         let (verbs, undead, stats) = (&mut self.verbs, &mut self.undead, &mut self.stats);
         qps.retain(|qp| {
             if !goes(qp) {
@@ -366,26 +432,67 @@ impl<V: Verbs> RdmaTransport<V> {
                 stats.peer_qps_destroyed += 1;
             } else {
                 // In error it takes up nothing new, but may still carry out the packet in its hands: no fence (L5).
-                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error) {
+                // While it is being connected it can be neither; it goes as soon as that has ended.
+                if let Err(error) = verbs.modify_qp(qp.handle, QpStep::Error)
+                    && error.code != libc::EBUSY
+                {
                     log::warn!("a peer's queue pair can neither be destroyed nor stopped: {error}");
                 }
-                undead.push((session, qp.handle));
+                undead.push(Undead { session, identity, handle: qp.handle });
             }
             false
         });
     }
 
-    /// Tries again to destroy a session's leftover queue pairs.
-    fn exorcise(&mut self, session: u64) {
+    /// Tries again to destroy leftover queue pairs; gives how many of them are still there.
+    fn exorcise(&mut self, whose: impl Fn(&Undead) -> bool) -> usize {
         let (verbs, stats) = (&mut self.verbs, &mut self.stats);
-        self.undead.retain(|(owner, qp)| {
-            if *owner != session {
+        let mut left = 0;
+        self.undead.retain(|undead| {
+            if !whose(undead) {
                 return true;
             }
-            let gone = verbs.destroy_qp(*qp).is_ok();
+            let gone = verbs.destroy_qp(undead.handle).is_ok();
             stats.peer_qps_destroyed += u64::from(gone);
+            left += usize::from(!gone);
             !gone
         });
+        left
+    }
+
+    /// Whether the peer has a side channel here.
+    pub(crate) fn has_peer(&self, identity: u64) -> bool {
+        (0..self.connections.bound()).any(|index| {
+            match self.connections.get(index).map(|known| &known.role) {
+                Some(Role::In(role)) => role.session.is_some() && role.identity == identity,
+                _ => false,
+            }
+        })
+    }
+
+    /// Closes every side channel of the peer, destroys the queue pairs that belong to it, and refuses it from now on. True:
+    /// the device has let go of all of them, so nothing of the peer lands any more.
+    pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<bool, Error> {
+        if identity == 0 {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        if !force && self.has_peer(identity) {
+            return Err(ErrorKind::Busy.into());
+        }
+        if !self.expelled.contains(&identity) && self.expelled.len() >= EXPELLED_MAX {
+            return Err(ErrorKind::Full.into());
+        }
+        self.expelled.insert(identity);
+        for index in 0..self.connections.bound() {
+            let is = |role: &Role| matches!(role, Role::In(role) if role.session.is_some() && role.identity == identity);
+            if self.connections.get(index).is_some_and(|connection| is(&connection.role))
+                && let Some(connection) = self.connections.take(index)
+            {
+                net::reset_on_close(&connection.channel.stream);
+                self.end_in(index, *connection);
+            }
+        }
+        Ok(self.exorcise(|undead| undead.identity == identity) == 0)
     }
 
     /// A peer's side channel has ended, and so do its queue pairs.
@@ -393,7 +500,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let Connection { channel, role, .. } = connection;
         if let Role::In(mut role) = role {
             let session = role.session.unwrap_or(0);
-            self.end_peer_qps(session, &mut role.qps, |_| true);
+            self.end_peer_qps(session, role.identity, &mut role.qps, |_| true);
         }
         drop(channel);
         self.connections.release(index);
@@ -431,6 +538,26 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 }
 
+/// Whether accepting failed for a reason that lies in the connection rather than here.
+fn is_the_peers(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNABORTED
+                | libc::EINTR
+                | libc::EPROTO
+                | libc::EPERM
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH
+        )
+    )
+}
+
 fn welcome(status: Status, incarnation: u64) -> Welcome {
     Welcome {
         magic: MAGIC,
@@ -440,6 +567,13 @@ fn welcome(status: Status, incarnation: u64) -> Welcome {
         incarnation: U64::new(incarnation),
         reserved_end: U64::ZERO,
     }
+}
+
+/// False: there is no room for the answer.
+fn accept(channel: &mut Channel, accepting: &Accepting) -> bool {
+    let Accepting { id, port, entries } = accepting;
+    let header = Header::new(Kind::Accept, entries.len() as u16, *id);
+    channel.push(&[header.as_bytes(), port.as_bytes(), entries.as_bytes()])
 }
 
 fn refuse(channel: &mut Channel, id: u64, status: Status) {

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
 use std::net::TcpListener;
@@ -13,7 +13,8 @@ use te_core::{
 };
 
 use crate::config::{Config, ConfigError, SGES_MAX};
-use crate::connection::{CQ, Connection, EVENTS, LISTENER, Role};
+use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
+use crate::connects::Connects;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
 use crate::link::Link;
@@ -27,7 +28,7 @@ use crate::sieve::Sieve;
 use crate::slab::Slab;
 use crate::stats::Stats;
 use crate::sys::{self, NoRdma};
-use crate::verbs::{DeviceInfo, Gid, QpHandle, Registration, Verbs};
+use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
@@ -41,11 +42,15 @@ pub struct RdmaTransport<V: Verbs> {
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
+    /// Who peers take us for; never 0.
+    pub(crate) identity: u64,
     /// What the sessions with targets are made of.
     pub(crate) sessions: RandomState,
     pub(crate) listener: TcpListener,
     address: SocketAddr,
     advertised: Vec<IpAddr>,
+    /// The one that opened it.
+    process: u32,
     pub(crate) port: LocalPort,
     /// Why nothing can be sent at the moment, or ever again.
     pub(crate) outage: Option<Outage>,
@@ -61,8 +66,12 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) inbound: usize,
     /// Endpoints with a connection.
     pub(crate) connected: Sieve,
-    /// Peers' queue pairs that could not be put out of action, with their sessions.
-    pub(crate) undead: Vec<(u64, QpHandle)>,
+    /// Peers' queue pairs that could not be put out of action.
+    pub(crate) undead: Vec<Undead>,
+    /// Peers that are refused for good.
+    pub(crate) expelled: HashSet<u64>,
+    /// Queue pairs that are being connected.
+    pub(crate) connects: Connects,
     /// Queue pairs that may still be made for peers in this poll.
     pub(crate) peer_qps_left: usize,
     /// Peers' side channels, by name, that wait for the next poll with an offer of queue pairs.
@@ -146,14 +155,18 @@ impl<V: Verbs> RdmaTransport<V> {
                 poller.add_raw(fd, token).map_err(step("watch the device's descriptors"))?;
             }
         }
+        let connects = Connects::new().map_err(step("make an event descriptor"))?;
+        poller.add(connects.fd(), CONNECTS, Interest::READ).map_err(step("watch the event descriptor"))?;
         let random = || random_u64().map_err(step("get random numbers"));
         Ok(Self {
             incarnation: random()?,
+            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
             sessions: RandomState::new(),
             advertised: net::advertised(config.advertise, address.ip()),
             poller,
             listener,
             address,
+            process: std::process::id(),
             port,
             outage: None,
             regions: Table::new(config.regions_max),
@@ -166,6 +179,8 @@ impl<V: Verbs> RdmaTransport<V> {
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
+            expelled: HashSet::new(),
+            connects,
             peer_qps_left: 0,
             unserved: VecDeque::new(),
             listed: Vec::new(),
@@ -206,6 +221,12 @@ impl<V: Verbs> RdmaTransport<V> {
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Who peers take it for: [`Config::identity`], or the random number in its place.
+    #[must_use]
+    pub const fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The settings, lowered to what the device can do.
@@ -670,12 +691,26 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
         self.list(endpoint);
         Ok(())
     }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        peer != 0 && self.has_peer(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.expel_peer(peer, force)
+    }
 }
 
 impl<V: Verbs> Drop for RdmaTransport<V> {
-    /// Ends all access, ours and peers', before the memory's owners go on. Regions that were not deregistered are let go
+    /// Ends all access, ours and peers', before the memory's owners go on; in a fork, nothing. Regions that were not deregistered are let go
     /// of as well; their memory was promised to stay until then.
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The device's file is the parent's as well, and so is everything made through it.
+            return;
+        }
+        // What is being connected cannot be destroyed.
+        self.connects.stop();
         for index in 0..self.links.bound() {
             if let Some(link) = self.links.get(index) {
                 let _ = self.verbs.destroy_qp(link.qp.handle);

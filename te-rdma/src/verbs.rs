@@ -184,6 +184,18 @@ pub enum QpStep {
     Error,
 }
 
+/// The rest of a [`Verbs::connect_qp`] that may wait. Ends as `QpStep::Connect` does.
+pub type ConnectJob = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+
+/// How far [`Verbs::connect_qp`] got.
+pub enum Connecting {
+    /// Connected.
+    Done,
+    /// The rest may wait for the network: it is to be run on a thread that has the time. Until it has run, or was dropped,
+    /// the queue pair can be neither modified nor destroyed (`EBUSY`).
+    Later(ConnectJob),
+}
+
 /// One piece of local memory in a work request. Laid out as `struct ibv_sge`, so that a list of them needs no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -336,14 +348,24 @@ pub trait Verbs: Send {
     /// Takes a queue pair one step further.
     ///
     /// # Errors
-    /// The driver's: `EINVAL` for a step out of order, `ENETUNREACH`, `ETIMEDOUT` when the path cannot be resolved.
+    /// The driver's: `EINVAL` for a step out of order, `ENETUNREACH`, `ETIMEDOUT` when the path cannot be resolved, `EBUSY`
+    /// while it is being connected.
     fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error>;
+
+    /// Takes a queue pair through [`QpStep::Connect`] without waiting, or gives back what does. The kernel looks for a RoCE
+    /// neighbour's address meanwhile, which takes up to seconds when nobody answers.
+    ///
+    /// # Errors
+    /// As [`modify_qp`](Self::modify_qp).
+    fn connect_qp(&mut self, qp: QpHandle, path: Path) -> Result<Connecting, Error> {
+        self.modify_qp(qp, QpStep::Connect(path)).map(|()| Connecting::Done)
+    }
 
     /// Destroys a queue pair: when this returned `Ok`, nothing of it touches our memory, on our behalf or a peer's.
     /// Packets that have left us may still land at the peer (L5). Completions not polled before are lost.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's; `EBUSY` while it is being connected.
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error>;
 
     /// Posts work requests in order, ringing the doorbell once: how many the queue pair took, and why not all.

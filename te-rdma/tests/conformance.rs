@@ -101,6 +101,10 @@ impl Pair for Ends {
         self.late
     }
 
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(self.initiator.identity())
+    }
+
     fn address_bytes(&self, export: &[u8]) -> Range<usize> {
         Export::ADDRESSES_AT..export.len()
     }

@@ -141,19 +141,22 @@ fn a_refusal_that_refuses_nothing_is_refused() {
 fn other_versions_are_told_apart_from_noise() {
     let hello = Hello {
         magic: MAGIC,
-        version: U16::new(2),
+        version: U16::new(VERSION + 1),
         reserved: U16::ZERO,
         connection: U32::ZERO,
         session: U64::ZERO,
         target: U64::ZERO,
-        reserved_end: [0; 16],
+        identity: U64::new(9),
+        reserved_end: U64::ZERO,
     };
-    assert_eq!(parse_hello(&hello.as_bytes()[..10]), Err(FrameError::Version(2)));
+    assert_eq!(parse_hello(&hello.as_bytes()[..10]), Err(FrameError::Version(VERSION + 1)));
+    let nameless = Hello { version: U16::new(VERSION), identity: U64::ZERO, ..hello };
+    assert_eq!(parse_hello(nameless.as_bytes()), Err(FrameError::Identity));
     assert_eq!(parse_hello(b"snowskin"), Err(FrameError::Magic));
     assert_eq!(parse_hello(b"snow"), Ok(Step::Need(48)));
     let refusal = Welcome {
         magic: MAGIC,
-        version: U16::new(2),
+        version: U16::new(VERSION + 1),
         reserved: U16::ZERO,
         status: U32::new(Status::Version as u32),
         incarnation: U64::ZERO,
@@ -161,7 +164,7 @@ fn other_versions_are_told_apart_from_noise() {
     };
     assert!(matches!(parse_welcome(refusal.as_bytes()), Ok(Step::Frame(_, 32))));
     let welcome = Welcome { status: U32::ZERO, ..refusal };
-    assert_eq!(parse_welcome(welcome.as_bytes()), Err(FrameError::Version(2)));
+    assert_eq!(parse_welcome(welcome.as_bytes()), Err(FrameError::Version(VERSION + 1)));
 }
 
 fn addresses() -> impl Strategy<Value = Vec<IpAddr>> {

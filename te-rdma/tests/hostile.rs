@@ -92,7 +92,8 @@ fn hello(net: &Net, session: u64, connection: u32) -> Hello {
         connection: U32::new(connection),
         session: U64::new(session),
         target: U64::new(net.nodes[1].transport.incarnation()),
-        reserved_end: [0; 16],
+        identity: U64::new(session | 1),
+        reserved_end: U64::ZERO,
     }
 }
 
@@ -141,7 +142,7 @@ fn what_does_not_open_like_a_side_channel_is_turned_away() {
     let cases: [(Vec<u8>, Status); 5] = [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), Status::Magic),
         (Hello { version: U16::new(9), ..good }.as_bytes().to_vec(), Status::Version),
-        (Hello { reserved_end: [1; 16], ..good }.as_bytes().to_vec(), Status::Protocol),
+        (Hello { reserved_end: U64::new(1), ..good }.as_bytes().to_vec(), Status::Protocol),
         (Hello { target: U64::new(1), ..good }.as_bytes().to_vec(), Status::Restarted),
         (vec![0; 48], Status::Magic),
     ];

@@ -211,6 +211,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             600,
             commands(["cargo run --release -- replay --requests 100 --json"]),
         ),
+        step("agreement", "what is moved for real hits what the simulation says", 300, agreement(host)),
         step(
             "deploy",
             "the image, the compose file, the units, and what they ask of the program",
@@ -226,6 +227,18 @@ fn commands<const N: usize>(lines: [&str; N]) -> Plan {
 
 fn checks(what: &'static str, check: fn() -> Result<()>) -> Plan {
     Plan::Run(vec![Work::Check(what, Box::new(check))], String::new())
+}
+
+/// Over a published trace of conversations where it lies beside the checkout, else over requests that are made up.
+fn agreement(host: &Host) -> Plan {
+    const TRACE: &str = "../shared/traces/conversation_trace.jsonl";
+    let replay = "cargo run --release -- replay --compare --policies all";
+    if host.root.join(TRACE).exists() {
+        commands([format!("{replay} --trace {TRACE} --capacity-blocks 10000,20000").as_str()])
+    } else {
+        let note = "made-up requests: the trace is not there".to_owned();
+        Plan::Run(vec![Work::Command(Cmd::new(replay))], note)
+    }
 }
 
 fn alerts(host: &Host) -> Plan {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use te_core::Error;
 use te_rdma::SystemVerbs;
 use te_rdma::verbs::{
-    AsyncEvent, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle, QpStep, Registrar, Registration,
-    Sge, Verbs, WorkCompletion, WorkRequest,
+    AsyncEvent, Connecting, DeviceInfo, Gid, MrAccess, Path, PortInfo, Qp, QpConfig, QpHandle, QpStep,
+    Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
 /// A real device with a button.
@@ -64,6 +64,10 @@ impl Verbs for Breakable {
 
     fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error> {
         self.device.modify_qp(qp, step)
+    }
+
+    fn connect_qp(&mut self, qp: QpHandle, path: Path) -> Result<Connecting, Error> {
+        self.device.connect_qp(qp, path)
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {

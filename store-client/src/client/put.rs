@@ -1,6 +1,6 @@
 //! Puts: whole objects in, from plain bytes or registered memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
@@ -12,6 +12,9 @@ use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
 use crate::memory::BufferRange;
 use crate::mover::Buffers;
+
+/// How long the owner of a segment may take to say that nothing of a put is under way any more.
+const FENCE_MAX: Duration = Duration::from_secs(2);
 
 impl Client {
     /// Stores a copy of `value`. Gives `false` when the key is taken, and leaves the object there as it is.
@@ -152,9 +155,14 @@ impl Client {
         let this = &mut *lending;
         let deadline = this.begin_operation();
         loop {
-            this.put_actions(&buffers);
+            this.put_actions(&buffers, deadline);
             if this.put.is_done() {
                 break;
+            }
+            if Instant::now() >= deadline {
+                // Once is enough; it ends what is under way, and asks for no other place.
+                this.put.abort(ErrorCode::TransferFail);
+                this.put_actions(&buffers, deadline);
             }
             let busy = this.pump(&mut buffers, deadline);
             while let Some((transfer, end)) = this.mover.next_ended() {
@@ -183,10 +191,11 @@ impl Client {
             }
             results.push(result.map(|_generation| ()));
         }
+        this.publish();
         lending.finish();
     }
 
-    fn put_actions(&mut self, buffers: &Buffers<'_>) {
+    fn put_actions(&mut self, buffers: &Buffers<'_>, deadline: Instant) {
         loop {
             let now = self.now();
             let (id, out) = self.rpc.queue_raw();
@@ -206,7 +215,8 @@ impl Client {
                 }
                 Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
                 Some(Action::Fence { segment }) => {
-                    let timeout = Duration::from_millis(self.config.transfer_ms_max.into());
+                    // One that does not answer is not to take the time that another place needs.
+                    let timeout = deadline.saturating_duration_since(Instant::now()).min(FENCE_MAX);
                     let handle = self.segments.handle(segment).filter(|_| self.mover.can_fence(segment));
                     let held = handle.is_some_and(|handle| self.fabric.fence(handle, timeout));
                     self.put.handle_fence(segment, held);

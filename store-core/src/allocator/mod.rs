@@ -12,6 +12,7 @@
 //! Both take and give back in a time that does not depend on how much is allocated, and both give [`Block`]s, which carry a
 //! tag of the caller's: when a segment goes away, its blocks name the objects that lose a replica.
 
+pub(crate) mod clearing;
 mod offset;
 mod slab;
 

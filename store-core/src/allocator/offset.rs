@@ -106,6 +106,20 @@ impl OffsetAllocator {
         self.used(block).map(|node| (node.offset << self.grain_bits, node.size << self.grain_bits))
     }
 
+    /// The neighbour below a block in memory, its bytes, and whether it is free.
+    pub(super) fn below(&self, block: Block) -> Option<(Block, u64, bool)> {
+        self.neighbour(self.nodes[block.0].below)
+    }
+
+    /// The neighbour above.
+    pub(super) fn above(&self, block: Block) -> Option<(Block, u64, bool)> {
+        self.neighbour(self.nodes[block.0].above)
+    }
+
+    fn neighbour(&self, index: u32) -> Option<(Block, u64, bool)> {
+        (index != NIL).then(|| (Block(index), self.nodes[index].size << self.grain_bits, self.is_free(index)))
+    }
+
     fn is_free(&self, index: u32) -> bool {
         !matches!(self.nodes[index].a, USED | VACANT)
     }

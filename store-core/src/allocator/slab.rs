@@ -86,6 +86,17 @@ const _: () = assert!(size_of::<Entry>() == 12);
 const FREE: u32 = NIL;
 const ALONE: u32 = NIL - 1;
 
+/// What becomes of the space of a block that goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Room {
+    /// The new one takes its slot.
+    Itself,
+    /// It is a range of its own; the new one needs so many bytes there.
+    Alone { space: Block, len: u64 },
+    /// It is part of a range with so many others, which is free when all of them have gone.
+    Shared { slab: u32, used: u32, space: Block, len: u64 },
+}
+
 /// Lengths that share slabs.
 #[derive(Clone, Copy, Debug)]
 struct Class {
@@ -271,6 +282,27 @@ impl SlabAllocator {
             .enumerate()
             .find_map(|(word, bits)| (*bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize));
         class.map_or(0, |class| self.slabs[self.partial[class]].slot_bytes.into())
+    }
+
+    /// Whole slabs, and what lies alone.
+    pub(super) const fn space(&self) -> &OffsetAllocator {
+        &self.space
+    }
+
+    /// What of `len` bytes would find room where an allocated block is.
+    pub(super) fn room_in(&self, block: Block, len: u64) -> Option<Room> {
+        let entry = self.used(block)?;
+        let class = self.class_of(len);
+        // A short one that finds no slab lies alone.
+        let len = class.map_or(len, |class| u64::from(class.slot_grains) * GRAIN_BYTES);
+        if entry.slab == ALONE {
+            return Some(Room::Alone { space: Block(entry.at), len });
+        }
+        let slab = &self.slabs[entry.slab];
+        Some(match class {
+            Some(class) if class.index == slab.class => Room::Itself,
+            _ => Room::Shared { slab: entry.slab, used: slab.used, space: slab.block, len },
+        })
     }
 
     fn used(&self, block: Block) -> Option<&Entry> {

@@ -1,20 +1,15 @@
 //! The master's part in eviction: when, how much, and what becomes of the space. Whom is the policy's affair.
 //!
 //! Two things start it. Above the high watermark, puts evict a little and timeouts the bulk, down to the low mark; and a put
-//! that finds no room evicts until it fits where a victim was. Neither costs the whole cache for an object that cannot fit.
+//! that finds no room evicts what makes room for it, see `room.rs`.
 
 use core::time::Duration;
 
 use te_core::Instant;
 
 use super::Master;
-use crate::blocks::stored_len;
-use crate::codec::Short;
 use crate::message::{EvictionReport, Kept, NextVictim, Pin};
-use crate::objects::{Placements, charge};
-use crate::placement::Ask;
-use crate::segments::Placed;
-use crate::{ErrorCode, FullKey, Key, Placement, TenantNo};
+use crate::{ErrorCode, FullKey, Key, TenantNo};
 
 /// How long the watermark waits after it found nothing to evict, before it looks again.
 const EVICTION_RETRY: Duration = Duration::from_millis(10);
@@ -112,89 +107,10 @@ impl Master {
         taken + pinned <= most(capacity)
     }
 
-    /// Evicts a tenant's own objects until it may have another of `len` bytes.
-    ///
-    /// # Errors
-    /// `TenantQuotaExceeded`: nothing more of it can go, or the object is larger than all it may have.
-    pub(super) fn keep_quota(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<(), ErrorCode> {
-        let bytes = charge(stored_len(len), 1);
-        if self.has_quota(tenant, bytes) {
-            return Ok(());
-        }
-        let usage = self.objects.usage(tenant);
-        if bytes <= usage.quota_bytes && usage.quota_objects > 0 {
-            for _ in 0..self.config.evictions_per_call_max {
-                self.objects.settle(now);
-                if self.evict_from(now, tenant).is_none() {
-                    break;
-                }
-                if self.has_quota(tenant, bytes) {
-                    return Ok(());
-                }
-            }
-        }
-        self.objects.usage_mut(tenant).refusals_total += 1;
-        Err(ErrorCode::TenantQuotaExceeded)
-    }
-
     /// Whether a tenant may have another object of so many bytes, all copies together.
     pub(super) fn has_quota(&self, tenant: TenantNo, bytes: u64) -> bool {
         let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
         self.objects.usage(tenant).has_room(bytes, held)
-    }
-
-    /// Evicts until an object of `len` bytes fits where the last victim was; if nothing can go, takes whatever place is left.
-    pub(super) fn place_by_eviction(
-        &mut self,
-        now: Instant,
-        tenant: TenantNo,
-        len: u64,
-        placement: &Placement,
-    ) -> Option<Placed> {
-        if !self.segments.could_hold(len) {
-            return None;
-        }
-        // An object that does not fit because the free space is scattered must not cost the whole cache; one that does fit,
-        // but where it should not go or not yet, must not cost what would not help.
-        let share = (self.segments.capacity_bytes() as f64 * self.config.eviction_ratio) as u64;
-        let mut spoilt = self.segments.has_room_elsewhere(len);
-        let mut budget = share.max(len.saturating_mul(4));
-        let ask = |tag| Ask { now, len, tag, placement, near: Short::of(0), at_any_price: true };
-        for _ in 0..self.config.evictions_per_call_max {
-            if spoilt && !self.victim_would_serve(now, tenant, &ask(0)) {
-                let place = self.segments.place(&ask(self.objects.next_index()), &[]);
-                if place.is_some() {
-                    return place;
-                }
-                spoilt = false;
-            }
-            let Some(victim) = self.evict(now, Some(tenant)) else { break };
-            self.report.evicted_for_room_total += victim.objects;
-            let ask = ask(self.objects.next_index());
-            let mut place =
-                victim.replicas.as_slice().iter().find_map(|was| self.segments.place_on(was.segment, &ask));
-            if victim.objects > 1 {
-                place = place.or_else(|| self.segments.place(&ask, &[]));
-            }
-            if place.is_some() {
-                return place;
-            }
-            let Some(left) = budget.checked_sub(victim.bytes) else { break };
-            budget = left;
-        }
-        self.segments.place(&ask(self.objects.next_index()), &[])
-    }
-
-    /// Whether the next victim lies where the replica could go, and nobody asked to spare it.
-    fn victim_would_serve(&mut self, now: Instant, tenant: TenantNo, ask: &Ask<'_>) -> bool {
-        self.objects.settle(now);
-        let gives = self.objects.furthest_over(now).unwrap_or(tenant);
-        let victim = self.objects.victim(now, gives, self.config.evictions_per_call_max);
-        let victim = victim.filter(|index| self.objects.hold_of(*index).0 == Pin::None);
-        let replicas = victim.map(|index| self.objects.entry(index).replicas.as_slice());
-        replicas.is_some_and(|replicas| {
-            replicas.iter().any(|placed| self.segments.would_serve(placed.segment, ask))
-        })
     }
 
     fn high_mark(&self) -> f64 {
@@ -231,15 +147,10 @@ impl Master {
         }
     }
 
+    /// Evicts one object, of whoever is to give. An extra replica that goes leaves as many objects.
     pub(super) fn evict_one(&mut self, now: Instant, tenant: TenantNo) -> bool {
-        // An extra replica that goes leaves as many objects.
-        self.objects.settle(now);
-        let victim = if self.objects.is_single() {
-            self.evict_from(now, 0)
-        } else {
-            self.evict_fairly(now, Some(tenant))
-        };
-        victim.is_some()
+        let victim = self.next_victim(now, Some(tenant));
+        victim.map(|(gives, index)| self.evict_at(gives, index)).is_some()
     }
 
     /// Objects and bytes of what was evicted, with its group.
@@ -249,36 +160,52 @@ impl Master {
 
     /// Evicts from the tenant that is furthest above what is guaranteed to it; if none is, from the one whose put it is for.
     fn evict(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
-        self.objects.settle(now);
-        if let Some(placed) = self.shed_extra(now) {
-            let replicas = Placements::new(&[placed.0]);
-            return Some(Victim { replicas, bytes: placed.1, objects: 0 });
+        if let Some((_, bytes)) = self.shed_extra(now) {
+            return Some(Victim { bytes, objects: 0 });
         }
-        let victim =
-            if self.objects.is_single() { self.evict_from(now, 0) } else { self.evict_fairly(now, tenant) };
+        let victim = self.next_victim(now, tenant);
         if victim.is_none() {
-            self.stats.evictions_starved_total += u64::from(!self.starved);
-            self.starved = true;
+            self.note_starved();
         }
-        victim
+        victim.map(|(gives, index)| self.evict_at(gives, index))
     }
 
-    fn evict_fairly(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<Victim> {
+    /// Eviction was wanted, and nothing could go.
+    pub(super) fn note_starved(&mut self) {
+        self.stats.evictions_starved_total += u64::from(!self.starved);
+        self.starved = true;
+    }
+
+    /// Who is to go next, and whose it is: of the tenant that is furthest above what is guaranteed to it, as long as it does
+    /// not fall below that; else of the one whose put it is for. It goes when [`Self::evict_at`] says so.
+    pub(super) fn next_victim(&mut self, now: Instant, tenant: Option<TenantNo>) -> Option<(TenantNo, u32)> {
+        self.objects.settle(now);
+        if self.objects.is_single() {
+            return Some((0, self.victim_of(now, 0)?));
+        }
         while let Some(most) = self.objects.furthest_over(now) {
-            if let Some(victim) = self.evict_from(now, most) {
-                return Some(victim);
+            let asker = tenant.unwrap_or(TenantNo::MAX);
+            let spare = self.spare(most, asker);
+            let victim = self.victim_of(now, most);
+            match victim.filter(|index| self.objects.charge_with_group(*index) <= spare) {
+                Some(index) => return Some((most, index)),
+                None => self.objects.starve(most, now + EVICTION_RETRY),
             }
-            self.objects.starve(most, now + EVICTION_RETRY);
         }
-        self.evict_from(now, tenant?)
+        let tenant = tenant?;
+        Some((tenant, self.victim_of(now, tenant)?))
     }
 
-    /// Evicts what the tenant's policy wants to go first and nobody may be reading, with its group.
-    fn evict_from(&mut self, now: Instant, tenant: TenantNo) -> Option<Victim> {
-        let index = self.objects.victim(now, tenant, self.config.evictions_per_call_max)?;
+    /// Whom a tenant's policy wants to go first, of those that nobody may be reading.
+    pub(super) fn victim_of(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
+        self.objects.victim(now, tenant, self.config.evictions_per_call_max)
+    }
+
+    /// Evicts an object with its group.
+    pub(super) fn evict_at(&mut self, tenant: TenantNo, index: u32) -> Victim {
         self.starved = false;
         self.report.soft_pinned_evicted_total += u64::from(self.objects.hold_of(index).0 == Pin::Soft);
-        let mut victim = Victim { replicas: Placements::NONE, bytes: 0, objects: 0 };
+        let mut victim = Victim { bytes: 0, objects: 0 };
         let segments = &mut self.segments;
         self.objects.evict(index, |removed| {
             removed.replicas.as_slice().iter().for_each(|placed| {
@@ -286,23 +213,18 @@ impl Master {
             });
             victim.bytes += removed.len;
             victim.objects += 1;
-            if victim.objects == 1 {
-                victim.replicas = removed.replicas;
-            }
         });
         self.objects.usage_mut(tenant).evictions_total += victim.objects;
         self.stats.evictions_total += victim.objects;
         self.stats.evicted_bytes_total += victim.bytes;
         self.report.groups_evicted_total += u64::from(victim.objects > 1);
-        Some(victim)
+        victim
     }
 }
 
 /// What was evicted.
-#[derive(Debug)]
-struct Victim {
-    /// Where the first of it was.
-    replicas: Placements,
-    bytes: u64,
-    objects: u64,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Victim {
+    pub(super) bytes: u64,
+    pub(super) objects: u64,
 }

@@ -8,8 +8,9 @@ use te_core::Instant;
 
 use super::{Master, millis};
 use crate::allocator::{Allocator, GRAIN_BYTES};
+use crate::event::Event;
 use crate::message::{
-    Heartbeat, MountAnswer, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
+    FetchAsk, Heartbeat, MountAnswer, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
 };
 use crate::segments::{HELD, Segment};
 use crate::{ErrorCode, SegmentNo, Session};
@@ -24,11 +25,7 @@ impl Master {
     /// # Errors
     /// `InvalidParams`; `IllegalClient` when it was exported for another life of the master; `SegmentAlreadyExists` when the
     /// same incarnation has mounted something else under the name; `IncarnationTooHigh`; `TooManySegments`.
-    pub fn mount(
-        &mut self,
-        now: Instant,
-        segment: &MountSegment<'_>,
-    ) -> Result<MountAnswer<'_>, ErrorCode> {
+    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountAnswer<'_>, ErrorCode> {
         self.mount_from(now, segment, 0)
     }
 
@@ -54,6 +51,16 @@ impl Master {
             return Err(ErrorCode::IncarnationTooHigh);
         }
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
+            if let Some(held) = self.segments.get(no) {
+                let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+                let holder_endpoint = held.endpoint.clone();
+                self.tell(|| Event::MountRefused {
+                    name,
+                    endpoint,
+                    holder_endpoint,
+                    holder_silent_ms: silent_ms,
+                });
+            }
             let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
             return Ok(MountAnswer::Held { endpoint, silent_ms });
         }
@@ -75,7 +82,18 @@ impl Master {
                 self.nodes.heard(now, segment.node, session);
                 return Ok(MountAnswer::Mounted(self.mounted(no)));
             }
-            self.drop_segment(now, no);
+            let old_endpoint = old.endpoint.clone();
+            let objects_lost = self.drop_segment(now, no);
+            let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+            let MountSegment { node, takeover, .. } = *segment;
+            self.tell(|| Event::SegmentReplaced {
+                node,
+                name,
+                endpoint,
+                old_endpoint,
+                objects_lost,
+                takeover,
+            });
         }
         self.drop_older(now, segment);
         let new_node = self.nodes.get(segment.node).is_none();
@@ -95,12 +113,16 @@ impl Master {
             export: segment.export,
             joined: now,
             accepts_new: true,
+            unreachable: false,
             allocator: self.config.allocator.build(segment.len),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::TooManySegments)?;
         self.nodes.mounted(now, segment, no);
         self.nodes.heard(now, segment.node, session);
         self.stats.mounts_total += 1;
+        let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+        let MountSegment { node, len: bytes, .. } = *segment;
+        self.tell(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
         Ok(MountAnswer::Mounted(self.mounted(no)))
     }
 
@@ -113,8 +135,11 @@ impl Master {
         if (segment.node, segment.incarnation) != (unmount.node, unmount.incarnation) {
             return Err(ErrorCode::IllegalClient);
         }
+        let (name, endpoint) = (segment.name.clone(), segment.endpoint.clone());
         self.check_node(unmount.node, unmount.key)?;
-        self.drop_segment(now, unmount.segment);
+        let objects_lost = self.drop_segment(now, unmount.segment);
+        let UnmountSegment { node, segment, .. } = *unmount;
+        self.tell(|| Event::SegmentUnmounted { node, segment, name, endpoint, objects_lost });
         Ok(())
     }
 
@@ -141,7 +166,16 @@ impl Master {
             return Ok(NodeStatus::NeedRemount);
         }
         self.nodes.heard(now, beat.node, session);
-        Ok(if self.tasks.has_work(beat.node) { NodeStatus::Work } else { NodeStatus::Ok })
+        self.reached(beat.node);
+        let work = self.tasks.has_work(beat.node) || self.writers.has_orders(beat.node);
+        Ok(if work { NodeStatus::Work } else { NodeStatus::Ok })
+    }
+
+    /// The same, and whether it is the node's latest life.
+    pub(crate) fn check_life(&self, ask: &FetchAsk) -> Result<(), ErrorCode> {
+        self.check_node(ask.node, ask.key)?;
+        let latest = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
+        if latest { Ok(()) } else { Err(ErrorCode::ClientNotFound) }
     }
 
     /// Whether whoever asks is this node, as far as the key shows it.
@@ -151,9 +185,15 @@ impl Master {
     }
 
     /// A connection has ended. To be called once for each session that was passed to [`Self::handle`].
+    ///
+    /// Nodes are asked to cut off the writer of the session's unfinished puts, if it has no connection to them any more either.
     pub fn session_ended(&mut self, _now: Instant, session: Session) {
-        if session.no != 0 {
-            self.nodes.hung_up(session.no);
+        if session.no == 0 {
+            return;
+        }
+        self.nodes.hung_up(session.no);
+        if session.writer != 0 {
+            self.expel(session.writer, false);
         }
     }
 
@@ -171,6 +211,11 @@ impl Master {
         session.no
     }
 
+    /// Puts that a connection began and that are not finished.
+    pub(crate) fn unfinished_of(&self, session: u64) -> u32 {
+        self.writers.of_session(session)
+    }
+
     fn wall_ms(&self, now: Instant) -> Option<u64> {
         let (at, wall_ms) = self.wall?;
         Some(wall_ms.saturating_add((now - at).as_millis() as u64))
@@ -183,7 +228,8 @@ impl Master {
             return None;
         }
         let named = self.segments.named(segment.name).map(|held| (held.node, held.no));
-        let numbered = self.nodes.get(segment.node).and_then(|node| Some((segment.node, *node.segments.first()?)));
+        let numbered =
+            self.nodes.get(segment.node).and_then(|node| Some((segment.node, *node.segments.first()?)));
         [named, numbered].into_iter().flatten().find_map(|(holder, no)| {
             let node = self.nodes.get(holder)?;
             let other = holder != segment.node || node.key != segment.key;
@@ -216,21 +262,34 @@ impl Master {
         }
     }
 
-    pub(super) fn drop_segment(&mut self, now: Instant, no: SegmentNo) {
+    /// A segment is gone; gives how many objects were nowhere else.
+    pub(super) fn drop_segment(&mut self, now: Instant, no: SegmentNo) -> u64 {
         if let Some(segment) = self.segments.get(no) {
-            self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+            let gone = self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+            gone.into_iter().for_each(|(writer, generation)| self.writers.let_go(writer, generation));
         }
-        let Some(segment) = self.segments.remove(no) else { return };
+        let Some(segment) = self.segments.remove(no) else { return 0 };
+        let mut lost = 0;
         for (.., index) in segment.allocator.blocks().filter(|(.., tag)| *tag != HELD) {
             if !self.objects.drop_segment(index, no) {
-                self.stats.objects_lost_total += u64::from(self.objects.remove(index).complete);
+                let removed = self.objects.remove(index);
+                lost += u64::from(removed.complete);
+                if let Some(put) = self.writers.ended(removed.generation) {
+                    self.writers.let_go(put.writer, removed.generation);
+                }
             }
         }
+        self.stats.objects_lost_total += lost;
         let until = now + millis(self.config.put_start_release_timeout_ms);
-        self.nodes.unmounted(segment.node, no, segment.name, segment.incarnation, until);
+        let node = segment.node;
+        self.nodes.unmounted(node, no, segment.name, segment.incarnation, until);
+        if self.nodes.get(node).is_none() {
+            self.writers.forget_node(node);
+        }
         self.stats.unmounts_total += 1;
         self.drains.remove(&no);
         self.tasks_lost_segment(now, no);
+        lost
     }
 
     fn mounted(&self, segment: SegmentNo) -> Mounted {

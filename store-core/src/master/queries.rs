@@ -3,25 +3,58 @@
 
 use te_core::Instant;
 
-use super::{LIST_SCAN_MAX, Master, listing};
+use super::{Master, listing};
 use crate::limbo::Reason;
-use crate::message::{FindQuery, Hosts, Listed, RemoveQuery, RemovedPage, Whereabouts};
+use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, Whereabouts};
 use crate::objects::State;
-use crate::pattern::Pattern;
-use crate::wire::KEYS_PER_BATCH_MAX;
+use crate::pattern::{Budget, Pattern};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 
+/// Objects in one page of an answer. With the next two, and what is said in [`crate::pattern`], a call takes a fifth of a
+/// millisecond: everybody else waits for it.
+pub(crate) const PAGE_ITEMS_MAX: u32 = 512;
+/// Slots of the table that one call looks at.
+const SCAN_MAX: u32 = 8_192;
 /// Objects that one call of [`Master::remove_many`] removes.
-const REMOVALS_PER_CALL_MAX: u32 = 4_096;
+const REMOVALS_PER_CALL_MAX: u32 = 256;
 /// Segments of a node that are looked at for its hosts.
 const NODE_SEGMENTS_MAX: usize = 32;
 
 impl Master {
+    /// Calls `each` for a page of a tenant's keys; gives the cursor of the next page, 0 at the end. `each` returns false to
+    /// stop early. A page may be empty and still not be the last. Objects that come or go between pages may be seen or not;
+    /// those that stay are seen once.
+    pub fn list_of<'a>(
+        &'a self,
+        now: Instant,
+        tenant: TenantNo,
+        query: &ListQuery<'_>,
+        mut each: impl FnMut(Listed<'a>) -> bool,
+    ) -> u64 {
+        let limit = query.limit.clamp(1, PAGE_ITEMS_MAX);
+        let (start, end) = self.scan(query.cursor);
+        let mut listed = 0;
+        for index in start..end {
+            let entry = self.objects.entry(index);
+            if entry.state == State::Vacant
+                || entry.tenant != tenant
+                || !entry.key.as_slice().starts_with(query.prefix.0)
+            {
+                continue;
+            }
+            if listed == limit || !each(listing(entry, now)) {
+                return u64::from(index) + 1;
+            }
+            listed += 1;
+        }
+        self.next_page(end)
+    }
+
     /// Calls `each` for a page of a tenant's keys that a regular expression matches; gives the cursor of the next page, 0 at
     /// the end. Pages as [`Self::list_of`] does.
     ///
     /// # Errors
-    /// `InvalidParams`: no regular expression, or one that is too large.
+    /// `InvalidPattern`.
     pub fn find<'a>(
         &'a mut self,
         now: Instant,
@@ -29,49 +62,48 @@ impl Master {
         query: &FindQuery<'_>,
         mut each: impl FnMut(Listed<'a>) -> bool,
     ) -> Result<u64, ErrorCode> {
-        self.prepare(query.pattern)?;
-        let this: &'a Self = self;
-        let Some(pattern) = &this.pattern else { return Err(ErrorCode::InternalError) };
-        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
-        let (start, end) = this.scan(query.cursor);
-        let (mut found, mut key_bytes) = (0, 0);
+        let mut budget = self.prepare(query.pattern)?;
+        let limit = query.limit.clamp(1, PAGE_ITEMS_MAX);
+        let (start, end) = self.scan(query.cursor);
+        let next_page = self.next_page(end);
+        let (objects, Some(pattern)) = (&self.objects, &mut self.pattern) else {
+            return Err(ErrorCode::InternalError);
+        };
+        let mut found = 0;
         for index in start..end {
-            let entry = this.objects.entry(index);
+            let entry = objects.entry(index);
             if entry.state == State::Vacant || entry.tenant != tenant {
                 continue;
             }
-            let key = entry.key.as_slice();
-            key_bytes += key.len();
-            if key_bytes > pattern.key_bytes_max() {
-                return Ok(u64::from(index) + 1);
+            match pattern.matches(entry.key.as_slice(), &mut budget)? {
+                None => return Ok(u64::from(index) + 1),
+                Some(false) => {}
+                Some(true) if found == limit || !each(listing(entry, now)) => {
+                    return Ok(u64::from(index) + 1);
+                }
+                Some(true) => found += 1,
             }
-            if !pattern.matches(key) {
-                continue;
-            }
-            if found == limit || !each(listing(entry, now)) {
-                return Ok(u64::from(index) + 1);
-            }
-            found += 1;
         }
-        Ok(this.next_page(end))
+        Ok(next_page)
     }
 
-    /// Removes a page of a tenant's objects, as [`Self::remove`] does. Objects that are put meanwhile may stay.
+    /// Removes a page of a tenant's objects, as [`Self::remove`] does. Objects that are put meanwhile may stay. An empty pattern
+    /// is refused, and does not stand for all objects: no pattern does.
     ///
     /// # Errors
-    /// `InvalidParams`: no regular expression, or one that is too large.
+    /// `InvalidPattern`. What was removed by the pages before, and by this one up to a key that is too costly, is gone.
     pub fn remove_many(
         &mut self,
         now: Instant,
         tenant: TenantNo,
         query: &RemoveQuery<'_>,
     ) -> Result<RemovedPage, ErrorCode> {
-        if let Some(text) = query.pattern {
-            self.prepare(text)?;
-        }
+        let mut budget = match query.pattern {
+            Some(text) => Some(self.prepare(text)?),
+            None => None,
+        };
         let (start, end) = self.scan(query.cursor);
         let mut page = RemovedPage::default();
-        let mut key_bytes = 0;
         for index in start..end {
             let entry = self.objects.entry(index);
             if entry.state == State::Vacant || entry.tenant != tenant {
@@ -81,14 +113,11 @@ impl Master {
             if page.removed == REMOVALS_PER_CALL_MAX {
                 return Ok(page);
             }
-            if let Some(pattern) = self.pattern.as_ref().filter(|_| query.pattern.is_some()) {
-                let key = entry.key.as_slice();
-                key_bytes += key.len();
-                if key_bytes > pattern.key_bytes_max() {
-                    return Ok(page);
-                }
-                if !pattern.matches(key) {
-                    continue;
+            if let (Some(pattern), Some(budget)) = (&mut self.pattern, &mut budget) {
+                match pattern.matches(entry.key.as_slice(), budget)? {
+                    None => return Ok(page),
+                    Some(false) => continue,
+                    Some(true) => {}
                 }
             }
             match self.remove_at(now, index, query.force) {
@@ -164,7 +193,7 @@ impl Master {
         }
         let entry = self.objects.entry(index);
         let hold = if !entry.is_complete() {
-            Some((now + super::millis(self.config.put_start_release_timeout_ms), Reason::Zombie))
+            Some((now + super::millis(self.config.put_start_release_timeout_ms), Reason::Writer))
         } else {
             entry.is_leased(now).then_some((entry.time, Reason::Leased))
         };
@@ -177,20 +206,21 @@ impl Master {
     /// and the end.
     fn scan(&self, cursor: u64) -> (u32, u32) {
         let start = u32::try_from(cursor.saturating_sub(1)).unwrap_or(u32::MAX);
-        (start, self.objects.slots().min(start.saturating_add(LIST_SCAN_MAX)))
+        (start, self.objects.slots().min(start.saturating_add(SCAN_MAX)))
     }
 
     fn next_page(&self, end: u32) -> u64 {
         if end < self.objects.slots() { u64::from(end) + 1 } else { 0 }
     }
 
-    /// Compiles a pattern, unless it is the one of the page before.
-    fn prepare(&mut self, text: &str) -> Result<(), ErrorCode> {
-        if self.pattern.as_ref().is_none_or(|pattern| pattern.text() != text) {
-            self.pattern = None;
-            self.pattern = Some(Pattern::new(text)?);
-        }
-        Ok(())
+    /// Compiles a pattern, unless it is the one of the page before. Gives what the call may spend on it.
+    fn prepare(&mut self, text: &str) -> Result<Budget, ErrorCode> {
+        let known = self.pattern.take().filter(|pattern| pattern.text() == text);
+        let pattern = match known {
+            Some(pattern) => pattern,
+            None => Pattern::new(text)?,
+        };
+        Ok(self.pattern.insert(pattern).budget())
     }
 }
 

@@ -24,16 +24,17 @@ use crate::message::{
     FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
-use crate::placement::Ask;
+use crate::placement::{Ask, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
-use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
 
 /// Tasks that one call gives up for having taken too long.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
 /// Tasks looked at for one page of a listing.
-const LIST_SCAN_MAX: usize = 16_384;
+const LIST_SCAN_MAX: usize = 4_096;
+/// Tasks in one page of a listing.
+const LIST_MAX: u32 = 512;
 
 /// What a new task is about.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +96,7 @@ impl Master {
         query: &TaskQuery,
         mut each: impl FnMut(TaskInfo<'a>) -> bool,
     ) -> u64 {
-        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
+        let limit = query.limit.clamp(1, LIST_MAX);
         let mut listed = 0;
         for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
             let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
@@ -151,12 +152,11 @@ impl Master {
     /// order have the time of a lease, from when they asked.
     ///
     /// # Errors
-    /// `ClientNotFound` when the node is not known under this incarnation.
+    /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
     pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
-        let known = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
-        if !known {
-            return Err(ErrorCode::ClientNotFound);
-        }
+        self.check_life(ask)?;
+        // What a report before this has made room for is to be found now.
+        self.drains_timeout(now);
         let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
         let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
         while ids.len() < most {
@@ -170,7 +170,9 @@ impl Master {
             if let Some((index, generation)) = self.tasks.get(*id).map(|task| (task.index, task.generation))
                 && self.is_there(index, generation)
             {
-                self.objects.hold(now, index, until);
+                // The node holds it once, however often it asks.
+                let again = self.tasks.held(*id, until) > now;
+                self.objects.hold(now, index, until, again);
             }
         }
         let orders = ids.into_iter().filter_map(|id| {
@@ -204,10 +206,13 @@ impl Master {
             _ => {
                 // Given up meanwhile: its space comes back now.
                 if let Some(tenant) = self.tasks.get(end.id).map(|task| task.tenant).filter(|_| quiet) {
-                    self.limbo.release_zombie(&mut self.segments, tenant, end.attempt);
+                    self.release_writer(tenant, end.attempt);
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
+        }
+        if quiet {
+            self.let_go(now, end.id);
         }
         match end.result.map(|checksum| self.finish_copy(now, end.id, checksum)) {
             Ok(Ok(())) => {}
@@ -274,6 +279,7 @@ impl Master {
             placed,
             node,
             created: now,
+            held_until: Instant::ZERO,
             deadline: deadline(now, self.config.tasks.pending_timeout_ms),
         };
         self.task_report.created_total += 1;
@@ -332,7 +338,7 @@ impl Master {
     ) {
         let replicas = Placements::new(&[placed]);
         let removed = Removed { tenant, len, generation: name, complete: true, replicas };
-        self.limbo.hold(&mut self.segments, removed, until, reason);
+        self.limbo.hold(&mut self.segments, removed, until, reason, 0);
     }
 
     /// Whether the entry still holds this object, readable.
@@ -383,13 +389,13 @@ impl Master {
             return Err(ErrorCode::KeysUltraLimit);
         }
         let (placement, near) = (&Placement::ANY, Short::of(0));
-        let mut ask = Ask { now, len, tag: HELD, placement, near, at_any_price: false };
+        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
             placed = self.segments.place(&ask, &others);
         }
         // Whoever names a segment means it; and a new node takes its time, unless there is no other.
-        ask.at_any_price = true;
+        ask.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
         if placed.is_none() {
             placed = match wish.target {
                 Some(target) if self.segments.get(target).is_none() => {
@@ -461,6 +467,15 @@ impl Master {
         Ok(())
     }
 
+    /// A node reads an object no more for a task: nothing is held for it any longer.
+    fn let_go(&mut self, now: Instant, id: TaskId) {
+        if self.tasks.held(id, Instant::ZERO) > now
+            && let Some((index, generation)) = self.tasks.get(id).map(|task| (task.index, task.generation))
+        {
+            self.objects.return_lease(now, index, generation);
+        }
+    }
+
     /// A try is over without a replica: its space comes back, at once if it is quiet.
     fn end_attempt(&mut self, now: Instant, id: TaskId, error: ErrorCode, quiet: bool) {
         let Some(task) = self.tasks.get(id) else { return };
@@ -473,7 +488,7 @@ impl Master {
             self.segments.free(&placed);
         } else {
             let until = now + millis(self.config.put_start_release_timeout_ms);
-            self.hold_apart(tenant, attempt, placed, len, until, Reason::Zombie);
+            self.hold_apart(tenant, attempt, placed, len, until, Reason::Copy);
         }
     }
 

@@ -125,9 +125,8 @@ impl Master {
         // A master without such a secret does not need to hear a proof of it.
         let is_admin = proves(&self.config.admin_secret, greeting.admin_proof.0, Role::Admin);
         let is_cluster = proves(&self.config.cluster_secret, greeting.cluster_proof.0, Role::Cluster);
-        let wrong = |secret: &Secret, proof: &[u8], proved: bool| {
-            secret.is_set() && !proof.is_empty() && !proved
-        };
+        let wrong =
+            |secret: &Secret, proof: &[u8], proved: bool| secret.is_set() && !proof.is_empty() && !proved;
         if wrong(&self.config.admin_secret, greeting.admin_proof.0, is_admin)
             || wrong(&self.config.cluster_secret, greeting.cluster_proof.0, is_cluster)
         {

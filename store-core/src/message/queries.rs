@@ -12,7 +12,7 @@ pub struct ListQuery<'a> {
     pub prefix: Key<'a>,
     /// 0 to begin; then what the answer before gave.
     pub cursor: u64,
-    /// Most keys in the answer; at most `KEYS_PER_BATCH_MAX`.
+    /// Most keys in the answer; 512 at most. A page may have fewer, or none, and still not be the last.
     pub limit: u32,
 }
 
@@ -86,11 +86,12 @@ pub struct TenantUsage<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindQuery<'a> {
     /// A regular expression, of at most 1,024 bytes, that matches anywhere in a key unless it is anchored. The syntax is
-    /// that of the crate `regex`, on bytes: classes are ASCII. What compiles to too much is refused.
+    /// that of the crate `regex`, on bytes: classes are ASCII. What is empty, compiles to too much or is too costly to search
+    /// with is `InvalidPattern`.
     pub pattern: &'a str,
     /// 0 to begin; then what the answer before gave.
     pub cursor: u64,
-    /// Most keys in the answer; at most `KEYS_PER_BATCH_MAX`.
+    /// Most keys in the answer; 512 at most. A page may have fewer, or none, and still not be the last.
     pub limit: u32,
 }
 

@@ -14,6 +14,7 @@
 //! A lease is told by the entry alone: a get writes down its end and, if it is the first of its time, moves the object in the
 //! policy's order. Nothing is done when a lease ends, unless it kept the object from eviction.
 
+use alloc::collections::BTreeSet;
 use core::cmp::Reverse;
 use core::time::Duration;
 
@@ -94,6 +95,7 @@ impl Objects {
         entry.checksum = checksum;
         entry.time = Instant::ZERO;
         self.complete_bytes += entry.len;
+        self.processing_bytes -= entry.len;
         let place = Place { follows, last: entry.has(Entry::LAST), returning: entry.has(Entry::RETURNING) };
         self.why.returned_total += u64::from(place.returning);
         let (generation, soft_ttl) = (entry.generation, self.soft_pin_ttl);
@@ -131,12 +133,15 @@ impl Objects {
     }
 
     /// Keeps a complete object until `until`, as a lease does, but is no use of it.
-    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant) {
+    /// `again`: whoever holds it did so before, and still does.
+    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant, again: bool) {
         let entry = &mut self.entries[index];
         let before = entry.time;
         let until = before.max(until);
         entry.time = until;
-        entry.count_lease(before <= now);
+        if !again || before <= now {
+            entry.count_lease(before <= now);
+        }
         self.leases.moved(now, before, until);
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| group.leased_until = group.leased_until.max(until));
@@ -151,9 +156,7 @@ impl Objects {
         }
         let entry = &mut self.entries[index];
         let count = entry.marks & Entry::LEASES_MANY;
-        if entry.generation != generation
-            || !entry.is_leased(now)
-            || matches!(count, 0 | Entry::LEASES_MANY)
+        if entry.generation != generation || !entry.is_leased(now) || matches!(count, 0 | Entry::LEASES_MANY)
         {
             return;
         }
@@ -329,6 +332,35 @@ impl Objects {
     /// Calls `each` for a tenant's candidates, the next to go first, until it gives false.
     pub(crate) fn preview(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
         self.orders[usize::from(tenant)].policy.preview(&self.nodes, each);
+    }
+
+    /// Calls `each` for all of a tenant's that could go but for leases, the next to go first, until it gives false: the
+    /// candidates, then softly pinned objects.
+    pub(crate) fn preview_all(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
+        let order = &self.orders[usize::from(tenant)];
+        let mut goes_on = true;
+        order.policy.preview(&self.nodes, &mut |index| {
+            goes_on = each(index);
+            goes_on
+        });
+        // A group goes once, however many of its members are pinned.
+        let mut groups = BTreeSet::new();
+        for index in order.soft.iter(&self.nodes) {
+            let id = self.group_of(index);
+            let stays =
+                id.and_then(|id| self.groups.get(id)).is_some_and(|group| group.hard + group.unfinished > 0);
+            if !goes_on {
+                return;
+            }
+            if !stays && id.is_none_or(|id| groups.insert(id.id)) {
+                goes_on = each(index);
+            }
+        }
+    }
+
+    /// The members of an object's group, if it has one.
+    pub(super) fn members(&self, index: u32) -> Option<&[u32]> {
+        self.group_of(index).and_then(|id| self.groups.get(id)).map(|group| &*group.members)
     }
 
     /// How many go with an object, itself included.

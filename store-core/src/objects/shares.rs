@@ -4,6 +4,8 @@
 //! moves an object of another in its order. Which tenant gives when room is needed for all is decided by the figures in
 //! [`Usage`], a cache line each: with one tenant there is nothing to decide, with a thousand it takes as long as reading 64 KiB.
 
+use alloc::vec::Vec;
+
 use te_core::Instant;
 
 use super::{Entry, Objects};
@@ -132,6 +134,23 @@ impl Objects {
         let (over, no) =
             self.usage.iter().enumerate().filter_map(asked).max_by_key(|(over, no)| (*over, !*no))?;
         (over > 0).then_some(no as TenantNo)
+    }
+
+    /// Tenants that are above what is guaranteed to them, furthest first.
+    pub(crate) fn givers(&self) -> Vec<TenantNo> {
+        let over = self.usage.iter().enumerate().filter(|(_, usage)| usage.gives());
+        let mut givers: Vec<(u64, TenantNo)> =
+            over.map(|(no, usage)| (usage.over(), no as TenantNo)).collect();
+        givers.sort_unstable_by_key(|(over, no)| (core::cmp::Reverse(*over), *no));
+        givers.into_iter().map(|(_, no)| no).collect()
+    }
+
+    /// What goes with an object, itself included, as its tenant is charged for it.
+    pub(crate) fn charge_with_group(&self, index: u32) -> u64 {
+        match self.members(index) {
+            Some(members) => members.iter().map(|member| self.entries[*member].charge()).sum(),
+            None => self.entries[index].charge(),
+        }
     }
 
     /// It has nothing to give for a while.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use store_core::blocks::stored_len;
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, Operation, Replica, ReportReplicas, TaskEnd,
+    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
 };
-use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo};
+use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::sim::SimTransport;
 use te_core::{Completion, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport};
 
@@ -280,8 +280,12 @@ impl Mover {
 
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
-        let ask =
-            FetchAsk { node: self.node as u64 + 1, incarnation: mounted.incarnation, count_max: ORDERS_MAX, key: 0 };
+        let ask = FetchAsk {
+            node: self.node as u64 + 1,
+            incarnation: mounted.incarnation,
+            count_max: ORDERS_MAX,
+            key: 0,
+        };
         self.asked = self.clock.shows(core.now);
         self.call(core, Kind::FetchTasks, |out, id| {
             FetchTasks::encode_request(out, id, &ask, core::iter::empty()).unwrap();
@@ -323,9 +327,9 @@ impl Mover {
     fn tell(&mut self, core: &mut Core) {
         let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
         self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
-        let node = self.node as u64 + 1;
+        let proof = NodeProof { node: self.node as u64 + 1, key: 0 };
         self.call(core, Kind::EndTasks, |out, id| {
-            EndTasks::encode_request(out, id, &node, ends.into_iter()).unwrap();
+            EndTasks::encode_request(out, id, &proof, ends.into_iter()).unwrap();
         });
     }
 
@@ -414,7 +418,8 @@ impl Mover {
             let bytes = hands.memory.read(order.addr, stored_len(order.len));
             let (data, trailer) = bytes.split_at(order.len as usize);
             let sums = sums(data);
-            let intact = sums.whole() == order.checksum && sums.trailer() == trailer;
+            let found = bound(sums.whole(), &order.key, order.generation);
+            let intact = found == order.checksum && sums.trailer() == trailer;
             if intact || core.lies.contains(Lies::VERIFY) {
                 let result = if self.clock.shows(core.now) >= self.until {
                     Err(ErrorCode::LeaseExpired)

@@ -1,9 +1,9 @@
 //! How a simulated client moves bytes: whole objects with their trailers, or the blocks that cover a part, and what it makes
 //! of what has arrived.
 
-use store_core::SegmentNo;
 use store_core::blocks::{BLOCK_BYTES, Cover, expected, stored_len, trailer_len};
 use store_core::client::{Transfer, TransferEnd};
+use store_core::{SegmentNo, unbound};
 use te_core::{Completion, ErrorKind, Memory as _, Op, Outcome, SegmentId, Slice, Token, Transport};
 
 use crate::client::{Client, REGION};
@@ -175,7 +175,8 @@ impl Client {
         }
         let lying = core.lies.contains(Lies::CHECKSUM) || part && core.lies.contains(Lies::TRAILER);
         if let Some(object) = object.filter(|_| lying) {
-            (end.checksum, end.damaged) = (object.checksum, false);
+            let committed = unbound(object.checksum, &asked.key, object.generation);
+            (end.checksum, end.damaged) = (committed, false);
         }
         self.get.handle_transfer(
             if core.lies.contains(Lies::CLOCK) { self.began } else { self.clock.shows(core.now) },

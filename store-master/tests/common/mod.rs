@@ -98,29 +98,18 @@ pub(crate) fn last_words(stream: &mut TcpStream) -> i32 {
 /// Mounts a node whose name is markup, and puts ten objects of 4 KiB.
 pub(crate) fn fill(rpc: SocketAddr) {
     let mut stream = connect(rpc);
+    assert_greets(&mut stream);
+    fill_on(&mut stream, 0xabc, "<img src=x onerror=alert(1)>");
+}
+
+/// Mounts a node on a connection that may, and puts ten objects of 4 KiB.
+pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
+    mount_on(stream, node, name);
     let mut call = |request: Vec<u8>| {
         stream.write_all(&request).unwrap();
-        read_answer(&mut stream).unwrap()
+        read_answer(stream).unwrap()
     };
     let mut out = Vec::new();
-    Hello::encode_request(&mut out, 1, &Greeting::default(), std::iter::empty()).unwrap();
-    call(std::mem::take(&mut out));
-    let name = "<img src=x onerror=alert(1)>";
-    let export = Export::default();
-    let segment = MountSegment {
-        node: 0xabc,
-        incarnation: 1,
-        name,
-        endpoint: "n:1",
-        base: 0,
-        len: 1 << 20,
-        export,
-        epoch: 7,
-        key: 0,
-        takeover: false,
-    };
-    Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
-    assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
     for n in 0..10_u8 {
         let key = [b'k', n];
         let new = NewObject { key: Key(&key), len: 4096 };
@@ -137,4 +126,24 @@ pub(crate) fn fill(rpc: SocketAddr) {
         PutEnd::encode_request(&mut out, 4, &(), [commit].into_iter()).unwrap();
         assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
     }
+}
+
+/// Mounts a node of 1 MiB on a connection that may.
+pub(crate) fn mount_on(stream: &mut TcpStream, node: u64, name: &str) {
+    let segment = MountSegment {
+        node,
+        incarnation: 1,
+        name,
+        endpoint: "n:1",
+        base: 0,
+        len: 1 << 20,
+        export: Export::default(),
+        epoch: 7,
+        key: 0,
+        takeover: false,
+    };
+    let mut out = Vec::new();
+    Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
+    stream.write_all(&out).unwrap();
+    assert_eq!(read_answer(stream).unwrap().header.status, 0);
 }

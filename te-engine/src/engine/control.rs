@@ -1,5 +1,6 @@
 //! Peers: opening their segments, telling them things, asking whether they live.
 
+use std::hash::Hasher;
 use std::string::String;
 use std::sync::Arc;
 use std::time::Duration;
@@ -212,7 +213,11 @@ impl Engine {
             let listed = descriptor.regions.binary_search_by_key(&old.addr, |region| region.addr);
             let kept = listed.is_ok_and(|index| {
                 let region = &descriptor.regions[index];
-                region.region == old.region && region.len == old.len && region.access() == old.access
+                // A region that has joined a rail meanwhile is exported anew.
+                region.region == old.region
+                    && region.len == old.len
+                    && region.access() == old.access
+                    && fingerprint(&region.export) == old.export
             });
             if !kept {
                 self.leaving.push(old.id);
@@ -237,6 +242,7 @@ impl Engine {
                     len: region.len,
                     access: region.access(),
                     location: region.location(),
+                    export: fingerprint(&region.export),
                 }),
                 Err(error) => {
                     log::warn!(
@@ -330,6 +336,13 @@ impl Naming {
         let metadata = metadata.or(directory).unwrap_or_else(|| Arc::new(peer_to_peer(config)));
         Ok(Self { metadata, keeper, registration })
     }
+}
+
+/// What two exports that differ do not share.
+fn fingerprint(export: &[u8]) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(export);
+    hasher.finish()
 }
 
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use std::vec::Vec;
 
 use te_core::{Access, ErrorKind, Features, Instant, Location, MemSpan, Memory, RegionId, Transport};
 
@@ -12,6 +13,9 @@ use crate::error::RegisterError;
 use crate::region::SharedRegion;
 use crate::sys::{AllocOptions, SharedMemory, node_of};
 
+/// When to look first whether a rail that left a region out takes it now; then ever later.
+const REJOIN_MIN: Duration = Duration::from_secs(1);
+const REJOIN_MAX: Duration = Duration::from_secs(60);
 /// How often quarantined regions are looked at.
 const RELEASE: Duration = Duration::from_millis(200);
 
@@ -63,6 +67,7 @@ impl Engine {
             if let Some((rail, error)) = self.rails.left_out() {
                 let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
                 log::warn!("region {id} of {} bytes goes without {fabric} {device}: {error}", span.len());
+                self.rejoin_at = Some((self.clock.now() + REJOIN_MIN, REJOIN_MIN));
             }
             // Now, for a fabric that pins pages has touched them. And before others are told.
             let location = self.locate(span);
@@ -118,17 +123,7 @@ impl Engine {
             match self.rails.export(id, &mut export) {
                 Ok(len) => {
                     export.truncate(len);
-                    self.published.insert(RegionDescriptor {
-                        region: id.to_bits(),
-                        addr: span.as_ptr().addr() as u64,
-                        len: span.len() as u64,
-                        access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
-                        numa: match location {
-                            Location::Numa(node) => Some(node),
-                            _ => None,
-                        },
-                        export,
-                    });
+                    self.published.insert(descriptor(id, span, location, access, export));
                 }
                 // Shared memory alone cannot export this memory. It still serves as a local side.
                 Err(error) if error.kind == ErrorKind::Unsupported => {
@@ -225,6 +220,46 @@ impl Engine {
         self.release_at = (!self.quarantine.is_empty()).then_some(now + RELEASE);
     }
 
+    /// Registers regions with rails that left them out and are back, and lists those anew for peers.
+    pub(super) fn rejoin(&mut self, now: Instant) {
+        let Some((at, wait)) = self.rejoin_at else { return };
+        if now < at {
+            return;
+        }
+        let mut joined = Vec::new();
+        let count = self.rails.rejoin(|id| joined.push(id));
+        for id in joined {
+            let Some(region) = self.regions.region(id).filter(|region| !region.closing) else { continue };
+            let (span, access) = (region.span, region.access);
+            let location = self.locate(span);
+            if let Some(export) = self.exported(id, span, location, access) {
+                self.published.insert(export);
+            }
+        }
+        if count > 0 {
+            log::info!("{count} registrations with rails that were gone are made up for");
+        }
+        let wait = if count > 0 { REJOIN_MIN } else { (wait * 2).min(REJOIN_MAX) };
+        self.rejoin_at = self.rails.is_missing_rails().then_some((now + wait, wait));
+    }
+
+    /// What peers are told of a region; `None` when that cannot be told.
+    fn exported(
+        &self,
+        id: RegionId,
+        span: MemSpan,
+        location: Location,
+        access: Access,
+    ) -> Option<RegionDescriptor> {
+        if !access.is_remote() {
+            return None;
+        }
+        let mut export = vec![0; EXPORT_BYTES_MAX];
+        let len = self.rails.export(id, &mut export).ok()?;
+        export.truncate(len);
+        Some(descriptor(id, span, location, access, export))
+    }
+
     /// Quarantined regions, and their bytes.
     pub(super) fn quarantined_regions(&self) -> (u32, u64) {
         let bytes = |id: &RegionId| self.regions.region(*id).map_or(0, |region| region.span.len() as u64);
@@ -281,5 +316,25 @@ impl Engine {
             self.register_as(id, memory.span(), access, false, Some(memory.clone()))?;
         }
         Ok(SharedRegion::new(id, memory))
+    }
+}
+
+fn descriptor(
+    id: RegionId,
+    span: MemSpan,
+    location: Location,
+    access: Access,
+    export: Vec<u8>,
+) -> RegionDescriptor {
+    RegionDescriptor {
+        region: id.to_bits(),
+        addr: span.as_ptr().addr() as u64,
+        len: span.len() as u64,
+        access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
+        numa: match location {
+            Location::Numa(node) => Some(node),
+            _ => None,
+        },
+        export,
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Attached {
     pub(super) len: u64,
     pub(super) access: Access,
     pub(super) location: Location,
+    /// Tells its export from a later one of the same region.
+    pub(super) export: u64,
 }
 
 impl Segments {

@@ -1,7 +1,7 @@
 //! One opened port of the simulated fabric, as `Verbs` shows it.
 #![allow(unsafe_code, reason = "implements `register` and `post`, whose promises only the caller can make")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use te_core::{Error, ErrorKind, MemSpan};
 
@@ -11,8 +11,8 @@ use super::world::{State, World, errno};
 use super::{PortId, locked};
 use crate::sim::config::Pace;
 use crate::verbs::{
-    AsyncEvent, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle, QpStep, Registrar, Registration,
-    Sge, Verbs, WorkCompletion, WorkRequest,
+    AsyncEvent, Connecting, DeviceInfo, Gid, MrAccess, Path, PortInfo, Qp, QpConfig, QpHandle, QpStep,
+    Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
 /// A simulated device with one port. Dropping it is the end of its process: queue pairs and registrations go with it,
@@ -21,6 +21,8 @@ pub struct SimDevice {
     world: Arc<Mutex<World>>,
     device: usize,
     info: DeviceInfo,
+    /// Queue pairs that are being connected elsewhere, until their tokens are gone.
+    connecting: Vec<(QpHandle, Weak<()>)>,
 }
 
 impl SimDevice {
@@ -40,7 +42,15 @@ impl SimDevice {
             message_bytes_max: config.message_bytes_max,
             features: config.features,
         };
-        Self { world, device, info }
+        Self { world, device, info, connecting: Vec::new() }
+    }
+
+    fn check_settled(&mut self, qp: QpHandle) -> Result<(), Error> {
+        self.connecting.retain(|(_, token)| token.strong_count() > 0);
+        match self.connecting.iter().any(|(connecting, _)| *connecting == qp) {
+            true => Err(errno(libc::EBUSY)),
+            false => Ok(()),
+        }
     }
 
     /// Names it to the fabric.
@@ -106,12 +116,36 @@ impl Verbs for SimDevice {
     }
 
     fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error> {
+        self.check_settled(qp)?;
+        if let QpStep::Connect(_) = step {
+            let neighbour = locked(&self.world).devices[self.device].neighbour.clone();
+            neighbour.wait()?;
+        }
         let mut world = locked(&self.world);
         let qp = world.qp(self.device, qp.0)?;
         world.modify_qp(qp, step)
     }
 
+    fn connect_qp(&mut self, qp: QpHandle, path: Path) -> Result<Connecting, Error> {
+        let neighbour = locked(&self.world).devices[self.device].neighbour.clone();
+        if neighbour.answers() {
+            return self.modify_qp(qp, QpStep::Connect(path)).map(|()| Connecting::Done);
+        }
+        self.check_settled(qp)?;
+        let token = Arc::new(());
+        self.connecting.push((qp, Arc::downgrade(&token)));
+        let (world, device) = (Arc::clone(&self.world), self.device);
+        Ok(Connecting::Later(Box::new(move || {
+            let _token = token;
+            neighbour.wait()?;
+            let mut world = locked(&world);
+            let qp = world.qp(device, qp.0)?;
+            world.modify_qp(qp, QpStep::Connect(path))
+        })))
+    }
+
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {
+        self.check_settled(qp)?;
         let mut world = locked(&self.world);
         let qp = world.qp(self.device, qp.0)?;
         world.remove_qp(qp);

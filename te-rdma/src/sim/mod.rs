@@ -32,6 +32,7 @@ mod config;
 mod device;
 mod direct;
 mod memory;
+mod neighbour;
 mod queue;
 mod wire;
 mod world;
@@ -181,6 +182,20 @@ impl SimFabric {
     /// The next `count` steps of queue pairs fail.
     pub fn fail_qp_steps(&self, port: PortId, errno: i32, count: u32) {
         self.lock().devices[port.0].faults.qp_steps = Some((errno, count)).filter(|_| count != 0);
+    }
+
+    /// Whether the neighbours of `port` say where they are. While they do not, connecting a queue pair waits, in real time: for
+    /// ten seconds, then it fails with `ETIMEDOUT`.
+    pub fn set_neighbours(&self, port: PortId, answer: bool) {
+        let neighbour = self.lock().devices[port.0].neighbour.clone();
+        neighbour.set(answer);
+    }
+
+    /// Calls that wait for a neighbour of `port` at this moment.
+    #[must_use]
+    pub fn waiting_for_neighbours(&self, port: PortId) -> u32 {
+        let neighbour = self.lock().devices[port.0].neighbour.clone();
+        neighbour.waiting()
     }
 
     /// The next `count` requests that arrive at `port` are turned away.

@@ -10,6 +10,7 @@ use te_core::{Error, ErrorKind, MemSpan};
 
 use super::config::{DeviceConfig, LinkConfig, Pace, SimConfig};
 use super::memory::MrTable;
+use super::neighbour::Neighbour;
 use super::queue::{PSN_MASK, SendQueue};
 use super::wire::{Request, Response};
 use super::{Refusal, SimCounters};
@@ -58,6 +59,7 @@ pub(super) struct Device {
     completion_fd: Option<EventFd>,
     event_fd: Option<EventFd>,
     pub(super) faults: Faults,
+    pub(super) neighbour: Neighbour,
 }
 
 /// What was asked to go wrong on one device.
@@ -182,6 +184,7 @@ impl World {
             completion_fd: event_fd(),
             event_fd: event_fd(),
             faults: Faults::default(),
+            neighbour: Neighbour::default(),
             config,
         });
         for row in &mut self.links {

@@ -1,8 +1,10 @@
 //! One opened port of a real device.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Weak};
 
 use te_core::Error;
 
@@ -16,8 +18,8 @@ use super::device::OpenError;
 use super::load::Library;
 use super::sysfs;
 use crate::verbs::{
-    AsyncEvent, DeviceFeatures, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle, QpStep,
-    Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
+    AsyncEvent, Connecting, DeviceFeatures, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle,
+    QpStep, Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
 /// Entries of the completion queue, if the device has as many.
@@ -38,12 +40,16 @@ pub struct SystemVerbs {
     qps: Vec<(u32, Option<NonNull<ibv_qp>>)>,
     /// Indexes of `qps` that are free.
     free: Vec<u32>,
+    /// Queue pairs that are being connected elsewhere: as long as a token lives, its queue pair must.
+    connecting: Vec<(QpHandle, Weak<()>)>,
+    /// Whose it is: a fork shares the device's file with its parent, and must not end what is the parent's.
+    process: u32,
     /// Work requests on their way into the driver; filled anew by each `post`.
     chain: Box<[ibv_send_wr]>,
     /// Completions on their way out.
     completions: Box<[ibv_wc]>,
-    /// Last: everything above is made on it.
-    context: Context,
+    /// Last: everything above is made on it. Ended in `drop`.
+    context: ManuallyDrop<Context>,
 }
 
 // SAFETY: all pointers are to objects that this value alone owns, of a library that may be called from any thread; the chain
@@ -92,6 +98,8 @@ impl SystemVerbs {
             channel,
             qps: Vec::new(),
             free: Vec::new(),
+            connecting: Vec::new(),
+            process: std::process::id(),
             chain: vec![
                 convert::send_wr(
                     &WorkRequest {
@@ -109,7 +117,7 @@ impl SystemVerbs {
             ]
             .into(),
             completions: vec![ibv_wc::default(); POLL_MAX].into(),
-            context,
+            context: ManuallyDrop::new(context),
         };
         for fd in verbs.event_fds().into_iter().flatten() {
             set_nonblocking(fd).map_err(failed("fcntl"))?;
@@ -127,6 +135,15 @@ impl SystemVerbs {
             Some((uses, Some(qp))) if u64::from(*uses) == handle.0 >> 32 => Ok(*qp),
             _ => Err(driver_error(libc::EINVAL)),
         }
+    }
+
+    /// As [`qp`](Self::qp), for what must not meet a thread that connects it.
+    fn settled_qp(&mut self, handle: QpHandle) -> Result<NonNull<ibv_qp>, Error> {
+        self.connecting.retain(|(_, token)| token.strong_count() > 0);
+        if self.connecting.iter().any(|(connecting, _)| *connecting == handle) {
+            return Err(driver_error(libc::EBUSY));
+        }
+        self.qp(handle)
     }
 
     /// The number of a queue pair that an event names, if it still exists.
@@ -242,7 +259,7 @@ impl Verbs for SystemVerbs {
     }
 
     fn registrar(&self) -> &dyn Registrar {
-        &self.context
+        &*self.context
     }
 
     fn register_dmabuf(
@@ -309,7 +326,7 @@ impl Verbs for SystemVerbs {
     }
 
     fn modify_qp(&mut self, qp: QpHandle, step: QpStep) -> Result<(), Error> {
-        let qp = self.qp(qp)?;
+        let qp = self.settled_qp(qp)?;
         let (attrs, masks) = convert::steps(step, self.info.port, self.infiniband)?;
         for (mut attr, mask) in attrs.into_iter().flatten().zip(masks) {
             // SAFETY: the queue pair is in the table, so it exists; `attr` lives for the call.
@@ -318,8 +335,29 @@ impl Verbs for SystemVerbs {
         Ok(())
     }
 
+    fn connect_qp(&mut self, qp: QpHandle, path: crate::verbs::Path) -> Result<Connecting, Error> {
+        // InfiniBand's subnet manager has the addresses: nobody is asked.
+        if self.infiniband {
+            return self.modify_qp(qp, QpStep::Connect(path)).map(|()| Connecting::Done);
+        }
+        let pointer = Shared(self.settled_qp(qp)?);
+        let (attrs, masks) = convert::steps(QpStep::Connect(path), self.info.port, self.infiniband)?;
+        let (library, token) = (self.library(), Arc::new(()));
+        self.connecting.push((qp, Arc::downgrade(&token)));
+        Ok(Connecting::Later(Box::new(move || {
+            // All of it moves in here: the token goes when the queue pair is not used any more.
+            let (pointer, _token) = (pointer, token);
+            for (mut attr, mask) in attrs.into_iter().flatten().zip(masks) {
+                // SAFETY: while the token lives, the queue pair is neither destroyed nor modified by its owner, and neither
+                // is its device closed; `attr` lives for the call.
+                check(unsafe { (library.ibv_modify_qp)(pointer.0.as_ptr(), &raw mut attr, mask) })?;
+            }
+            Ok(())
+        })))
+    }
+
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {
-        let pointer = self.qp(qp)?;
+        let pointer = self.settled_qp(qp)?;
         // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were acknowledged.
         check(unsafe { (self.library().ibv_destroy_qp)(pointer.as_ptr()) })?;
         let index = qp.0 as u32;
@@ -453,6 +491,14 @@ impl std::fmt::Debug for SystemVerbs {
 
 impl Drop for SystemVerbs {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        if self.connecting.iter().any(|(_, token)| token.strong_count() > 0) {
+            // A thread is in the driver with one of our queue pairs, or will be. The device's file ends with the process.
+            log::error!("{}: left open, for queue pairs are still being connected", self.info.name);
+            return;
+        }
         // Events that nobody took would make the destructors wait.
         while self.next_event().is_some() {}
         let library = self.library();
@@ -464,6 +510,14 @@ impl Drop for SystemVerbs {
             }
             (library.ibv_destroy_cq)(self.cq.as_ptr());
             (library.ibv_destroy_comp_channel)(self.channel.as_ptr());
+            // Dropped here and nowhere else.
+            ManuallyDrop::drop(&mut self.context);
         }
     }
 }
+
+/// A queue pair on its way to the thread that connects it.
+struct Shared(NonNull<ibv_qp>);
+
+// SAFETY: libibverbs may be called from any thread; that the queue pair lives is the token's business.
+unsafe impl Send for Shared {}

@@ -59,6 +59,8 @@ impl Faults {
             (Role::Node(_), false) => "nodes stopped",
             (Role::Client(_), true) => "clients killed",
             (Role::Client(_), false) => "clients stopped",
+            // They are not at work together with these faults.
+            (Role::Prober | Role::Hostile(_), _) => return Ok(()),
         };
         // Longer and shorter than leases, windows and patience.
         if kill {

@@ -4,6 +4,7 @@
 //!   process    one slot each for the master, the nodes and the clients; a slot's process dies and is started again
 //!   faults     what is done to whom, from a seed
 //!   flat       memory and descriptors of every process over time, and whether they grow
+//!   hostile    with `--hostile`: those who attack beside the honest load, and what they make of its times
 //! ```
 //!
 //! The processes are roles of `store-client/examples/soak.rs`. Clients derive every byte that they store from its key and
@@ -12,6 +13,7 @@
 
 mod faults;
 mod flat;
+mod hostile;
 mod process;
 
 use crate::cmd::Cmd;
@@ -20,6 +22,7 @@ use crate::stats;
 use anyhow::{Context as _, Result, bail, ensure};
 use faults::Faults;
 use flat::Flat;
+use hostile::Attack;
 use nix::sys::signal::{SigSet, Signal};
 use process::{Process, Role, Slot};
 use serde_json::{Value, json};
@@ -54,12 +57,20 @@ pub(crate) struct Args {
     /// No faults.
     #[arg(long)]
     calm: bool,
+    /// Instead of faults, processes that mean harm: floods, silence, garbage, theft, forks, impossible wishes, and writers that
+    /// are stopped past every time-out. The first quarter, five minutes at most, is quiet; times under attack are held against it. So is the end: descriptors have to
+    /// come back.
+    #[arg(long, conflicts_with = "calm")]
+    hostile: bool,
     /// Write what was seen, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
     /// The built example `soak` of store-client; built with `--release` when not given.
     #[arg(long)]
     binary: Option<PathBuf>,
+    /// The built program `hostile` of xtask; built with `--release` when not given.
+    #[arg(long)]
+    hostile_binary: Option<PathBuf>,
 }
 
 const TICK: Duration = Duration::from_millis(50);
@@ -78,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let interrupted = catch_interrupts()?;
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
-        None => build()?,
+        None => build("-p store-client --example soak", "examples/soak")?,
     };
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
@@ -96,12 +107,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.judge()
 }
 
-fn build() -> Result<PathBuf> {
+/// Builds what cargo is told to with `selection`; gives the program, which is at `path` below the directory of the profile.
+fn build(selection: &str, path: &str) -> Result<PathBuf> {
     let host = Host::probe()?;
-    let build = Cmd::new("cargo build --quiet --release -p store-client --example soak");
+    let build = Cmd::new(&format!("cargo build --quiet --release {selection}"));
     eprintln!("$ {build}");
-    build.run(&host.root, None).context("the example `soak` of store-client does not build")?;
-    Ok(host.target_dir.join("release/examples/soak"))
+    build.run(&host.root, None).with_context(|| format!("{path} does not build"))?;
+    Ok(host.target_dir.join("release").join(path))
 }
 
 /// Ctrl-C and SIGTERM are taken by a thread that only waits for them. Children are born without the block.
@@ -123,6 +135,7 @@ fn catch_interrupts() -> Result<Arc<AtomicBool>> {
 struct Soak {
     slots: Vec<Slot>,
     faults: Option<Faults>,
+    attack: Option<Attack>,
     flat: Flat,
     began: Instant,
     until: Instant,
@@ -135,10 +148,19 @@ impl Soak {
         let slot = |role: Role, words: Vec<String>| Slot::new(role, Arc::clone(&binary), words);
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let master = address.to_string();
-        let mut slots = vec![slot(Role::Master, words(&["master", &master]))];
-        for node in 0..args.nodes {
-            let bytes = (args.node_mib << 20).to_string();
-            slots.push(slot(Role::Node(node), words(&["node", &format!("node-{node}"), &master, &bytes])));
+        let mut slots = Vec::new();
+        let mut attack = None;
+        if args.hostile {
+            let (mine, stage) = hostile::stage(args, address, seed)?;
+            slots.extend(mine);
+            attack = Some(stage);
+        } else {
+            slots.push(slot(Role::Master, words(&["master", &master])));
+            for node in 0..args.nodes {
+                let bytes = (args.node_mib << 20).to_string();
+                slots
+                    .push(slot(Role::Node(node), words(&["node", &format!("node-{node}"), &master, &bytes])));
+            }
         }
         for client in 0..args.clients {
             let seed = seed.wrapping_add(client as u64).to_string();
@@ -152,8 +174,10 @@ impl Soak {
         }
         let began = Instant::now();
         let length = Duration::from_secs_f64(args.minutes * 60.0);
-        let faults = (!args.calm).then(|| Faults::new(seed, began, length));
-        Ok(Self { slots, faults, flat: Flat::new(length), began, until: began + length })
+        let faults = (!args.calm && !args.hostile).then(|| Faults::new(seed, began, length));
+        let attacked = attack.as_mut().map(|attack| attack.begin(began, length));
+        let flat = Flat::new(length, attacked);
+        Ok(Self { slots, faults, attack, flat, began, until: began + length })
     }
 
     /// Until the time is over or somebody interrupts.
@@ -172,9 +196,14 @@ impl Soak {
             if let Some(faults) = &mut self.faults {
                 faults.turn(now, &mut self.slots)?;
             }
+            if let Some(attack) = &mut self.attack {
+                attack.turn(now, &mut self.slots)?;
+            }
             if now >= sample_at {
                 let at = now - self.began;
-                let running = self.slots.iter().filter_map(|slot| Some((slot.role, slot.process()?)));
+                // Who attacks may hold what it likes.
+                let judged = self.slots.iter().filter(|slot| !matches!(slot.role, Role::Hostile(_)));
+                let running = judged.filter_map(|slot| Some((slot.role, slot.process()?)));
                 running
                     .for_each(|(role, process)| self.flat.sample(at, role, process.pid(), process.age(now)));
                 sample_at = now + SAMPLE;
@@ -214,6 +243,7 @@ impl Soak {
             counts: totals(&self.slots),
             complaints: self.slots.iter().flat_map(|slot| slot.complaints()).collect(),
             faults: self.faults.take().map(Faults::into_counts).unwrap_or_default(),
+            contests: self.attack.take().map(|attack| attack.contests()),
             growths: self.flat.growths(),
         }
     }
@@ -238,6 +268,8 @@ struct Report {
     counts: BTreeMap<String, u64>,
     complaints: Vec<String>,
     faults: BTreeMap<&'static str, u64>,
+    /// Times in quiet and under attack, if there was one.
+    contests: Option<Vec<hostile::Contest>>,
     growths: Vec<flat::Growth>,
 }
 
@@ -262,14 +294,26 @@ impl Report {
         let faults = list(&mut self.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)));
         let mut text = format!(
             "ran for {}\ncounted: {counts}\nfaults: {faults}\n\n\
-             Memory and descriptors: mean over the second half, and growth over it as a line through the samples.\n{}",
+             Memory{}: mean over the second half, and growth over it as a line through the samples.{}\n{}",
             stats::duration(self.length),
+            if self.contests.is_some() { "" } else { " and descriptors" },
+            if self.contests.is_some() {
+                " Descriptors: mean after the attack, and against before it."
+            } else {
+                ""
+            },
             stats::table(&rows)
         );
+        if let Some(contests) = &self.contests {
+            text.push_str(&format!("\n\n{}", hostile::table(contests)));
+        }
         for complaint in &self.complaints {
             text.push_str(&format!("\n{complaint}"));
         }
         let verdict = match self.judge() {
+            Ok(()) if self.contests.is_some() => {
+                "0 wrong bytes, memory and descriptors flat, times under attack within their bound".to_owned()
+            }
             Ok(()) => "0 wrong bytes, memory and descriptors flat".to_owned(),
             Err(error) => format!("FAILED: {error}"),
         };
@@ -287,6 +331,7 @@ impl Report {
             "counts": self.counts,
             "faults": self.faults,
             "complaints": self.complaints,
+            "times": self.contests.iter().flatten().map(hostile::Contest::json).collect::<Vec<_>>(),
             "processes": self.growths.iter().map(flat::Growth::json).collect::<Vec<_>>(),
             "passed": self.judge().is_ok(),
         })
@@ -294,13 +339,19 @@ impl Report {
 
     fn judge(&self) -> Result<()> {
         if self.count("wrong") > 0 {
-            bail!("{} objects had wrong bytes", self.count("wrong"));
+            bail!(
+                "{} times something was wrong that must never be: bytes, or what a stranger was let do",
+                self.count("wrong")
+            );
         }
         if let Some(complaint) = self.complaints.first() {
             bail!("{complaint}");
         }
         if let Some(growth) = self.growths.iter().find(|growth| !growth.is_flat()) {
             bail!("{} grows: see the table", growth.role());
+        }
+        if let Some(contests) = &self.contests {
+            hostile::judge(contests, &self.counts)?;
         }
         ensure!(self.count("puts") > 0 && self.count("hits") > 0, "nothing was stored and read");
         Ok(())

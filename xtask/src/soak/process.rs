@@ -22,6 +22,10 @@ pub(super) enum Role {
     Master,
     Node(usize),
     Client(usize),
+    /// Asks at a steady pace; its times are judged.
+    Prober,
+    /// Means harm, in the way that is named.
+    Hostile(&'static str),
 }
 
 impl fmt::Display for Role {
@@ -30,6 +34,8 @@ impl fmt::Display for Role {
             Self::Master => f.write_str("master"),
             Self::Node(node) => write!(f, "node {node}"),
             Self::Client(client) => write!(f, "client {client}"),
+            Self::Prober => f.write_str("prober"),
+            Self::Hostile(kind) => write!(f, "hostile {kind}"),
         }
     }
 }
@@ -61,6 +67,8 @@ struct Said {
     ready: bool,
     counts: BTreeMap<String, u64>,
     wrong: Vec<String>,
+    /// Microseconds of calls, by operation, since they were last taken.
+    times: Vec<(String, u32)>,
 }
 
 impl Slot {
@@ -79,7 +87,9 @@ impl Slot {
 
     pub(super) fn start(&mut self) -> Result<()> {
         self.start_at = None;
-        self.process = Some(Process::start(&self.binary, &self.words)?);
+        // Those who attack are meant to be on other machines, whose processors are not ours.
+        let nice = matches!(self.role, Role::Hostile(_));
+        self.process = Some(Process::start(&self.binary, &self.words, nice)?);
         Ok(())
     }
 
@@ -176,6 +186,11 @@ impl Slot {
         self.counted.clone().into_iter().chain(now)
     }
 
+    /// Operations and how long they took, µs, since this was last asked.
+    pub(super) fn take_times(&self) -> Vec<(String, u32)> {
+        self.process.as_ref().map(|process| std::mem::take(&mut process.said().times)).unwrap_or_default()
+    }
+
     /// What must not be.
     pub(super) fn complaints(&self) -> Vec<String> {
         self.complaints.clone()
@@ -208,8 +223,14 @@ impl Slot {
 }
 
 impl Process {
-    fn start(binary: &Path, words: &[String]) -> Result<Self> {
-        let mut child = Command::new(binary)
+    fn start(binary: &Path, words: &[String], nice: bool) -> Result<Self> {
+        let (program, words) = if nice {
+            let nicely = ["-n".to_owned(), "19".to_owned(), binary.display().to_string()];
+            (Path::new("nice"), nicely.into_iter().chain(words.iter().cloned()).collect())
+        } else {
+            (binary, words.to_vec())
+        };
+        let mut child = Command::new(program)
             .args(words)
             // Ctrl-C is for us alone; they end when we hang up.
             .process_group(0)
@@ -255,6 +276,12 @@ impl Said {
         match line.split_once(' ').map_or(line, |(first, _)| first) {
             "ready" => self.ready = true,
             "wrong" => self.wrong.push(line.to_owned()),
+            "times" => {
+                let mut words = line.split(' ').skip(1);
+                let name = words.next().unwrap_or_default();
+                let times = words.filter_map(|word| word.parse().ok());
+                self.times.extend(times.map(|time: u32| (name.to_owned(), time)));
+            }
             "counts" => {
                 for (name, count) in line.split(' ').filter_map(|word| word.split_once('=')) {
                     if let Ok(count) = count.parse() {
@@ -280,6 +307,8 @@ mod tests {
         said.hear("counts puts=5 wrong=1");
         said.hear("wrong bytes of key 7");
         said.hear("");
+        said.hear("times get 12 x 7");
+        assert_eq!(said.times, [("get".to_owned(), 12), ("get".to_owned(), 7)]);
         assert!(said.ready);
         assert_eq!((said.counts["puts"], said.counts["wrong"], said.wrong.len()), (5, 1, 1));
     }

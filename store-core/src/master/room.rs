@@ -1,0 +1,302 @@
+//! Room for a new object: where it may go, and whom it may push out.
+//!
+//! Nothing is evicted before it is known that the put will have its place then. So a wish that cannot be fulfilled (every
+//! segment is excluded, or closed, or too small; the quota is pinned; what could go is not where the object may be) costs
+//! nobody anything, and is told why.
+//!
+//! ```text
+//!   any segment at all that the wish allows? ─ no ─▶ why not
+//!        │ yes
+//!   free space ─▶ the next victim, where it makes room ─▶ space that is spared (slow start, out of reach)
+//!                      ─▶ victims in the order of eviction, of which some make a range that is long enough
+//!        │ a place                                                       │ none
+//!   quota and count: the tenant's own objects, if enough can go          ▼
+//!                                                              nothing was evicted: no room for now
+//! ```
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use super::Master;
+use crate::allocator::clearing::Clearing;
+use crate::allocator::{Allocator, Block};
+use crate::blocks::stored_len;
+use crate::codec::Short;
+use crate::message::{Pin, PutOptions, REPLICAS_MAX};
+use crate::objects::charge;
+use crate::placement::{Ask, Spared};
+use crate::segments::{HELD, Placed};
+use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
+
+/// Objects that are looked at, in the order of eviction, for some that make a range together.
+const LOOKS_MAX: u32 = 4_096;
+
+/// What a put still has to evict, once it has a place, so that its tenant and the store stay within their limits.
+#[derive(Debug, Default)]
+pub(super) struct Toll {
+    /// Objects of the tenant's own, and their generations, that are enough for its quota. None: it has room.
+    own: Vec<(u32, u64)>,
+    /// There are as many objects as may be.
+    count: bool,
+}
+
+impl Toll {
+    const fn is_own(&self) -> bool {
+        !self.own.is_empty()
+    }
+}
+
+impl Master {
+    /// What has to go for the quota and the number of objects, if it can go. Nothing goes yet.
+    ///
+    /// # Errors
+    /// `TenantQuotaExceeded`: the object is larger than all its tenant may have, or not enough of the tenant's can go;
+    /// `KeysUltraLimit`: there are as many objects as may be, and none can go.
+    pub(super) fn toll(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<Toll, ErrorCode> {
+        let bytes = charge(stored_len(len), 1);
+        let own = if self.has_quota(tenant, bytes) {
+            Some(Vec::new())
+        } else {
+            self.own_to_give(now, tenant, bytes)
+        };
+        let Some(own) = own else {
+            self.objects.usage_mut(tenant).refusals_total += 1;
+            return Err(ErrorCode::TenantQuotaExceeded);
+        };
+        let count = self.objects.len() >= self.config.objects_max;
+        if count && own.is_empty() && self.next_victim(now, Some(tenant)).is_none() {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        Ok(Toll { own, count })
+    }
+
+    /// Evicts what [`Self::toll`] said, now that the put has its place.
+    pub(super) fn pay(&mut self, now: Instant, tenant: TenantNo, len: u64, toll: &Toll) {
+        let bytes = charge(stored_len(len), 1);
+        for (index, generation) in &toll.own {
+            if self.has_quota(tenant, bytes) {
+                break;
+            }
+            // Some may have made room for the put already.
+            if self.is_there(*index, *generation) {
+                self.evict_at(tenant, *index);
+            }
+        }
+        if toll.count && self.objects.len() >= self.config.objects_max {
+            self.evict_one(now, tenant);
+        }
+    }
+
+    /// Places for the replicas of a new object; at least one.
+    ///
+    /// # Errors
+    /// One of [`ErrorCode::is_no_room`]. Nothing was evicted then.
+    pub(super) fn place(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        len: u64,
+        options: &PutOptions,
+        toll: &Toll,
+    ) -> Result<Short<Placed, REPLICAS_MAX>, ErrorCode> {
+        let placement = &options.placement;
+        let mut near = Short::of(0);
+        if let Some(node) = placement.near.and_then(|node| self.nodes.get(node)) {
+            // The first will do: a node has one segment as a rule.
+            let _ = node.segments.iter().try_for_each(|no| near.push(*no));
+        }
+        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
+        let mut placed = Short::new();
+        let first = match self.segments.place(&ask, &[]) {
+            Some(first) => first,
+            None => self.place_by_eviction(now, tenant, len, placement, toll)?,
+        };
+        let _ = placed.push(first);
+        // Further replicas are a wish: nothing is evicted for them.
+        while placed.len() < usize::from(options.replicas)
+            && self.has_quota(tenant, charge(len, placed.len() + 1))
+        {
+            ask.spared = Spared::Alone;
+            let mut next = self.segments.place(&ask, &placed);
+            if next.is_none() {
+                ask.spared = Spared::New;
+                next = self.segments.place(&ask, &placed);
+            }
+            let Some(next) = next else { break };
+            let _ = placed.push(next);
+        }
+        Ok(placed)
+    }
+
+    fn place_by_eviction(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        len: u64,
+        placement: &Placement,
+        toll: &Toll,
+    ) -> Result<Placed, ErrorCode> {
+        self.segments.could_hold(len, placement)?;
+        let ask = |spared| Ask { now, len, tag: HELD, placement, near: Short::of(0), spared };
+        if let Some(placed) = self.place_at_next_victim(now, tenant, &ask(Spared::Alone), toll) {
+            return Ok(placed);
+        }
+        // There is room, but where it should not go yet: better than to evict what would not help.
+        if let Some(placed) = self.segments.place(&ask(Spared::New), &[]) {
+            return Ok(placed);
+        }
+        if let Some((no, blocks)) = self.clearing(now, tenant, &ask(Spared::New), toll) {
+            self.evict_blocks(now, no, &blocks);
+            if let Some(placed) = self.segments.place_on(no, &ask(Spared::New)) {
+                return Ok(placed);
+            }
+        }
+        self.segments.place(&ask(Spared::All), &[]).ok_or(ErrorCode::NoAvailableHandle)
+    }
+
+    /// The common case, a store that is full of objects of about one length: the next victim alone makes room. With an extra
+    /// replica that nobody reads it is that.
+    fn place_at_next_victim(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        ask: &Ask<'_>,
+        toll: &Toll,
+    ) -> Option<Placed> {
+        while let Some((was, _)) = self.shed_extra(now) {
+            let placed = self.segments.place_on(was.segment, ask);
+            if placed.is_some() {
+                return placed;
+            }
+        }
+        // Whoever has to give up something of its own in any case gives it here.
+        let own = toll.is_own().then_some(tenant);
+        let (gives, index) = match own {
+            Some(own) => (own, self.victim_of(now, own)?),
+            None => match self.next_victim(now, Some(tenant)) {
+                Some(next) => next,
+                None => {
+                    self.note_starved();
+                    return None;
+                }
+            },
+        };
+        if self.objects.hold_of(index).0 != Pin::None {
+            return None;
+        }
+        let no = self.objects.entry(index).replicas.as_slice().iter().find_map(|placed| {
+            let serves = self.segments.would_serve(placed.segment, ask);
+            let alone =
+                || Clearing::default().add(self.segments.allocator(placed.segment)?, placed.block(), ask.len);
+            (serves && alone().is_some()).then_some(placed.segment)
+        })?;
+        let victim = self.evict_at(gives, index);
+        self.report.evicted_for_room_total += victim.objects;
+        self.segments.place_on(no, ask)
+    }
+
+    /// Blocks of one segment, of objects that may go for this tenant's put, that make room when they are freed.
+    fn clearing(
+        &mut self,
+        now: Instant,
+        tenant: TenantNo,
+        ask: &Ask<'_>,
+        toll: &Toll,
+    ) -> Option<(SegmentNo, Vec<Block>)> {
+        self.objects.settle(now);
+        // First its own, if it has to give in any case; then whoever has most above what is guaranteed to it.
+        let mut givers = Vec::new();
+        if toll.is_own() {
+            givers.push(tenant);
+        }
+        givers.extend(self.objects.givers().into_iter().filter(|giver| !(toll.is_own() && *giver == tenant)));
+        if !givers.contains(&tenant) {
+            givers.push(tenant);
+        }
+        let mut clearings: BTreeMap<SegmentNo, Clearing> = BTreeMap::new();
+        let mut looks = LOOKS_MAX.min(self.config.evictions_per_call_max);
+        for giver in givers {
+            let mut left = self.spare(giver, tenant);
+            let mut found = None;
+            self.objects.preview_all(giver, &mut |index| {
+                if looks == 0 {
+                    return false;
+                }
+                looks -= 1;
+                if self.objects.lease_end(index) > now {
+                    return true;
+                }
+                let Some(rest) = left.checked_sub(self.objects.charge_with_group(index)) else { return true };
+                left = rest;
+                for placed in self.objects.entry(index).replicas.as_slice() {
+                    if !self.segments.would_serve(placed.segment, ask) {
+                        continue;
+                    }
+                    let Some(allocator) = self.segments.allocator(placed.segment) else { continue };
+                    let clearing = clearings.entry(placed.segment).or_default();
+                    found = clearing
+                        .add(allocator, placed.block(), ask.len)
+                        .map(|blocks| (placed.segment, blocks));
+                    if found.is_some() {
+                        return false;
+                    }
+                }
+                true
+            });
+            if found.is_some() || looks == 0 {
+                return found;
+            }
+        }
+        None
+    }
+
+    fn evict_blocks(&mut self, now: Instant, no: SegmentNo, blocks: &[Block]) {
+        for block in blocks {
+            // One that went with its group is not there any more.
+            let Some(index) = self.segments.allocator(no).and_then(|allocator| allocator.tag(*block)) else {
+                continue;
+            };
+            debug_assert!(self.objects.lease_end(index) <= now, "only what nobody reads was chosen");
+            let victim = self.evict_at(self.objects.entry(index).tenant, index);
+            self.report.evicted_for_room_total += victim.objects;
+        }
+    }
+
+    /// Bytes that a tenant can lose to a put of `asker`'s: what is guaranteed to it stays, to the byte, but for its own puts.
+    pub(super) fn spare(&self, giver: TenantNo, asker: TenantNo) -> u64 {
+        let usage = self.objects.usage(giver);
+        if giver == asker || self.objects.is_single() {
+            usage.bytes
+        } else {
+            usage.bytes.saturating_sub(usage.guaranteed_bytes)
+        }
+    }
+
+    /// Objects of a tenant that can go, enough of them that it may have `bytes` more, and one more object.
+    fn own_to_give(&mut self, now: Instant, tenant: TenantNo, bytes: u64) -> Option<Vec<(u32, u64)>> {
+        let usage = *self.objects.usage(tenant);
+        if bytes > usage.quota_bytes || usage.quota_objects == 0 {
+            return None;
+        }
+        self.objects.settle(now);
+        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        let wanted = usage.bytes.saturating_add(held).saturating_add(bytes);
+        let (mut given, mut objects) = (0u64, 0u32);
+        let mut looks = self.config.evictions_per_call_max;
+        let (mut own, mut enough) = (Vec::new(), false);
+        self.objects.preview_all(tenant, &mut |index| {
+            looks = looks.saturating_sub(1);
+            if self.objects.lease_end(index) <= now {
+                own.push((index, self.objects.entry(index).generation));
+                given += self.objects.charge_with_group(index);
+                objects += self.objects.company(index);
+                enough = wanted.saturating_sub(given) <= usage.quota_bytes
+                    && usage.objects.saturating_sub(objects) < usage.quota_objects;
+            }
+            !enough && looks > 0
+        });
+        enough.then_some(own)
+    }
+}

@@ -1,0 +1,235 @@
+//! Puts that find no room: nothing is evicted for them, and they are told why.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use proptest::prelude::*;
+use store_core::message::{MountSegment, Pin, PutOptions, Retention, SegmentOrder, SegmentState};
+use store_core::{
+    AllocatorKind, ErrorCode, FullKey, Instant, Master, MasterConfig, Placement, TenantConfig, TenantNo,
+};
+
+const MIB: u64 = 1 << 20;
+const KIB: u64 = 1 << 10;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn config() -> MasterConfig {
+    MasterConfig {
+        eviction_high_watermark: 1.0,
+        eviction_ratio: 0.0,
+        lease_ttl_ms: 1_000,
+        lease_guard_ms: 0,
+        slow_start_ms: 0,
+        ..MasterConfig::default()
+    }
+}
+
+fn tenant(name: &str, quota: Option<u64>, guaranteed_bytes: u64) -> TenantConfig {
+    TenantConfig { name: name.into(), quota_bytes: quota, guaranteed_bytes, ..TenantConfig::default() }
+}
+
+fn master(config: MasterConfig, segments: &[u64]) -> Master {
+    let mut master = Master::new(config).unwrap();
+    for (at_no, len) in segments.iter().enumerate() {
+        let segment = MountSegment {
+            node: at_no as u64 + 1,
+            incarnation: 1,
+            name: &format!("s{at_no}"),
+            endpoint: "n:1",
+            base: 0,
+            len: *len,
+            export: Default::default(),
+            epoch: 0,
+            key: 0,
+            takeover: false,
+        };
+        master.mount(at(0), &segment).unwrap().mounted().unwrap();
+    }
+    master
+}
+
+fn put(
+    master: &mut Master,
+    ms: u64,
+    of: (TenantNo, &str),
+    len: u64,
+    options: &PutOptions,
+) -> Result<(), ErrorCode> {
+    let key = FullKey { tenant: of.0, key: of.1.as_bytes() };
+    let started = master.put_start(at(ms), key, len, options)?;
+    master.put_end(at(ms), key, started.generation, 1)
+}
+
+fn excluding(segments: &[u32]) -> PutOptions {
+    let mut placement = Placement::ANY;
+    segments.iter().for_each(|no| placement.excluded.push(*no).unwrap());
+    PutOptions { placement, ..PutOptions::DEFAULT }
+}
+
+/// Puts that fail, and what each may say.
+fn refuses(master: &mut Master, of: TenantNo, len: u64, options: &PutOptions, why: ErrorCode) {
+    let before = (master.stats().objects, master.stats().evictions_total, master.stats().used_bytes);
+    for turn in 0..8 {
+        assert_eq!(put(master, 1, (of, &format!("refused {turn}")), len, options), Err(why));
+    }
+    let after = (master.stats().objects, master.stats().evictions_total, master.stats().used_bytes);
+    assert_eq!(after, before, "a put that is refused ({why}) costs nobody anything");
+}
+
+#[test]
+fn a_wish_that_no_segment_fulfils_costs_nothing_and_is_told_why() {
+    let plain = PutOptions::DEFAULT;
+    let mut empty = master(config(), &[]);
+    refuses(&mut empty, 0, 1, &plain, ErrorCode::NoSegment);
+
+    // Nearly full, and full: eviction could make room, but not where the put may go.
+    for objects in [40, 64] {
+        let mut pool = master(config(), &[64 * MIB]);
+        for object in 0..objects {
+            put(&mut pool, 0, (0, &format!("{object}")), MIB - KIB, &plain).unwrap();
+        }
+        refuses(&mut pool, 0, 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
+        refuses(&mut pool, 0, 64 * MIB, &plain, ErrorCode::ObjectTooLarge);
+        refuses(&mut pool, 0, u64::MAX, &plain, ErrorCode::ObjectTooLarge);
+        for state in [SegmentState::Maintenance, SegmentState::Draining] {
+            pool.order_segment(at(1), &SegmentOrder { segment: 1, state }).unwrap();
+            refuses(&mut pool, 0, 100, &plain, ErrorCode::SegmentsClosed);
+        }
+    }
+    let pinned = PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..plain };
+    let mut pool = master(config(), &[MIB]);
+    put(&mut pool, 0, (0, "pinned"), 500 * KIB, &pinned).unwrap();
+    put(&mut pool, 0, (0, "plain"), 100 * KIB, &plain).unwrap();
+    refuses(&mut pool, 0, 100 * KIB, &pinned, ErrorCode::PinnedShareReached);
+}
+
+#[test]
+fn while_the_only_room_is_on_a_segment_that_is_excluded_or_closed_the_other_loses_nothing_in_vain() {
+    // The other one is full of what may not go.
+    let mut pool = master(config(), &[4 * MIB, 4 * MIB]);
+    let on = |no| PutOptions { placement: Placement::on(no), ..PutOptions::DEFAULT };
+    for object in 0..4 {
+        put(&mut pool, 0, (0, &format!("a{object}")), MIB - KIB, &on(1)).unwrap();
+        put(&mut pool, 0, (0, &format!("b{object}")), MIB - KIB, &on(2)).unwrap();
+        pool.get(at(1), format!("b{object}").as_bytes()).unwrap();
+    }
+    refuses(&mut pool, 0, MIB - KIB, &excluding(&[1]), ErrorCode::NoAvailableHandle);
+    pool.order_segment(at(1), &SegmentOrder { segment: 1, state: SegmentState::Draining }).unwrap();
+    refuses(&mut pool, 0, MIB - KIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
+    // As soon as something may go where the put may, it does.
+    put(&mut pool, 2_000, (0, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    assert_eq!(pool.stats().evictions_total, 1);
+}
+
+#[test]
+fn a_long_object_takes_neighbours_and_only_those_it_needs() {
+    let mut pool = master(config(), &[16 * MIB]);
+    for object in 0..16 {
+        put(&mut pool, 0, (0, &format!("{object:02}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    }
+    // Every other one is leased: no two neighbours can go.
+    for object in (0..16).step_by(2) {
+        pool.get(at(1), format!("{object:02}").as_bytes()).unwrap();
+    }
+    refuses(&mut pool, 0, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::NoAvailableHandle);
+    let before = pool.stats().evictions_total;
+    put(&mut pool, 2_000, (0, "long"), 3 * MIB - 8 * KIB, &PutOptions::DEFAULT).unwrap();
+    assert_eq!(pool.stats().evictions_total - before, 3, "three neighbours, and no other");
+}
+
+#[test]
+fn a_tenant_that_wishes_the_impossible_takes_nothing_from_others() {
+    let tenants = vec![tenant("alice", None, 0), tenant("bob", Some(MIB), 0)];
+    let config = MasterConfig { multi_tenants: true, tenants, ..config() };
+    let mut pool = master(config, &[16 * MIB]);
+    for object in 0..16 {
+        put(&mut pool, 0, (1, &format!("{object}")), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    }
+    refuses(&mut pool, 2, 100, &excluding(&[1]), ErrorCode::SegmentsExcluded);
+    refuses(&mut pool, 2, 2 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+    // Bob's own are leased: his quota cannot be kept, and nothing of Alice's goes for it either.
+    put(&mut pool, 0, (2, "own"), 900 * KIB, &PutOptions::DEFAULT).unwrap();
+    pool.get(at(1), FullKey { tenant: 2, key: b"own" }).unwrap();
+    refuses(&mut pool, 2, 900 * KIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+}
+
+#[test]
+fn a_quota_that_too_few_can_go_for_costs_none_of_them() {
+    let tenants = vec![tenant("a", Some(4 * MIB), 0)];
+    let config = MasterConfig { multi_tenants: true, tenants, ..config() };
+    let mut pool = master(config, &[16 * MIB]);
+    let pinned =
+        PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    put(&mut pool, 0, (1, "pinned"), 2 * MIB - KIB, &pinned).unwrap();
+    put(&mut pool, 0, (1, "a"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    put(&mut pool, 0, (1, "b"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    refuses(&mut pool, 1, 3 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
+    put(&mut pool, 1, (1, "c"), 2 * MIB - KIB, &PutOptions::DEFAULT).unwrap();
+    assert_eq!(pool.stats().evictions_total, 2);
+}
+
+#[test]
+fn what_is_guaranteed_stays_to_the_byte() {
+    for (guaranteed, len) in [(10 * MIB, MIB), (10 * MIB, 4 * MIB), (10 * MIB, 9 * MIB), (10 * MIB, 1_000)] {
+        let tenants = vec![tenant("alice", None, guaranteed), tenant("bob", None, 0)];
+        let config = MasterConfig { multi_tenants: true, tenants, ..config() };
+        let mut pool = master(config, &[32 * MIB]);
+        let mut object = 0;
+        while put(&mut pool, 0, (1, &format!("{object}")), len, &PutOptions::DEFAULT).is_ok()
+            && pool.stats().evictions_total == 0
+        {
+            object += 1;
+        }
+        // Bob takes all he can get, in pieces of all lengths.
+        for turn in 0..400u64 {
+            let len = [1_000, 100 * KIB, MIB, 3 * MIB][turn as usize % 4];
+            let _ = put(&mut pool, 20 * turn, (2, &format!("bob {turn}")), len, &PutOptions::DEFAULT);
+            let left = pool.tenant("alice").unwrap().bytes;
+            assert!(left >= guaranteed, "{left} bytes are left of {guaranteed} with objects of {len} bytes");
+        }
+        assert!(pool.tenant("bob").unwrap().bytes > 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_put_that_fails_evicts_nothing_whatever_the_store_is_like(
+        slab in any::<bool>(),
+        steps in prop::collection::vec((0u8..6, 1u64..60_000, 0usize..64, any::<u8>()), 1..120),
+    ) {
+        let tenants = vec![tenant("a", Some(300 * KIB), 0), tenant("b", None, 100 * KIB), tenant("c", None, 0)];
+        let allocator = if slab { AllocatorKind::Slab } else { AllocatorKind::Offset };
+        let config = MasterConfig { multi_tenants: true, tenants, allocator, objects_max: 60, ..config() };
+        let mut pool = master(config, &[256 * KIB, 200 * KIB]);
+        let mut ms = 0;
+        for (what, len, name, bits) in steps {
+            ms += u64::from(bits);
+            let tenant = 1 + TenantNo::from(bits % 3);
+            let name = name.to_string();
+            let key = FullKey { tenant, key: name.as_bytes() };
+            match what {
+                0 => drop(pool.get(at(ms), key)),
+                1 => {
+                    let state = [SegmentState::Active, SegmentState::Maintenance][usize::from(bits & 1)];
+                    pool.order_segment(at(ms), &SegmentOrder { segment: 1 + u32::from(bits >> 7), state }).unwrap();
+                }
+                _ => {
+                    let excluded: &[u32] = [&[][..], &[1], &[2], &[1, 2]][usize::from(bits >> 3) % 4];
+                    let pin = [Pin::None, Pin::None, Pin::Soft, Pin::Hard][usize::from(bits >> 5) % 4];
+                    let group = (bits & 64 != 0).then_some(u64::from(bits % 4));
+                    let retention = Retention { pin, group, ttl_ms: None };
+                    let options = PutOptions { retention, ..excluding(excluded) };
+                    let before = pool.stats();
+                    if let Err(error) = put(&mut pool, ms, (tenant, &name), len, &options) {
+                        let after = pool.stats();
+                        prop_assert_eq!(before.evictions_total, after.evictions_total, "{}", error);
+                        prop_assert_eq!(before.used_bytes, after.used_bytes, "{}", error);
+                    }
+                }
+            }
+        }
+    }
+}

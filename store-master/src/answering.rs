@@ -1,0 +1,269 @@
+//! Frames to the state machine, with the time at which they are handled; and what is counted and logged of them.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use store_core::message::{self, Greeting, MountAnswer, Operation as _};
+use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
+use tracing::{debug, info, warn};
+
+use crate::clock::Clock;
+use crate::connection::{Handler, Verdict};
+use crate::metrics::RequestCounters;
+use crate::places::Source;
+use crate::proofs::Proofs;
+use crate::roll::{Cause, Roll};
+use crate::seldom::Seldom;
+
+/// How often the log says how everything is.
+const SUMMARY_EVERY: Duration = Duration::from_secs(60);
+
+/// What answers; apart from the connections, so that both can be borrowed.
+pub(crate) struct Answering {
+    pub(crate) master: Master,
+    pub(crate) requests: RequestCounters,
+    pub(crate) time: Clock,
+    pub(crate) roll: Roll,
+    pub(crate) refusals: Refusals,
+    proofs: Proofs,
+    wrong_proofs: Seldom,
+    refused_names: Seldom,
+    /// What takes longer is logged.
+    slow: Duration,
+    turn: Turn,
+    /// What the last summary was about, and when it was.
+    summary: (Instant, Stats),
+}
+
+/// What was refused since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Refusals {
+    /// Wrong proofs of a tenant's, an admin's and the cluster's secret.
+    pub(crate) proofs: [u64; 3],
+    /// Mounts of a name that another live node has.
+    pub(crate) names_held: u64,
+    /// Mounts under an incarnation that is over, or that no clock can have given.
+    pub(crate) incarnations: u64,
+    /// Mounts without a proof, or with a wrong key.
+    pub(crate) mounts_unproved: u64,
+}
+
+/// What one connection asked in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    requests: u32,
+    /// The last one.
+    kind: u8,
+    request_id: u64,
+    /// It was logged already.
+    told: bool,
+}
+
+impl Answering {
+    pub(crate) fn new(master: Master, slow_request_ms: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            summary: (now, master.stats()),
+            master,
+            requests: RequestCounters::default(),
+            time: Clock::new(now),
+            roll: Roll::default(),
+            refusals: Refusals::default(),
+            proofs: Proofs::default(),
+            wrong_proofs: Seldom::default(),
+            refused_names: Seldom::default(),
+            slow: slow_ms(slow_request_ms),
+            turn: Turn::default(),
+        }
+    }
+
+    /// Does what is due.
+    pub(crate) fn timeout(&mut self) {
+        self.master.handle_timeout(self.time.core());
+        if self.roll.may_have_changed(&self.master) {
+            self.roll.call(&self.master, Cause::Timeout);
+        }
+    }
+
+    /// The wall clock goes its own way: it is set, and it counts while this process is stopped.
+    pub(crate) fn set_wall(&mut self) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if let Ok(wall_ms @ 1..) = u64::try_from(since.as_millis()) {
+            self.master.set_wall_ms(self.time.core(), wall_ms);
+        }
+    }
+
+    /// Once a minute, if anybody is there: a line of how everything is.
+    pub(crate) fn summarize(&mut self, connections: usize) {
+        let now = self.time.last();
+        let took = now.saturating_duration_since(self.summary.0);
+        if took < SUMMARY_EVERY || connections == 0 {
+            return;
+        }
+        let stats = self.master.stats();
+        let before = std::mem::replace(&mut self.summary, (now, stats)).1;
+        let gets = stats.gets_total - before.gets_total;
+        let hits = stats.get_hits_total - before.get_hits_total;
+        info!(
+            nodes = stats.nodes,
+            segments = stats.segments,
+            objects = stats.objects,
+            bytes = stats.object_bytes,
+            used_bytes = stats.used_bytes,
+            capacity_bytes = stats.capacity_bytes,
+            gets,
+            hit_rate = %format_args!("{:.3}", if gets == 0 { 0.0 } else { hits as f64 / gets as f64 }),
+            puts = stats.put_ends_total - before.put_ends_total,
+            evictions = stats.evictions_total - before.evictions_total,
+            objects_lost = stats.objects_lost_total - before.objects_lost_total,
+            connections,
+            over_s = took.as_secs(),
+            "summary"
+        );
+    }
+
+    /// An HTTP request said a wrong admin's secret.
+    pub(crate) fn wrong_bearer(&mut self) {
+        self.refusals.proofs[Role::Admin as usize - 1] += 1;
+        if let Some(left_out) = self.wrong_proofs.may(self.time.last()) {
+            warn!(left_out, "wrong admin's secret over HTTP");
+        }
+    }
+
+    /// What a Hello tries to prove; `None`: nothing.
+    fn proves(frame: &Frame<'_>) -> Option<Role> {
+        if frame.header.kind != Kind::Hello as u8 {
+            return None;
+        }
+        let greeting: Greeting<'_> = message::Hello::decode_request(frame.body).ok()?.0;
+        if !greeting.admin_proof.0.is_empty() {
+            Some(Role::Admin)
+        } else if !greeting.cluster_proof.0.is_empty() {
+            Some(Role::Cluster)
+        } else {
+            greeting.has_proof().then_some(Role::Tenant)
+        }
+    }
+
+    /// A request that may have changed who is there was answered.
+    fn who_is_there(&mut self, kind: Kind, source: Source, frame: &Frame<'_>, answer: &[u8], status: i32) {
+        self.roll.call(&self.master, Cause::Request);
+        if kind != Kind::Mount {
+            return;
+        }
+        let Ok((asked, _)) = message::Mount::decode_request(frame.body) else { return };
+        let (name, endpoint) = (asked.name, asked.endpoint);
+        if status == ErrorCode::PermissionDenied.code() || status == ErrorCode::IllegalClient.code() {
+            self.refusals.mounts_unproved += 1;
+            if let Some(left_out) = self.refused_names.may(self.time.last()) {
+                let why = ErrorCode::from_code(status).map(|code| code.to_string()).unwrap_or_default();
+                warn!(name, endpoint, %source, left_out, why, "mount refused");
+            }
+        }
+        let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
+        match message::Mount::decode_response(&answer) {
+            Ok((MountAnswer::Held { endpoint: holder, silent_ms }, _)) => {
+                self.refusals.names_held += 1;
+                if let Some(left_out) = self.refused_names.may(self.time.last()) {
+                    warn!(
+                        name,
+                        endpoint,
+                        holder,
+                        holder_silent_ms = silent_ms,
+                        left_out,
+                        "mount refused: another live node has the name; choose another, or stop that one"
+                    );
+                }
+            }
+            Ok((MountAnswer::Stale { incarnation_min }, _)) => {
+                self.refusals.incarnations += 1;
+                debug!(name, endpoint, incarnation_min, "mount refused: the incarnation is over");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Handler for Answering {
+    fn clock(&mut self) -> Instant {
+        self.time.read()
+    }
+
+    fn frame(
+        &mut self,
+        session: &mut Session,
+        source: Source,
+        frame: &Frame<'_>,
+        out: &mut Vec<u8>,
+    ) -> Verdict {
+        let start = out.len();
+        let (kind, request_id) = (frame.header.kind, frame.header.request_id);
+        let proves = Self::proves(frame);
+        if proves.is_some()
+            && let Some(at) = self.proofs.wait(source, self.time.last())
+        {
+            return Verdict::Later(at);
+        }
+        let failed = session.proofs_failed();
+        let timed = self.requests.is_timed(kind).then(Instant::now);
+        self.master.handle(self.time.core(), session, frame, out);
+        let answer = out.get(start..).unwrap_or_default();
+        let status = self.requests.count(kind, answer);
+        let mut told = false;
+        if let Some(began) = timed {
+            let took = began.elapsed();
+            self.requests.time(kind, took);
+            told = took >= self.slow;
+            if told {
+                tell_slow(kind, request_id, 1, took);
+            }
+        }
+        let requests = self.turn.requests + 1;
+        self.turn = Turn { requests, kind, request_id, told: told | self.turn.told };
+        debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
+        if let Some(kind @ (Kind::Mount | Kind::Unmount | Kind::OrderSegments)) = Kind::from_byte(kind) {
+            self.who_is_there(kind, source, frame, answer, status);
+        }
+        let Some(role) = proves.filter(|_| session.proofs_failed() > failed) else {
+            return Verdict::Answered;
+        };
+        self.proofs.was_wrong(source, self.time.last());
+        self.refusals.proofs[role as usize - 1] += 1;
+        if let Some(left_out) = self.wrong_proofs.may(self.time.last()) {
+            warn!(%source, ?role, left_out, "wrong secret: connection closed");
+        }
+        Verdict::Last
+    }
+
+    fn broken(&mut self, error: WireError) {
+        debug!(%error, "stream broken");
+        self.requests.count_broken();
+    }
+
+    /// Requests that are not timed one by one are judged together.
+    fn turn_ended(&mut self, took: Duration) {
+        let turn = std::mem::take(&mut self.turn);
+        if took >= self.slow && turn.requests > 0 && !turn.told {
+            tell_slow(turn.kind, turn.request_id, turn.requests, took);
+        }
+    }
+
+    fn left(&mut self, session: Session) {
+        self.master.session_ended(self.time.core(), session);
+    }
+}
+
+/// A threshold; 0 is none.
+fn slow_ms(ms: u32) -> Duration {
+    if ms == 0 { Duration::MAX } else { Duration::from_millis(ms.into()) }
+}
+
+fn name(kind: u8) -> &'static str {
+    Kind::from_byte(kind).map_or("unknown", Kind::name)
+}
+
+/// `requests` arrived together and took this long; `kind` is that of the last.
+#[cold]
+fn tell_slow(kind: u8, request_id: u64, requests: u32, took: Duration) {
+    let took_ms = took.as_millis() as u64;
+    warn!(op = name(kind), trace = %Trace::of(request_id), requests, took_ms, "slow request");
+}

@@ -1,0 +1,321 @@
+//! The serving thread: one loop around one poll, one [`Master`] and its connections.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, UnixListener};
+use mio::{Events, Poll, Token};
+use store_core::{ErrorCode, Frame, Peer, Session};
+use tracing::{debug, info, warn};
+
+use crate::Config;
+use crate::answering::Answering;
+use crate::ballast::Ballast;
+use crate::connection::{Handler as _, Stream, answer_status};
+use crate::error::ServeError;
+use crate::floor::{Entered, Floor};
+use crate::http::Question;
+use crate::metrics::{self, Snapshot};
+use crate::places::Source;
+use crate::pulse::{PUBLISH_EVERY, Pulse};
+use crate::sys;
+
+pub(crate) const TCP: Token = Token(usize::MAX);
+pub(crate) const UNIX: Token = Token(usize::MAX - 1);
+pub(crate) const WAKE: Token = Token(usize::MAX - 2);
+/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+const CROWDED: Duration = Duration::from_micros(500);
+const CROWDED_PAUSE: Duration = Duration::from_millis(100);
+
+const EVENTS_PER_POLL_MAX: usize = 1024;
+/// How long turns are given before the poll is asked what has arrived meanwhile.
+const ROUND: Duration = Duration::from_millis(1);
+/// Newcomers that are let in before others get their turn.
+const ACCEPTS_MAX: usize = 64;
+/// How long accepting pauses when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Nodes that wait to be heard put off what runs out, no longer than this.
+const TIMEOUTS_LATE_MAX: Duration = Duration::from_secs(1);
+
+/// Everything the serving thread owns.
+pub(crate) struct Service {
+    pub(crate) config: Config,
+    pub(crate) answering: Answering,
+    pub(crate) floor: Floor,
+    pub(crate) poll: Poll,
+    pub(crate) tcp: Option<TcpListener>,
+    pub(crate) unix: Option<(UnixListener, PathBuf)>,
+    pub(crate) questions: Option<Receiver<Question>>,
+    /// A listener has, or may have, connections that were not accepted yet; to be tried again then.
+    pub(crate) accept_at: Option<Instant>,
+    /// There may be questions that were not answered yet.
+    pub(crate) asked: bool,
+    pub(crate) pulse: Arc<Pulse>,
+    /// Since when what the pulse tells may be out of date.
+    pub(crate) unpublished: Option<Instant>,
+    pub(crate) ballast: Ballast,
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl Service {
+    pub(crate) fn run(&mut self) -> Result<(), ServeError> {
+        let mut events = Events::with_capacity(EVENTS_PER_POLL_MAX);
+        let spin = Duration::from_micros(self.config.spin_us.into());
+        let mut now = self.answering.clock();
+        let (mut spin_until, mut crowded_until) = (now, now);
+        while !self.stop.load(Ordering::Acquire) {
+            let waits = self.floor.is_idle() && !self.asked;
+            let spins = waits && now < spin_until;
+            let timeout = if !waits {
+                Some(Duration::ZERO)
+            } else if spins {
+                // Should the next asker wait for this very core, let it have it.
+                thread::yield_now();
+                Some(Duration::ZERO)
+            } else {
+                self.park_timeout(now)
+            };
+            self.wait(&mut events, timeout)?;
+            let before = std::mem::replace(&mut now, self.answering.clock());
+            if spins && now - before >= CROWDED {
+                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
+            }
+            self.dispatch(&events, now);
+            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
+            // time seems to be over have long said that they live.
+            let busy = !self.floor.is_idle();
+            self.floor.serve(ROUND, &mut self.answering);
+            self.timeouts();
+            if busy {
+                now = self.answering.time.last();
+                spin_until = if now < crowded_until { now } else { now + spin };
+                self.unpublished.get_or_insert(now);
+            }
+            self.publish(now);
+        }
+        self.drain(&mut events)
+    }
+
+    /// Takes no more; hands out what is answered.
+    fn drain(&mut self, events: &mut Events) -> Result<(), ServeError> {
+        info!(connections = self.floor.open(), "master stops");
+        self.tcp = None;
+        if let Some((unix, path)) = self.unix.take() {
+            drop(unix);
+            let _ = fs::remove_file(path);
+        }
+        let mut now = self.answering.clock();
+        let deadline = now + Duration::from_millis(self.config.stop_ms_max.into());
+        // Turns for what had arrived before the stop, but whoever asks for ever is not waited for. Then each connection is
+        // shut behind its last answer.
+        let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
+        self.floor.wake_all();
+        while !self.floor.is_idle() && now < last_request {
+            self.floor.serve(ROUND, &mut self.answering);
+            now = self.answering.clock();
+            self.pulse.works();
+        }
+        self.floor.close_gracefully();
+        loop {
+            while !self.floor.is_idle() && now < deadline {
+                self.floor.serve(ROUND, &mut self.answering);
+                now = self.answering.clock();
+                self.pulse.works();
+            }
+            // A peer need not close its side for us to be done: it has its answers.
+            if !self.floor.is_owing() || now >= deadline {
+                return Ok(());
+            }
+            self.wait(events, Some(deadline - now))?;
+            now = self.answering.clock();
+            self.dispatch(events, now);
+        }
+    }
+
+    fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
+        let sleeps = timeout != Some(Duration::ZERO);
+        if sleeps {
+            self.pulse.waits();
+        }
+        self.answering.time.waits(timeout);
+        let result = match self.poll.poll(events, timeout) {
+            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                match self.poll.poll(events, Some(Duration::ZERO)) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                        events.clear();
+                        Ok(())
+                    }
+                    result => result.map_err(ServeError::Poll),
+                }
+            }
+            result => result.map_err(ServeError::Poll),
+        };
+        self.pulse.works();
+        result
+    }
+
+    /// How long nothing needs to be done. `None`: until something arrives.
+    fn park_timeout(&self, now: Instant) -> Option<Duration> {
+        let master = self.answering.master.poll_timeout().map(|at| at - self.answering.time.core());
+        let until = |at: Instant| at.saturating_duration_since(now);
+        let sweep = self.floor.sweep_at().map(until);
+        let accept = self.accept_at.map(until);
+        let publish = self.unpublished.map(|since| until(since + PUBLISH_EVERY));
+        [master, sweep, accept, publish].into_iter().flatten().min()
+    }
+
+    fn dispatch(&mut self, events: &Events, now: Instant) {
+        let mut accepts = self.accept_at.is_some_and(|at| at <= now);
+        for event in events {
+            match event.token() {
+                TCP | UNIX => accepts = true,
+                WAKE => self.asked = true,
+                Token(index) => {
+                    let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
+                    self.floor.ready(index, event.is_readable(), event.is_writable(), ended);
+                }
+            }
+        }
+        if accepts {
+            self.accept_at = None;
+            self.accept(now);
+        }
+        if self.asked {
+            self.answer_questions(now);
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_MAX {
+            // A connection of the Unix socket first: whoever keeps TCP busy does not keep the admin out.
+            let accepted = match self.accept_unix() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accept_tcp(),
+                accepted => accepted,
+            };
+            let (stream, peer, source) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The peer was gone before it was accepted; others may wait behind it.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) =>
+                {
+                    continue;
+                }
+                Err(error) => {
+                    warn!(%error, "cannot accept connections: raise the limit of open files");
+                    self.accept_at = Some(now + ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            match self.floor.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
+                Entered::Yes => {}
+                Entered::Full(mut stream) => {
+                    debug!(connections_max = self.config.connections_max, "connection refused");
+                    let mut answer = Vec::new();
+                    answer_status(0, 0, ErrorCode::TooManyConnections, &mut answer);
+                    let _ = io::Write::write(&mut stream, &answer);
+                }
+                Entered::Failed(error) => warn!(%error, "cannot poll a connection"),
+            }
+        }
+        // There may be more: after the others' turns.
+        self.accept_at = Some(now);
+    }
+
+    fn accept_tcp(&self) -> io::Result<(Stream, Peer, Source)> {
+        let (stream, from) = self.tcp.as_ref().ok_or(io::ErrorKind::WouldBlock)?.accept()?;
+        let _ = stream.set_nodelay(true);
+        let peer = if from.ip().is_loopback() { Peer::Local } else { Peer::Remote };
+        Ok((Stream::Tcp(stream), peer, Source::of(from.ip())))
+    }
+
+    fn accept_unix(&self) -> io::Result<(Stream, Peer, Source)> {
+        let (unix, _) = self.unix.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
+        let (stream, _) = unix.accept()?;
+        Ok((Stream::Unix(stream), Peer::Local, Source::Unix))
+    }
+
+    fn timeouts(&mut self) {
+        let core_now = self.answering.time.core();
+        if let Some(due) = self.answering.master.poll_timeout().filter(|at| *at <= core_now)
+            && (!self.floor.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
+        {
+            self.answering.timeout();
+            self.unpublished.get_or_insert(self.answering.time.last());
+        }
+        if self.floor.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
+            self.floor.sweep(&mut self.answering);
+            self.answering.set_wall();
+            self.answering.summarize(self.floor.open());
+        }
+    }
+
+    /// Tells other threads how the master is.
+    fn publish(&mut self, now: Instant) {
+        self.pulse.set_ready(self.answering.master.segments().next().is_some());
+        if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
+            let stats = self.answering.master.stats();
+            let published = self.pulse.publish(&stats, self.floor.open());
+            self.unpublished = (!published).then_some(now);
+            if self.ballast.is_much(now, stats.memory_bytes) {
+                sys::trim();
+            }
+        }
+    }
+
+    /// For a while; the rest after the next turns.
+    fn answer_questions(&mut self, now: Instant) {
+        while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
+            // The asker may have given up.
+            match question {
+                Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot()))),
+                Question::Call(request, answer) => {
+                    let mut out = Vec::new();
+                    if let Ok(Some((frame, _))) = Frame::parse(&request) {
+                        let mut session = Session::owner();
+                        self.answering.frame(&mut session, Source::Unix, &frame, &mut out);
+                        self.answering.left(session);
+                    }
+                    drop(answer.send(out));
+                }
+                Question::WrongBearer => self.answering.wrong_bearer(),
+            }
+            if self.answering.clock().saturating_duration_since(now) >= ROUND {
+                return;
+            }
+        }
+        self.asked = false;
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let master = &self.answering.master;
+        Snapshot {
+            uptime: self.answering.time.uptime(),
+            epoch: master.config().epoch,
+            stats: master.stats(),
+            eviction: master.eviction(),
+            requests: self.answering.requests.clone(),
+            segments: metrics::segments(master),
+            tenants: metrics::tenants(master),
+            tasks: master.task_report(),
+            drains: metrics::drains(master),
+            connections: self.floor.open() as u64,
+            totals: self.floor.totals(),
+            refusals: self.answering.refusals,
+            names_taken_over_total: self.answering.roll.taken_over_total(),
+            started_s: master.config().started_wall_ms as f64 / 1e3,
+            metadata_bytes_max: master.config().metadata_bytes_max,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What the log says at the default level. Alone in its binary, because the log is the process's.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fmt::{Debug, Write as _};
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{config, connect, mount_on, read_answer, start_with};
+use store_core::message::{
+    Greeting, Hello, Mount, MountAnswer, MountSegment, Operation, Unmount, UnmountSegment,
+};
+use store_core::{Key, MasterConfig};
+use store_master::Config;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// Waits for a line that has all of these.
+    fn wait_for(&self, parts: &[&str]) -> String {
+        for _ in 0..1_000 {
+            let lines = self.0.lock().unwrap().clone();
+            if let Some(line) = lines.into_iter().find(|line| parts.iter().all(|part| line.contains(part))) {
+                return line;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("no line has {parts:?}: {:#?}", self.0.lock().unwrap());
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        struct Line(String);
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                let _ = write!(self.0, " {field}={value:?}");
+            }
+        }
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn mount(stream: &mut TcpStream, node: u64, name: &str, endpoint: &str) -> Option<u32> {
+    let segment = MountSegment {
+        node,
+        incarnation: 1,
+        name,
+        endpoint,
+        base: 0,
+        len: 1 << 20,
+        export: Default::default(),
+        epoch: 7,
+        key: node,
+        takeover: false,
+    };
+    let mut out = Vec::new();
+    Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
+    stream.write_all(&out).unwrap();
+    let answer = read_answer(stream).unwrap();
+    match Mount::decode_response(&answer.frame()).unwrap().0 {
+        MountAnswer::Mounted(mounted) => Some(mounted.segment),
+        _ => None,
+    }
+}
+
+#[test]
+fn who_comes_goes_and_is_refused_is_told_at_the_default_level() {
+    let log = Log::default();
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    let store = MasterConfig {
+        epoch: 7,
+        node_ttl_ms: 2_000,
+        admin_secret: store_core::Secret::new(b"sesame"),
+        ..MasterConfig::default()
+    };
+    let open = MasterConfig { admin_secret: Default::default(), ..store.clone() };
+    let master = start_with(Config { store: open, ..config() });
+    let mut first = connect(master.rpc_addr());
+    let segment = mount(&mut first, 1, "n1", "10.0.0.1:7000").unwrap();
+    log.wait_for(&["INFO", "node joined", "n1", "10.0.0.1:7000", "0000000000000001"]);
+    // Another has the name, and it lives.
+    let mut second = connect(master.rpc_addr());
+    assert_eq!(mount(&mut second, 2, "n1", "10.0.0.2:7000"), None);
+    log.wait_for(&["WARN", "mount refused", "n1", "10.0.0.1:7000", "10.0.0.2:7000"]);
+    let unmount = UnmountSegment { node: 1, incarnation: 1, segment, key: 1 };
+    let mut out = Vec::new();
+    Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
+    first.write_all(&out).unwrap();
+    assert_eq!(read_answer(&mut first).unwrap().header.status, 0);
+    log.wait_for(&["INFO", "node left", "n1"]);
+    // Never heard of again.
+    mount_on(&mut second, 3, "n3");
+    common::fill_on(&mut second, 4, "n4");
+    let line = log.wait_for(&["WARN", "node given up", "objects_lost=10"]);
+    assert!(line.contains("n3") || line.contains("n4"), "{line}");
+    log.wait_for(&["WARN", "node given up", "\"n3\""]);
+    log.wait_for(&["WARN", "node given up", "\"n4\""]);
+    master.stop().unwrap();
+
+    let master = start_with(Config { store, ..config() });
+    let mut stranger = connect(master.rpc_addr());
+    let greeting = Greeting { admin_proof: Key(&[7; 32]), ..Greeting::default() };
+    let mut out = Vec::new();
+    Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
+    stranger.write_all(&out).unwrap();
+    log.wait_for(&["WARN", "wrong secret", "127.0.0.1", "Admin"]);
+    let mut stranger = connect(master.rpc_addr());
+    let mut out = Vec::new();
+    let segment = MountSegment {
+        node: 9,
+        incarnation: 1,
+        name: "evil",
+        endpoint: "10.0.0.9:7000",
+        base: 0,
+        len: 1 << 20,
+        export: Default::default(),
+        epoch: 7,
+        key: 0,
+        takeover: false,
+    };
+    Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
+    stranger.write_all(&out).unwrap();
+    log.wait_for(&["WARN", "mount refused", "evil", "10.0.0.9:7000", "127.0.0.1"]);
+    master.stop().unwrap();
+}

@@ -1,0 +1,52 @@
+//! Neighbours that do or do not say where they are: what connecting a RoCE queue pair waits for.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use te_core::Error;
+
+use super::world::errno;
+
+/// How long a call waits for an answer that does not come.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Default)]
+pub(super) struct Neighbour(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    silent: bool,
+    waiting: u32,
+}
+
+impl Neighbour {
+    pub(super) fn answers(&self) -> bool {
+        !self.state().silent
+    }
+
+    pub(super) fn waiting(&self) -> u32 {
+        self.state().waiting
+    }
+
+    pub(super) fn set(&self, answers: bool) {
+        self.state().silent = !answers;
+        self.0.1.notify_all();
+    }
+
+    pub(super) fn wait(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        if !state.silent {
+            return Ok(());
+        }
+        state.waiting += 1;
+        let waited = self.0.1.wait_timeout_while(state, PATIENCE, |state| state.silent);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        if timeout.timed_out() { Err(errno(libc::ETIMEDOUT)) } else { Ok(()) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is whole.
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
