@@ -126,6 +126,10 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
     for (bytes, why) in held(stats) {
         row("", size(bytes), why.into());
     }
+    if stats.held_dead_writer_bytes > 0 {
+        let why = "of dead or stopped writers: back as soon as their nodes have cut them off";
+        row("coming back", size(stats.held_dead_writer_bytes), why.into());
+    }
     row("master's memory", size(stats.memory_bytes), per_object(stats));
     let mut text = table.render();
     if segments.is_empty() {
@@ -162,13 +166,16 @@ fn held_note(stats: &Stats) -> String {
 
 /// What is held back, and why; nothing for nobody.
 fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
-    let (expelling, unnamed) = (stats.quarantined_expelling_bytes, stats.quarantined_unnamed_bytes);
-    let others = stats.quarantined_bytes.saturating_sub(expelling + unnamed);
     let all = [
         (stats.deferred_bytes, "removed while it was leased: until those leases end"),
-        (others, "puts that were given up: until their writers are sure to be done"),
-        (expelling, "writers that died or were stopped: until their node has cut them off"),
-        (unnamed, "writers that cannot be told apart: until the node mounts its memory anew"),
+        (
+            stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes),
+            "puts that were given up: until their writers are done, or cut off",
+        ),
+        (
+            stats.held_unknown_writer_bytes,
+            "writers that did not say who they are: until they are done, or the node mounts its memory anew",
+        ),
     ];
     all.into_iter().filter(|(bytes, _)| *bytes > 0)
 }
