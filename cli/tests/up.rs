@@ -73,7 +73,8 @@ fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--http", "--gateway"] {
-        let others = ["--listen", "--http", "--gateway", "--local"].into_iter().filter(|other| *other != flag);
+        let others =
+            ["--listen", "--http", "--gateway", "--local"].into_iter().filter(|other| *other != flag);
         let others = others.flat_map(|other| match other {
             "--listen" => [other, "127.0.0.1:0"],
             other => [other, "none"],
