@@ -84,7 +84,8 @@ pub struct MetadataLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpLimits {
-    /// HTTP connections at a time; more wait until one is over. Default 256.
+    /// HTTP connections at a time. When another one comes, the one that was silent for the longest time makes way; when all are
+    /// at work, `/health` and `/ready` have 32 more. Default 256.
     pub connections_max: u32,
     /// How long the head of a request may take, and a connection may lie idle, milliseconds. Default 10 s.
     pub head_ms_max: u32,

@@ -34,10 +34,11 @@
 //! master.stop()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod admin;
 mod answering;
+mod ballast;
 mod clock;
 mod config;
 mod connection;
@@ -57,6 +58,7 @@ mod roll;
 mod seldom;
 mod server;
 mod service;
+mod sys;
 mod turns;
 
 pub use config::{Config, HttpLimits, MetadataLimits};

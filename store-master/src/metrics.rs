@@ -311,12 +311,12 @@ impl Snapshot {
     /// Bytes that are neither free nor an object's, by why.
     fn register_held(&self, registry: &mut Registry) {
         let stats = &self.stats;
-        let named = stats.quarantined_expelling_bytes + stats.quarantined_unnamed_bytes;
+        let named = stats.held_dead_writer_bytes + stats.held_unknown_writer_bytes;
         let held = Family::<ReasonLabels, Gauge>::default();
         for (reason, value) in [
             ("unfinished", stats.unfinished_bytes),
-            ("dead_writer", stats.quarantined_expelling_bytes),
-            ("unknown_writer", stats.quarantined_unnamed_bytes),
+            ("dead_writer", stats.held_dead_writer_bytes),
+            ("unknown_writer", stats.held_unknown_writer_bytes),
             ("silent_writer", stats.quarantined_bytes.saturating_sub(named)),
             ("lease", stats.deferred_bytes),
         ] {

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
+use crate::ballast::Ballast;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::floor::Floor;
@@ -141,6 +142,7 @@ impl MasterServer {
             asked: false,
             pulse: self.pulse,
             unpublished: Some(Instant::now()),
+            ballast: Ballast::default(),
             stop: self.stopper.stop,
         };
         let result = service.run();

@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
+use crate::ballast::Ballast;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::error::ServeError;
 use crate::floor::{Entered, Floor};
@@ -23,6 +24,7 @@ use crate::http::Question;
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
 use crate::pulse::{PUBLISH_EVERY, Pulse};
+use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
 pub(crate) const UNIX: Token = Token(usize::MAX - 1);
@@ -57,6 +59,7 @@ pub(crate) struct Service {
     pub(crate) pulse: Arc<Pulse>,
     /// Since when what the pulse tells may be out of date.
     pub(crate) unpublished: Option<Instant>,
+    pub(crate) ballast: Ballast,
     pub(crate) stop: Arc<AtomicBool>,
 }
 
@@ -262,8 +265,12 @@ impl Service {
     fn publish(&mut self, now: Instant) {
         self.pulse.set_ready(self.answering.master.segments().next().is_some());
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
-            let published = self.pulse.publish(&self.answering.master.stats(), self.floor.open());
+            let stats = self.answering.master.stats();
+            let published = self.pulse.publish(&stats, self.floor.open());
             self.unpublished = (!published).then_some(now);
+            if self.ballast.is_much(now, stats.memory_bytes) {
+                sys::trim();
+            }
         }
     }
 
@@ -276,7 +283,9 @@ impl Service {
                 Question::Call(request, answer) => {
                     let mut out = Vec::new();
                     if let Ok(Some((frame, _))) = Frame::parse(&request) {
-                        self.answering.frame(&mut Session::owner(), Source::Unix, &frame, &mut out);
+                        let mut session = Session::owner();
+                        self.answering.frame(&mut session, Source::Unix, &frame, &mut out);
+                        self.answering.left(session);
                     }
                     drop(answer.send(out));
                 }
