@@ -70,6 +70,7 @@ pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
 pub use local::{LocalBuffer, LocalClient, LocalServer};
 pub use memory::{BufferRange, Fragment};
+pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store_core::Placement;

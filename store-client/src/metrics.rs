@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -25,8 +26,54 @@ pub(crate) struct OperationTimes {
     pub(crate) put: Times,
 }
 
+/// What a client has seen, for whoever asks from another thread: clones are handles to the same. See
+/// [`Client::metrics_handle`](crate::Client::metrics_handle).
+#[derive(Clone, Debug, Default)]
+pub struct ClientMetrics(Arc<Mutex<Seen>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    counters: Counters,
+    times: OperationTimes,
+}
+
+impl ClientMetrics {
+    /// What it has seen, up to its latest operation.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.seen().counters
+    }
+
+    pub(crate) fn publish(&self, counters: Counters, times: OperationTimes) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Seen { counters, times };
+    }
+
+    fn seen(&self) -> Seen {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What these clients have seen together, as OpenMetrics text for Prometheus: the families `snowskin_client_*`, without those of
+/// their engines and without the line that ends a text, so that others can follow.
+#[must_use]
+pub fn metrics_text_of(clients: &[ClientMetrics]) -> String {
+    let (mut counters, mut times) = (Counters::default(), Vec::new());
+    for seen in clients.iter().map(ClientMetrics::seen) {
+        counters += seen.counters;
+        times.push(seen.times);
+    }
+    let mut out = String::new();
+    // Writing into a String does not fail.
+    let _ = prometheus_client::encoding::text::encode_registry(&mut out, &client_registry(&counters, times));
+    out
+}
+
 /// A client's text.
 pub(crate) fn of_client(counters: &Counters, times: &OperationTimes, engine: &te_engine::Stats) -> String {
+    text(client_registry(counters, vec![*times]), engine)
+}
+
+fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry {
     let mut registry = Registry::with_prefix("snowskin_client");
     let values = [
         ("hits", "Keys that were read, intact", counters.hits),
@@ -51,8 +98,8 @@ pub(crate) fn of_client(counters: &Counters, times: &OperationTimes, engine: &te
         ("connects", "Connections made to the master", counters.connects),
     ];
     values.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
-    registry.register_collector(Box::new(*times));
-    text(registry, engine)
+    registry.register_collector(Box::new(AllTimes(times)));
+    registry
 }
 
 /// A node's text.
@@ -180,19 +227,56 @@ struct RailLabels {
     device: String,
 }
 
-impl Collector for OperationTimes {
+/// Of one client, or of several.
+#[derive(Debug)]
+struct AllTimes(Vec<OperationTimes>);
+
+impl Collector for AllTimes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Time of an operation, that of all keys of a batch";
         let mut family = encoder.encode_descriptor("operation_seconds", help, None, MetricType::Histogram)?;
-        for (op, times) in [("get", &self.get), ("put", &self.put)] {
-            let classes: Vec<(f64, u64)> = times.classes().collect();
-            family.encode_family(&[("op", op)])?.encode_histogram::<NoLabelSet>(
-                times.sum_s(),
-                times.count(),
-                &classes,
-                None,
-            )?;
+        for op in ["get", "put"] {
+            let mut classes: Vec<(f64, u64)> = Times::default().classes().collect();
+            let (mut sum_s, mut count) = (0.0, 0);
+            for times in &self.0 {
+                let times = if op == "get" { &times.get } else { &times.put };
+                sum_s += times.sum_s();
+                count += times.count();
+                for (class, (_, counted)) in classes.iter_mut().zip(times.classes()) {
+                    class.1 += counted;
+                }
+            }
+            family
+                .encode_family(&[("op", op)])?
+                .encode_histogram::<NoLabelSet>(sum_s, count, &classes, None)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_clients_are_told_as_one() {
+        let (a, b) = (ClientMetrics::default(), ClientMetrics::default());
+        let mut times = OperationTimes::default();
+        times.get.record_ns(1_500_000);
+        a.publish(Counters { hits: 3, checksum_mismatches: 1, ..Counters::default() }, times);
+        times.get.record_ns(500);
+        b.publish(Counters { hits: 4, connects: 2, ..Counters::default() }, times);
+        let text = metrics_text_of(&[a.clone(), b]);
+        for line in [
+            "snowskin_client_hits_total 7",
+            "snowskin_client_checksum_mismatches_total 1",
+            "snowskin_client_connects_total 2",
+            "snowskin_client_operation_seconds_count{op=\"get\"} 3",
+            "snowskin_client_operation_seconds_count{op=\"put\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("# EOF") && !text.contains("snowskin_engine"), "{text}");
+        assert_eq!(a.counters().hits, 3);
     }
 }

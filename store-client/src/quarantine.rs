@@ -159,7 +159,7 @@ mod tests {
         let memory = client.alloc(LEN as usize).unwrap();
         client.fabric_mut().stick_next(Op::Write);
         let put = client.put_from(b"k", BufferRange::all(&memory), &PutOptions::default());
-        assert_eq!(put.unwrap_err().code(), ErrorCode::TransferFail);
+        assert!(put.unwrap(), "it went to the other node");
         assert!(client.stats().unwrap().quarantined_bytes >= LEN, "the master holds the space back");
 
         // Without anything stuck, a put is none the worse.

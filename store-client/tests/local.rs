@@ -630,3 +630,18 @@ fn a_short_value_is_read_through_what_little_room_is_left() {
     assert_eq!(local.get(b"k").unwrap().as_deref(), Some(b"short".as_slice()));
     assert_eq!(local.batch_get(&[b"k", b"k"]), [Ok(Some(b"short".to_vec())), Ok(Some(b"short".to_vec()))]);
 }
+
+#[test]
+fn what_the_servers_own_clients_have_seen_can_be_told() {
+    let store = Store::new();
+    assert_eq!(store.server.client_metrics().len(), 0);
+    let mut local = store.client();
+    assert!(local.put(b"k", b"value", &ONE).unwrap());
+    assert!(local.get(b"k").unwrap().is_some());
+    assert!(local.get(b"other").unwrap().is_none());
+    let metrics = store.server.client_metrics();
+    let counters = metrics[0].counters();
+    assert_eq!((counters.puts, counters.hits, counters.misses), (1, 1, 1));
+    let text = store_client::metrics_text_of(&metrics);
+    assert!(text.contains("snowskin_client_puts_total 1\n"), "{text}");
+}

@@ -307,6 +307,12 @@ impl Client {
 
     /// The result of an item of a get, counted; `bytes` of it were wanted, or all.
     fn fetched(&mut self, item: usize, bytes: Option<u64>) -> Result<Option<u64>, ErrorCode> {
+        let fetched = self.count_fetched(item, bytes);
+        self.publish();
+        fetched
+    }
+
+    fn count_fetched(&mut self, item: usize, bytes: Option<u64>) -> Result<Option<u64>, ErrorCode> {
         let result = match self.unusable {
             Some(code) => return Err(code),
             None => self.get.result(item).unwrap_or(Err(ErrorCode::InternalError)),

@@ -13,6 +13,7 @@ mod tasks;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use store_core::client::{GetOp, PutOp};
@@ -26,7 +27,7 @@ use crate::config::ClientConfig;
 use crate::error::{ConnectError, FORKED_CODE, RpcError, StoreError};
 use crate::fabric::Fabric;
 use crate::memory::{BufferRange, Held, Memory};
-use crate::metrics::{self, OperationTimes};
+use crate::metrics::{self, ClientMetrics, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
 use crate::segments::Segments;
@@ -64,6 +65,8 @@ pub struct Client {
     mark: Mark,
     /// Why the latest get was not begun.
     unusable: Option<ErrorCode>,
+    /// Where its counters are told to others, if anybody asked for that.
+    published: Option<ClientMetrics>,
 }
 
 /// What a client has seen since it connected.
@@ -93,6 +96,37 @@ pub struct Counters {
     pub quarantined_pieces: u64,
     /// Connections made to the master.
     pub connects: u64,
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            hits,
+            misses,
+            checksum_mismatches,
+            lease_misses,
+            replica_failovers,
+            transfer_misses,
+            puts,
+            put_failures,
+            read_bytes,
+            written_bytes,
+            quarantined_pieces,
+            connects,
+        } = other;
+        self.hits += hits;
+        self.misses += misses;
+        self.checksum_mismatches += checksum_mismatches;
+        self.lease_misses += lease_misses;
+        self.replica_failovers += replica_failovers;
+        self.transfer_misses += transfer_misses;
+        self.puts += puts;
+        self.put_failures += put_failures;
+        self.read_bytes += read_bytes;
+        self.written_bytes += written_bytes;
+        self.quarantined_pieces += quarantined_pieces;
+        self.connects += connects;
+    }
 }
 
 impl Client {
@@ -129,6 +163,7 @@ impl Client {
             times: OperationTimes::default(),
             mark: Mark::new(),
             unusable: None,
+            published: None,
             config,
         };
         this.note_connection();
@@ -197,6 +232,20 @@ impl Client {
     #[must_use]
     pub fn metrics_text(&self) -> String {
         metrics::of_client(&self.counters(), &self.times, &self.engine_stats())
+    }
+
+    /// A handle by which another thread learns what this client has seen: for a process that tells Prometheus of clients that
+    /// work inside it ([`metrics_text_of`](crate::metrics_text_of)).
+    pub fn metrics_handle(&mut self) -> ClientMetrics {
+        let handle = self.published.get_or_insert_default().clone();
+        self.publish();
+        handle
+    }
+
+    fn publish(&self) {
+        if let Some(published) = &self.published {
+            published.publish(self.counters(), self.times);
+        }
     }
 
     /// The number of the last operation, as the logs of this client and of the master name it.

@@ -191,6 +191,7 @@ impl Client {
             }
             results.push(result.map(|_generation| ()));
         }
+        this.publish();
         lending.finish();
     }
 

@@ -6,9 +6,9 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use super::error::LocalStartError;
 use super::protocol::{Answer, Refusal, encode};
 use super::worker::Worker;
 use crate::config::ClientConfig;
+use crate::metrics::ClientMetrics;
 
 /// What a [`LocalServer`] can be told.
 #[derive(Clone, Debug)]
@@ -133,6 +134,8 @@ pub(super) struct Shared {
     pub(super) refused_total: AtomicU64,
     pub(super) requests_total: AtomicU64,
     pub(super) broken_total: AtomicU64,
+    /// Of the workers' clients.
+    pub(super) metrics: Mutex<Vec<ClientMetrics>>,
     /// For tests: the next read of a worker looks as if it did not drain, until it is told that it has.
     #[cfg(test)]
     pub(super) stick: AtomicBool,
@@ -194,6 +197,13 @@ impl LocalServer {
             requests_total: self.shared.requests_total.load(Ordering::Relaxed),
             broken_total: self.shared.broken_total.load(Ordering::Relaxed),
         }
+    }
+
+    /// What its workers' clients of the store have seen: for [`metrics_text_of`](crate::metrics_text_of). There are none before the
+    /// first local client has come.
+    #[must_use]
+    pub fn client_metrics(&self) -> Vec<ClientMetrics> {
+        self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends what is under way, closes all connections, removes the socket. An operation that waits for a dead node may take

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -338,10 +338,12 @@ impl Worker {
             return Err(Refusal::Tenant);
         }
         if self.client.is_none() {
-            let client = Client::connect(self.config.client.clone()).map_err(|error| {
+            let mut client = Client::connect(self.config.client.clone()).map_err(|error| {
                 log::warn!("local clients cannot be served: {error}");
                 Refusal::Store(ErrorCode::RpcFail)
             })?;
+            let metrics = client.metrics_handle();
+            self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
             self.client = Some(client);
         }
         let Some(client) = &mut self.client else { return Err(Refusal::Store(ErrorCode::InternalError)) };
