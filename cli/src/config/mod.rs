@@ -324,9 +324,6 @@ impl Loaded {
                 engine.fabrics_required = engine.fabrics;
             }
         }
-        if !self.origins.contains_key("master.store.eviction_ratio") {
-            store.eviction_ratio = store.eviction_ratio.min(store.eviction_high_watermark);
-        }
     }
 
     /// The first value of a section that its owner refuses.

@@ -148,12 +148,6 @@ fn tenants_without_an_admins_secret_are_refused_where_they_were_asked_for() {
 }
 
 #[test]
-fn a_low_watermark_takes_the_untouched_ratio_along() {
-    let loaded = read("", &[], &[("master.store.eviction_high_watermark", "0.003")]).unwrap();
-    assert_eq!(loaded.settings.master.store.eviction_ratio, 0.003);
-}
-
-#[test]
 fn every_setting_is_a_leaf_with_documentation_and_names_of_its_own() {
     let mut names = HashSet::new();
     for key in keys::all() {
