@@ -34,6 +34,12 @@ pub(crate) trait Severable: Transport {
     fn sever(&mut self);
 }
 
+impl<V: te_rdma::verbs::Verbs> Severable for te_rdma::RdmaTransport<V> {
+    fn sever(&mut self) {
+        self.close_connections();
+    }
+}
+
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -187,6 +193,13 @@ impl Link {
                 Err(Error::with_code(kind.unwrap_or(ErrorKind::System), value as i32))
             }
         }
+    }
+
+    /// Hangs up: the target's process ends. A process on another machine is killed instead.
+    #[cfg(test)]
+    pub(crate) fn hang_up(&self) {
+        // It may have done so itself.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
     /// The target's connections break.
@@ -578,7 +591,7 @@ mod unit {
         fn kill_target(&mut self) -> Hook {
             self.initiator.linked = false;
             // Its process sees the end of the link, and ends.
-            let _ = self.link.borrow().stream.shutdown(std::net::Shutdown::Both);
+            self.link.borrow().hang_up();
             if let Some(process) = self.process.take() {
                 process.join().expect("no panic").expect("no nonsense");
             }
@@ -620,7 +633,8 @@ mod unit {
     #[test]
     fn a_link_that_asks_for_nonsense_ends_its_server() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let asks: [[u64; 5]; 4] = [[99, 0, 0, 0, 0], [5, 7, 0, 0, 0], [6, 7, 0, 0, 0], [0, 0, 0, 0, u64::MAX]];
+        let asks: [[u64; 5]; 4] =
+            [[99, 0, 0, 0, 0], [5, 7, 0, 0, 0], [6, 7, 0, 0, 0], [0, 0, 0, 0, u64::MAX]];
         for ask in asks {
             let mut stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
             let (theirs, _) = listener.accept().expect("connected");
