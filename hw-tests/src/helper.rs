@@ -1,11 +1,15 @@
 //! What agents start on the target: processes that own memory and answer questions about it on stdin and stdout.
 
 use crate::sys::DevDax;
-use crate::{content, engines};
-use anyhow::{Result, bail};
-use std::io::{BufRead as _, Write as _};
+use crate::tests::conformance;
+use crate::{agent, content, engines, far};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::io::{BufRead as _, Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use te_engine::{Access, SharedRegion};
+use te_rdma::sys::Device;
+use te_rdma::{Config, RdmaTransport};
 
 /// Runs the helper of that name.
 ///
@@ -14,6 +18,7 @@ use te_engine::{Access, SharedRegion};
 pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
     match (name, args) {
         ("target", [fabric, listen, bytes]) => target(fabric, listen, bytes.parse()?),
+        ("far", [device, port, address, control]) => far(device, port.parse()?, address, control),
         ("cxl", ["write", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;
             dax.write(&content::pattern(seed.parse()?, bytes.parse()?));
@@ -33,6 +38,21 @@ fn target(fabric: &str, listen: &str, bytes: usize) -> Result<()> {
         say(&answer(&region, &line?)?)?;
     }
     Ok(())
+}
+
+/// A target of the conformance suite on one port of a device, with its side channel at `address`. It says
+/// `ready SIDE_CHANNEL CONTROL` and does what the first one asks who connects to CONTROL and knows the token.
+fn far(device: &str, port: u8, address: &str, control: &str) -> Result<()> {
+    let token = agent::token()?;
+    let config = Config { bind: address.parse()?, ..conformance::config() };
+    let transport = RdmaTransport::new(Device::open(device, port)?, config)?;
+    let listener = TcpListener::bind((control, 0)).with_context(|| format!("cannot listen on {control}"))?;
+    say(&format!("ready {} {}", transport.local_address(), listener.local_addr()?))?;
+    let (mut stream, _) = listener.accept()?;
+    let mut said = vec![0; token.len()];
+    stream.read_exact(&mut said)?;
+    ensure!(said == token.as_bytes(), "a caller with a wrong token");
+    far::serve(stream, transport)
 }
 
 fn answer(region: &SharedRegion, line: &str) -> Result<String> {

@@ -31,6 +31,7 @@ mod agent;
 mod content;
 mod engines;
 mod facts;
+mod far;
 mod helper;
 mod host;
 mod load;

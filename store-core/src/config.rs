@@ -42,9 +42,11 @@ pub struct MasterConfig {
     pub soft_pin_ttl_ms: u32,
     /// The share of all bytes that may be pinned for good; further such puts find no room. Default 0.5.
     pub hard_pin_share_max: f64,
-    /// Eviction begins when this share of all bytes is used. Default 0.95.
+    /// Eviction begins when this share of all bytes is used. What is above is a reserve for further replicas and copies, for
+    /// which nothing is evicted; a put evicts what it needs, which costs little, so the reserve need not be large: every
+    /// per cent of it is a per cent less of cache. Default 0.99.
     pub eviction_high_watermark: f64,
-    /// Eviction ends this share below the watermark. Default 0.05.
+    /// Eviction ends this share below the watermark. Default 0.005.
     pub eviction_ratio: f64,
     /// Most objects evicted in one call, and most that are looked at for one of them, so that a call stays short; the rest
     /// follows in the next. A group counts as one. Default 4,096.
@@ -120,8 +122,8 @@ impl Default for MasterConfig {
             eviction: EvictionPolicy::default(),
             soft_pin_ttl_ms: 1_800_000,
             hard_pin_share_max: 0.5,
-            eviction_high_watermark: 0.95,
-            eviction_ratio: 0.05,
+            eviction_high_watermark: 0.99,
+            eviction_ratio: 0.005,
             evictions_per_call_max: 4_096,
             replicas_max: REPLICAS_MAX as u8,
             objects_max: 100_000_000,

@@ -123,6 +123,10 @@ error_codes! {
     RpcTimeout = -901, "RPC_TIMEOUT", "the master did not answer in time: check its load, or raise the timeout";
     /// The master is stopping or not ready; or a fabric may still write to the caller's buffer.
     UnavailableInCurrentStatus = -1010, "UNAVAILABLE_IN_CURRENT_STATUS", "the server is starting or stopping, or a transfer that was given up still holds the buffer: try again, or use another buffer";
+    /// The process was forked; what it had belongs to its parent. Ours, and never said by a master, as the next.
+    Forked = -1090, "FORKED", "this process was forked: connect anew in the child";
+    /// The process was cut off from nodes, because it stood still for too long.
+    Expelled = -1091, "EXPELLED", "this process was cut off because it was stopped for longer than its peers wait: connect a new client";
     /// This release has no such operation.
     NotSupported = -1012, "NOT_SUPPORTED", "this release does not offer the operation: run the same release on both sides";
     /// More objects, or more keys in a batch, than the limit.

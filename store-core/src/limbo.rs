@@ -134,7 +134,9 @@ impl Limbo {
             let mut gone = crate::codec::Short::new();
             let there = held.replicas.as_slice().iter().filter(|placed| on(segments, placed.segment));
             // There are no more than fit.
-            there.for_each(|placed| drop(gone.push(*placed)));
+            for placed in there {
+                let _ = gone.push(*placed);
+            }
             gone
         };
         for placed in gone.iter() {
@@ -221,6 +223,11 @@ impl Limbo {
 
     pub(crate) fn bytes(&self, reason: Reason) -> u64 {
         self.bytes[reason as usize]
+    }
+
+    /// Bytes held back for whatever reason.
+    pub(crate) fn bytes_in_all(&self) -> u64 {
+        self.bytes.iter().sum()
     }
 
     /// Bytes of writers that nobody can be asked about.

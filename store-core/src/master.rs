@@ -435,8 +435,12 @@ impl Master {
             let Some(index) = self.objects.expired(now) else { break };
             self.drop_expired(now, index);
         }
+        let held = self.limbo.bytes_in_all();
         let due = self.limbo.settle(&mut self.segments, now);
         self.settle_writers(now, due);
+        if self.limbo.bytes_in_all() < held {
+            self.drains_look_again(now);
+        }
         self.objects.settle(now);
         self.tasks_timeout(now);
         self.drains_timeout(now);

@@ -21,7 +21,7 @@ pub struct TaskConfig {
     pub unfinished_max: u32,
     /// Most finished tasks that are remembered. Default 10,000.
     pub finished_max: u32,
-    /// Most tasks that a node is at. Default 16.
+    /// Most tasks that a node is at. Default 64.
     pub per_node_max: u32,
     /// How long a task may wait for its node, ms. Default 300,000.
     pub pending_timeout_ms: u32,
@@ -29,7 +29,7 @@ pub struct TaskConfig {
     pub processing_timeout_ms: u32,
     /// Most tries of a task. Default 3.
     pub attempts_max: u32,
-    /// Most moves under way for each segment that is drained. Default 16.
+    /// Most moves under way for each segment that is drained. Default 64.
     pub drain_moves_max: u32,
     /// Readers that must have found a replica bad before it is dropped. Default 2.
     pub bad_reports_min: u32,
@@ -40,11 +40,11 @@ impl Default for TaskConfig {
         Self {
             unfinished_max: 10_000,
             finished_max: 10_000,
-            per_node_max: 16,
+            per_node_max: 64,
             pending_timeout_ms: 300_000,
             processing_timeout_ms: 60_000,
             attempts_max: 3,
-            drain_moves_max: 16,
+            drain_moves_max: 64,
             bad_reports_min: 2,
         }
     }
@@ -73,6 +73,8 @@ pub(crate) struct Task {
     /// Whose that space is.
     pub(crate) node: u64,
     pub(crate) created: Instant,
+    /// Its object is held for its node until then.
+    pub(crate) held_until: Instant,
     /// When it has waited, or run, for too long.
     pub(crate) deadline: Instant,
 }
@@ -172,6 +174,12 @@ impl Tasks {
         self.map.insert(id, task);
         self.enter(id);
         id
+    }
+
+    /// Its object is held until then for its node; gives until when it was.
+    pub(crate) fn held(&mut self, id: TaskId, until: Instant) -> Instant {
+        let task = self.map.get_mut(&id);
+        task.map_or(Instant::ZERO, |task| core::mem::replace(&mut task.held_until, until))
     }
 
     pub(crate) fn get(&self, id: TaskId) -> Option<&Task> {

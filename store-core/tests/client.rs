@@ -52,7 +52,7 @@ fn transfers(mut poll: impl FnMut() -> Option<Action>) -> Vec<Transfer> {
 
 /// A put of `items` objects with the given replicas, answered at `now` with a window of 100 ms from 0.
 fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Action>) {
-    // What follows is about one place; `places.rs` is about the next.
+    // One place and no other: `tests/places.rs` is about those.
     let mut put = PutOp::new(ClientConfig { places_max: 1, ..ClientConfig::default() });
     put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutAsk::default());
     let mut out = Vec::new();

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Heartbeat, ListQuery, MountAnswer, MountSegment, NodeStatus, PutOptions, UnmountSegment,
+    Allocation, ExpulsionEnd, FetchAsk, Heartbeat, ListQuery, MountAnswer, MountSegment, NodeInfo,
+    NodeStatus, PutAsk, PutOptions, UnmountSegment,
 };
-use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Placement};
+use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement};
 use te_core::Instant;
 
 const KIB: u64 = 1024;
@@ -62,6 +63,26 @@ fn put(master: &mut Master, now: Instant, key: &str, len: u64) -> u64 {
     let generation = master.put_start(now, key.as_bytes(), len, &ONE).unwrap().generation;
     master.put_end(now, key.as_bytes(), generation, 7).unwrap();
     generation
+}
+
+/// Begins a put of a writer that says who it is.
+fn begin(master: &mut Master, now: Instant, key: &[u8], len: u64) -> Allocation {
+    master.put_start_in(now, key, len, &PutAsk { writer: 7, ..PutAsk::once(ONE) }, Place::ALONE).unwrap()
+}
+
+/// Every node cuts off whom it is told to; gives how many writers that were.
+fn cut_off(master: &mut Master, now: Instant) -> usize {
+    let nodes: Vec<_> = master.nodes(now).collect();
+    let mut count = 0;
+    for NodeInfo { node, incarnation, .. } in nodes {
+        let ask = FetchAsk { node, incarnation, count_max: 10, key: 0 };
+        for order in master.fetch_expulsions(now, &ask).unwrap() {
+            assert!(order.force && order.writer == 7, "{order:?}");
+            master.end_expulsion(now, node, &ExpulsionEnd { ticket: order.ticket, gone: true }).unwrap();
+            count += 1;
+        }
+    }
+    count
 }
 
 #[test]
@@ -134,9 +155,9 @@ fn a_preferred_segment_is_taken_while_it_has_room() {
 #[test]
 fn a_dead_writers_key_is_free_after_the_discard_timeout_and_its_space_after_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
-    let zombie = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+    let zombie = begin(&mut master, at(0), b"k", 16 * KIB);
     assert_eq!(master.put_start(at(2_999), b"k", 16 * KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
-    let fresh = master.put_start(at(3_000), b"k", 16 * KIB, &ONE).unwrap();
+    let fresh = begin(&mut master, at(3_000), b"k", 16 * KIB);
     assert_ne!(fresh.replicas, zombie.replicas, "the zombie may still write there");
     assert_eq!(master.stats().quarantined_bytes, 16 * KIB);
     assert_eq!(master.put_end(at(3_001), b"k", fresh.generation, 1), Ok(()));
@@ -144,6 +165,8 @@ fn a_dead_writers_key_is_free_after_the_discard_timeout_and_its_space_after_the_
     master.handle_timeout(at(59_999));
     assert_eq!(master.stats().used_bytes, 32 * KIB);
     master.handle_timeout(at(60_000));
+    assert_eq!(master.stats().used_bytes, 32 * KIB, "time alone frees nothing");
+    assert_eq!(cut_off(&mut master, at(60_001)), 1);
     assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
 }
 
@@ -167,12 +190,13 @@ fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
 #[test]
 fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
     let mut master = master(&[16 * KIB]);
-    let put = master.put_start(at(0), b"k", 16 * KIB, &ONE).unwrap();
+    let put = begin(&mut master, at(0), b"k", 16 * KIB);
     master.put_revoke(at(1_000), b"k", put.generation, false).unwrap();
     assert_eq!(master.put_start(at(2_000), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
     master.handle_timeout(at(60_999));
     assert_eq!(master.stats().used_bytes, 16 * KIB);
     master.handle_timeout(at(61_000));
+    assert_eq!(cut_off(&mut master, at(61_000)), 1);
     assert_eq!(master.stats().used_bytes, 0);
     assert!(master.put_start(at(61_000), b"k", KIB, &ONE).is_ok());
 }
@@ -180,7 +204,7 @@ fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
 #[test]
 fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
     let mut master = master(&[8 * KIB]);
-    let started = master.put_start(at(0), b"k", 8 * KIB, &ONE).unwrap();
+    let started = begin(&mut master, at(0), b"k", 8 * KIB);
     master.put_revoke(at(0), b"k", started.generation, false).unwrap();
     let memory = master.memory_bytes();
     for now in 1..=10_000 {
@@ -195,6 +219,7 @@ fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
     );
     assert_eq!(master.poll_timeout(), Some(at(70_000)));
     master.handle_timeout(at(70_000));
+    assert_eq!(cut_off(&mut master, at(70_000)), 1);
     assert_eq!(master.stats().quarantined_bytes, 0);
     assert_eq!(master.stats().used_bytes, 0);
 }
@@ -202,9 +227,11 @@ fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
 #[test]
 fn a_zombie_that_nobody_displaces_goes_at_the_release_timeout() {
     let mut master = master(&[64 * KIB]);
-    let zombie = master.put_start(at(0), b"k", KIB, &ONE).unwrap();
+    let zombie = begin(&mut master, at(0), b"k", KIB);
     assert_eq!(master.poll_timeout(), Some(at(60_000)));
     master.handle_timeout(at(60_000));
+    assert_eq!((master.stats().objects_processing, master.stats().quarantined_bytes), (0, KIB));
+    assert_eq!(cut_off(&mut master, at(60_000)), 1);
     assert_eq!((master.stats().objects_processing, master.stats().used_bytes), (0, 0));
     assert_eq!(master.put_end(at(60_001), b"k", zombie.generation, 1), Err(ErrorCode::PutIsOver));
 }

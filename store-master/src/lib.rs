@@ -34,15 +34,17 @@
 //! master.stop()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod admin;
 mod answering;
+mod ballast;
 mod clock;
 mod config;
 mod connection;
 mod epoch;
 mod error;
+mod events;
 mod floor;
 mod hosts;
 mod http;
@@ -53,10 +55,10 @@ mod metrics;
 mod places;
 mod proofs;
 mod pulse;
-mod roll;
 mod seldom;
 mod server;
 mod service;
+mod sys;
 mod turns;
 
 pub use config::{Config, HttpLimits, MetadataLimits};

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
+use crate::ballast::Ballast;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
 use crate::floor::Floor;
@@ -129,6 +130,14 @@ impl MasterServer {
             http.start(metadata.unwrap_or_default()).map_err(ServeError::Poll)?;
         }
         info!(rpc = %self.rpc_addr, "master serves");
+        let store = &self.config.store;
+        if !self.rpc_addr.ip().is_loopback() && !store.admin_secret.is_set() && !store.cluster_secret.is_set()
+        {
+            warn!(
+                rpc = %self.rpc_addr,
+                "whoever reaches this address may be a node, and be given everybody's bytes: set a cluster secret"
+            );
+        }
         let mut service = Service {
             answering: Answering::new(self.master, self.config.slow_request_ms),
             floor: Floor::new(&self.config),
@@ -141,6 +150,7 @@ impl MasterServer {
             asked: false,
             pulse: self.pulse,
             unpublished: Some(Instant::now()),
+            ballast: Ballast::default(),
             stop: self.stopper.stop,
         };
         let result = service.run();

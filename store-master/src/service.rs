@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
+use crate::ballast::Ballast;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::error::ServeError;
 use crate::floor::{Entered, Floor};
@@ -23,6 +24,7 @@ use crate::http::Question;
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
 use crate::pulse::{PUBLISH_EVERY, Pulse};
+use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
 pub(crate) const UNIX: Token = Token(usize::MAX - 1);
@@ -57,6 +59,7 @@ pub(crate) struct Service {
     pub(crate) pulse: Arc<Pulse>,
     /// Since when what the pulse tells may be out of date.
     pub(crate) unpublished: Option<Instant>,
+    pub(crate) ballast: Ballast,
     pub(crate) stop: Arc<AtomicBool>,
 }
 
@@ -90,6 +93,7 @@ impl Service {
             let busy = !self.floor.is_idle();
             self.floor.serve(ROUND, &mut self.answering);
             self.timeouts();
+            self.answering.tell();
             if busy {
                 now = self.answering.time.last();
                 spin_until = if now < crowded_until { now } else { now + spin };
@@ -260,10 +264,14 @@ impl Service {
 
     /// Tells other threads how the master is.
     fn publish(&mut self, now: Instant) {
-        self.pulse.set_ready(self.answering.master.segments().next().is_some());
+        self.pulse.set_ready(self.answering.master.segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
-            let published = self.pulse.publish(&self.answering.master.stats(), self.floor.open());
+            let stats = self.answering.master.stats();
+            let published = self.pulse.publish(&stats, self.floor.open());
             self.unpublished = (!published).then_some(now);
+            if self.ballast.is_much(now, stats.memory_bytes) {
+                sys::trim();
+            }
         }
     }
 
@@ -276,7 +284,9 @@ impl Service {
                 Question::Call(request, answer) => {
                     let mut out = Vec::new();
                     if let Ok(Some((frame, _))) = Frame::parse(&request) {
-                        self.answering.frame(&mut Session::owner(), Source::Unix, &frame, &mut out);
+                        let mut session = Session::owner();
+                        self.answering.frame(&mut session, Source::Unix, &frame, &mut out);
+                        self.answering.left(session);
                     }
                     drop(answer.send(out));
                 }
@@ -304,7 +314,8 @@ impl Service {
             connections: self.floor.open() as u64,
             totals: self.floor.totals(),
             refusals: self.answering.refusals,
-            names_taken_over_total: self.answering.roll.taken_over_total(),
+            names_held_total: self.answering.events.names_held_total,
+            names_taken_over_total: self.answering.events.taken_over_total,
             started_s: master.config().started_wall_ms as f64 / 1e3,
             metadata_bytes_max: master.config().metadata_bytes_max,
         }

@@ -9,7 +9,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Net, SEGMENT, config, slice};
+use common::{Net, SEGMENT, config, slice, write};
 use te_core::sim::Rng;
 use te_core::{Op, Outcome, Slice, Token, Transport};
 use te_rdma::Config;
@@ -227,4 +227,35 @@ fn fence(net: &mut Net, token: &mut u64) {
         }
     }
     panic!("a thousand fences in a row failed against a target that lives");
+}
+
+#[test]
+fn a_region_registered_while_the_port_is_down_joins_the_rail_when_it_is_back() {
+    use te_core::Memory;
+    let mut net = Net::pair(&config(), 1 << 20);
+    net.warm_up();
+    let (ours, theirs) = (net.nodes[0].port, net.nodes[1].port);
+    for port in [ours, theirs] {
+        net.fabric.set_port(port, false);
+    }
+    net.linger(Duration::from_millis(1));
+    assert!(!net.nodes[0].transport.is_up() && !net.nodes[1].transport.is_up());
+    let (late, segment) = (te_core::RegionId::new(1, 1), te_core::SegmentId::new(1, 1));
+    for node in &mut net.nodes {
+        let span = node.memory.span();
+        node.transport.deregister(common::REGION).unwrap();
+        #[allow(unsafe_code, reason = "registers memory of its own")]
+        // SAFETY: the block outlives the transport and is only looked at through volatile copies.
+        unsafe { node.transport.register(late, span, common::ALL) }.unwrap();
+    }
+    // The export is good before the port is.
+    net.attach(0, segment, 1, late);
+    for port in [ours, theirs] {
+        net.fabric.set_port(port, true);
+    }
+    net.drive("the ports are back", |net| net.nodes.iter().all(|node| node.transport.is_up()));
+    net.nodes[0].memory.paint(9);
+    let slice = Slice { local: (late, 0), remote: (segment, 0), ..write(1, 0, 0, 4_096) };
+    net.transfer(&[slice]);
+    assert!(net.nodes[1].memory.get(0, 4_096) == common::pattern(9, 0, 4_096));
 }

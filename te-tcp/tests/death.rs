@@ -4,23 +4,14 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use common::{Node, SEGMENT, drive, finish, kind, pair, read, write};
+use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
 use te_core::{ErrorKind, Outcome, SegmentId, Slice};
 use te_tcp::Config;
 
 const TARGET: &str = "SNOWSKIN_TEST_TARGET";
 const BYTES: usize = 8 << 20;
-
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Serves until it is killed, when it is asked to be the target; else there is nothing to test here.
 #[test]
@@ -29,8 +20,7 @@ fn target_process() {
         return;
     }
     let mut node = Node::new(common::config(), BYTES);
-    let hex: String = node.export().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("\nexport {hex}");
+    println!("\nexport {}", hex(&node.export()));
     std::io::stdout().flush().unwrap();
     loop {
         node.poll();
@@ -49,8 +39,7 @@ fn start_target() -> (Process, Vec<u8>) {
     let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
     let line =
         lines.map_while(Result::ok).find(|line| line.starts_with("export ")).expect("the target's export");
-    let hex = &line["export ".len()..];
-    let blob = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let blob = bytes_of(&line["export ".len()..]);
     (process, blob)
 }
 

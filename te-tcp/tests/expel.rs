@@ -4,11 +4,11 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
-use common::{Node, SEGMENT, drive, finish, kind, linger, pair, skip, write};
+use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
@@ -106,21 +106,11 @@ fn the_expelled_are_counted_and_there_is_a_limit() {
 
 const TARGET: &str = "SNOWSKIN_TEST_EXPEL_TARGET";
 
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Writes over and over to the export that it is given, when it is asked to; else there is nothing to test here.
 #[test]
 fn writer_process() {
     let Ok(hex) = std::env::var(TARGET) else { return };
-    let blob: Vec<u8> =
-        (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let blob = bytes_of(&hex);
     let mut node =
         Node::new(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
     node.transport.attach(SEGMENT, &blob).unwrap();
@@ -146,10 +136,9 @@ fn writer_process() {
 #[test]
 fn a_writer_that_was_stopped_and_goes_on_is_expelled_and_writes_nothing() {
     let mut target = Node::new(common::config(), BYTES);
-    let hex: String = target.export().iter().map(|byte| format!("{byte:02x}")).collect();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["writer_process", "--exact", "--nocapture"])
-        .env(TARGET, hex)
+        .env(TARGET, hex(&target.export()))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

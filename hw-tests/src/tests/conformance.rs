@@ -1,11 +1,19 @@
-//! The contract's conformance suite over real devices: two transports of one device, which reaches itself.
+//! The contract's conformance suite over real devices: two transports of one device, which reaches itself, and the initiator
+//! here with the target on the peer.
 
+use crate::agent;
+use crate::facts::Rail;
+use crate::far::{Link, Near, Remote};
 use crate::host::{Host, Need};
+use crate::remote::{Peer, Process};
 use crate::runner::Test;
-use anyhow::{Context as _, Result, ensure};
-use std::net::{IpAddr, SocketAddr};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::cell::RefCell;
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use te_core::Transport;
 use te_core::testkit::{Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
@@ -13,11 +21,18 @@ use te_rdma::exchange::Export;
 use te_rdma::sys::{Device, SystemVerbs};
 use te_rdma::{Config, RdmaTransport};
 
-pub(super) const TESTS: &[Test] = &[Test {
-    name: "the_conformance_suite_holds_on_every_rail",
-    needs: &[Need::Rdma],
-    run: suite_holds_on_every_rail,
-}];
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "the_conformance_suite_holds_on_every_rail",
+        needs: &[Need::Rdma],
+        run: suite_holds_on_every_rail,
+    },
+    Test {
+        name: "the_conformance_suite_holds_between_two_machines",
+        needs: &[Need::Rdma, Need::Peer],
+        run: suite_holds_between_two_machines,
+    },
+];
 
 fn suite_holds_on_every_rail(host: &Host) -> Result<()> {
     let mut broken = Vec::new();
@@ -25,35 +40,53 @@ fn suite_holds_on_every_rail(host: &Host) -> Result<()> {
         let (_, address) = rail.address().context("the rail has no address")?;
         let port = u8::try_from(rail.port).context("a port's number")?;
         let mut harness = OneDevice { device: rail.device.clone(), port, address };
-        let (mut passed, mut skipped) = (0, 0);
-        for (index, case) in cases().iter().enumerate() {
-            let began = Instant::now();
-            // A broken law panics with a sentence; the other cases shall tell what they know, too.
-            let verdict = catch_unwind(AssertUnwindSafe(|| run_case(case.name, &mut harness)));
-            let said = match verdict {
-                Ok(Verdict::Passed) => {
-                    passed += 1;
-                    "passed".to_owned()
-                }
-                Ok(Verdict::Skipped(reason)) => {
-                    skipped += 1;
-                    format!("skipped: {reason}")
-                }
-                Err(panic) => {
-                    let text = panic.downcast_ref::<String>().map(String::as_str);
-                    let text =
-                        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
-                    broken.push(format!("{}: {}: {text}", rail.device, case.name));
-                    format!("BROKEN: {text}")
-                }
-            };
-            let (all, took) = (cases().len(), began.elapsed().as_secs_f64());
-            println!("    {} [{}/{all}] {} {said} ({took:.1} s)", rail.device, index + 1, case.name);
-        }
-        println!("    {}{}: {passed} cases passed, {skipped} skipped", host.label(), rail.device);
-        ensure!(passed > 0 || !broken.is_empty(), "{}: no case ran", rail.device);
+        run_suite(host, &rail.device, &mut harness, &mut broken)?;
     }
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    Ok(())
+}
+
+fn suite_holds_between_two_machines(host: &Host) -> Result<()> {
+    let mut broken = Vec::new();
+    let joined = host.joined_rails()?;
+    ensure!(!joined.is_empty(), "no rail of this machine is in the network of one of the peer's");
+    for (ours, theirs) in joined {
+        let ends = format!("{} to the peer's {}", ours.device, theirs.device);
+        let mut harness = TwoMachines { peer: host.peer()?.clone(), ours, theirs };
+        run_suite(host, &ends, &mut harness, &mut broken)?;
+    }
+    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    Ok(())
+}
+
+/// Runs every case; adds to `broken` what they say about laws that do not hold.
+fn run_suite(host: &Host, on: &str, harness: &mut dyn Harness, broken: &mut Vec<String>) -> Result<()> {
+    let (mut passed, mut skipped) = (0, 0);
+    for (index, case) in cases().iter().enumerate() {
+        let began = Instant::now();
+        // A broken law panics with a sentence; the other cases shall tell what they know, too.
+        let verdict = catch_unwind(AssertUnwindSafe(|| run_case(case.name, harness)));
+        let said = match verdict {
+            Ok(Verdict::Passed) => {
+                passed += 1;
+                "passed".to_owned()
+            }
+            Ok(Verdict::Skipped(reason)) => {
+                skipped += 1;
+                format!("skipped: {reason}")
+            }
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
+                broken.push(format!("{}: {}: {text}", on, case.name));
+                format!("BROKEN: {text}")
+            }
+        };
+        let (all, took) = (cases().len(), began.elapsed().as_secs_f64());
+        println!("    {} [{}/{all}] {} {said} ({took:.1} s)", on, index + 1, case.name);
+    }
+    println!("    {}{}: {passed} cases passed, {skipped} skipped", host.label(), on);
+    ensure!(passed > 0 || !broken.is_empty(), "{}: no case ran", on);
     Ok(())
 }
 
@@ -64,20 +97,23 @@ struct OneDevice {
     address: IpAddr,
 }
 
+/// The suite's longest slices, short limits; generous where emulation is slow.
+pub(crate) fn config() -> Config {
+    Config {
+        proof_ms_max: 0,
+        slice_bytes_max: 16 << 20,
+        timeout_exponent: 15,
+        retries: 3,
+        peer_silence_ms_max: 10_000,
+        connect_ms_max: 5_000,
+        reconnect_ms_max: 200,
+        ..Config::default()
+    }
+}
+
 impl OneDevice {
-    /// The suite's longest slices, short limits; generous where emulation is slow.
     fn config(&self) -> Config {
-        Config {
-            bind: SocketAddr::new(self.address, 0),
-            proof_ms_max: 0,
-            slice_bytes_max: 16 << 20,
-            timeout_exponent: 15,
-            retries: 3,
-            peer_silence_ms_max: 10_000,
-            connect_ms_max: 5_000,
-            reconnect_ms_max: 200,
-            ..Config::default()
-        }
+        Config { bind: SocketAddr::new(self.address, 0), ..config() }
     }
 
     fn open(&self, config: &Config) -> RdmaTransport<SystemVerbs> {
@@ -135,6 +171,10 @@ impl Pair for Ends<'_> {
         Duration::from_millis(100)
     }
 
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(self.initiator.identity())
+    }
+
     fn address_bytes(&self, export: &[u8]) -> Range<usize> {
         Export::ADDRESSES_AT..export.len()
     }
@@ -163,6 +203,142 @@ impl Pair for Ends<'_> {
         if let Some(target) = &mut self.target {
             target.close_connections();
         }
+        Hook::Done
+    }
+}
+
+/// Pairs of which the target is on the peer.
+struct TwoMachines {
+    peer: Peer,
+    ours: Rail,
+    theirs: Rail,
+}
+
+/// A target's process on the peer.
+struct Target {
+    process: Process,
+    /// Where its side channel listens.
+    address: String,
+}
+
+impl TwoMachines {
+    /// Starts a target; gives it and the way to it.
+    fn start(&self, address: &str) -> Result<(Target, TcpStream)> {
+        let (port, control) = (self.theirs.port.to_string(), self.peer.management().1);
+        let control = control.to_string();
+        let argv = ["self", "helper", "far", &self.theirs.device, &port, address, &control];
+        let mut process = self.peer.start(&argv)?;
+        let ready = process.hear()?;
+        let words: Vec<&str> = ready.split_whitespace().collect();
+        let ["ready", address, control] = words[..] else { bail!("the target says `{ready}`") };
+        let mut stream = TcpStream::connect(control).context("the target does not listen")?;
+        stream.write_all(agent::token()?.as_bytes())?;
+        Ok((Target { process, address: address.to_owned() }, stream))
+    }
+}
+
+impl Harness for TwoMachines {
+    fn pair(&mut self) -> Box<dyn Pair + '_> {
+        let open = || -> Result<_> {
+            let (_, here) = self.ours.address().context("the rail has no address")?;
+            let (_, there) = self.theirs.address().context("the peer's rail has no address")?;
+            let (target, stream) = self.start(&SocketAddr::new(there, 0).to_string())?;
+            let link = Rc::new(RefCell::new(Link::new(stream)?));
+            let port = u8::try_from(self.ours.port).context("a port's number")?;
+            let device = OneDevice { device: self.ours.device.clone(), port, address: here };
+            let initiator = device.open(&device.config());
+            let capabilities = initiator.capabilities();
+            Ok(Apart {
+                initiator: Near::new(initiator, Rc::clone(&link)),
+                remote: Remote::new(Rc::clone(&link), capabilities),
+                link,
+                address: target.address.clone(),
+                target: Some(target),
+                clock: WallClock::new(Duration::ZERO),
+                machines: self,
+            })
+        };
+        Box::new(open().unwrap_or_else(|error| panic!("no pair of machines: {error:#}")))
+    }
+}
+
+struct Apart<'a> {
+    initiator: Near<RdmaTransport<SystemVerbs>>,
+    remote: Remote,
+    link: Rc<RefCell<Link>>,
+    address: String,
+    target: Option<Target>,
+    clock: WallClock,
+    machines: &'a TwoMachines,
+}
+
+impl Pair for Apart<'_> {
+    fn initiator(&mut self) -> &mut dyn Transport {
+        &mut self.initiator
+    }
+
+    fn target(&mut self) -> &mut dyn Transport {
+        &mut self.remote
+    }
+
+    fn tick(&mut self) -> te_core::Instant {
+        if self.initiator.linked {
+            self.link.borrow_mut().sync();
+        }
+        self.clock.tick()
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(120)
+    }
+
+    fn late_max(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
+    fn initiator_identity(&self) -> Option<u64> {
+        Some(self.initiator.transport.identity())
+    }
+
+    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+        Export::ADDRESSES_AT..export.len()
+    }
+
+    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
+        Some(Export::KEY_AT..Export::KEY_AT + 8)
+    }
+
+    fn kill_target(&mut self) -> Hook {
+        self.initiator.linked = false;
+        if let Some(target) = self.target.take()
+            && let Err(error) = target.process.kill()
+        {
+            panic!("the target cannot be killed: {error:#}");
+        }
+        Hook::Done
+    }
+
+    fn restart_target(&mut self) -> Hook {
+        let started = self.machines.start(&self.address);
+        let renewed = started.and_then(|(target, stream)| {
+            self.link.borrow_mut().renew(stream)?;
+            self.target = Some(target);
+            Ok(())
+        });
+        if let Err(error) = renewed {
+            panic!("the target does not come back: {error:#}");
+        }
+        self.initiator.linked = true;
+        Hook::Done
+    }
+
+    fn stall_target(&mut self, _stalled: bool) -> Hook {
+        // Its device goes on; its process polls only when the suite asks it to.
+        Hook::Done
+    }
+
+    fn cut(&mut self) -> Hook {
+        self.link.borrow_mut().sever();
         Hook::Done
     }
 }

@@ -1,6 +1,6 @@
 //! The tests, by what they are about.
 
-mod conformance;
+pub(crate) mod conformance;
 mod cxl;
 mod devices;
 mod faults;

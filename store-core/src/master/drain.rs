@@ -14,6 +14,7 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::allocator::Allocator;
+use crate::event::Event;
 use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskId, TaskState};
 use crate::segments::HELD;
 use crate::{ErrorCode, SegmentNo};
@@ -75,6 +76,9 @@ impl Master {
                 let info = DrainInfo { segment: no, state, ..DrainInfo::default() };
                 self.drains.insert(no, Drain { info, next_at: begins.then_some(now), ..Drain::default() });
             }
+            if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
+                self.tell(|| Event::SegmentState { segment: no, name, state: order.state });
+            }
         }
         self.drain_info(no)
     }
@@ -106,6 +110,12 @@ impl Master {
 
     pub(super) fn drains_due(&self) -> Option<Instant> {
         self.drains.values().filter_map(|drain| drain.next_at).min()
+    }
+
+    /// Space that was held back has come back: a drain that waits for it looks again.
+    pub(super) fn drains_look_again(&mut self, now: Instant) {
+        let waits = |drain: &&mut Drain| drain.info.state == SegmentState::Draining && drain.round.is_none();
+        self.drains.values_mut().filter(waits).for_each(|drain| drain.next_at = Some(now));
     }
 
     pub(super) fn drains_timeout(&mut self, now: Instant) {
@@ -176,6 +186,9 @@ impl Master {
             let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
             if empty {
                 drain.info.state = SegmentState::Drained;
+                if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
+                    self.tell(|| Event::SegmentDrained { segment: no, name, left_objects: 0, left_bad: 0 });
+                }
                 // Somebody has removed meanwhile what the round could not move.
                 (drain.info.left_no_room, drain.info.left_unfinished, drain.info.left_bad) = (0, 0, 0);
             } else {

@@ -27,13 +27,14 @@ use crate::objects::{Placements, Removed, charge};
 use crate::placement::{Ask, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
-use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
 
 /// Tasks that one call gives up for having taken too long.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
 /// Tasks looked at for one page of a listing.
-const LIST_SCAN_MAX: usize = 16_384;
+const LIST_SCAN_MAX: usize = 4_096;
+/// Tasks in one page of a listing.
+const LIST_MAX: u32 = 512;
 
 /// What a new task is about.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +96,7 @@ impl Master {
         query: &TaskQuery,
         mut each: impl FnMut(TaskInfo<'a>) -> bool,
     ) -> u64 {
-        let limit = query.limit.clamp(1, KEYS_PER_BATCH_MAX as u32);
+        let limit = query.limit.clamp(1, LIST_MAX);
         let mut listed = 0;
         for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
             let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
@@ -154,6 +155,8 @@ impl Master {
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
     pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
         self.check_life(ask)?;
+        // What a report before this has made room for is to be found now.
+        self.drains_timeout(now);
         let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
         let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
         while ids.len() < most {
@@ -167,7 +170,9 @@ impl Master {
             if let Some((index, generation)) = self.tasks.get(*id).map(|task| (task.index, task.generation))
                 && self.is_there(index, generation)
             {
-                self.objects.hold(now, index, until);
+                // The node holds it once, however often it asks.
+                let again = self.tasks.held(*id, until) > now;
+                self.objects.hold(now, index, until, again);
             }
         }
         let orders = ids.into_iter().filter_map(|id| {
@@ -205,6 +210,9 @@ impl Master {
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
+        }
+        if quiet {
+            self.let_go(now, end.id);
         }
         match end.result.map(|checksum| self.finish_copy(now, end.id, checksum)) {
             Ok(Ok(())) => {}
@@ -271,6 +279,7 @@ impl Master {
             placed,
             node,
             created: now,
+            held_until: Instant::ZERO,
             deadline: deadline(now, self.config.tasks.pending_timeout_ms),
         };
         self.task_report.created_total += 1;
@@ -456,6 +465,15 @@ impl Master {
         }
         self.finish_task(now, id, TaskState::Done);
         Ok(())
+    }
+
+    /// A node reads an object no more for a task: nothing is held for it any longer.
+    fn let_go(&mut self, now: Instant, id: TaskId) {
+        if self.tasks.held(id, Instant::ZERO) > now
+            && let Some((index, generation)) = self.tasks.get(id).map(|task| (task.index, task.generation))
+        {
+            self.objects.return_lease(now, index, generation);
+        }
     }
 
     /// A try is over without a replica: its space comes back, at once if it is quiet.

@@ -120,7 +120,7 @@ pub struct TaskInfo<'a> {
 pub struct TaskQuery {
     /// 0 to begin; then what the answer before gave.
     pub cursor: u64,
-    /// Most tasks in the answer; at most `KEYS_PER_BATCH_MAX`.
+    /// Most tasks in the answer; at most 512.
     pub limit: u32,
     /// Only these; none: all.
     pub state: Option<TaskState>,

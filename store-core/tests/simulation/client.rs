@@ -7,7 +7,8 @@ use store_core::blocks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
     CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
-    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, TaskQuery, TaskState,
+    PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
+    TaskState,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
@@ -42,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) get: GetOp,
     pub(crate) put: PutOp,
     pub(crate) asked: Vec<Asked>,
+    /// Items of the latest start.
+    starting: Vec<usize>,
     pub(crate) began: Instant,
     pub(crate) segments: HashMap<SegmentNo, SegmentId>,
     pub(crate) transfers: HashMap<u64, Moving>,
@@ -108,6 +111,7 @@ impl Client {
             get: GetOp::new(ClientConfig::default()),
             put: PutOp::new(ClientConfig::default()),
             asked: Vec::new(),
+            starting: Vec::new(),
             began: Instant::ZERO,
             segments: HashMap::new(),
             transfers: HashMap::new(),
@@ -205,8 +209,15 @@ impl Client {
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
-            self.put
-                .start(items, PutAsk { nonce: 1 + rng.below(u32::MAX.into()) as u32, options, writer: 0 });
+            core.engines.insert(self.transport.identity(), (self.index, self.life));
+            self.put.start(
+                items,
+                PutAsk {
+                    nonce: 1 + rng.below(u32::MAX.into()) as u32,
+                    options,
+                    writer: self.transport.identity(),
+                },
+            );
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {
@@ -247,6 +258,7 @@ impl Client {
                 Some(Action::Call) => {
                     self.call = request_id;
                     self.note_ends(&out);
+                    self.note_starts(&out);
                     core.send_call(self.index, self.life, request_id, out);
                 }
                 Some(Action::Transfer(transfer)) => self.transfer(core, transfer)?,
@@ -264,6 +276,7 @@ impl Client {
         match self.running {
             Running::Get if self.get.is_done() => {
                 self.judge_get(core)?;
+                self.return_leases(core);
                 if self.get.mismatches() > 0 {
                     self.report_bad(core);
                     return Ok(false);
@@ -274,6 +287,26 @@ impl Client {
         }
         self.running = Running::Nothing;
         Ok(true)
+    }
+
+    /// Notes which items a start is about: those that ask for another place are some of them.
+    fn note_starts(&mut self, request: &[u8]) {
+        let (frame, _) = Frame::parse(request).unwrap().unwrap();
+        if frame.header.kind == Kind::PutStart as u8 {
+            let (_, items) = PutStart::decode_request(frame.body).unwrap();
+            let of = |key: Key<'_>| self.asked.iter().position(|asked| asked.key == key.0).unwrap();
+            self.starting = items.map(|item| of(item.key)).collect();
+        }
+    }
+
+    /// It reads no more under them.
+    fn return_leases(&mut self, core: &mut Core) {
+        let Some(range) = self.get.leases() else { return };
+        core.shadow.returned((self.index, self.life), range.first, range.count);
+        let id = self.next_id();
+        let mut out = Vec::new();
+        ReturnLeases::encode_request(&mut out, id, &(), core::iter::once(range)).unwrap();
+        core.send(Party::Client(self.index), self.life, out);
     }
 
     /// A frame from the master.
@@ -290,8 +323,9 @@ impl Client {
             }
             Running::Put => {
                 if let (true, Ok((_, allocations))) = (current, PutStart::decode_response(&frame)) {
-                    for (asked, allocation) in self.asked.iter_mut().zip(allocations) {
+                    for (item, allocation) in self.starting.iter().zip(allocations) {
                         let Ok(allocation) = allocation else { continue };
+                        let asked = &mut self.asked[*item];
                         asked.generation = Some(allocation.generation);
                         core.note_start(asked.number, allocation.generation);
                         let key = full_key(tenant_of(self.index), &asked.key);
@@ -305,7 +339,7 @@ impl Client {
                 let result = Remove::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
                 let answer = match result {
                     Some(Ok(())) => Answer::Done,
-                    Some(Err(ErrorCode::ObjectNotFound)) => Answer::NotFound,
+                    Some(Err(ErrorCode::KeyNotFound)) => Answer::NotFound,
                     Some(Err(ErrorCode::ObjectHasLease)) => Answer::Found,
                     Some(Err(ErrorCode::ReplicaIsNotReady)) => Answer::NotReady,
                     _ => Answer::Failed,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use store_core::message::{Greeting, Hello, Operation};
 use store_core::wire::VERSION;
-use store_core::{Frame, Master, MasterConfig, SegmentNo, Session};
+use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
@@ -15,7 +15,7 @@ use crate::judge::{Given, Seen, Standing};
 use crate::scenario::{CALL_TIMEOUT, Lies, OPERATION_MAX, Report, Scenario, TENANTS, tenant_of};
 use crate::shadow::{Shadow, Violation};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
     Client(usize),
     Node(usize),
@@ -55,6 +55,8 @@ pub(crate) enum Event {
         node: usize,
         life: u64,
     },
+    /// The master notices that somebody's connection has ended.
+    HangUp(Party, u64),
     Unstall(NodeId),
     Resume {
         client: usize,
@@ -93,6 +95,10 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     /// Nobody is there to hear until then.
     pub(crate) down_until: Instant,
+    /// Connections to the master, by who made them and in which life.
+    sessions: HashMap<(Party, u64), Session>,
+    /// Engines of clients: whose, and in which life.
+    pub(crate) engines: HashMap<u64, (usize, u64)>,
     pub(crate) partitions: Vec<Partition>,
     /// Requests that reach the master twice: what the second does is nobody's answer.
     pub(crate) doubled: HashSet<(usize, u64)>,
@@ -133,6 +139,8 @@ impl Core {
             history: History::default(),
             clock: Clock::TRUE,
             down_until: Instant::ZERO,
+            sessions: HashMap::new(),
+            engines: HashMap::new(),
             partitions: Vec::new(),
             doubled: HashSet::new(),
             starts: HashMap::new(),
@@ -232,6 +240,7 @@ impl Core {
         }
         self.down_until = self.now + down;
         self.closed.clear();
+        self.sessions.clear();
         self.note_losses();
     }
 
@@ -306,13 +315,18 @@ impl Core {
     pub(crate) fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        let mut session = self.greet(from);
+        let mut session = self.sessions.remove(&(from, life)).unwrap_or_else(|| self.greet(from));
         let before = Standing::of(&self.master);
         let now = self.shown();
         self.master.handle(now, &mut session, &request, &mut out);
+        self.sessions.insert((from, life), session);
+        if out.is_empty() {
+            assert_eq!(request.header.kind, Kind::ReturnLeases as u8);
+            return Ok(());
+        }
         let (response, len) = Frame::parse(&out).unwrap().unwrap();
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
-        let found = self.observe(from, &request, &response);
+        let found = self.observe((from, life), &request, &response);
         self.judge(found)?;
         let lost = self.note_losses();
         let found = self.check_losses(&request, lost).and_then(|()| {
@@ -329,7 +343,22 @@ impl Core {
         Ok(())
     }
 
-    /// Every message comes over a connection that began with a greeting.
+    /// Somebody's connection to the master ends.
+    pub(crate) fn hang_up(&mut self, party: Party, life: u64) {
+        if let Some(session) = self.sessions.remove(&(party, life)) {
+            let now = self.shown();
+            self.master.session_ended(now, session);
+        }
+    }
+
+    /// A node has cut an engine off: nothing of it lands in this segment any more.
+    pub(crate) fn cut_off(&mut self, writer: u64, segment: SegmentNo, lives: &[Option<u64>]) {
+        let Some((client, life)) = self.engines.get(&writer).copied() else { return };
+        self.report.expelled += 1;
+        self.shadow.cut_off(client, segment, lives[client] == Some(life));
+    }
+
+    /// Every connection begins with a greeting.
     fn greet(&mut self, from: Party) -> Session {
         // Nodes are nobody's.
         let tenant = if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] };

@@ -132,7 +132,7 @@ impl Core {
 
     pub(crate) fn observe(
         &mut self,
-        from: Party,
+        (from, life): (Party, u64),
         request: &Frame<'_>,
         response: &Frame<'_>,
     ) -> Result<(), Violation> {
@@ -154,7 +154,7 @@ impl Core {
                 }
                 Ok(())
             }
-            Some(Kind::Get) => self.observe_get(response),
+            Some(Kind::Get) => self.observe_get((from, life), response),
             Some(Kind::Remove) => {
                 let (_, mut asked) = Remove::decode_request(body).unwrap();
                 let Ok((_, mut answers)) = Remove::decode_response(response) else { return Ok(()) };
@@ -251,10 +251,12 @@ impl Core {
         found
     }
 
-    fn observe_get(&mut self, response: &Frame<'_>) -> Result<(), Violation> {
+    fn observe_get(&mut self, (from, life): (Party, u64), response: &Frame<'_>) -> Result<(), Violation> {
         let Ok((lease, answers)) = Get::decode_response(response) else { return Ok(()) };
         let until = self.now + slowest(lease.lease_ms);
-        for object in answers.flatten() {
+        let reader = if let Party::Client(client) = from { Some((client, life)) } else { None };
+        for (no, object) in answers.flatten().enumerate() {
+            let whose = reader.map(|(client, life)| (client, life, lease.first + no as u64));
             let segments = || object.replicas.iter().map(|replica| replica.segment);
             let twice = segments().enumerate().any(|(at, no)| segments().take(at).any(|other| other == no));
             if twice || object.replicas.len() > usize::from(self.master.config().replicas_max) {
@@ -265,7 +267,7 @@ impl Core {
                     return Err(Violation::BadDrop(format!("{replica:?} is given to readers again")));
                 }
                 let range = (replica.segment, replica.addr, stored_len(object.len));
-                self.shadow.leased(object.generation, range, until)?;
+                self.shadow.leased(object.generation, range, until, whose)?;
             }
         }
         Ok(())
@@ -306,7 +308,7 @@ impl Core {
             self.shadow.allocated(self.now, order.attempt, range)?;
             for source in order.sources.iter() {
                 let from = (source.segment, source.addr, stored_len(order.len));
-                self.shadow.leased(order.generation, from, until)?;
+                self.shadow.leased(order.generation, from, until, None)?;
             }
             let given = Given { generation: order.generation, range, accepted: false };
             self.given.entry(order.attempt).or_insert(given);

@@ -107,7 +107,13 @@ fn storm(test: &str, quarter: u64) {
         sum.jumps,
     ];
     assert!(rare.iter().all(|count| *count > 100), "{sum:?}");
-    let master = [sum.stats.zombies_total, sum.stats.evictions_total, sum.stats.nodes_expired_total];
+    let master = [
+        sum.expelled,
+        sum.stats.leases_returned_total,
+        sum.stats.zombies_total,
+        sum.stats.evictions_total,
+        sum.stats.nodes_expired_total,
+    ];
     assert!(master.iter().all(|count| *count > 100), "{sum:?}");
     let eviction = sum.eviction;
     let kept = [
@@ -234,6 +240,12 @@ fn without_fences_ranges_are_given_out_under_a_writer() {
 }
 
 #[test]
+fn when_a_node_says_that_it_cut_a_writer_off_and_has_not_ranges_are_given_out_under_it() {
+    let found = first_violation(60, &Scenario { lies: Lies::EXPEL, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::GivenWhileWritten(_))), "{found:?}");
+}
+
+#[test]
 fn when_a_lost_write_passes_for_done_and_checksums_are_off_half_an_object_is_read() {
     let lies = Lies::CHECKSUM.and(Lies::OUTCOME);
     let found = first_violation(60, &Scenario { lies, blind: true, ..Scenario::stormy().without_flips() });
@@ -282,7 +294,12 @@ fn when_a_node_reads_again_into_a_place_whose_end_it_has_told_it_may_be_anothers
     let found = first_violation(500, &Scenario { lies: Lies::AGAIN, ..Scenario::stormy() });
     let expected = matches!(
         found,
-        Some(Violation::GivenWhileWritten(_) | Violation::WriteAfterLoss(_) | Violation::TwoWriters(_))
+        Some(
+            Violation::GivenWhileWritten(_)
+                | Violation::WriteAfterLoss(_)
+                | Violation::TwoWriters(_)
+                | Violation::BadCopy(_)
+        )
     );
     assert!(expected, "{found:?}");
 }

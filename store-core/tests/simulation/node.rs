@@ -1,16 +1,22 @@
 //! A simulated node: memory, an export, a word to the master now and then, and what it does for it (see `mover`).
 
-use store_core::message::{Beat, Heartbeat, Mount, MountSegment, NodeStatus, Operation};
+use store_core::message::{
+    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, Heartbeat, Mount, MountSegment,
+    NodeProof, NodeStatus, Operation,
+};
 use store_core::{ErrorCode, Frame, Kind, SegmentNo};
 use te_core::sim::SimTransport;
-use te_core::{Access, Instant, Memory as _, RegionId};
+use te_core::{Access, Instant, Memory as _, RegionId, Transport as _};
 
 use crate::clock::Clock;
 use crate::common::{Core, Event, Party};
 use crate::memory::Memory;
 use crate::mover::{Hands, Mounted, Mover};
-use crate::scenario::CLIENTS;
+use crate::scenario::{CLIENTS, Lies};
 use crate::shadow::Violation;
+
+/// The id of requests about expulsions: no answer to them is waited for.
+const EXPULSIONS: u64 = u64::MAX;
 
 pub(crate) struct Node {
     index: usize,
@@ -18,7 +24,7 @@ pub(crate) struct Node {
     transport: Option<SimTransport>,
     memory: Option<Memory>,
     segment_bytes: u64,
-    life: u64,
+    pub(crate) life: u64,
     /// Counts exports over all lives; `None` when there is none at the moment.
     exported: Option<u64>,
     exports: u64,
@@ -128,12 +134,27 @@ impl Node {
         Ok(true)
     }
 
-    pub(crate) fn receive(&mut self, core: &mut Core, life: u64, bytes: &[u8]) -> Result<(), Violation> {
+    pub(crate) fn receive(
+        &mut self,
+        core: &mut Core,
+        life: u64,
+        bytes: &[u8],
+        lives: &[Option<u64>],
+    ) -> Result<(), Violation> {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
         if life != self.life || core.now < self.muted_until {
             return Ok(());
         }
         let kind = Kind::from_byte(frame.header.kind);
+        match kind {
+            Some(Kind::FetchExpulsions) => {
+                self.expel(core, &frame, lives);
+                return Ok(());
+            }
+            // Nobody waits for it: what was not heard is told again.
+            Some(Kind::EndExpulsions) => return Ok(()),
+            _ => {}
+        }
         if !matches!(kind, Some(Kind::Mount | Kind::Beat)) {
             return match (&mut self.transport, &self.memory) {
                 (Some(transport), Some(memory)) if !self.leaving => {
@@ -165,6 +186,7 @@ impl Node {
         match Beat::decode_response(&frame) {
             Ok((NodeStatus::NeedRemount, _)) => self.leave(),
             Ok((NodeStatus::Work, _)) if !self.leaving => {
+                self.fetch_expulsions(core);
                 if let (Some(segment), Some(incarnation)) = (self.mounted, self.exported) {
                     self.mover.wake(core, Mounted { region: region(incarnation), segment, incarnation });
                 }
@@ -172,6 +194,45 @@ impl Node {
             _ => {}
         }
         Ok(())
+    }
+
+    fn fetch_expulsions(&mut self, core: &mut Core) {
+        let Some(incarnation) = self.exported else { return };
+        let ask = FetchAsk { node: self.index as u64 + 1, incarnation, count_max: 64, key: 0 };
+        let mut out = Vec::new();
+        FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
+        core.send(Party::Node(self.index), self.life, out);
+    }
+
+    /// Cuts writers off, and says so.
+    fn expel(&mut self, core: &mut Core, frame: &Frame<'_>, lives: &[Option<u64>]) {
+        let (Some(transport), Some(segment), false) = (&mut self.transport, self.mounted, self.leaving)
+        else {
+            return;
+        };
+        let Ok((_, orders)) = FetchExpulsions::decode_response(frame) else { return };
+        let mut ends = Vec::new();
+        for Expulsion { ticket, writer, force } in orders {
+            let expelled =
+                if core.lies.contains(Lies::EXPEL) { Ok(true) } else { transport.expel(writer, force) };
+            match expelled {
+                Ok(true) => {
+                    if !core.lies.contains(Lies::EXPEL) {
+                        core.cut_off(writer, segment, lives);
+                    }
+                    ends.push(ExpulsionEnd { ticket, gone: true });
+                }
+                // Under way: the order comes again.
+                Ok(false) => {}
+                Err(_) => ends.push(ExpulsionEnd { ticket, gone: false }),
+            }
+        }
+        if !ends.is_empty() {
+            let proof = NodeProof { node: self.index as u64 + 1, key: 0 };
+            let mut out = Vec::new();
+            EndExpulsions::encode_request(&mut out, EXPULSIONS, &proof, ends.into_iter()).unwrap();
+            core.send(Party::Node(self.index), self.life, out);
+        }
     }
 
     /// Takes completions from the fabric, unless it is stopped.

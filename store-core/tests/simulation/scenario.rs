@@ -51,6 +51,8 @@ impl Lies {
     pub(crate) const QUIET: Self = Self(512);
     /// A node reads again into a place whose end it has told, because the answer got lost.
     pub(crate) const AGAIN: Self = Self(1024);
+    /// A node says that it has cut a writer off, and has not.
+    pub(crate) const EXPEL: Self = Self(2048);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -254,6 +256,8 @@ pub(crate) struct Report {
     pub(crate) landed_late: u64,
     pub(crate) fences: u64,
     pub(crate) crashes: u64,
+    /// Writers that nodes cut off.
+    pub(crate) expelled: u64,
     pub(crate) master_restarts: u64,
     pub(crate) remounts: u64,
     /// Processes stopped for a while, partitions in one direction, and clocks that jumped.
@@ -294,7 +298,7 @@ impl Report {
         add!(puts, failed_puts, removes, unknown_writes, landed_late, fences, crashes, master_restarts);
         add!(remounts, stops, partitions, jumps, recorded, losses, retained);
         add!(orders, copies, moves, given_up, told_again, died_copying, drains, drained, left);
-        add!(audits, refused, foreign);
+        add!(audits, refused, foreign, expelled, stats.leases_returned_total);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
         add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);

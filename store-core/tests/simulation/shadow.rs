@@ -76,11 +76,15 @@ pub(crate) struct Put {
 /// Who writes: a client, or, after all of them, a node that copies.
 pub(crate) type Writer = usize;
 
+/// A client, its life, and the number of a lease of its.
+pub(crate) type Reader = (usize, u64, u64);
+
 #[derive(Default)]
 pub(crate) struct Shadow {
     /// Which put each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
-    leases: Vec<(Range, Instant)>,
+    /// Ranges that may be read, until when, and by whom under which number of his.
+    leases: Vec<(Range, Instant, Option<Reader>)>,
     /// By writer and the transfer's number, which no other life of it has.
     writes: HashMap<(Writer, u64), Write>,
     pub(crate) puts: HashMap<u64, Put>,
@@ -94,9 +98,9 @@ impl Shadow {
             // A start that came twice is given the same space twice.
             return Ok(());
         }
-        self.leases.retain(|(_, until)| *until > now);
+        self.leases.retain(|(_, until, _)| *until > now);
         self.writes.retain(|_, write| write.until.is_none_or(|until| until > now));
-        if let Some(lease) = self.leases.iter().find(|(leased, _)| overlap(*leased, range)) {
+        if let Some(lease) = self.leases.iter().find(|(leased, ..)| overlap(*leased, range)) {
             return Err(Violation::GivenWhileLeased(format!(
                 "{range:?} to {generation:#x} at {now:?}: {lease:?}"
             )));
@@ -126,12 +130,26 @@ impl Shadow {
         self.owners.insert((segment, addr), (len, generation));
     }
 
-    pub(crate) fn leased(&mut self, generation: u64, range: Range, until: Instant) -> Result<(), Violation> {
-        self.leases.push((range, until));
+    pub(crate) fn leased(
+        &mut self,
+        generation: u64,
+        range: Range,
+        until: Instant,
+        whose: Option<Reader>,
+    ) -> Result<(), Violation> {
+        self.leases.push((range, until, whose));
         match self.owners.get(&(range.0, range.1)) {
             Some((_, owner)) if *owner == generation => Ok(()),
             other => Err(Violation::DoubleAllocation(format!("{range:?} of {generation:#x} is {other:?}"))),
         }
+    }
+
+    /// A client reads no more under these leases.
+    pub(crate) fn returned(&mut self, who: (usize, u64), first: u64, count: u32) {
+        let numbers = first..first + u64::from(count);
+        self.leases.retain(|(.., whose)| {
+            whose.is_none_or(|(client, life, no)| (client, life) != who || !numbers.contains(&no))
+        });
     }
 
     pub(crate) fn write_begins(
@@ -171,6 +189,13 @@ impl Shadow {
     pub(crate) fn fenced(&mut self, client: usize, segment: SegmentNo) {
         self.writes
             .retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
+    }
+
+    /// Nothing of a client can land in a segment any more; of a former life of it, nothing that had ended for it.
+    pub(crate) fn cut_off(&mut self, client: usize, segment: SegmentNo, lives: bool) {
+        self.writes.retain(|(who, _), write| {
+            *who != client || write.range.0 != segment || (!lives && write.until.is_none())
+        });
     }
 
     /// A client died; what it has under way may land until `until`.

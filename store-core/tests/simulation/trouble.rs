@@ -84,6 +84,8 @@ impl World {
                 self.core.report.crashes += 1;
                 if let Some(client) = &mut self.clients[client] {
                     client.die(&mut self.core);
+                    let (party, life) = (Party::Client(client.index), client.life);
+                    self.core.at(now + ms(rng, 0, 4_000), Event::HangUp(party, life));
                 }
                 self.core.net.kill(client_id);
                 self.core.shadow.writer_died(client, now + LATE_MAX);
@@ -115,6 +117,7 @@ impl World {
             self.core.report.crashes += 1;
             self.core.net.kill(self.fabric_ids[node]);
             self.nodes[node].die(&mut self.core);
+            self.core.hang_up(Party::Node(node), self.nodes[node].life);
             let back = self.core.now + ms(&mut self.rng, 50, 5_000);
             self.core.at(back, Event::RestartNode(node));
         }

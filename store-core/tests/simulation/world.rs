@@ -162,7 +162,9 @@ impl World {
                 self.drive(index)?;
             }
             Event::ToParty { to: Party::Node(index), life, bytes } => {
-                self.nodes[index].receive(&mut self.core, life, &bytes)?;
+                let lives: Vec<Option<u64>> =
+                    self.clients.iter().map(|client| client.as_ref().map(|client| client.life)).collect();
+                self.nodes[index].receive(&mut self.core, life, &bytes, &lives)?;
             }
             Event::CallTimeout { client: index, life, request_id } => {
                 let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
@@ -205,6 +207,7 @@ impl World {
                 self.nodes[index].restart(transport, self.lives, clock);
                 self.core.at(self.core.now, Event::Tick { node: index, life: self.lives });
             }
+            Event::HangUp(party, life) => self.core.hang_up(party, life),
             Event::Unstall(node) => self.core.net.stall(node, false),
             Event::Resume { client: index, life, stopped_at } => {
                 if let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) {

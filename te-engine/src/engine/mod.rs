@@ -7,6 +7,7 @@ mod fences;
 mod memory;
 mod rails;
 mod regions;
+mod reports;
 mod segments;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use std::vec::Vec;
 
 use te_core::{
     BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
-    MultiTransport, Op, Outcome, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
+    MultiTransport, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
 };
 
 use crate::config::Config;
@@ -29,9 +30,7 @@ use crate::descriptor::Published;
 use crate::error::{ExpelError, Forked, RequestProblem, SegmentError, StartError, TransferError};
 use crate::fork::Mark;
 use crate::metadata::{Keeper, KeeperState, Metadata};
-use crate::request::{
-    BatchReport, Expulsion, RailStats, RequestStatus, SegmentHandle, Stats, TransferRequest,
-};
+use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
 use crate::spin::Spin;
 use crate::sums::{self, Note};
 use crate::sys::{Own, park};
@@ -47,6 +46,7 @@ pub use rails::Rail;
 #[cfg(feature = "rdma")]
 pub(crate) use rails::advertised;
 use regions::Regions;
+pub(crate) use reports::verdict;
 use segments::Segments;
 
 /// Slices cut, and completions taken, in one go.
@@ -122,8 +122,8 @@ pub(crate) enum Ended {
 struct Row {
     /// Its requests' regions and segments, to count out at the end.
     uses: Vec<(RegionId, SegmentHandle)>,
-    /// CRC-32C of those of its requests whose rail told it.
-    sums: Vec<(u16, u32)>,
+    /// CRC-32C of those parts of its requests whose rail told it.
+    sums: Vec<PartSum>,
     deadline: Option<Instant>,
     /// Cancelled; gives up on draining then.
     drain_until: Option<Instant>,
@@ -135,6 +135,16 @@ struct Row {
     handle: Option<BatchHandle>,
     /// It has ended, or is quarantined.
     done: bool,
+}
+
+/// CRC-32C of a part of a request.
+#[derive(Clone, Copy, Debug)]
+struct PartSum {
+    request: u16,
+    /// First byte, and bytes.
+    start: u64,
+    len: u64,
+    crc32c: u32,
 }
 
 impl Engine {
@@ -341,84 +351,6 @@ impl Engine {
         count
     }
 
-    /// Everything that is known about a batch.
-    ///
-    /// # Errors
-    /// `NotFound` when it was freed.
-    pub fn report(&self, batch: BatchHandle) -> Result<BatchReport, TransferError> {
-        self.here()?;
-        let progress = self.batches.progress(batch).map_err(|_| TransferError::NotFound)?;
-        let row = &self.rows[batch.index()];
-        let mut report = BatchReport {
-            status: progress.status,
-            bytes: progress.bytes_done,
-            requests_failed: 0,
-            error: progress.error,
-            fence_needed: progress.fence_needed,
-            quarantined: row.quarantined,
-        };
-        if row.quarantined {
-            report.status = row.given_up();
-            report.fence_needed = true;
-        }
-        if report.status.is_terminal() && report.status != Status::Completed {
-            for index in 0..row.uses.len() {
-                let request = self.batches.task_progress(batch, index).map(|task| task.status);
-                report.requests_failed += u32::from(request != Ok(Status::Completed));
-            }
-            report.error = report.error.or(Some(Error::new(match report.status {
-                Status::TimedOut => ErrorKind::TimedOut,
-                _ => ErrorKind::Canceled,
-            })));
-        }
-        Ok(report)
-    }
-
-    /// Whether a batch has ended: what a polling loop asks. Costs nothing, however many requests there are.
-    ///
-    /// # Errors
-    /// `NotFound` when it was freed.
-    pub fn is_done(&self, batch: BatchHandle) -> Result<bool, TransferError> {
-        self.here()?;
-        let row = self.rows.get(batch.index()).filter(|row| row.handle == Some(batch));
-        row.map(|row| row.done).ok_or(TransferError::NotFound)
-    }
-
-    /// How far a batch is.
-    ///
-    /// # Errors
-    /// `NotFound` when it was freed.
-    pub fn status(&self, batch: BatchHandle) -> Result<Status, TransferError> {
-        self.report(batch).map(|report| report.status)
-    }
-
-    /// What is known about request `index` of a batch.
-    ///
-    /// # Errors
-    /// `NotFound` when the batch was freed or has no such request.
-    pub fn request_status(&self, batch: BatchHandle, index: usize) -> Result<RequestStatus, TransferError> {
-        self.here()?;
-        let task = self.batches.task_progress(batch, index).map_err(|_| TransferError::NotFound)?;
-        let row = &self.rows[batch.index()];
-        let quarantined = row.quarantined && !task.status.is_terminal();
-        let status = if quarantined { row.given_up() } else { task.status };
-        let fence_needed = task.fence_needed || quarantined;
-        let outcome = match status {
-            Status::Completed => Outcome::Applied,
-            _ if status.is_terminal() && task.bytes_done == 0 && !fence_needed => Outcome::NotApplied,
-            _ => Outcome::Unknown,
-        };
-        let kind = match status {
-            Status::TimedOut => Some(ErrorKind::TimedOut),
-            Status::Canceled => Some(ErrorKind::Canceled),
-            _ => None,
-        };
-        let error = task.error.or(kind.map(Error::new));
-        let sum = row.sums.iter().find(|&&(request, _)| usize::from(request) == index);
-        let crc32c = sum.map(|&(_, sum)| sum).filter(|_| status == Status::Completed);
-        Ok(RequestStatus { status, bytes: task.bytes_done, error, outcome, fence_needed, crc32c })
-    }
-
     /// Polls until a batch has ended, at most `timeout`, parking when there is nothing to do.
     ///
     /// # Errors
@@ -435,8 +367,8 @@ impl Engine {
     }
 
     /// Asks rails that copy for the CRC-32C of what they move, as they go. [`request_status`](Self::request_status) tells it
-    /// of requests that travelled as one slice (a WRITE only from 32 KiB on); of others, and over other rails, it tells none, and
-    /// the caller sums for itself. Polls alone that come after this call count.
+    /// of requests whose slices all travelled so, in their order (a WRITE's only from 32 KiB on); of others, and over other rails, it
+    /// tells none, and the caller sums for itself. Polls alone that come after this call count.
     pub const fn checksum_copies(&mut self, wanted: bool) {
         self.checksum_copies = wanted;
     }
@@ -539,49 +471,6 @@ impl Engine {
         }
     }
 
-    /// Counters of the engine and of each rail.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        if self.here().is_err() {
-            return Stats::default();
-        }
-        let now = self.clock.now();
-        let (quarantined_regions, quarantined_region_bytes) = self.quarantined_regions();
-        let rails = self.rails.rails();
-        let rail = |index: usize| {
-            let health = self.rails.route().health(index)?;
-            Some(RailStats {
-                name: rails[index].name(),
-                device: self.devices.get(index).cloned().unwrap_or_default(),
-                bytes: health.bytes_done,
-                slices: health.slices_ended - health.errors,
-                errors: health.errors,
-                inflight_bytes: health.bytes_in_flight,
-                ewma_gb_s: health.bandwidth as f64 / 1e9,
-                slice_ns: health.slice_nanos,
-                paused: health.paused_until.is_some_and(|until| now < until),
-                slow: health.state == te_core::RailState::Slow,
-                pauses: health.pauses,
-                slowdowns: health.slowdowns,
-            })
-        };
-        Stats {
-            rails: (0..rails.len()).filter_map(rail).collect(),
-            regions: self.regions.len(),
-            registered_bytes: self.regions.bytes(),
-            segments: self.segments.len(),
-            batches: self.batches.live() as u32,
-            batches_timed_out: self.batches_timed_out,
-            quarantined_batches: self.quarantined_batches,
-            quarantined_bytes: self.quarantined_bytes,
-            quarantined_regions,
-            quarantined_region_bytes,
-            leaked_buffers: 0,
-            leaked_bytes: 0,
-            notifications_refused: self.inbox.refused(),
-        }
-    }
-
     /// Keeps a list of what ends, for [`take_ended`](Self::take_ended).
     pub(crate) fn tell_ended(&mut self) {
         self.ended = Some(Vec::new());
@@ -640,18 +529,26 @@ impl Engine {
         count
     }
 
-    /// Keeps what a rail told about a request that was one slice.
+    /// Keeps what a rail told about a slice, joined to what it follows.
     fn keep_sum(&mut self, completion: &Completion) {
         if completion.result.is_err() || Fences::is_fence(completion) {
             return;
         }
-        let Some((batch, index, request)) = self.batches.find(completion.token) else { return };
+        let Some((batch, index, request, (start, len))) = self.batches.find(completion.token) else { return };
+        let len = u64::from(len);
         let brought = |note: &&Note| {
             (note.op, note.region, note.offset, note.len)
-                == (request.op, request.local.0, request.local.1, request.len)
+                == (request.op, request.local.0, request.local.1 + start, len)
         };
-        if let Some(note) = self.notes.iter().rfind(brought) {
-            self.rows[batch.index()].sums.push((index, note.crc32c));
+        let Some(&Note { crc32c, .. }) = self.notes.iter().rfind(brought) else { return };
+        let sums = &mut self.rows[batch.index()].sums;
+        // Slices mostly end in their order, and a request after the other.
+        match sums.last_mut() {
+            Some(last) if last.request == index && last.start + last.len == start => {
+                last.crc32c = te_core::crc32c_joined(last.crc32c, crc32c, len);
+                last.len += len;
+            }
+            _ => sums.push(PartSum { request: index, start, len, crc32c }),
         }
     }
 
@@ -888,19 +785,6 @@ impl Row {
             Some(CancelReason::TimedOut) => Status::TimedOut,
             _ => Status::Canceled,
         }
-    }
-}
-
-/// `Ok` for `Completed`.
-pub(crate) fn verdict(report: BatchReport) -> Result<BatchReport, TransferError> {
-    match (report.status, report.error) {
-        (Status::Completed, _) => Ok(report),
-        (status, error) => Err(TransferError::Ended {
-            status,
-            requests_failed: report.requests_failed,
-            error: error.unwrap_or(Error::new(ErrorKind::Canceled)),
-            fence_needed: report.fence_needed,
-        }),
     }
 }
 

@@ -9,10 +9,20 @@ use crate::descriptor::{Descriptor, RegionDescriptor};
 
 /// Accepts everything and ends nothing by itself.
 #[derive(Clone, Default)]
-struct Stuck(Arc<Mutex<Held>>);
+struct Stuck(Arc<Mutex<Held>>, Arc<Meeting>);
+
+/// Where those who register wait for each other, if they are to.
+#[derive(Default)]
+struct Meeting {
+    /// How many are to come, and how many have.
+    guests: Mutex<(usize, usize)>,
+    came: std::sync::Condvar,
+}
 
 #[derive(Default)]
 struct Held {
+    /// It takes no memory: its device is gone.
+    gone: bool,
     held: Vec<Token>,
     ended: VecDeque<Completion>,
 }
@@ -21,7 +31,7 @@ impl Stuck {
     /// Ends all that it holds.
     fn let_go(&self) {
         let mut all = self.0.lock().unwrap();
-        let Held { held, ended } = &mut *all;
+        let Held { held, ended, .. } = &mut *all;
         ended.extend(held.drain(..).map(Completion::applied));
     }
 }
@@ -29,7 +39,13 @@ impl Stuck {
 impl Memory for Stuck {
     #[allow(unsafe_code, reason = "the trait's method; the memory is never touched")]
     unsafe fn register(&mut self, _: RegionId, _: MemSpan, _: Access) -> Result<(), Error> {
-        Ok(())
+        let mut guests = self.1.guests.lock().unwrap();
+        guests.1 += 1;
+        self.1.came.notify_all();
+        let wait = Duration::from_secs(60);
+        let (_guests, late) = self.1.came.wait_timeout_while(guests, wait, |(all, came)| came < all).unwrap();
+        let gone = self.0.lock().unwrap().gone || late.timed_out();
+        if gone { Err(ErrorKind::Rail.into()) } else { Ok(()) }
     }
 
     fn deregister(&mut self, _: RegionId) -> Result<(), Error> {
@@ -181,7 +197,7 @@ fn what_has_ended_before_its_time_was_up_is_not_late() {
 }
 
 #[test]
-fn what_was_copied_in_one_slice_comes_with_its_checksum_once_asked_for() {
+fn what_was_copied_comes_with_its_checksum_once_asked_for() {
     let config = Config { fabrics: crate::Fabrics::LOCAL, ..Config::default() };
     let mut engine = Engine::start(config).unwrap();
     let there = engine.alloc_shared(1 << 20, Access::all()).unwrap();
@@ -204,6 +220,69 @@ fn what_was_copied_in_one_slice_comes_with_its_checksum_once_asked_for() {
     assert_eq!(sum_of(Op::Read, 50_000), Some(crc32c::crc32c(&bytes[..50_000])));
     assert_eq!(sum_of(Op::Write, 49_999), Some(crc32c::crc32c(&bytes[..49_999])));
     assert_eq!(sum_of(Op::Write, 32_767), None, "a short WRITE takes longer to sum than to copy");
-    assert_eq!(sum_of(Op::Read, 1 << 20), None, "more than one slice");
+    for op in [Op::Read, Op::Write] {
+        assert_eq!(sum_of(op, 1 << 20), Some(crc32c::crc32c(&bytes)), "joined from several slices");
+    }
+    assert_eq!(sum_of(Op::Read, 777_777), Some(crc32c::crc32c(&bytes[..777_777])), "the last one is longer");
     assert_eq!(sum_of(Op::Read, 17), Some(crc32c::crc32c(&bytes[..17])), "nothing of an earlier one is left");
 }
+
+#[test]
+fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
+    let stuck = Stuck::default();
+    let start = || {
+        let fabrics = crate::Fabrics::LOCAL;
+        let mut engine = Engine::start(Config { fabrics, ..Config::default() }).unwrap();
+        let route = Tiers::new(&[0, 1], HealthConfig::default());
+        let local = Box::new(crate::LocalTransport::new().unwrap()) as Box<dyn Transport + Send>;
+        let rails = MultiTransport::new([local, Box::new(stuck.clone())], route, 64);
+        engine.rails = crate::sys::Own::new(rails.unwrap_or_else(|_| unreachable!("two rails")));
+        engine.devices = vec![String::new(), "stuck0".into()];
+        engine
+    };
+    let (mut owner, mut peer) = (start(), start());
+    stuck.0.lock().unwrap().gone = true;
+    let region = owner.alloc_shared(4096, Access::all()).unwrap();
+    let segment = peer.attach_segment(owner.name(), &owner.published.descriptor()).unwrap();
+    let rails = |peer: &Engine| {
+        let regions = &peer.segments.segment(segment).unwrap().regions;
+        assert_eq!(regions.len(), 1);
+        peer.rails.reachable(regions[0].id)
+    };
+    let look = |owner: &mut Engine, peer: &mut Engine| {
+        let (_, wait) = owner.rejoin_at.expect("it is to be looked at");
+        owner.rejoin_at = Some((Instant::ZERO, wait));
+        owner.poll();
+        peer.sync_segment(segment, &owner.published.descriptor()).unwrap();
+        peer.poll();
+    };
+    assert_eq!(rails(&peer), 0b01);
+    look(&mut owner, &mut peer);
+    assert_eq!(rails(&peer), 0b01, "it is still gone");
+    assert!(owner.wake_at().is_some(), "a parked engine wakes to look again");
+    stuck.0.lock().unwrap().gone = false;
+    look(&mut owner, &mut peer);
+    assert_eq!(rails(&peer), 0b11);
+    assert_eq!(owner.rejoin_at, None, "there is nothing more to look for");
+    owner.unregister(region.id()).unwrap();
+}
+
+#[test]
+fn several_devices_register_a_large_region_at_the_same_time() {
+    let fabrics = crate::Fabrics::LOCAL;
+    let mut engine = Engine::start(Config { fabrics, ..Config::default() }).unwrap();
+    let meeting = Arc::new(Meeting::default());
+    let rails =
+        || (0..5).map(|_| Box::new(Stuck(Arc::default(), meeting.clone())) as Box<dyn Transport + Send>);
+    let multi = MultiTransport::new(rails(), Tiers::new(&[0; 5], HealthConfig::default()), 64);
+    engine.rails = crate::sys::Own::new(multi.unwrap_or_else(|_| unreachable!("five rails")));
+    engine.devices = vec![String::new(); 5];
+    // Each waits until all are at it.
+    meeting.guests.lock().unwrap().0 = 5;
+    let region = engine.alloc_shared(PARALLEL, Access::LOCAL).unwrap();
+    assert_eq!(engine.rails.left_out(), None, "none waited in vain");
+    assert!(!engine.rails.is_missing_rails());
+    engine.unregister(region.id()).unwrap();
+}
+
+const PARALLEL: usize = 64 << 20;

@@ -13,8 +13,8 @@ use super::context::Context;
 use super::load::Library;
 use super::provider::SystemVerbs;
 use crate::verbs::{
-    AsyncEvent, DeviceFeatures, MrAccess, Path, Qp, QpConfig, QpHandle, QpStep, Sge, Verbs as _, WcStatus,
-    WorkCompletion, WorkRequest,
+    AsyncEvent, Connecting, DeviceFeatures, MrAccess, Path, Qp, QpConfig, QpHandle, QpStep, Sge, Verbs as _,
+    WcStatus, WorkCompletion, WorkRequest,
 };
 
 /// A request as the driver saw it: id, flags, opcode, pieces, remote address, key.
@@ -516,12 +516,8 @@ fn inline_is_lowered_to_what_the_device_takes() {
     assert_eq!(verbs.create_qp(QpConfig { inline_bytes: 0, ..CONFIG }).map_err(|e| e.code), Err(libc::EPERM));
 }
 
-#[test]
-fn steps_set_what_the_manual_page_demands() {
-    let (mut verbs, qp) = open_with_qp();
-    let access = MrAccess::REMOTE_READ | MrAccess::RELAXED_ORDERING;
-    verbs.modify_qp(qp.handle, QpStep::Init(access)).unwrap();
-    let path = Path {
+fn path() -> Path {
+    Path {
         peer_qp: 1,
         peer_lid: 2,
         peer_gid: [3; 16],
@@ -536,7 +532,15 @@ fn steps_set_what_the_manual_page_demands() {
         timeout_exponent: 11,
         retries: 5,
         rnr_retries: 6,
-    };
+    }
+}
+
+#[test]
+fn steps_set_what_the_manual_page_demands() {
+    let (mut verbs, qp) = open_with_qp();
+    let access = MrAccess::REMOTE_READ | MrAccess::RELAXED_ORDERING;
+    verbs.modify_qp(qp.handle, QpStep::Init(access)).unwrap();
+    let path = path();
     verbs.modify_qp(qp.handle, QpStep::Connect(path)).unwrap();
     verbs.modify_qp(qp.handle, QpStep::Error).unwrap();
     let steps = script(|s| std::mem::take(&mut s.steps));
@@ -621,4 +625,31 @@ fn a_handle_ends_with_its_queue_pair_however_many_come_after_it() {
     // One place served them all.
     assert!(handles.iter().all(|handle| handle.0 as u32 == first.handle.0 as u32));
     assert!(verbs.destroy_qp(QpHandle(u64::MAX)).is_err());
+}
+
+#[test]
+fn a_queue_pair_that_is_being_connected_is_neither_modified_nor_destroyed() {
+    let (mut verbs, qp) = open_with_qp();
+    let connect = |verbs: &mut SystemVerbs| match verbs.connect_qp(qp.handle, path()) {
+        Ok(Connecting::Later(job)) => job,
+        Ok(Connecting::Done) => panic!("on Ethernet the neighbour has to be found"),
+        Err(error) => panic!("{error}"),
+    };
+    verbs.modify_qp(qp.handle, QpStep::Init(MrAccess::empty())).unwrap();
+    for run in [false, true] {
+        let job = connect(&mut verbs);
+        let busy = Err(libc::EBUSY);
+        assert_eq!(verbs.modify_qp(qp.handle, QpStep::Error).map_err(|error| error.code), busy);
+        assert_eq!(verbs.destroy_qp(qp.handle).map_err(|error| error.code), busy);
+        assert!(verbs.connect_qp(qp.handle, path()).is_err_and(|error| error.code == libc::EBUSY));
+        script(|s| s.steps.clear());
+        if run {
+            job().unwrap();
+            assert_eq!(script(|s| s.steps.iter().map(|(attr, _)| attr.qp_state).collect::<Vec<_>>()), [2, 3]);
+        } else {
+            drop(job);
+            assert_eq!(script(|s| s.steps.len()), 0, "nothing was begun");
+        }
+    }
+    verbs.destroy_qp(qp.handle).unwrap();
 }

@@ -201,3 +201,23 @@ pub(crate) fn pair(config: &Config, bytes: usize) -> (Node, Node) {
 pub(crate) fn kind(completion: &Completion) -> te_core::ErrorKind {
     completion.result.map_err(|error: Error| error.kind).expect_err("it failed")
 }
+
+/// A process of this test, which ends with it.
+pub(crate) struct Process(pub(crate) std::process::Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes as text, for a process's environment or output.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes behind [`hex`].
+pub(crate) fn bytes_of(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
+}

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 const YOUNG: Duration = Duration::from_secs(10);
 const SAMPLES_MIN: usize = 10;
+/// Connections of attackers that have ended may take so long to be noticed.
+const SETTLED: Duration = Duration::from_secs(12);
 const MIB: f64 = 1_048_576.0;
 const RSS_MIB_MAX: f64 = 4.0;
 const RSS_SHARE_MAX: f64 = 0.1;
@@ -20,6 +22,8 @@ const DESCRIPTORS_MAX: f64 = 4.0;
 
 pub(super) struct Flat {
     from: Duration,
+    /// From when to when there is an attack, if there is one.
+    attack: Option<(Duration, Duration)>,
     slots: BTreeMap<Role, Samples>,
 }
 
@@ -28,6 +32,9 @@ struct Samples {
     pids: Vec<u32>,
     /// Seconds, bytes, descriptors.
     points: Vec<(f64, f64, f64)>,
+    /// Descriptors before an attack, and after it.
+    before: Vec<f64>,
+    after: Vec<f64>,
 }
 
 /// What became of one slot.
@@ -43,8 +50,9 @@ pub(super) struct Growth {
 }
 
 impl Flat {
-    pub(super) fn new(length: Duration) -> Self {
-        Self { from: length / 2, slots: BTreeMap::new() }
+    /// Of a soak that is so long, and has an attack from one time to another, if it has one.
+    pub(super) fn new(length: Duration, attack: Option<(Duration, Duration)>) -> Self {
+        Self { from: length / 2, attack, slots: BTreeMap::new() }
     }
 
     pub(super) fn sample(&mut self, at: Duration, role: Role, pid: u32, age: Duration) {
@@ -53,27 +61,39 @@ impl Flat {
             slot.pids.push(pid);
         }
         // Who has just died has nothing to be read.
-        if let Some((rss, descriptors)) = look(pid)
-            && at >= self.from
-            && age >= YOUNG
-        {
+        let Some((rss, descriptors)) = look(pid).filter(|_| age >= YOUNG) else { return };
+        let (begins, ends) = self.attack.unwrap_or((Duration::MAX, Duration::MAX));
+        if at >= self.from && at < ends {
             slot.points.push((at.as_secs_f64(), rss, descriptors));
+        }
+        if at < begins {
+            slot.before.push(descriptors);
+        } else if ends.checked_add(SETTLED).is_some_and(|settled| at >= settled) {
+            slot.after.push(descriptors);
         }
     }
 
     pub(super) fn growths(&self) -> Vec<Growth> {
-        self.slots.iter().map(|(role, samples)| samples.growth(*role)).collect()
+        let attacked = self.attack.is_some();
+        self.slots.iter().map(|(role, samples)| samples.growth(*role, attacked)).collect()
     }
 }
 
 impl Samples {
-    fn growth(&self, role: Role) -> Growth {
+    fn growth(&self, role: Role, attacked: bool) -> Growth {
         let (rss, rss_grew) = line(self.points.iter().map(|(at, rss, _)| (*at, *rss)));
-        let (descriptors, descriptors_grew) = line(self.points.iter().map(|(at, _, count)| (*at, *count)));
+        let (mut descriptors, mut descriptors_grew) =
+            line(self.points.iter().map(|(at, _, count)| (*at, *count)));
+        let mut samples = self.points.len();
+        if attacked {
+            let mean = |counts: &[f64]| counts.iter().sum::<f64>() / counts.len().max(1) as f64;
+            (descriptors, descriptors_grew) = (mean(&self.after), mean(&self.after) - mean(&self.before));
+            samples = samples.min(self.before.len()).min(self.after.len());
+        }
         Growth {
             role,
             lives: self.pids.len(),
-            samples: self.points.len(),
+            samples,
             rss_mib: rss / MIB,
             rss_mib_grew: rss_grew / MIB,
             descriptors,
@@ -167,7 +187,18 @@ mod tests {
 
     fn growth(rss: impl Fn(f64) -> f64, descriptors: impl Fn(f64) -> f64) -> Growth {
         let points = (0..60).map(f64::from).map(|at| (at, rss(at) * MIB, descriptors(at))).collect();
-        Samples { pids: vec![1], points }.growth(Role::Master)
+        Samples { pids: vec![1], points, ..Samples::default() }.growth(Role::Master, false)
+    }
+
+    #[test]
+    fn descriptors_that_attackers_took_have_to_come_back() {
+        let attacked = |after: f64| {
+            let points = (0..60).map(f64::from).map(|at| (at, MIB, at * 100.0)).collect();
+            let samples = Samples { pids: vec![1], points, before: vec![20.0; 15], after: vec![after; 15] };
+            samples.growth(Role::Master, true)
+        };
+        assert!(attacked(21.0).is_flat());
+        assert!(!attacked(30.0).is_flat());
     }
 
     #[test]

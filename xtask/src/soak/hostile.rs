@@ -29,6 +29,9 @@ const SIGNS: [(&str, &str); 8] = [
     ("writer", "writer_puts"),
 ];
 const QUIET_MAX: Duration = Duration::from_secs(300);
+/// At the end there is quiet again, an eighth of the whole within these bounds: what the attack took has to come back.
+const AFTERMATH_MIN: Duration = Duration::from_secs(25);
+const AFTERMATH_MAX: Duration = Duration::from_secs(90);
 /// Longer than the master of these soaks waits for a writer (6 s), and how long the writer works in between.
 const WRITER_STOPPED: Duration = Duration::from_secs(10);
 const WRITER_WORKS: Duration = Duration::from_secs(7);
@@ -40,11 +43,19 @@ const CALLS_MIN: usize = 200;
 /// The attack, and the times seen so far.
 pub(super) struct Attack {
     begins_at: Instant,
-    has_begun: bool,
+    ends_at: Instant,
+    stage: Stage,
     stop_writer_at: Instant,
     waiting: Vec<Slot>,
     quiet: BTreeMap<String, Vec<u32>>,
     attacked: BTreeMap<String, Vec<u32>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Quiet,
+    Attack,
+    Aftermath,
 }
 
 /// One operation, in quiet and under attack.
@@ -92,7 +103,8 @@ pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<S
     let now = Instant::now();
     let attack = Attack {
         begins_at: now,
-        has_begun: false,
+        ends_at: now,
+        stage: Stage::Quiet,
         stop_writer_at: now,
         waiting: waiting.collect(),
         quiet: BTreeMap::new(),
@@ -102,37 +114,54 @@ pub(super) fn stage(args: &Args, master: SocketAddr, seed: u64) -> Result<(Vec<S
 }
 
 impl Attack {
-    /// All honest processes are ready: the quiet begins.
-    pub(super) fn begin(&mut self, now: Instant, length: Duration) {
-        self.begins_at = now + (length / 4).min(QUIET_MAX);
+    /// All honest processes are ready: the quiet begins. Says from when to when the attack is.
+    pub(super) fn begin(&mut self, now: Instant, length: Duration) -> (Duration, Duration) {
+        let begins = (length / 4).min(QUIET_MAX);
+        let ends = length.saturating_sub((length / 8).clamp(AFTERMATH_MIN, AFTERMATH_MAX)).max(begins);
+        (self.begins_at, self.ends_at) = (now + begins, now + ends);
+        (begins, ends)
     }
 
-    /// Takes the prober's times; sends the attackers in when it is time; stops the writer in the middle of its work.
+    /// Takes the prober's times; sends the attackers in and away; stops the writer in the middle of its work.
     pub(super) fn turn(&mut self, now: Instant, slots: &mut Vec<Slot>) -> Result<()> {
         let times: Vec<(String, u32)> = slots.iter().flat_map(Slot::take_times).collect();
-        let phase = if self.has_begun { &mut self.attacked } else { &mut self.quiet };
-        for (operation, time) in times {
-            phase.entry(operation).or_default().push(time);
+        let phase = match self.stage {
+            Stage::Quiet => Some(&mut self.quiet),
+            Stage::Attack => Some(&mut self.attacked),
+            Stage::Aftermath => None,
+        };
+        if let Some(phase) = phase {
+            times.into_iter().for_each(|(operation, time)| phase.entry(operation).or_default().push(time));
         }
-        if !self.has_begun && now >= self.begins_at {
-            eprintln!("soak: the quiet is over, {} kinds of attack begin", self.waiting.len());
-            for mut slot in self.waiting.drain(..) {
-                slot.start().with_context(|| format!("{} does not start", slot.role))?;
-                slot.wait_until_ready(Instant::now() + END_MAX)?;
-                slots.push(slot);
+        match self.stage {
+            Stage::Quiet if now >= self.begins_at => self.send_in(now, slots)?,
+            Stage::Attack if now >= self.ends_at => {
+                eprintln!("soak: the attack is over");
+                let hostile = slots.iter_mut().filter(|slot| matches!(slot.role, Role::Hostile(_)));
+                hostile.for_each(|slot| slot.end(Instant::now() + END_MAX));
+                self.stage = Stage::Aftermath;
             }
-            self.has_begun = true;
-            self.stop_writer_at = now + WRITER_WORKS;
-        }
-        if self.has_begun && now >= self.stop_writer_at {
-            let writer = slots
-                .iter_mut()
-                .find(|slot| slot.role == Role::Hostile("writer") && slot.process().is_some());
-            if let Some(writer) = writer {
-                writer.stop(now + WRITER_STOPPED)?;
+            Stage::Attack if now >= self.stop_writer_at => {
+                let writer = slots.iter_mut().find(|slot| slot.role == Role::Hostile("writer"));
+                if let Some(writer) = writer.filter(|writer| writer.process().is_some()) {
+                    writer.stop(now + WRITER_STOPPED)?;
+                }
+                self.stop_writer_at = now + WRITER_STOPPED + WRITER_WORKS;
             }
-            self.stop_writer_at = now + WRITER_STOPPED + WRITER_WORKS;
+            _ => {}
         }
+        Ok(())
+    }
+
+    fn send_in(&mut self, now: Instant, slots: &mut Vec<Slot>) -> Result<()> {
+        eprintln!("soak: the quiet is over, {} kinds of attack begin", self.waiting.len());
+        for mut slot in self.waiting.drain(..) {
+            slot.start().with_context(|| format!("{} does not start", slot.role))?;
+            slot.wait_until_ready(Instant::now() + END_MAX)?;
+            slots.push(slot);
+        }
+        self.stage = Stage::Attack;
+        self.stop_writer_at = now + WRITER_WORKS;
         Ok(())
     }
 

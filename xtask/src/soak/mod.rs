@@ -58,7 +58,8 @@ pub(crate) struct Args {
     #[arg(long)]
     calm: bool,
     /// Instead of faults, processes that mean harm: floods, silence, garbage, theft, forks, impossible wishes, and writers that
-    /// are stopped past every time-out. The first quarter, five minutes at most, is quiet; times under attack are held against it.
+    /// are stopped past every time-out. The first quarter, five minutes at most, is quiet; times under attack are held against it. So is the end: descriptors have to
+    /// come back.
     #[arg(long, conflicts_with = "calm")]
     hostile: bool,
     /// Write what was seen, as JSON.
@@ -174,10 +175,9 @@ impl Soak {
         let began = Instant::now();
         let length = Duration::from_secs_f64(args.minutes * 60.0);
         let faults = (!args.calm && !args.hostile).then(|| Faults::new(seed, began, length));
-        if let Some(attack) = &mut attack {
-            attack.begin(began, length);
-        }
-        Ok(Self { slots, faults, attack, flat: Flat::new(length), began, until: began + length })
+        let attacked = attack.as_mut().map(|attack| attack.begin(began, length));
+        let flat = Flat::new(length, attacked);
+        Ok(Self { slots, faults, attack, flat, began, until: began + length })
     }
 
     /// Until the time is over or somebody interrupts.
@@ -294,8 +294,14 @@ impl Report {
         let faults = list(&mut self.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)));
         let mut text = format!(
             "ran for {}\ncounted: {counts}\nfaults: {faults}\n\n\
-             Memory and descriptors: mean over the second half, and growth over it as a line through the samples.\n{}",
+             Memory{}: mean over the second half, and growth over it as a line through the samples.{}\n{}",
             stats::duration(self.length),
+            if self.contests.is_some() { "" } else { " and descriptors" },
+            if self.contests.is_some() {
+                " Descriptors: mean after the attack, and against before it."
+            } else {
+                ""
+            },
             stats::table(&rows)
         );
         if let Some(contests) = &self.contests {

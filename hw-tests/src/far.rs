@@ -1,0 +1,647 @@
+//! A target in another process, on another machine, as if it were here: what lets the conformance suite run between two hosts.
+//!
+//! ```text
+//!   suite ── Near ── transport ═════════ the fabric under test ═════════ transport ── serve
+//!     │        │                                                             │          │
+//!     └─ Remote┴─ Link ─────────────── management: one TCP connection ───────┴──────────┘
+//!      (a target)  └ mirrors of the target's memory
+//! ```
+//!
+//! The suite writes and reads the target's memory directly, so each of its buffers has a twin over there, and what changes in
+//! one is carried to the other: ours before anything is submitted and before the target is polled, theirs before time goes
+//! on and after our completions. Nothing allocates while a transport is polled: the suite counts.
+#![allow(unsafe_code, reason = "hands on what `Memory::register`'s caller promised")]
+
+use crate::sys::{Mirror, Pages};
+use anyhow::{Context as _, Result, ensure};
+use std::cell::RefCell;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::rc::Rc;
+use te_core::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId,
+    SegmentId, Slice, Token, Transport,
+};
+
+/// Longest payload either way, bytes.
+const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
+/// Buffers of one target, at most.
+const MIRRORS_MAX: usize = 64;
+
+/// A transport that can be made to lose its connections.
+pub(crate) trait Severable: Transport {
+    /// Closes every connection.
+    fn sever(&mut self);
+}
+
+impl<V: te_rdma::verbs::Verbs> Severable for te_rdma::RdmaTransport<V> {
+    fn sever(&mut self) {
+        self.close_connections();
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+enum Ask {
+    /// A buffer of so many bytes.
+    Mirror,
+    /// Region, mirror and rights.
+    Register,
+    Deregister,
+    Export,
+    Poll,
+    /// Bytes that changed here: mirror and offset.
+    Poke,
+    /// Bytes that changed there: mirror.
+    Pull,
+    IsConnected,
+    Expel,
+    Sever,
+}
+
+const ASKS: [Ask; 10] = [
+    Ask::Mirror,
+    Ask::Register,
+    Ask::Deregister,
+    Ask::Export,
+    Ask::Poll,
+    Ask::Poke,
+    Ask::Pull,
+    Ask::IsConnected,
+    Ask::Expel,
+    Ask::Sever,
+];
+
+/// Errors by their number in an answer, less one; what is not here arrives as `System`.
+const KINDS: [ErrorKind; 9] = [
+    ErrorKind::InvalidArgument,
+    ErrorKind::NotFound,
+    ErrorKind::Stale,
+    ErrorKind::OutOfRange,
+    ErrorKind::AccessDenied,
+    ErrorKind::Busy,
+    ErrorKind::Full,
+    ErrorKind::Unsupported,
+    ErrorKind::System,
+];
+
+/// Four numbers and the length of what follows.
+fn words(bytes: &[u8; 40]) -> [u64; 5] {
+    let mut words = [0; 5];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut whole = [0; 8];
+        whole.copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    words
+}
+
+fn send(stream: &mut TcpStream, words: [u64; 4], payload: &[u8]) -> std::io::Result<()> {
+    let mut head = [0; 40];
+    let all = words.into_iter().chain([payload.len() as u64]);
+    for (bytes, word) in head.chunks_exact_mut(8).zip(all) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    stream.write_all(&head)?;
+    stream.write_all(payload)
+}
+
+fn hear(stream: &mut TcpStream) -> std::io::Result<[u64; 5]> {
+    let mut head = [0; 40];
+    stream.read_exact(&mut head)?;
+    Ok(words(&head))
+}
+
+/// The way to a target in another process, and the twins of its memory.
+pub(crate) struct Link {
+    stream: TcpStream,
+    mirrors: Vec<Mirror>,
+}
+
+impl Link {
+    /// A link to whoever [`serve`]s at the other end.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, mirrors: Vec::new() })
+    }
+
+    /// The target has been started anew, with nothing registered, and is reached by `stream`.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn renew(&mut self, stream: TcpStream) -> Result<()> {
+        stream.set_nodelay(true)?;
+        self.stream = stream;
+        for index in 0..self.mirrors.len() {
+            self.mirrors[index].forget();
+            let bytes = self.mirrors[index].span().len() as u64;
+            self.ask(Ask::Mirror, [bytes, 0, 0], &[], &mut []).ok().context("the twin of a buffer")?;
+        }
+        self.push();
+        Ok(())
+    }
+
+    /// Carries what changed here to the target.
+    fn push(&mut self) {
+        for (index, mirror) in self.mirrors.iter_mut().enumerate() {
+            if let Some((at, bytes)) = mirror.changed() {
+                let asked = send(&mut self.stream, [Ask::Poke as u64, index as u64, at as u64, 0], bytes);
+                let answer = asked.and_then(|()| hear(&mut self.stream));
+                assert!(answer.is_ok_and(|answer| answer[0] == 0), "the target's process is gone");
+            }
+        }
+    }
+
+    /// Carries what changed here to the target, and what changed there here.
+    pub(crate) fn sync(&mut self) {
+        self.push();
+        for (index, mirror) in self.mirrors.iter_mut().enumerate() {
+            let asked = send(&mut self.stream, [Ask::Pull as u64, index as u64, 0, 0], &[]);
+            let answer = asked.and_then(|()| hear(&mut self.stream));
+            let Ok([0, at, _, _, len]) = answer else { panic!("the target's process is gone") };
+            let range = at as usize..(at + len) as usize;
+            if len > 0 {
+                let room = mirror.room(range.clone()).map(|room| self.stream.read_exact(room));
+                assert!(matches!(room, Some(Ok(()))), "the target's process is gone, or speaks nonsense");
+                mirror.apply(range);
+            }
+        }
+    }
+
+    /// Asks and waits for the answer: its value, and how much of `out` was filled.
+    fn ask(
+        &mut self,
+        ask: Ask,
+        words: [u64; 3],
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(u64, usize), Error> {
+        let gone = |_| Error::new(ErrorKind::PeerDead);
+        let [a, b, c] = words;
+        send(&mut self.stream, [ask as u64, a, b, c], payload).map_err(gone)?;
+        let [status, value, .., len] = hear(&mut self.stream).map_err(gone)?;
+        let room = out.get_mut(..len as usize).ok_or(ErrorKind::Protocol)?;
+        self.stream.read_exact(room).map_err(gone)?;
+        match status {
+            0 => Ok((value, len as usize)),
+            number => {
+                let kind = KINDS.get(number as usize - 1).copied();
+                Err(Error::with_code(kind.unwrap_or(ErrorKind::System), value as i32))
+            }
+        }
+    }
+
+    /// Hangs up: the target's process ends. A process on another machine is killed instead.
+    #[cfg(test)]
+    pub(crate) fn hang_up(&self) {
+        // It may have done so itself.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// The target's connections break.
+    pub(crate) fn sever(&mut self) {
+        let severed = self.ask(Ask::Sever, [0; 3], &[], &mut []);
+        assert!(severed.is_ok(), "the target's process is gone");
+    }
+}
+
+/// The target, as the suite sees it.
+pub(crate) struct Remote {
+    link: Rc<RefCell<Link>>,
+    capabilities: Capabilities,
+}
+
+impl Remote {
+    /// The target at the other end of `link`.
+    pub(crate) fn new(link: Rc<RefCell<Link>>, capabilities: Capabilities) -> Self {
+        Self { link, capabilities }
+    }
+
+    fn ask(&self, ask: Ask, words: [u64; 3]) -> Result<u64, Error> {
+        let mut link = self.link.borrow_mut();
+        link.push();
+        let (value, _) = link.ask(ask, words, &[], &mut [])?;
+        link.sync();
+        Ok(value)
+    }
+}
+
+const fn name_of(id: RegionId) -> u64 {
+    (id.index as u64) << 32 | id.generation as u64
+}
+
+const fn region_of(name: u64) -> RegionId {
+    RegionId::new((name >> 32) as u32, name as u32)
+}
+
+impl Memory for Remote {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        let mirror = {
+            let mut link = self.link.borrow_mut();
+            let known = link
+                .mirrors
+                .iter()
+                .position(|known| known.span().as_ptr() == span.as_ptr() && known.span().len() == span.len());
+            match known {
+                Some(known) => known,
+                None => {
+                    link.ask(Ask::Mirror, [span.len() as u64, 0, 0], &[], &mut [])?;
+                    // SAFETY: the suite keeps its buffers until the pair is gone, and reaches them by volatile copies alone.
+                    link.mirrors.push(unsafe { Mirror::new(span) });
+                    link.mirrors.len() - 1
+                }
+            }
+        };
+        self.ask(Ask::Register, [name_of(id), mirror as u64, u64::from(access.bits())]).map(|_| ())
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        self.ask(Ask::Deregister, [name_of(id), 0, 0]).map(|_| ())
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let room = out.len() as u64;
+        let (_, len) = self.link.borrow_mut().ask(Ask::Export, [name_of(id), room, 0], &[], out)?;
+        Ok(len)
+    }
+
+    fn attach(&mut self, _id: SegmentId, _blob: &[u8]) -> Result<(), Error> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn detach(&mut self, _id: SegmentId) -> Result<(), Error> {
+        Err(ErrorKind::Unsupported.into())
+    }
+}
+
+impl Transport for Remote {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn submit(&mut self, _batch: &[Slice]) -> Result<usize, Error> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn poll(&mut self, _now: Instant, _out: &mut [Completion]) -> usize {
+        let polled = self.ask(Ask::Poll, [0; 3]);
+        assert!(polled.is_ok(), "the target's process is gone");
+        0
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        None
+    }
+
+    fn cancel(&mut self, _token: Token) -> Result<(), Error> {
+        Err(ErrorKind::NotFound.into())
+    }
+
+    fn fence(&mut self, _token: Token, _segment: SegmentId) -> Result<(), Error> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        self.ask(Ask::IsConnected, [peer, 0, 0]).is_ok_and(|value| value == 1)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        self.ask(Ask::Expel, [peer, u64::from(force), 0]).map(|value| value == 1)
+    }
+}
+
+/// The initiator, which keeps the target's twins up to date.
+pub(crate) struct Near<T> {
+    pub(crate) transport: T,
+    link: Rc<RefCell<Link>>,
+    /// There is a target to keep up with.
+    pub(crate) linked: bool,
+}
+
+impl<T: Transport> Near<T> {
+    /// `transport`, whose target is at the other end of `link`.
+    pub(crate) fn new(transport: T, link: Rc<RefCell<Link>>) -> Self {
+        Self { transport, link, linked: true }
+    }
+}
+
+impl<T: Transport> Memory for Near<T> {
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.transport.register(id, span, access) }
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        self.transport.deregister(id)
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        self.transport.export(id, out)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        self.transport.attach(id, blob)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        self.transport.detach(id)
+    }
+}
+
+impl<T: Transport> Transport for Near<T> {
+    fn name(&self) -> &'static str {
+        self.transport.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.transport.capabilities()
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        if self.linked {
+            self.link.borrow_mut().push();
+        }
+        self.transport.submit(batch)
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        let count = self.transport.poll(now, out);
+        if count > 0 && self.linked {
+            self.link.borrow_mut().sync();
+        }
+        count
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        self.transport.poll_at()
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        self.transport.event_source()
+    }
+
+    fn activity(&self) -> u64 {
+        self.transport.activity()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        self.transport.cancel(token)
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        self.transport.fence(token, segment)
+    }
+}
+
+/// A target's process: the transport, and the twins of the suite's buffers.
+struct Served<T> {
+    // Before the memory that it refers to.
+    transport: T,
+    mirrors: Vec<Mirror>,
+    pages: Vec<Pages>,
+    start: std::time::Instant,
+}
+
+/// Does what the suite's process asks for, until it hangs up.
+///
+/// # Errors
+/// When it asks for what makes no sense.
+pub(crate) fn serve(mut stream: TcpStream, transport: impl Severable) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let start = std::time::Instant::now();
+    let mut served = Served { transport, mirrors: Vec::new(), pages: Vec::new(), start };
+    let mut export = Vec::new();
+    loop {
+        let Ok([ask, a, b, c, len]) = hear(&mut stream) else { return Ok(()) };
+        ensure!(len <= PAYLOAD_BYTES_MAX, "{len} bytes at once");
+        let ask = *ASKS.get(ask as usize).context("a question that nobody knows")?;
+        match ask {
+            Ask::Poke => {
+                let mirror = served.mirrors.get_mut(a as usize).context("no such buffer")?;
+                let range = b as usize..(b + len) as usize;
+                stream.read_exact(mirror.room(range.clone()).context("not inside the buffer")?)?;
+                mirror.apply(range);
+                send(&mut stream, [0; 4], &[])?;
+            }
+            Ask::Pull => {
+                let mirror = served.mirrors.get_mut(a as usize).context("no such buffer")?;
+                let (at, bytes) = mirror.changed().unwrap_or_default();
+                send(&mut stream, [0, at as u64, 0, 0], bytes)?;
+            }
+            Ask::Export => {
+                export.resize((b as usize).min(PAYLOAD_BYTES_MAX as usize), 0);
+                match served.transport.export(region_of(a), &mut export) {
+                    Ok(bytes) => send(&mut stream, [0; 4], &export[..bytes])?,
+                    Err(error) => send(&mut stream, [number_of(error), error.code as u64, 0, 0], &[])?,
+                }
+            }
+            _ => match served.answer(ask, a, b, c) {
+                Ok(value) => send(&mut stream, [0, value, 0, 0], &[])?,
+                Err(error) => send(&mut stream, [number_of(error), error.code as u64, 0, 0], &[])?,
+            },
+        }
+    }
+}
+
+fn number_of(error: Error) -> u64 {
+    KINDS.iter().position(|kind| *kind == error.kind).unwrap_or(KINDS.len() - 1) as u64 + 1
+}
+
+impl<T: Severable> Served<T> {
+    fn answer(&mut self, ask: Ask, a: u64, b: u64, c: u64) -> Result<u64, Error> {
+        match ask {
+            Ask::Mirror => {
+                let fits = a <= PAYLOAD_BYTES_MAX && self.mirrors.len() < MIRRORS_MAX;
+                let pages = Pages::new(a as usize).filter(|_| fits).ok_or(ErrorKind::InvalidArgument)?;
+                // SAFETY: the pages live as long as the mirror, beside it, and are reached by volatile copies alone.
+                self.mirrors.push(unsafe { Mirror::new(pages.span()) });
+                self.pages.push(pages);
+                Ok(0)
+            }
+            Ask::Register => {
+                let span = self.pages.get(b as usize).ok_or(ErrorKind::NotFound)?.span();
+                let access = Access::from_bits_truncate(c as u8);
+                // SAFETY: the pages outlive the transport (field order), and no reference to them exists.
+                unsafe { self.transport.register(region_of(a), span, access) }.map(|()| 0)
+            }
+            Ask::Deregister => self.transport.deregister(region_of(a)).map(|()| 0),
+            Ask::Poll => {
+                let now = Instant::ZERO + self.start.elapsed();
+                Ok(self.transport.poll(now, &mut []) as u64)
+            }
+            Ask::IsConnected => Ok(u64::from(self.transport.is_connected(a))),
+            Ask::Expel => self.transport.expel(a, b == 1).map(u64::from),
+            Ask::Sever => {
+                self.transport.sever();
+                Ok(0)
+            }
+            Ask::Poke | Ask::Pull | Ask::Export => Err(ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use std::net::{SocketAddr, TcpListener};
+    use std::ops::Range;
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+    use te_core::testkit::{Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
+    use te_tcp::{Config, TcpTransport};
+
+    impl Severable for TcpTransport {
+        fn sever(&mut self) {
+            self.close_connections();
+        }
+    }
+
+    fn config() -> Config {
+        Config {
+            peer_silence_ms_max: 2_000,
+            connect_ms_max: 2_000,
+            slice_bytes_max: 16 << 20,
+            ..Config::default()
+        }
+    }
+
+    /// A target on a thread of its own; gives its address on the fabric, the way to it, and its thread.
+    fn start(bind: SocketAddr) -> (SocketAddr, TcpStream, JoinHandle<Result<()>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (theirs, _) = listener.accept().expect("connected");
+        let transport = TcpTransport::new(Config { bind, ..config() }).expect("a target");
+        let address = transport.local_addr();
+        (address, stream, std::thread::spawn(move || serve(theirs, transport)))
+    }
+
+    /// Pairs of which one end is reached only through a link.
+    struct Linked;
+
+    struct Ends {
+        initiator: Near<TcpTransport>,
+        target: Remote,
+        link: Rc<RefCell<Link>>,
+        address: SocketAddr,
+        process: Option<JoinHandle<Result<()>>>,
+        clock: WallClock,
+    }
+
+    impl Harness for Linked {
+        fn pair(&mut self) -> Box<dyn Pair + '_> {
+            let (address, stream, process) = start("127.0.0.1:0".parse().expect("an address"));
+            let link = Rc::new(RefCell::new(Link::new(stream).expect("a link")));
+            let initiator = TcpTransport::new(config()).expect("an initiator");
+            let capabilities = initiator.capabilities();
+            Box::new(Ends {
+                initiator: Near::new(initiator, Rc::clone(&link)),
+                target: Remote::new(Rc::clone(&link), capabilities),
+                link,
+                address,
+                process: Some(process),
+                clock: WallClock::new(Duration::ZERO),
+            })
+        }
+    }
+
+    impl Pair for Ends {
+        fn initiator(&mut self) -> &mut dyn Transport {
+            &mut self.initiator
+        }
+
+        fn target(&mut self) -> &mut dyn Transport {
+            &mut self.target
+        }
+
+        fn tick(&mut self) -> Instant {
+            if self.initiator.linked {
+                self.link.borrow_mut().sync();
+            }
+            self.clock.tick()
+        }
+
+        fn patience(&self) -> Duration {
+            Duration::from_secs(60)
+        }
+
+        fn late_max(&self) -> Duration {
+            Duration::from_millis(20)
+        }
+
+        fn initiator_identity(&self) -> Option<u64> {
+            Some(self.initiator.transport.identity())
+        }
+
+        fn address_bytes(&self, export: &[u8]) -> Range<usize> {
+            46..export.len()
+        }
+
+        fn kill_target(&mut self) -> Hook {
+            self.initiator.linked = false;
+            // Its process sees the end of the link, and ends.
+            self.link.borrow().hang_up();
+            if let Some(process) = self.process.take() {
+                process.join().expect("no panic").expect("no nonsense");
+            }
+            Hook::Done
+        }
+
+        fn restart_target(&mut self) -> Hook {
+            let (_, stream, process) = start(self.address);
+            self.process = Some(process);
+            self.link.borrow_mut().renew(stream).expect("it begins anew");
+            self.initiator.linked = true;
+            Hook::Done
+        }
+
+        fn stall_target(&mut self, _stalled: bool) -> Hook {
+            Hook::Done
+        }
+
+        fn cut(&mut self) -> Hook {
+            self.link.borrow_mut().sever();
+            Hook::Done
+        }
+    }
+
+    #[test]
+    fn the_suite_does_not_notice_that_the_target_is_elsewhere() {
+        let mut run = 0;
+        for case in cases() {
+            let verdict = run_case(case.name, &mut Linked);
+            if let Verdict::Skipped(reason) = verdict {
+                println!("{}: skipped: {reason}", case.name);
+            } else {
+                run += 1;
+            }
+        }
+        assert!(run > 40, "{run} cases ran");
+    }
+
+    #[test]
+    fn a_link_that_asks_for_nonsense_ends_its_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let asks: [[u64; 5]; 4] =
+            [[99, 0, 0, 0, 0], [5, 7, 0, 0, 0], [6, 7, 0, 0, 0], [0, 0, 0, 0, u64::MAX]];
+        for ask in asks {
+            let mut stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+            let (theirs, _) = listener.accept().expect("connected");
+            let transport = TcpTransport::new(config()).expect("a target");
+            let bytes: Vec<u8> = ask.iter().flat_map(|word| word.to_le_bytes()).collect();
+            stream.write_all(&bytes).expect("sent");
+            assert!(serve(theirs, transport).is_err(), "{ask:?}");
+        }
+    }
+}

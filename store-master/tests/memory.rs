@@ -1,0 +1,80 @@
+//! What a segment with many objects made the master hold goes back to the system. Alone in its binary, because it measures its
+//! own process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+mod common;
+
+use std::io::Write;
+use std::time::Duration;
+
+use common::{connect, read_answer, start};
+use store_core::Key;
+use store_core::message::{
+    Commit, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
+};
+
+const MIB: usize = 1 << 20;
+
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+#[test]
+fn memory_of_a_segment_that_is_gone_is_given_back() {
+    let master = start();
+    let mut stream = connect(master.rpc_addr());
+    let segment = MountSegment {
+        node: 1,
+        incarnation: 1,
+        name: "n",
+        endpoint: "n:1",
+        base: 0,
+        len: 1 << 30,
+        export: Default::default(),
+        epoch: 7,
+        key: 0,
+        takeover: false,
+    };
+    let mut out = Vec::new();
+    Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
+    stream.write_all(&out).unwrap();
+    let answer = read_answer(&mut stream).unwrap();
+    let mounted = Mount::decode_response(&answer.frame()).unwrap().0.mounted().unwrap();
+    let before = resident_bytes();
+    for round in 0..100 {
+        let keys: Vec<String> = (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n)).collect();
+        let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 1 });
+        out.clear();
+        PutStart::encode_request(&mut out, 2, &PutAsk::once(Default::default()), new).unwrap();
+        stream.write_all(&out).unwrap();
+        let answer = read_answer(&mut stream).unwrap();
+        let frame = answer.frame();
+        let puts = PutStart::decode_response(&frame).unwrap().1;
+        let commits = keys.iter().zip(puts).map(|(key, put)| {
+            let put = put.unwrap();
+            let key = Key(key.as_bytes());
+            Commit { key, generation: put.generation, handle: put.handle, checksum: 0 }
+        });
+        let commits: Vec<Commit<'_>> = commits.collect();
+        out.clear();
+        PutEnd::encode_request(&mut out, 2, &(), commits.into_iter()).unwrap();
+        stream.write_all(&out).unwrap();
+        assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+    }
+    let during = resident_bytes();
+    assert!(during > before + 150 * MIB, "{} MiB for 200,000 long keys", (during - before) / MIB);
+    out.clear();
+    let unmount = UnmountSegment { node: 1, incarnation: 1, segment: mounted.segment, key: 0 };
+    Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
+    stream.write_all(&out).unwrap();
+    assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
+    let given_back = (0..1_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        resident_bytes() < before + 75 * MIB
+    });
+    assert!(given_back, "{} MiB are kept", (resident_bytes() - before) / MIB);
+    master.stop().unwrap();
+}
