@@ -6,7 +6,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat, top, topology, up,
+    admin, bench, completions, config, doctor, gateway, get, health, ls, master, node, put, replay, rm, stat,
+    top, topology, up,
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};

@@ -63,7 +63,8 @@ impl Tone {
 
 /// Whether stdout is to be coloured: it is a terminal, and NO_COLOR (no-color.org) is not set.
 pub(crate) fn is_coloured() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && io::IsTerminal::is_terminal(&io::stdout())
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && io::IsTerminal::is_terminal(&io::stdout())
 }
 
 /// The beginning of a line, as many characters as fit; what sets its tone takes no room.
@@ -185,7 +186,9 @@ impl LiveTable {
 /// A key, or anything else that others chose, fit for one line of a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
-        .flat_map(|c| if c.is_control() || is_format(c) { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .flat_map(|c| {
+            if c.is_control() || is_format(c) { c.escape_default().collect::<Vec<_>>() } else { vec![c] }
+        })
         .collect()
 }
 

@@ -37,7 +37,7 @@ impl Cluster {
 fn http(addr: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let status = text.split(' ').nth(1).unwrap().parse().unwrap();
@@ -84,6 +84,10 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
     let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
     said.extend(families(&http(&cluster.node.text("http"), "/metrics").1));
     said.extend(families(&cluster.client().metrics_text()));
+    let rpc = cluster.master.text("rpc");
+    let gateway = Daemon::start(&["gateway", "--listen", "127.0.0.1:0", "--master", &rpc, "--json"]);
+    let (_, of_gateway) = http(&gateway.text("http"), "/metrics");
+    said.extend(families(&of_gateway));
 
     let page = file("docs/reference/metrics.md");
     let row = |line: &str| Some(line.strip_prefix("| `snowskin_")?.split('`').next()?.to_owned());
@@ -210,7 +214,7 @@ fn an_operation_has_one_number_in_the_error_and_in_the_masters_log() {
     let rpc = ready["rpc"].as_str().unwrap();
     let mut client = Client::connect(ClientConfig::new(rpc.parse().unwrap())).unwrap();
     let error = client.put(b"a", b"b", &PutOptions::default()).unwrap_err();
-    assert_eq!(error.code(), store_client::ErrorCode::NoAvailableHandle);
+    assert_eq!(error.code(), store_client::ErrorCode::NoSegment);
     let trace = client.trace().to_string();
     assert!(client.get(b"a").unwrap().is_none());
     assert_ne!(client.trace().to_string(), trace, "the next operation has another");

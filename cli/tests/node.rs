@@ -109,8 +109,7 @@ fn servers_are_started_in_any_order() {
         let args = [args, &["--master", &free, "--json"]].concat();
         snowskin(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let mut servers =
-        [start(&["node", "--memory", "1MiB"]), start(&["gateway", "--listen", "127.0.0.1:0"])];
+    let mut servers = [start(&["node", "--memory", "1MiB"]), start(&["gateway", "--listen", "127.0.0.1:0"])];
     // They have met nobody by the time that they complain.
     for server in &mut servers {
         let (mut byte, stderr) = ([0], server.stderr.as_mut().unwrap());

@@ -187,13 +187,7 @@ fn a_missing_key_ends_with_3_and_writes_nothing() {
 
 #[test]
 fn without_a_master_every_command_says_how_to_get_one() {
-    for args in [
-        &["ls"][..],
-        &["stat"],
-        &["rm", "a"],
-        &["get", "a"],
-        &["put", "a", "/proc/self/status"],
-    ] {
+    for args in [&["ls"][..], &["stat"], &["rm", "a"], &["get", "a"], &["put", "a", "/proc/self/status"]] {
         let output = run(&[args, &["--master", "127.0.0.1:9"]].concat());
         assert_exit(&output, 1);
         let text = stderr(&output);

@@ -73,7 +73,8 @@ fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--http", "--gateway"] {
-        let others = ["--listen", "--http", "--gateway", "--local"].into_iter().filter(|other| *other != flag);
+        let others =
+            ["--listen", "--http", "--gateway", "--local"].into_iter().filter(|other| *other != flag);
         let others = others.flat_map(|other| match other {
             "--listen" => [other, "127.0.0.1:0"],
             other => [other, "none"],
@@ -149,7 +150,7 @@ fn objects_of_any_length_go_and_come_by_the_local_way() {
     let _node = Daemon::start(&[&node[..], &["--local", socket, "--json"]].concat());
     let file = dir.path().join("in");
     for len in [1, 63, 64, 65, 100, 4_097, 14_039, 1_048_577, 300_000_001usize] {
-        let bytes: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
         std::fs::write(&file, &bytes).unwrap();
         let key = format!("k{len}");
         let put = run(&["put", &key, file.to_str().unwrap(), "--local", socket]);

@@ -250,7 +250,8 @@ fn messages_say_one_cause_once_with_the_value_and_what_to_do() {
 
 #[test]
 fn help_lists_the_fabrics_and_writes_sizes_as_people_do() {
-    let help = |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
+    let help =
+        |command: &str| stdout(&run(&[command, "-h"])).split_whitespace().collect::<Vec<_>>().join(" ");
     for command in ["node", "put", "get", "gateway"] {
         assert!(help(command).contains("some of local,shm,rdma,tcp"), "{command}: {}", help(command));
     }
@@ -297,7 +298,8 @@ fn a_build_says_what_it_is_of() {
 
 #[test]
 fn health_says_how_a_server_is_by_its_exit_code() {
-    let master = common::Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
+    let master =
+        common::Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]);
     let http = master.text("http");
     assert_exit(&run(&["health", &http]), 0);
     assert_exit(&run(&["health", &format!("http://{http}/")]), 0);

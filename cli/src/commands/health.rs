@@ -26,7 +26,12 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Where it serves HTTP.
-    #[arg(env = "SNOWSKIN_HEALTH", hide_env_values = true, default_value = "127.0.0.1:9003", value_name = "ADDR:PORT")]
+    #[arg(
+        env = "SNOWSKIN_HEALTH",
+        hide_env_values = true,
+        default_value = "127.0.0.1:9003",
+        value_name = "ADDR:PORT"
+    )]
     address: String,
     /// Whether it can be used now.
     #[arg(long)]

@@ -113,7 +113,9 @@ fn tenants_in(text: &str, json: bool) -> Result<Vec<TenantConfig>, String> {
     let tenants = match json {
         true => serde_json::from_str(text).map_err(|error| error.to_string())?,
         // With its line, and the line itself.
-        false => toml::from_str::<File>(text).map_err(|error| error.to_string().trim_end().to_owned())?.tenants,
+        false => {
+            toml::from_str::<File>(text).map_err(|error| error.to_string().trim_end().to_owned())?.tenants
+        }
     };
     Ok(tenants.into_iter().map(TenantConfig::from).collect())
 }
@@ -165,7 +167,8 @@ mod tests {
 
     #[test]
     fn sizes_of_tenants_are_written_as_everywhere() {
-        let toml = "[[tenants]]\nname = \"a\"\nquota_bytes = \"64MiB\"\nguaranteed_bytes = 4096\nsecret = \"s\"\n";
+        let toml =
+            "[[tenants]]\nname = \"a\"\nquota_bytes = \"64MiB\"\nguaranteed_bytes = 4096\nsecret = \"s\"\n";
         let tenants = tenants_in(toml, false).unwrap();
         assert_eq!((tenants[0].quota_bytes, tenants[0].guaranteed_bytes), (Some(64 << 20), 4096));
         assert_eq!(tenants[0].secret, Secret::from("s".to_owned()));
@@ -173,7 +176,12 @@ mod tests {
         assert_eq!((tenants[0].quota_bytes, tenants[0].quota_objects), (Some(3 << 29), None));
 
         let wrong = tenants_in(&toml.replace("64MiB", "64 apples"), false).unwrap_err();
-        assert!(wrong.contains("line 3") && wrong.contains("64 apples") && wrong.contains("64KiB"), "{wrong}");
-        assert!(tenants_in(&toml.replace("quota_bytes", "quota"), false).unwrap_err().contains("quota_bytes"));
+        assert!(
+            wrong.contains("line 3") && wrong.contains("64 apples") && wrong.contains("64KiB"),
+            "{wrong}"
+        );
+        assert!(
+            tenants_in(&toml.replace("quota_bytes", "quota"), false).unwrap_err().contains("quota_bytes")
+        );
     }
 }

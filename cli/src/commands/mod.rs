@@ -108,9 +108,11 @@ pub(crate) fn bad_pattern(error: RpcError) -> anyhow::Error {
     if !matches!(error, RpcError::Refused(ErrorCode::InvalidPattern)) {
         return no_master(error);
     }
-    Failure::usage("--regex: not a regular expression, or one that is too large or too costly to search with".to_owned())
-        .hint("1,024 bytes at most, ASCII classes, no look-around; simpler, anchored with ^, or a prefix instead")
-        .into()
+    Failure::usage(
+        "--regex: not a regular expression, or one that is too large or too costly to search with".to_owned(),
+    )
+    .hint("1,024 bytes at most, ASCII classes, no look-around; simpler, anchored with ^, or a prefix instead")
+    .into()
 }
 
 /// Says the same when a client or a node did not start for this reason, and else what went wrong.
@@ -136,13 +138,13 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
     let failure = Failure::new(exit, format!("{}: {error}", crate::output::brief(key)));
     let failure = match error.code() {
         ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
-        ErrorCode::NoAvailableHandle => {
-            failure.hint("`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity")
-        }
+        ErrorCode::NoAvailableHandle => failure.hint(
+            "`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity",
+        ),
         ErrorCode::ObjectTooLarge => failure.hint("`snowskin stat` lists the segments and their capacity"),
-        ErrorCode::SegmentsClosed => {
-            failure.hint("`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back")
-        }
+        ErrorCode::SegmentsClosed => failure.hint(
+            "`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back",
+        ),
         _ => failure,
     };
     failure.into()

@@ -205,9 +205,9 @@ pub(crate) fn warn_of_address(settings: &Settings, name: &str, endpoint: &str) {
 fn is_remote(master: &Address) -> bool {
     match master {
         Address::Unix(_) => false,
-        Address::Tcp(address) => address
-            .to_socket_addrs()
-            .is_ok_and(|mut addrs| addrs.any(|addr| !addr.ip().is_loopback())),
+        Address::Tcp(address) => {
+            address.to_socket_addrs().is_ok_and(|mut addrs| addrs.any(|addr| !addr.ip().is_loopback()))
+        }
     }
 }
 
@@ -241,8 +241,12 @@ pub(crate) fn enough(bytes: u64) -> anyhow::Result<()> {
     match bytes {
         MEMORY_BYTES_MIN.. => Ok(()),
         _ => fail(
-            Failure::usage(format!("--memory {}: lend {} at least", ByteSize(bytes), ByteSize(MEMORY_BYTES_MIN)))
-                .hint("sizes are written as 64MiB or 8GiB; a bare number is bytes"),
+            Failure::usage(format!(
+                "--memory {}: lend {} at least",
+                ByteSize(bytes),
+                ByteSize(MEMORY_BYTES_MIN)
+            ))
+            .hint("sizes are written as 64MiB or 8GiB; a bare number is bytes"),
         ),
     }
 }

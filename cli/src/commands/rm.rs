@@ -52,7 +52,8 @@ struct Removed<'a> {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     if args.regex.as_deref() == Some("") {
-        let refused = Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
+        let refused =
+            Failure::usage("--regex \"\": an empty pattern matches every key; is a variable not set?");
         return fail(refused.hint("`snowskin rm --all` removes everything"));
     }
     args.keys.iter().try_for_each(|key| check_key(key))?;

@@ -380,7 +380,8 @@ fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
     let mut text = String::new();
     // One more than a secret may have: what is longer is refused by its limits.
     let limit = store_core::SECRET_BYTES_MAX as u64 + 3;
-    std::io::Read::read_to_string(&mut std::io::Read::take(file, limit), &mut text).map_err(|error| fail(&error))?;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, limit), &mut text)
+        .map_err(|error| fail(&error))?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let text = text.strip_suffix('\r').unwrap_or(text);
     match text.len() {

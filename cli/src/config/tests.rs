@@ -149,8 +149,8 @@ fn tenants_without_an_admins_secret_are_refused_where_they_were_asked_for() {
 
 #[test]
 fn a_low_watermark_takes_the_untouched_ratio_along() {
-    let loaded = read("", &[], &[("master.store.eviction_high_watermark", "0.03")]).unwrap();
-    assert_eq!(loaded.settings.master.store.eviction_ratio, 0.03);
+    let loaded = read("", &[], &[("master.store.eviction_high_watermark", "0.003")]).unwrap();
+    assert_eq!(loaded.settings.master.store.eviction_ratio, 0.003);
 }
 
 #[test]

@@ -96,7 +96,12 @@ fn evict(args: &Args) -> Outcome {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     if args.json {
         let Evicted { objects, bytes, .. } = all;
-        output::print_json(&Left { objects, bytes, left_objects: stats.objects, left_bytes: stats.used_bytes })?;
+        output::print_json(&Left {
+            objects,
+            bytes,
+            left_objects: stats.objects,
+            left_bytes: stats.used_bytes,
+        })?;
     } else {
         let (objects, bytes) = (thousands(all.objects), ByteSize(all.bytes).approximate());
         output::print(&format!("evicted {objects} objects, {bytes}\n"))?;

@@ -108,7 +108,10 @@ pub(crate) fn called(node: &str, segments: &[SegmentRow]) -> String {
 
 /// What people call a segment: its name, or its number when it is gone.
 pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
-    segments.iter().find(|row| row.segment == no).map_or_else(|| format!("no. {no}, gone"), |row| row.name.clone())
+    segments
+        .iter()
+        .find(|row| row.segment == no)
+        .map_or_else(|| format!("no. {no}, gone"), |row| row.name.clone())
 }
 
 /// How a node's number is written.

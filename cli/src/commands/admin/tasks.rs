@@ -229,8 +229,7 @@ pub(crate) fn drain_one(
     let deadline = Instant::now() + timeout;
     let order = SegmentOrder { segment, state: SegmentState::Draining };
     let mut drain = {
-        let ((), mut found) =
-            rpc.call::<OrderSegments>(&(), std::iter::once(order)).map_err(no_master)?;
+        let ((), mut found) = rpc.call::<OrderSegments>(&(), std::iter::once(order)).map_err(no_master)?;
         found.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(store_client::StoreError::from)?
     };
     while goes_on(&drain) && Instant::now() < deadline {

@@ -60,10 +60,12 @@ fn not_ours(address: &str, foreign: u64) -> Failure {
     let what = match foreign {
         0 => "has nodes that no benchmark started".to_owned(),
         1 => "holds an object that no benchmark put there, and that this one may evict".to_owned(),
-        n => format!("holds {} objects that no benchmark put there, and that this one may evict", thousands(n)),
+        n => {
+            format!("holds {} objects that no benchmark put there, and that this one may evict", thousands(n))
+        }
     };
     Failure::failed(format!("the store at {address} {what}"))
-    .hint("leave --master out to measure a store started for the purpose, or say --yes")
+        .hint("leave --master out to measure a store started for the purpose, or say --yes")
 }
 
 /// CPU seconds for each GiB.

@@ -54,7 +54,13 @@ Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
     /// Where to listen; port 0 picks one.
-    #[arg(long, env = "SNOWSKIN_GATEWAY_LISTEN", hide_env_values = true, default_value = "127.0.0.1:9005", value_name = "ADDR:PORT")]
+    #[arg(
+        long,
+        env = "SNOWSKIN_GATEWAY_LISTEN",
+        hide_env_values = true,
+        default_value = "127.0.0.1:9005",
+        value_name = "ADDR:PORT"
+    )]
     listen: SocketAddr,
     #[command(flatten)]
     flags: FlagsOfClient,

@@ -11,7 +11,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
-use store_client::{Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError, metrics_text_of};
+use store_client::{
+    Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError, metrics_text_of,
+};
 use store_master::is_own_host;
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};

@@ -52,7 +52,8 @@ pub(super) struct Room(Option<OwnedSemaphorePermit>);
 impl Rooms {
     /// Half of these bytes for each direction.
     pub(super) fn new(bytes: u64, limits: BodyLimits) -> Self {
-        let permits = usize::try_from((bytes / 2).div_ceil(KIB)).map_or(PERMITS_MAX, |half| half.min(PERMITS_MAX));
+        let permits =
+            usize::try_from((bytes / 2).div_ceil(KIB)).map_or(PERMITS_MAX, |half| half.min(PERMITS_MAX));
         let half = || Arc::new(Semaphore::new(permits));
         Self { coming: half(), going: half(), permits, limits }
     }

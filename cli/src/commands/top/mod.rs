@@ -231,12 +231,7 @@ impl From<store_core::message::TenantUsage<'_>> for TenantRow {
 }
 
 impl Frame {
-    fn new(
-        seconds: f64,
-        stats: Stats,
-        before: Option<&Self>,
-        lists: Lists,
-    ) -> Self {
+    fn new(seconds: f64, stats: Stats, before: Option<&Self>, lists: Lists) -> Self {
         let Lists { node_list, segment_list, mut rails, tenants, tasks } = lists;
         let last = before.map_or(stats, |before| before.stats);
         // A master that was restarted counts from 0 again.

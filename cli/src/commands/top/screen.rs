@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn keys_are_known_by_what_terminals_send() {
-        let known = [b"q".as_slice(), b"p", b"s", b"?", b"\t", b"\x1b[C", b"\x1b[D", b"\x1b[Z"].map(Key::read);
+        let known =
+            [b"q".as_slice(), b"p", b"s", b"?", b"\t", b"\x1b[C", b"\x1b[D", b"\x1b[Z"].map(Key::read);
         let wanted =
             [Key::Quit, Key::Pause, Key::Sort, Key::Help, Key::Next, Key::Next, Key::Previous, Key::Previous];
         assert_eq!(known, wanted.map(Some));

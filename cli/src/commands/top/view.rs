@@ -101,8 +101,13 @@ impl View {
     /// A new look.
     pub(super) fn note(&mut self, frame: &Frame) {
         self.away = None;
-        let values =
-            [frame.hit_rate.unwrap_or(0.0) * 100.0, frame.read_gb_s, frame.written_gb_s, frame.puts_s, frame.evictions_s];
+        let values = [
+            frame.hit_rate.unwrap_or(0.0) * 100.0,
+            frame.read_gb_s,
+            frame.written_gb_s,
+            frame.puts_s,
+            frame.evictions_s,
+        ];
         for (samples, value) in self.samples.iter_mut().zip(values) {
             if samples.len() == SAMPLES_MAX {
                 samples.pop_front();
@@ -167,7 +172,8 @@ impl View {
         out += &self.figures(frame);
         out += "\n";
         for tab in Tab::ALL {
-            let name = if tab == self.tab { format!("[{}]", tab.name()) } else { format!(" {} ", tab.name()) };
+            let name =
+                if tab == self.tab { format!("[{}]", tab.name()) } else { format!(" {} ", tab.name()) };
             out += &paint(if tab == self.tab { Tone::Strong } else { Tone::Faint }, &name);
             out.push(' ');
         }
@@ -226,10 +232,15 @@ impl View {
         table.row(["no room".to_owned(), thousands(stats.puts_no_room_total), "puts that found none".into()]);
         out += &table.render();
         let lost = (stats.nodes_expired_total, stats.objects_lost_total);
-        let line =
-            format!("lost       {} nodes given up, {} objects with them\n", thousands(lost.0), thousands(lost.1));
+        let line = format!(
+            "lost       {} nodes given up, {} objects with them\n",
+            thousands(lost.0),
+            thousands(lost.1)
+        );
         let tone = match lost {
-            lost if self.lost_before.is_some_and(|before| lost.0 > before.0 || lost.1 > before.1) => Tone::Bad,
+            lost if self.lost_before.is_some_and(|before| lost.0 > before.0 || lost.1 > before.1) => {
+                Tone::Bad
+            }
             (0, 0) => Tone::Plain,
             _ => Tone::Uneasy,
         };
@@ -238,7 +249,9 @@ impl View {
 
     fn nodes(&self, frame: &Frame) -> String {
         let mut rows: Vec<(&NodeRow, bool)> = frame.node_list.iter().map(|node| (node, true)).collect();
-        rows.sort_by(|(a, _), (b, _)| self.compare((&a.name, a.used_bytes, a.capacity_bytes), (&b.name, b.used_bytes, b.capacity_bytes)));
+        rows.sort_by(|(a, _), (b, _)| {
+            self.compare((&a.name, a.used_bytes, a.capacity_bytes), (&b.name, b.used_bytes, b.capacity_bytes))
+        });
         rows.extend(self.gone.iter().map(|node| (node, false)));
         let mut table = Table::new(&[
             ("node", Align::Left),
@@ -279,13 +292,17 @@ impl View {
 
     fn sorted(&self, frame: &Frame) -> Vec<SegmentRow> {
         let mut rows = frame.segment_list.clone();
-        rows.sort_by(|a, b| self.compare((&a.name, a.used_bytes, a.capacity_bytes), (&b.name, b.used_bytes, b.capacity_bytes)));
+        rows.sort_by(|a, b| {
+            self.compare((&a.name, a.used_bytes, a.capacity_bytes), (&b.name, b.used_bytes, b.capacity_bytes))
+        });
         rows
     }
 
     /// Name, bytes used, capacity.
     fn compare(&self, a: (&str, u64, u64), b: (&str, u64, u64)) -> std::cmp::Ordering {
-        let full = |(_, used, capacity): (&str, u64, u64)| u128::from(used) * u128::from(u64::MAX) / u128::from(capacity.max(1));
+        let full = |(_, used, capacity): (&str, u64, u64)| {
+            u128::from(used) * u128::from(u64::MAX) / u128::from(capacity.max(1))
+        };
         match self.order {
             Order::Name => a.0.cmp(b.0),
             Order::Used => full(b).cmp(&full(a)),
@@ -438,7 +455,13 @@ mod tests {
     fn keys_turn_tables_sort_them_pause_and_help() {
         let mut view = View::new("m:1".into(), false);
         view.note(&frame(vec![node("1", "b"), node("2", "a")]));
-        let first = |view: &View| view.text().lines().filter(|line| line.starts_with(['a', 'b'])).map(str::to_owned).collect::<Vec<_>>();
+        let first = |view: &View| {
+            view.text()
+                .lines()
+                .filter(|line| line.starts_with(['a', 'b']))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
         assert!(first(&view)[0].starts_with('a'), "by name");
         view.press(Key::Next);
         assert!(view.text().contains("[segments]"));
