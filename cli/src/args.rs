@@ -76,7 +76,11 @@ impl Cli {
     pub(crate) fn start_logging(&self) -> Result<(), Failure> {
         use tracing_subscriber::EnvFilter;
         let log = &self.log.settings().log;
-        let level = ["warn", "info", "debug", "trace"][usize::from(self.global.verbose.min(3))];
+        let level = match (self.global.verbose, &self.command) {
+            // Who comes and goes is what its log is for.
+            (0, Command::Master(_)) => "warn,store_master=info",
+            (verbose, _) => ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))],
+        };
         let filter = match log.filter.as_str() {
             "" => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)),
             filter => EnvFilter::try_new(filter).map_err(|error| {

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use store_client::Node;
+use store_client::{ClientMetrics, LocalServer, Node, metrics_text_of};
 use store_master::{HttpLimits, HttpServer};
 
 /// A node whose engine does not answer for longer is stuck.
@@ -36,8 +36,17 @@ struct Life(Arc<Mutex<Phase>>);
 enum Phase {
     #[default]
     Starting,
-    Running(Arc<Node>),
+    Running(Running),
     Stopping,
+}
+
+/// A node that runs, and the ways into it.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) node: Arc<Node>,
+    pub(crate) local: Option<Arc<LocalServer>>,
+    /// Of the gateway's clients.
+    pub(crate) gateway: Vec<ClientMetrics>,
 }
 
 impl NodeHttp {
@@ -62,9 +71,9 @@ impl NodeHttp {
         self.server.addr()
     }
 
-    /// The node runs.
-    pub(crate) fn running(&self, node: Arc<Node>) {
-        self.life.enter(Phase::Running(node));
+    /// The node runs, with these ways into it.
+    pub(crate) fn running(&self, running: Running) {
+        self.life.enter(Phase::Running(running));
     }
 
     /// The node unmounts now; answers go on until this is dropped.
@@ -98,7 +107,7 @@ async fn health(State(life): State<Life>) -> Response {
     let status = match life.phase() {
         Phase::Starting => "starting",
         Phase::Stopping => "stopping",
-        Phase::Running(node) => match text(node).await {
+        Phase::Running(running) => match text(running).await {
             Some(_) => "ok",
             None => return json(StatusCode::SERVICE_UNAVAILABLE, "{\"status\":\"stuck\"}\n".to_owned()),
         },
@@ -111,7 +120,7 @@ async fn ready(State(life): State<Life>) -> Response {
     let why = match life.phase() {
         Phase::Starting => "the node is starting",
         Phase::Stopping => "the node is stopping",
-        Phase::Running(node) => match node.status() {
+        Phase::Running(running) => match running.node.status() {
             status if status.segment.is_none() => "not mounted: the master gave this node up",
             status if !status.heard => "the master does not answer",
             _ => return json(StatusCode::OK, "{\"ready\":true}\n".to_owned()),
@@ -121,8 +130,10 @@ async fn ready(State(life): State<Life>) -> Response {
 }
 
 async fn metrics(State(life): State<Life>) -> Response {
-    let Phase::Running(node) = life.phase() else { return StatusCode::SERVICE_UNAVAILABLE.into_response() };
-    match text(node).await {
+    let Phase::Running(running) = life.phase() else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    match text(running).await {
         Some(text) => {
             ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
                 .into_response()
@@ -132,8 +143,15 @@ async fn metrics(State(life): State<Life>) -> Response {
 }
 
 /// `None`: the engine does not answer.
-async fn text(node: Arc<Node>) -> Option<String> {
-    let asked = tokio::task::spawn_blocking(move || node.metrics_text());
+async fn text(running: Running) -> Option<String> {
+    let text = move || {
+        let mut clients = running.gateway;
+        clients.extend(running.local.iter().flat_map(|local| local.client_metrics()));
+        // Without any, there is nothing to tell of them.
+        let of_clients = if clients.is_empty() { String::new() } else { metrics_text_of(&clients) };
+        of_clients + &running.node.metrics_text()
+    };
+    let asked = tokio::task::spawn_blocking(text);
     tokio::time::timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()
 }
 

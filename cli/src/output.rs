@@ -31,6 +31,59 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&text)
 }
 
+/// How a piece of text is shown on a terminal that shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// As everything.
+    Plain,
+    /// Something is wrong.
+    Bad,
+    /// Something may soon be.
+    Uneasy,
+    /// A heading.
+    Strong,
+    /// What is only there to be read if one looks for it.
+    Faint,
+}
+
+impl Tone {
+    /// The text in this tone; as it is where there is to be no colour.
+    pub(crate) fn paint(self, text: &str, colour: bool) -> String {
+        let code = match self {
+            _ if !colour => return text.to_owned(),
+            Self::Plain => return text.to_owned(),
+            Self::Bad => "31;1",
+            Self::Uneasy => "33",
+            Self::Strong => "1",
+            Self::Faint => "2",
+        };
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    }
+}
+
+/// Whether stdout is to be coloured: it is a terminal, and NO_COLOR (no-color.org) is not set.
+pub(crate) fn is_coloured() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && io::IsTerminal::is_terminal(&io::stdout())
+}
+
+/// The beginning of a line, as many characters as fit; what sets its tone takes no room.
+pub(crate) fn clip(line: &str, columns: usize) -> String {
+    let (mut out, mut shown, mut in_code) = (String::new(), 0, false);
+    for c in line.chars() {
+        if c == '\u{1b}' {
+            in_code = true;
+        }
+        if in_code {
+            out.push(c);
+            in_code = c != 'm';
+        } else if shown < columns {
+            out.push(c);
+            shown += 1;
+        }
+    }
+    out
+}
+
 /// Where a column's cells stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
@@ -206,6 +259,14 @@ mod tests {
         assert_eq!(printable("a\u{1b}[2Jb\nc é"), "a\\u{1b}[2Jb\\nc é");
         assert_eq!(printable("a\u{202e}fdp.exe"), "a\\u{202e}fdp.exe");
         assert_eq!(brief(&"é".repeat(65)), "é".repeat(64) + "…");
+    }
+
+    #[test]
+    fn a_line_is_cut_where_the_terminal_ends_and_keeps_its_tone() {
+        let line = Tone::Bad.paint("abcdef", true) + "gh";
+        assert_eq!(clip(&line, 3), "\u{1b}[31;1mabc\u{1b}[0m");
+        assert_eq!(clip(&line, 7), "\u{1b}[31;1mabcdef\u{1b}[0mg");
+        assert_eq!(Tone::Bad.paint("abc", false), "abc");
     }
 
     #[test]

@@ -82,6 +82,60 @@ pub(crate) fn wait_for_interrupt(timeout: Option<Duration>) -> Option<Exit> {
     interrupted()
 }
 
+/// The terminal that stdin is, in a mode where keys come one by one and are not shown, until it is dropped.
+pub(crate) struct KeyMode {
+    before: libc::termios,
+}
+
+impl KeyMode {
+    /// `None` when stdin is no terminal of ours to change.
+    pub(crate) fn enter() -> Option<Self> {
+        if is_in_background() {
+            return None;
+        }
+        let mut before = MaybeUninit::<libc::termios>::uninit();
+        // SAFETY: `before` is large enough, and is read only after the call succeeded and filled it.
+        let before = unsafe {
+            if libc::tcgetattr(libc::STDIN_FILENO, before.as_mut_ptr()) != 0 {
+                return None;
+            }
+            before.assume_init()
+        };
+        let mut keys = before;
+        // Signals stay what they are: Ctrl-C ends us as ever.
+        keys.c_lflag &= !(libc::ICANON | libc::ECHO);
+        keys.c_cc[libc::VMIN] = 0;
+        keys.c_cc[libc::VTIME] = 0;
+        // SAFETY: `keys` outlives the call.
+        let set = unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const keys) } == 0;
+        set.then_some(Self { before })
+    }
+
+    /// Sleeps until a key is pressed or somebody asks us to end, at most `timeout`. Gives the bytes that the terminal sent, none
+    /// when there was no key.
+    pub(crate) fn wait(&self, timeout: Duration, bytes: &mut [u8]) -> usize {
+        let event = EVENT.load(Ordering::Relaxed);
+        let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = [wanted(event), wanted(libc::STDIN_FILENO)];
+        let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: two pollfds, which outlive the call.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout_ms) };
+        if ready <= 0 || fds[1].revents == 0 {
+            return 0;
+        }
+        // SAFETY: writes at most as many bytes as the slice has, which outlives the call.
+        let read = unsafe { libc::read(libc::STDIN_FILENO, bytes.as_mut_ptr().cast(), bytes.len()) };
+        usize::try_from(read).unwrap_or(0)
+    }
+}
+
+impl Drop for KeyMode {
+    fn drop(&mut self) {
+        // SAFETY: what was there before; it outlives the call.
+        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const self.before) };
+    }
+}
+
 /// The child that `command` starts gets SIGKILL when the thread that starts it ends, however that comes about. It leads a
 /// process group of its own, so that Ctrl-C reaches us alone and we stop it in order.
 pub(crate) fn die_with_parent(command: &mut Command) {

@@ -111,6 +111,16 @@ fn read_answer(stream: &mut TcpStream, no_body: bool) -> Answer {
     answer
 }
 
+impl Gateway {
+    /// Waits until a line stands in its metrics.
+    fn until(&self, line: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !String::from_utf8_lossy(&self.get("/metrics").body).contains(line) {
+            assert!(Instant::now() < deadline, "{line} does not come about");
+        }
+    }
+}
+
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
@@ -358,17 +368,11 @@ fn more_bytes_than_the_gateway_may_hold_are_refused_until_there_is_room() {
     hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
         .unwrap();
     hog.write_all(&pattern(1_000_000)).unwrap();
+    gateway.until("snowskin_gateway_incoming_bytes 1048576");
     let value = pattern(100_000);
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let answer = gateway.put("/v1/objects/k", &value);
-        if answer.status == 503 {
-            answer.refused(503, "--buffered-bytes");
-            assert_eq!(answer.header("retry-after"), Some("1"));
-            break;
-        }
-        assert!(Instant::now() < deadline, "there is room for ever");
-    }
+    let answer = gateway.put("/v1/objects/k", &value);
+    answer.refused(503, "--buffered-bytes");
+    assert_eq!(answer.header("retry-after"), Some("1"));
     drop(hog);
     let deadline = Instant::now() + PATIENCE;
     while gateway.put("/v1/objects/later", &value).status == 503 {
@@ -389,10 +393,7 @@ fn uploads_that_announce_much_and_send_little_keep_nobody_out() {
         })
         .collect();
     // They have arrived when they are counted: with the one that asks.
-    let deadline = Instant::now() + PATIENCE;
-    while !String::from_utf8_lossy(&gateway.get("/metrics").body).contains("requests_in_flight 9") {
-        assert!(Instant::now() < deadline, "they never arrive");
-    }
+    gateway.until("snowskin_gateway_requests_in_flight 9");
     for turn in 0..10 {
         assert_eq!(gateway.put(&format!("/v1/objects/k{turn}"), &pattern(100_000)).status, 201);
         assert_eq!(gateway.get("/v1/objects/there").body, b"hello");
@@ -409,10 +410,8 @@ fn uploads_that_fill_their_share_keep_nobody_from_reading() {
     hog.write_all(b"PUT /v1/objects/hog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n")
         .unwrap();
     hog.write_all(&value[1..]).unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while gateway.put("/v1/objects/k", &value[..100_000]).status != 503 {
-        assert!(Instant::now() < deadline, "there is room for ever");
-    }
+    gateway.until("snowskin_gateway_incoming_bytes 1048576");
+    gateway.put("/v1/objects/k", &value[..100_000]).refused(503, "--buffered-bytes");
     assert_eq!(gateway.get("/v1/objects/there").body, value);
 }
 
@@ -494,6 +493,9 @@ fn it_says_how_it_is_and_describes_itself() {
         "snowskin_gateway_written_bytes_total 1000",
         "snowskin_gateway_read_bytes_total 1000",
         "snowskin_gateway_requests_in_flight 1",
+        "snowskin_client_puts_total 1",
+        "snowskin_client_hits_total 1",
+        "snowskin_client_checksum_mismatches_total 0",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
@@ -514,7 +516,7 @@ fn without_a_master_it_does_not_start_and_without_nodes_it_is_not_ready() {
     gateway.store.node.end();
     let ready = gateway.get("/ready");
     assert_eq!((ready.status, ready.json()["ready"].as_bool()), (503, Some(false)));
-    gateway.put("/v1/objects/k", b"x").refused(507, "add nodes");
+    gateway.put("/v1/objects/k", b"x").refused(507, "start a node");
     assert_eq!(gateway.get("/health").status, 200);
 }
 

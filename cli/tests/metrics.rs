@@ -48,7 +48,9 @@ fn http(addr: &str, path: &str) -> (u16, String) {
 fn families(text: &str) -> BTreeSet<String> {
     let family = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
-        Some(if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+        // In Prometheus' plain format the name has its ending already.
+        let counter = || format!("{}_total", name.strip_suffix("_total").unwrap_or(name));
+        Some(if kind == "counter" { counter() } else { name.to_owned() })
     };
     text.lines().filter_map(family).collect()
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
 use common::{Daemon, assert_exit, eventually, json, run, signal, snowskin, stdout, wait};
@@ -97,7 +97,9 @@ fn a_node_that_only_this_machine_can_reach_is_warned_of_where_the_master_is_for_
     };
     let warned = said_by(&[]);
     assert!(warned.contains("--advertise") && warned.contains(&address), "{warned}");
-    assert_eq!(said_by(&["--listen", &listen]), "");
+    let open = said_by(&["--listen", &listen]);
+    assert!(open.contains("without a cluster secret") && !open.contains("--advertise"), "{open}");
+    assert_eq!(said_by(&["--listen", &listen, "--cluster-secret", "sesame"]), "");
 }
 
 #[test]
@@ -139,4 +141,29 @@ fn a_node_that_waits_for_its_master_can_be_stopped() {
     while node.stderr.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte != *b"\n" {}
     signal(node.id(), "TERM");
     assert_eq!(wait(&mut node).expect("it ends").code(), Some(143));
+}
+
+#[test]
+fn a_node_tells_what_clients_have_seen_that_come_in_by_it() {
+    let cluster = Cluster::start();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("n.sock");
+    let socket = socket.to_str().unwrap();
+    let any = "127.0.0.1:0";
+    let node = cluster.node("n1", &["--http", any, "--gateway", any, "--local", socket]);
+    assert_exit(&run(&["put", "k", "/proc/self/status", "--local", socket]), 0);
+    assert_exit(&run(&["get", "k", "--local", socket]), 0);
+    let ask = |address: &str, path: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    ask(&node.text("gateway"), "/v1/objects/k");
+    let metrics = ask(&node.text("http"), "/metrics");
+    for line in ["snowskin_client_puts_total 1", "snowskin_client_hits_total 2", "snowskin_node_mounted 1"] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    assert_eq!(metrics.matches("# EOF").count(), 1);
 }

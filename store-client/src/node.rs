@@ -343,3 +343,101 @@ impl Shared {
         heard.is_some_and(|(at, ttl)| at.elapsed() < ttl)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use store_master::{Config, MasterHandle, MasterServer};
+    use te_engine::{Expulsion, Fabrics, SegmentError};
+
+    use super::*;
+    use crate::local::{LocalConfig, LocalServerConfig};
+    use crate::{BufferRange, Client, ClientConfig, LocalClient, LocalServer, PutOptions, StoreError};
+
+    const ONE: PutOptions = PutOptions::DEFAULT;
+
+    fn store(fabrics: Fabrics) -> (MasterHandle, Node) {
+        let config =
+            Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() };
+        let master = MasterServer::bind(config).unwrap().spawn().unwrap();
+        let node = NodeConfig::new("a", master.rpc_addr().into(), 8 << 20).fabrics(fabrics);
+        (master, Node::start(node).unwrap())
+    }
+
+    fn connect(master: &MasterHandle, fabrics: Fabrics) -> Client {
+        Client::connect(ClientConfig::new(master.rpc_addr().into()).fabrics(fabrics)).unwrap()
+    }
+
+    fn expel(node: &Node, writer: u64) {
+        while node.engine.expel(writer, true).unwrap() != Expulsion::Gone {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_client_that_was_cut_off_goes_on_with_another_engine_unless_its_memory_is_the_old_ones() {
+        for fabrics in [Fabrics::TCP, Fabrics::SHM] {
+            let (master, node) = store(fabrics);
+            let (mut plain, mut holding) = (connect(&master, fabrics), connect(&master, fabrics));
+            let memory = holding.alloc(4096).unwrap();
+            for (name, client) in [("plain", &mut plain), ("holding", &mut holding)] {
+                assert!(client.put(name.as_bytes(), &[7; 100_000], &ONE).unwrap());
+                expel(&node, client.fabric_mut().identity());
+                // It hears so when it comes back, and a connection that breaks is not that yet.
+                let mut tries = 0;
+                while !client.is_expelled() {
+                    assert!(client.put(b"late", &[8; 100_000], &ONE).is_err(), "{name} over {fabrics}");
+                    tries += 1;
+                    assert!(tries < 1_000, "{name} over {fabrics} never hears of it");
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+            assert!(plain.put(b"after", &[9; 100_000], &ONE).unwrap(), "{fabrics}");
+            assert_eq!(plain.get(b"after").unwrap(), Some(vec![9; 100_000]));
+            assert_eq!(plain.get(b"plain").unwrap(), Some(vec![7; 100_000]));
+            let range = BufferRange::all(&memory);
+            assert!(matches!(holding.put_from(b"held", range, &ONE), Err(StoreError::Expelled)));
+            assert!(matches!(holding.get(b"after"), Err(StoreError::Expelled)), "{fabrics}");
+            drop(holding);
+        }
+    }
+
+    #[test]
+    fn local_clients_of_a_worker_that_was_cut_off_come_back() {
+        let (master, node) = store(Fabrics::default());
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = LocalServerConfig::new(
+            dir.path().join("local.sock"),
+            ClientConfig::new(master.rpc_addr().into()),
+        );
+        config.workers = 1;
+        let server = LocalServer::start(config).unwrap();
+        let mut local = LocalClient::connect(LocalConfig::new(server.path())).unwrap();
+        assert!(local.put(b"before", &[1; 100_000], &ONE).unwrap());
+        let writers = server.shared().identities.lock().unwrap().clone();
+        writers.into_iter().for_each(|writer| expel(&node, writer));
+        // One call finds out, and one finds the connection gone.
+        let mut tries = 0;
+        while !local.put(b"after", &[2; 100_000], &ONE).unwrap_or(false) {
+            tries += 1;
+            assert!(tries < 1_000, "it never came back");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(local.get(b"after").unwrap(), Some(vec![2; 100_000]));
+        assert_eq!(local.get(b"before").unwrap(), Some(vec![1; 100_000]));
+        drop(local);
+        server.stop();
+    }
+
+    #[test]
+    fn nodes_and_clients_park_no_notifications() {
+        let (master, node) = store(Fabrics::TCP);
+        let client = connect(&master, Fabrics::TCP);
+        let stranger = TransferEngine::start(te_engine::Config::default()).unwrap();
+        let endpoint = node.endpoint().to_owned();
+        let segment = stranger.open_segment(&endpoint).unwrap();
+        let refused = stranger.notify(segment, "a name", b"a message");
+        assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{refused:?}");
+        drop(client);
+    }
+}

@@ -8,10 +8,10 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::connection::{Handler, Verdict};
+use crate::events::Events;
 use crate::metrics::RequestCounters;
 use crate::places::Source;
 use crate::proofs::Proofs;
-use crate::roll::{Cause, Roll};
 use crate::seldom::Seldom;
 
 /// How often the log says how everything is.
@@ -22,11 +22,11 @@ pub(crate) struct Answering {
     pub(crate) master: Master,
     pub(crate) requests: RequestCounters,
     pub(crate) time: Clock,
-    pub(crate) roll: Roll,
+    pub(crate) events: Events,
     pub(crate) refusals: Refusals,
     proofs: Proofs,
     wrong_proofs: Seldom,
-    refused_names: Seldom,
+    refused_mounts: Seldom,
     /// What takes longer is logged.
     slow: Duration,
     turn: Turn,
@@ -39,8 +39,6 @@ pub(crate) struct Answering {
 pub(crate) struct Refusals {
     /// Wrong proofs of a tenant's, an admin's and the cluster's secret.
     pub(crate) proofs: [u64; 3],
-    /// Mounts of a name that another live node has.
-    pub(crate) names_held: u64,
     /// Mounts under an incarnation that is over, or that no clock can have given.
     pub(crate) incarnations: u64,
     /// Mounts without a proof, or with a wrong key.
@@ -66,11 +64,11 @@ impl Answering {
             master,
             requests: RequestCounters::default(),
             time: Clock::new(now),
-            roll: Roll::default(),
+            events: Events::default(),
             refusals: Refusals::default(),
             proofs: Proofs::default(),
             wrong_proofs: Seldom::default(),
-            refused_names: Seldom::default(),
+            refused_mounts: Seldom::default(),
             slow: slow_ms(slow_request_ms),
             turn: Turn::default(),
         }
@@ -79,9 +77,14 @@ impl Answering {
     /// Does what is due.
     pub(crate) fn timeout(&mut self) {
         self.master.handle_timeout(self.time.core());
-        if self.roll.may_have_changed(&self.master) {
-            self.roll.call(&self.master, Cause::Timeout);
+        if self.events.is_draining() {
+            self.events.drains(&self.master);
         }
+    }
+
+    /// Tells the log what has happened.
+    pub(crate) fn tell(&mut self) {
+        self.events.tell(&mut self.master, self.time.last());
     }
 
     /// The wall clock goes its own way: it is set, and it counts while this process is stopped.
@@ -144,41 +147,21 @@ impl Answering {
         }
     }
 
-    /// A request that may have changed who is there was answered.
-    fn who_is_there(&mut self, kind: Kind, source: Source, frame: &Frame<'_>, answer: &[u8], status: i32) {
-        self.roll.call(&self.master, Cause::Request);
-        if kind != Kind::Mount {
-            return;
-        }
+    /// A mount was answered.
+    fn mount_answered(&mut self, source: Source, frame: &Frame<'_>, answer: &[u8], status: i32) {
         let Ok((asked, _)) = message::Mount::decode_request(frame.body) else { return };
         let (name, endpoint) = (asked.name, asked.endpoint);
         if status == ErrorCode::PermissionDenied.code() || status == ErrorCode::IllegalClient.code() {
             self.refusals.mounts_unproved += 1;
-            if let Some(left_out) = self.refused_names.may(self.time.last()) {
+            if let Some(left_out) = self.refused_mounts.may(self.time.last()) {
                 let why = ErrorCode::from_code(status).map(|code| code.to_string()).unwrap_or_default();
                 warn!(name, endpoint, %source, left_out, why, "mount refused");
             }
         }
         let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
-        match message::Mount::decode_response(&answer) {
-            Ok((MountAnswer::Held { endpoint: holder, silent_ms }, _)) => {
-                self.refusals.names_held += 1;
-                if let Some(left_out) = self.refused_names.may(self.time.last()) {
-                    warn!(
-                        name,
-                        endpoint,
-                        holder,
-                        holder_silent_ms = silent_ms,
-                        left_out,
-                        "mount refused: another live node has the name; choose another, or stop that one"
-                    );
-                }
-            }
-            Ok((MountAnswer::Stale { incarnation_min }, _)) => {
-                self.refusals.incarnations += 1;
-                debug!(name, endpoint, incarnation_min, "mount refused: the incarnation is over");
-            }
-            _ => {}
+        if let Ok((MountAnswer::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
+            self.refusals.incarnations += 1;
+            debug!(name, endpoint, incarnation_min, "mount refused: the incarnation is over");
         }
     }
 }
@@ -220,8 +203,10 @@ impl Handler for Answering {
         let requests = self.turn.requests + 1;
         self.turn = Turn { requests, kind, request_id, told: told | self.turn.told };
         debug!(op = name(kind), trace = %Trace::of(request_id), status, "request");
-        if let Some(kind @ (Kind::Mount | Kind::Unmount | Kind::OrderSegments)) = Kind::from_byte(kind) {
-            self.who_is_there(kind, source, frame, answer, status);
+        match Kind::from_byte(kind) {
+            Some(Kind::Mount) => self.mount_answered(source, frame, answer, status),
+            Some(Kind::OrderSegments) => self.events.drains(&self.master),
+            _ => {}
         }
         let Some(role) = proves.filter(|_| session.proofs_failed() > failed) else {
             return Verdict::Answered;

@@ -127,9 +127,11 @@ impl Config {
         if self.spin_us > 1_000_000 {
             return Err(ConfigError { field: "spin_us", need: "must be at most 1000000: it burns a core" });
         }
-        if self.store.multi_tenants && !self.store.admin_secret.is_set() {
-            let need = "needs store.admin_secret beside it: without one, whoever connects could be a node and be given \
-                        everybody's bytes; nodes say it as cluster.admin_secret (--admin-secret)";
+        let open = !self.store.admin_secret.is_set() && !self.store.cluster_secret.is_set();
+        if self.store.multi_tenants && open {
+            let need = "needs store.admin_secret or store.cluster_secret beside it: without one, whoever connects could be \
+                        a node and be given everybody's bytes; nodes say it as cluster.admin_secret (--admin-secret) or \
+                        cluster.cluster_secret (--cluster-secret)";
             return Err(ConfigError { field: "store.multi_tenants", need });
         }
         Ok(())
@@ -193,12 +195,15 @@ mod tests {
     }
 
     #[test]
-    fn tenants_need_an_admins_secret_so_that_not_everybody_is_a_node() {
+    fn tenants_need_a_secret_so_that_not_everybody_is_a_node() {
         let mut config = Config::default();
         config.store.multi_tenants = true;
         let error = config.validate().unwrap_err();
         assert_eq!(error.field, "store.multi_tenants");
         assert!(error.need.contains("store.admin_secret"), "{error}");
+        config.store.cluster_secret = store_core::Secret::new(b"sesame");
+        config.validate().unwrap();
+        config.store.cluster_secret = store_core::Secret::default();
         config.store.admin_secret = store_core::Secret::new(b"sesame");
         config.validate().unwrap();
     }

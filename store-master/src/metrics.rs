@@ -51,6 +51,7 @@ pub(crate) struct Snapshot {
     pub(crate) connections: u64,
     pub(crate) totals: Totals,
     pub(crate) refusals: Refusals,
+    pub(crate) names_held_total: u64,
     pub(crate) names_taken_over_total: u64,
     /// Wall time of the start, seconds since the Unix epoch.
     pub(crate) started_s: f64,
@@ -311,18 +312,22 @@ impl Snapshot {
     /// Bytes that are neither free nor an object's, by why.
     fn register_held(&self, registry: &mut Registry) {
         let stats = &self.stats;
-        let named = stats.held_dead_writer_bytes + stats.held_unknown_writer_bytes;
+        let silent = stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes);
         let held = Family::<ReasonLabels, Gauge>::default();
         for (reason, value) in [
             ("unfinished", stats.unfinished_bytes),
             ("dead_writer", stats.held_dead_writer_bytes),
             ("unknown_writer", stats.held_unknown_writer_bytes),
-            ("silent_writer", stats.quarantined_bytes.saturating_sub(named)),
+            ("silent_writer", silent),
             ("lease", stats.deferred_bytes),
         ] {
             held.get_or_create(&ReasonLabels { reason }).set(signed(value));
         }
-        registry.register("held_bytes", "Bytes that are neither free nor an object's, by why", held);
+        registry.register(
+            "held_bytes",
+            "Bytes that are neither free nor an object's, by why; dead_writer is in others, too",
+            held,
+        );
     }
 
     /// Who was turned away.
@@ -330,7 +335,7 @@ impl Snapshot {
         let refusals = &self.refusals;
         let mounts = Family::<ReasonLabels, Counter>::default();
         for (reason, value) in [
-            ("name_held", refusals.names_held),
+            ("name_held", self.names_held_total),
             ("incarnation", refusals.incarnations),
             ("proof", refusals.mounts_unproved),
         ] {

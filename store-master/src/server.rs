@@ -130,6 +130,14 @@ impl MasterServer {
             http.start(metadata.unwrap_or_default()).map_err(ServeError::Poll)?;
         }
         info!(rpc = %self.rpc_addr, "master serves");
+        let store = &self.config.store;
+        if !self.rpc_addr.ip().is_loopback() && !store.admin_secret.is_set() && !store.cluster_secret.is_set()
+        {
+            warn!(
+                rpc = %self.rpc_addr,
+                "whoever reaches this address may be a node, and be given everybody's bytes: set a cluster secret"
+            );
+        }
         let mut service = Service {
             answering: Answering::new(self.master, self.config.slow_request_ms),
             floor: Floor::new(&self.config),

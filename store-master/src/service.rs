@@ -93,6 +93,7 @@ impl Service {
             let busy = !self.floor.is_idle();
             self.floor.serve(ROUND, &mut self.answering);
             self.timeouts();
+            self.answering.tell();
             if busy {
                 now = self.answering.time.last();
                 spin_until = if now < crowded_until { now } else { now + spin };
@@ -263,7 +264,7 @@ impl Service {
 
     /// Tells other threads how the master is.
     fn publish(&mut self, now: Instant) {
-        self.pulse.set_ready(self.answering.master.segments().next().is_some());
+        self.pulse.set_ready(self.answering.master.segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
             let stats = self.answering.master.stats();
             let published = self.pulse.publish(&stats, self.floor.open());
@@ -313,7 +314,8 @@ impl Service {
             connections: self.floor.open() as u64,
             totals: self.floor.totals(),
             refusals: self.answering.refusals,
-            names_taken_over_total: self.answering.roll.taken_over_total(),
+            names_held_total: self.answering.events.names_held_total,
+            names_taken_over_total: self.answering.events.taken_over_total,
             started_s: master.config().started_wall_ms as f64 / 1e3,
             metadata_bytes_max: master.config().metadata_bytes_max,
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{connect, read_answer, start};
 use store_core::Key;
 use store_core::message::{
-    Mount, MountSegment, NewObject, Operation, PutAsk, PutStart, Unmount, UnmountSegment,
+    Commit, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
 };
 
 const MIB: usize = 1 << 20;
@@ -49,6 +49,18 @@ fn memory_of_a_segment_that_is_gone_is_given_back() {
         let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 1 });
         out.clear();
         PutStart::encode_request(&mut out, 2, &PutAsk::once(Default::default()), new).unwrap();
+        stream.write_all(&out).unwrap();
+        let answer = read_answer(&mut stream).unwrap();
+        let frame = answer.frame();
+        let puts = PutStart::decode_response(&frame).unwrap().1;
+        let commits = keys.iter().zip(puts).map(|(key, put)| {
+            let put = put.unwrap();
+            let key = Key(key.as_bytes());
+            Commit { key, generation: put.generation, handle: put.handle, checksum: 0 }
+        });
+        let commits: Vec<Commit<'_>> = commits.collect();
+        out.clear();
+        PutEnd::encode_request(&mut out, 2, &(), commits.into_iter()).unwrap();
         stream.write_all(&out).unwrap();
         assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
     }

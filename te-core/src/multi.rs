@@ -12,7 +12,7 @@
 //! that does not know of them refuses the export for its length.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
-mod rejoin;
+mod regions;
 mod retry;
 mod slot;
 
@@ -429,47 +429,14 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
 impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        let index = id.index as usize;
-        if self.regions.get(index).is_some_and(|region| region.live) {
-            return Err(Error::new(ErrorKind::Busy));
-        }
-        let (mut mask, mut missing) = (0, 0);
-        let mut first_error = None;
-        let mut left_out = None;
-        for (rail, child) in self.rails.iter_mut().enumerate() {
-            // SAFETY: the caller's promise covers every child.
-            match unsafe { child.register(id, span, access) } {
-                Ok(()) => mask |= 1 << rail,
-                Err(error) if error.kind == ErrorKind::Unsupported => {}
-                // Its own trouble: the others serve.
-                Err(error) if error.kind.is_rail_fault() => {
-                    missing |= 1 << rail;
-                    left_out.get_or_insert((rail, error));
-                }
-                Err(error) => {
-                    first_error.get_or_insert(error);
-                }
+        let each = |rails: &mut [C], results: &mut [Result<(), Error>]| {
+            for (rail, result) in rails.iter_mut().zip(results) {
+                // SAFETY: the caller's promise covers every child.
+                *result = unsafe { rail.register(id, span, access) };
             }
-        }
-        self.left_out = left_out;
-        if mask == 0 {
-            let error = left_out.map_or(Error::new(ErrorKind::Unsupported), |(_, error)| error);
-            first_error.get_or_insert(error);
-        }
-        if let Some(error) = first_error {
-            for (rail, child) in self.rails.iter_mut().enumerate().filter(|(rail, _)| mask & 1 << rail != 0) {
-                let undone = child.deregister(id);
-                debug_assert!(undone.is_ok(), "rail {rail} keeps a region that nothing used");
-            }
-            return Err(error);
-        }
-        if self.regions.len() <= index {
-            self.regions.resize(index + 1, Region::NONE);
-        }
-        self.regions[index] =
-            Region { generation: id.generation, rails: mask, missing, span, access, live: true };
-        self.missing |= missing != 0;
-        Ok(())
+        };
+        // SAFETY: `each` registers, under the caller's promise.
+        unsafe { self.register_with(id, span, access, each) }
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {

@@ -85,7 +85,7 @@ mod tests {
                     Err(_) => good = false,
                 }
                 // SAFETY: as above.
-                unsafe { libc::_exit(i32::from(!(good && !own.is_forked()))) }
+                unsafe { libc::_exit(i32::from(!good || own.is_forked())) }
             }
         };
         assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));

@@ -18,7 +18,7 @@ type Cause = Box<dyn StdError + Send + Sync>;
 ///
 /// # Errors
 /// Why there is not one; or, of devices that were named, why the first that did not open did not.
-pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause> {
+pub(crate) fn open(config: &Config, addr: SocketAddr, identity: u64) -> Result<Vec<Rail>, Cause> {
     let ports = te_rdma::devices().inspect_err(say_once)?;
     let wanted = choose(&config.rdma.devices, &ports);
     // What was named is wanted, all of it.
@@ -46,6 +46,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Vec<Rail>, Cause
             timeout_exponent: config.rdma.timeout_exponent,
             retries: config.rdma.retries,
             inflight_max: config.inflight_slices_max.min(1 << 20),
+            identity,
             ..te_rdma::Config::default()
         }) {
             Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),

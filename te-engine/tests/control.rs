@@ -207,6 +207,16 @@ fn who_does_not_know_the_cluster_secret_learns_nothing_but_that_we_are_there() {
     assert!(owner.take_notifications().is_empty());
 }
 
+/// One frame, header and body.
+fn take_frame(from: &mut TcpStream) -> Vec<u8> {
+    let mut all = vec![0; 12];
+    from.read_exact(&mut all).unwrap();
+    let len = u32::from_le_bytes(all[8..].try_into().unwrap()) as usize;
+    all.resize(12 + len, 0);
+    from.read_exact(&mut all[12..]).unwrap();
+    all
+}
+
 #[test]
 fn a_proof_is_good_for_nothing_else() {
     // Somebody in the middle hands everything on, and then says it again on a connection of their own.
@@ -219,12 +229,7 @@ fn a_proof_is_good_for_nothing_else() {
         let (mut asker, _) = middle.accept().unwrap();
         let mut there = TcpStream::connect(&target).unwrap();
         let pass = |from: &mut TcpStream, to: &mut TcpStream| {
-            let mut header = [0; 12];
-            from.read_exact(&mut header).unwrap();
-            let mut all = header.to_vec();
-            let len = u32::from_le_bytes(header[8..].try_into().unwrap()) as usize;
-            all.resize(12 + len, 0);
-            from.read_exact(&mut all[12..]).unwrap();
+            let all = take_frame(from);
             to.write_all(&all).unwrap();
             all
         };
@@ -264,16 +269,12 @@ fn an_answer_that_somebody_changed_is_not_believed() {
         let mut there = TcpStream::connect(&target).unwrap();
         for round in 0..4 {
             let (from, to) = if round % 2 == 0 { (&mut asker, &mut there) } else { (&mut there, &mut asker) };
-            let mut header = [0; 12];
-            from.read_exact(&mut header).unwrap();
-            let mut body = vec![0; u32::from_le_bytes(header[8..].try_into().unwrap()) as usize];
-            from.read_exact(&mut body).unwrap();
+            let mut all = take_frame(from);
             if round == 3 {
-                let middle = body.len() / 2;
-                body[middle] ^= 1;
+                let middle = all.len() / 2;
+                all[middle] ^= 1;
             }
-            to.write_all(&header).unwrap();
-            to.write_all(&body).unwrap();
+            to.write_all(&all).unwrap();
         }
     });
     let error = knowing("the secret").open_segment(&name).unwrap_err();

@@ -105,11 +105,11 @@ pub(crate) fn no_master(error: RpcError) -> anyhow::Error {
 
 /// Says what a regular expression may be when the master refused one.
 pub(crate) fn bad_pattern(error: RpcError) -> anyhow::Error {
-    if !matches!(error, RpcError::Refused(ErrorCode::InvalidParams)) {
+    if !matches!(error, RpcError::Refused(ErrorCode::InvalidPattern)) {
         return no_master(error);
     }
-    Failure::usage("--regex: not a regular expression, or a too large one".to_owned())
-        .hint("1,024 bytes at most, ASCII classes, no look-around; split it up, or use a prefix")
+    Failure::usage("--regex: not a regular expression, or one that is too large or too costly to search with".to_owned())
+        .hint("1,024 bytes at most, ASCII classes, no look-around; simpler, anchored with ^, or a prefix instead")
         .into()
 }
 

@@ -18,7 +18,7 @@ use crate::commands::master::announce;
 use crate::commands::{available_memory, no_master};
 use crate::config::{FlagsOfNode, Origin, Settings};
 use crate::exit::{EXIT_CODES, Exit, Failure};
-use crate::http::NodeHttp;
+use crate::http::{NodeHttp, Running};
 use crate::output::thousands;
 use crate::progress::Bar;
 use crate::size::ByteSize;
@@ -91,10 +91,19 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         let _bar = Bar::spinner(format!("mounting {}", memory), global.quiet);
         Arc::new(start(config)?)
     };
-    if let Some(http) = &http {
-        http.running(Arc::clone(&node));
-    }
+    let running = |local: Option<&Arc<LocalServer>>, gateway: Option<&Gateway>| {
+        if let Some(http) = &http {
+            http.running(Running {
+                node: Arc::clone(&node),
+                local: local.cloned(),
+                gateway: gateway.map(|gateway| gateway.client_metrics().to_vec()).unwrap_or_default(),
+            });
+        }
+    };
+    running(None, None);
     let (local, gateway) = ways_in(args)?;
+    let local = local.map(Arc::new);
+    running(local.as_ref(), gateway.as_ref());
     let ready = NodeReady {
         ready: "node".to_owned(),
         name,

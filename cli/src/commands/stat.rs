@@ -122,11 +122,14 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
         format!("{} without room", thousands(stats.puts_no_room_total)),
     );
     row("evicted", thousands(stats.evictions_total), format!("{} of data", size(stats.evicted_bytes_total)));
-    row(
-        "held back",
-        size(stats.quarantined_bytes + stats.deferred_bytes),
-        "until writers and readers are surely done".into(),
-    );
+    row("held back", size(stats.quarantined_bytes + stats.deferred_bytes), held_note(stats));
+    for (bytes, why) in held(stats) {
+        row("", size(bytes), why.into());
+    }
+    if stats.held_dead_writer_bytes > 0 {
+        let why = "of dead or stopped writers: back as soon as their nodes have cut them off";
+        row("coming back", size(stats.held_dead_writer_bytes), why.into());
+    }
     row("master's memory", size(stats.memory_bytes), per_object(stats));
     let mut text = table.render();
     if segments.is_empty() {
@@ -152,6 +155,29 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
         ]);
     }
     text + "\n" + &table.render()
+}
+
+fn held_note(stats: &Stats) -> String {
+    match stats.quarantined_bytes + stats.deferred_bytes {
+        0 => String::new(),
+        _ => "of it, not free for others:".to_owned(),
+    }
+}
+
+/// What is held back, and why; nothing for nobody.
+fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
+    let all = [
+        (stats.deferred_bytes, "removed while it was leased: until those leases end"),
+        (
+            stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes),
+            "puts that were given up: until their writers are done, or cut off",
+        ),
+        (
+            stats.held_unknown_writer_bytes,
+            "writers that did not say who they are: until they are done, or the node mounts its memory anew",
+        ),
+    ];
+    all.into_iter().filter(|(bytes, _)| *bytes > 0)
 }
 
 fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()> {
@@ -222,9 +248,14 @@ fn share(part: u64, of: u64) -> String {
     if of == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / of as f64) }
 }
 
+/// Objects from which on the memory of one says anything.
+const OBJECTS_MIN: u64 = 10_000;
+
 fn per_object(stats: &Stats) -> String {
     match stats.objects {
         0 => String::new(),
+        // Below, what it has in any case is all that there is to see.
+        1..OBJECTS_MIN => String::new(),
         n => format!("{} B an object", stats.memory_bytes / n),
     }
 }

@@ -130,6 +130,10 @@ fn arg<S: Scope>(key: &'static Key) -> Arg {
         .allow_hyphen_values(true)
         .hide_short_help(rare)
         .hide(rare && !S::HELPS_WITH_ALL);
+    if key.rust_type == "bool" && S::HELPS_WITH_ALL {
+        // These commands have no arguments that it could swallow.
+        arg = arg.num_args(0..=1).allow_hyphen_values(false).default_missing_value("true");
+    }
     if S::GLOBAL {
         arg = arg.display_order(902);
     } else if rare {

@@ -36,7 +36,7 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
-const FLAGS: [(&str, &str); 32] = [
+const FLAGS: [(&str, &str); 33] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -68,6 +68,7 @@ const FLAGS: [(&str, &str); 32] = [
     ("node.engine.metadata.name", "segment"),
     ("node.local", "local"),
     ("node.gateway", "gateway"),
+    ("node.takeover", "takeover"),
     ("client.engine.fabrics", "fabric"),
 ];
 

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use te_engine::Fabrics;
 
 pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
@@ -93,6 +94,7 @@ impl ClusterSettings {
             tenant: self.tenant.clone(),
             secret: self.tenant_secret.clone(),
             admin: self.admin_secret.clone(),
+            cluster: self.cluster_secret.clone(),
         }
     }
 }
@@ -298,6 +300,7 @@ impl Loaded {
         settings.client.master = settings.cluster.master.clone();
         settings.client.identity = settings.cluster.identity();
         settings.node.node.identity.admin = settings.cluster.admin_secret.clone();
+        settings.node.node.identity.cluster = settings.cluster.cluster_secret.clone();
         if settings.node.node.name.is_empty() {
             settings.node.node.name = process_name();
         }
@@ -311,8 +314,15 @@ impl Loaded {
                 own.clone_from(shared);
             }
         }
-        for engine in [&mut settings.node.node.engine, &mut settings.client.engine] {
+        for (engine, key) in [
+            (&mut settings.node.node.engine, "node.engine.fabrics"),
+            (&mut settings.client.engine, "client.engine.fabrics"),
+        ] {
             engine.cluster_secret = te_engine::Secret::new(cluster.cluster_secret.bytes());
+            // What somebody has named is not left out with a warning.
+            if self.origins.contains_key(key) && engine.fabrics != Fabrics::default() {
+                engine.fabrics_required = engine.fabrics;
+            }
         }
         if !self.origins.contains_key("master.store.eviction_ratio") {
             store.eviction_ratio = store.eviction_ratio.min(store.eviction_high_watermark);

@@ -310,7 +310,8 @@ impl Client {
         unreached.sort_unstable();
         unreached.dedup();
         unreached.truncate(REPORTS_MAX);
-        if unreached.is_empty() {
+        // What one cannot reach who was cut off says nothing about the segments.
+        if unreached.is_empty() || self.mover.is_expelled() {
             return;
         }
         if let Err(error) = self.rpc.call::<ReportSegments>(&(), unreached.into_iter()) {

@@ -47,6 +47,11 @@ impl Client {
         Ok(region)
     }
 
+    /// Whether nodes have cut its engine off: whoever holds memory of it connects a new client.
+    pub(crate) fn is_expelled(&self) -> bool {
+        self.mover.is_expelled()
+    }
+
     /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
     pub(crate) fn is_held(&mut self, range: BufferRange) -> bool {
         self.mover.settle(&mut self.fabric);

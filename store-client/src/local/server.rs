@@ -126,7 +126,7 @@ pub struct LocalStats {
 
 /// What its threads have in common.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub(super) stop: AtomicBool,
     pub(super) clients: AtomicU32,
     pub(super) arenas_bytes: AtomicU64,
@@ -137,6 +137,8 @@ pub(super) struct Shared {
     /// Of the workers' clients.
     pub(super) metrics: Mutex<Vec<ClientMetrics>>,
     /// For tests: the next read of a worker looks as if it did not drain, until it is told that it has.
+    #[cfg(test)]
+    pub(crate) identities: Mutex<Vec<u64>>,
     #[cfg(test)]
     pub(super) stick: AtomicBool,
     #[cfg(test)]
@@ -213,7 +215,7 @@ impl LocalServer {
     }
 
     #[cfg(test)]
-    pub(super) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
 

@@ -342,6 +342,12 @@ impl Worker {
                 log::warn!("local clients cannot be served: {error}");
                 Refusal::Store(ErrorCode::RpcFail)
             })?;
+            #[cfg(test)]
+            self.shared
+                .identities
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(client.fabric_mut().identity());
             let metrics = client.metrics_handle();
             self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
             self.client = Some(client);
@@ -380,6 +386,15 @@ impl Worker {
 
     /// Unregisters arenas of the dead, and hangs up on those who do not say hello.
     fn tidy(&mut self) {
+        if self.client.as_ref().is_some_and(Client::is_expelled) {
+            // Its engine is of no more use, and nor are the arenas that are registered with it. Local clients come back and get
+            // others, from another.
+            log::warn!("nodes cut this worker off: its local clients are hung up on, and it connects anew");
+            self.hang_up();
+            let bytes: u64 = self.ending.drain(..).map(|arena| arena.len() as u64).sum();
+            self.shared.arenas_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.client = None;
+        }
         if let Some(client) = &mut self.client {
             #[cfg(test)]
             if self.shared.unstick.swap(false, Ordering::SeqCst) {
@@ -411,12 +426,16 @@ impl Worker {
         }
     }
 
-    fn end(&mut self) {
+    fn hang_up(&mut self) {
         for index in 0..self.connections.len() {
             if let Some(connection) = self.connections[index].take() {
                 self.close(connection);
             }
         }
+    }
+
+    fn end(&mut self) {
+        self.hang_up();
         let deadline = Instant::now() + END_MAX;
         loop {
             self.tidy();

@@ -13,6 +13,10 @@ use crate::error::RegisterError;
 use crate::region::SharedRegion;
 use crate::sys::{AllocOptions, SharedMemory, node_of};
 
+/// From so many bytes on, rails register a region at the same time: pinning takes some 100 ms for a GiB.
+const PARALLEL_BYTES_MIN: usize = 64 << 20;
+/// Threads that register one region, at most.
+const THREADS_MAX: usize = 8;
 /// When to look first whether a rail that left a region out takes it now; then ever later.
 const REJOIN_MIN: Duration = Duration::from_secs(1);
 const REJOIN_MAX: Duration = Duration::from_secs(60);
@@ -63,7 +67,12 @@ impl Engine {
     ) -> Result<(), RegisterError> {
         let registered = self.regions.check(span).and_then(|()| {
             // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, and that asks `deregister` first.
-            unsafe { self.rails.register(id, span, access) }.map_err(RegisterError::Rails)?;
+            let registered = unsafe {
+                self.rails.register_with(id, span, access, |rails, results| {
+                    register_each(rails, results, id, span, access)
+                })
+            };
+            registered.map_err(RegisterError::Rails)?;
             if let Some((rail, error)) = self.rails.left_out() {
                 let (fabric, device) = (self.rails.rails()[rail].name(), &self.devices[rail]);
                 log::warn!("region {id} of {} bytes goes without {fabric} {device}: {error}", span.len());
@@ -317,6 +326,41 @@ impl Engine {
         }
         Ok(SharedRegion::new(id, memory))
     }
+}
+
+/// Registers a region with each rail: with several at a time when more than one pins pages, and there are many to pin.
+///
+/// # Safety
+/// As [`Memory::register`].
+#[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
+unsafe fn register_each(
+    rails: &mut [Box<dyn Transport + Send>],
+    results: &mut [Result<(), te_core::Error>],
+    id: RegionId,
+    span: MemSpan,
+    access: Access,
+) {
+    let some = |rails: &mut [Box<dyn Transport + Send>], results: &mut [Result<(), te_core::Error>]| {
+        for (rail, result) in rails.iter_mut().zip(results) {
+            // SAFETY: the caller's promise.
+            *result = unsafe { rail.register(id, span, access) };
+        }
+    };
+    let pinning = rails.iter().filter(|rail| !rail.capabilities().features.contains(Features::INLINE));
+    if span.len() < PARALLEL_BYTES_MIN || pinning.count() < 2 {
+        return some(rails, results);
+    }
+    let share = rails.len().div_ceil(THREADS_MAX);
+    std::thread::scope(|scope| {
+        for (rails, results) in rails.chunks_mut(share).zip(results.chunks_mut(share)) {
+            // Rails whose thread the system does not give go without the region, until they rejoin.
+            results.fill(Err(te_core::Error::with_code(ErrorKind::System, libc::EAGAIN)));
+            let thread = std::thread::Builder::new().name("te-register".into());
+            if let Err(error) = thread.spawn_scoped(scope, move || some(rails, results)) {
+                log::warn!("registering a region of {} bytes: no thread: {error}", span.len());
+            }
+        }
+    });
 }
 
 fn descriptor(

@@ -144,7 +144,7 @@ fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rai
     opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
     #[cfg(feature = "rdma")]
     if config.fabrics.rdma {
-        opened.add(RDMA, "rdma", required.rdma, crate::rdma::open(config, addr));
+        opened.add(RDMA, "rdma", required.rdma, crate::rdma::open(config, addr, identity));
     }
     #[cfg(not(feature = "rdma"))]
     if required.rdma {

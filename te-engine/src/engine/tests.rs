@@ -9,7 +9,15 @@ use crate::descriptor::{Descriptor, RegionDescriptor};
 
 /// Accepts everything and ends nothing by itself.
 #[derive(Clone, Default)]
-struct Stuck(Arc<Mutex<Held>>);
+struct Stuck(Arc<Mutex<Held>>, Arc<Meeting>);
+
+/// Where those who register wait for each other, if they are to.
+#[derive(Default)]
+struct Meeting {
+    /// How many are to come, and how many have.
+    guests: Mutex<(usize, usize)>,
+    came: std::sync::Condvar,
+}
 
 #[derive(Default)]
 struct Held {
@@ -31,7 +39,13 @@ impl Stuck {
 impl Memory for Stuck {
     #[allow(unsafe_code, reason = "the trait's method; the memory is never touched")]
     unsafe fn register(&mut self, _: RegionId, _: MemSpan, _: Access) -> Result<(), Error> {
-        if self.0.lock().unwrap().gone { Err(ErrorKind::Rail.into()) } else { Ok(()) }
+        let mut guests = self.1.guests.lock().unwrap();
+        guests.1 += 1;
+        self.1.came.notify_all();
+        let wait = Duration::from_secs(60);
+        let (_guests, late) = self.1.came.wait_timeout_while(guests, wait, |(all, came)| came < all).unwrap();
+        let gone = self.0.lock().unwrap().gone || late.timed_out();
+        if gone { Err(ErrorKind::Rail.into()) } else { Ok(()) }
     }
 
     fn deregister(&mut self, _: RegionId) -> Result<(), Error> {
@@ -252,3 +266,23 @@ fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
     assert_eq!(owner.rejoin_at, None, "there is nothing more to look for");
     owner.unregister(region.id()).unwrap();
 }
+
+#[test]
+fn several_devices_register_a_large_region_at_the_same_time() {
+    let fabrics = crate::Fabrics::LOCAL;
+    let mut engine = Engine::start(Config { fabrics, ..Config::default() }).unwrap();
+    let meeting = Arc::new(Meeting::default());
+    let rails =
+        || (0..5).map(|_| Box::new(Stuck(Arc::default(), meeting.clone())) as Box<dyn Transport + Send>);
+    let multi = MultiTransport::new(rails(), Tiers::new(&[0; 5], HealthConfig::default()), 64);
+    engine.rails = crate::sys::Own::new(multi.unwrap_or_else(|_| unreachable!("five rails")));
+    engine.devices = vec![String::new(); 5];
+    // Each waits until all are at it.
+    meeting.guests.lock().unwrap().0 = 5;
+    let region = engine.alloc_shared(PARALLEL, Access::LOCAL).unwrap();
+    assert_eq!(engine.rails.left_out(), None, "none waited in vain");
+    assert!(!engine.rails.is_missing_rails());
+    engine.unregister(region.id()).unwrap();
+}
+
+const PARALLEL: usize = 64 << 20;

@@ -18,6 +18,8 @@ pub(super) const NETWORK: [u8; 3] = [10, 83, 0];
 const SECRETS: &str = "/run/secrets";
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const HEALTH_EVERY: Duration = Duration::from_millis(200);
+/// Longer than a lease of the default settings.
+const LEASED_MAX: Duration = Duration::from_secs(15);
 /// What systemd gives a unit that does not say.
 const UNIT_STOPS_WITHIN: Duration = Duration::from_secs(90);
 
@@ -164,10 +166,15 @@ fn use_gateway(gateway: SocketAddr, host: &str) -> Result<()> {
     let (status, got) = ask(gateway, host, "GET", path, b"")?;
     ensure!(status == 200, "a get through the gateway: status {status}");
     ensure!(got == sent, "the gateway gave {} other bytes than the {} that were put", got.len(), sent.len());
-    // Nothing is left that a node would have to move elsewhere before it stops.
-    let (status, _) = ask(gateway, host, "DELETE", path, b"")?;
-    ensure!((200..300).contains(&status), "a removal through the gateway: status {status}");
-    Ok(())
+    // Nothing is left that a node would have to move elsewhere before it stops. What was just read is leased for a while.
+    let deadline = Instant::now() + LEASED_MAX;
+    loop {
+        match ask(gateway, host, "DELETE", path, b"")?.0 {
+            200..300 => return Ok(()),
+            409 if Instant::now() < deadline => std::thread::sleep(HEALTH_EVERY),
+            status => bail!("a removal through the gateway: status {status}"),
+        }
+    }
 }
 
 /// Status and body of one request of HTTP/1.1; no chunks, for ours have lengths.

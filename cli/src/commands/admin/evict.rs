@@ -34,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     leave_objects: Option<u64>,
     /// Name so many of those that go next.
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=4096))]
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=512))]
     next: u32,
     /// Say of these keys whether they could go now.
     #[arg(value_name = "KEY")]

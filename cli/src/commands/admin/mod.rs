@@ -5,7 +5,7 @@ mod list;
 mod tasks;
 mod tenants;
 
-pub(crate) use list::{SegmentRow, ask_segments, called, segment_called, segment_table, share};
+pub(crate) use list::{SegmentRow, ask_segments, called, segment_table, share};
 pub(crate) use tasks::{TaskRow, ask_tasks, drain_one, task_table};
 
 use crate::Outcome;

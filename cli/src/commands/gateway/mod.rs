@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::ClientConfig;
+use store_client::{ClientConfig, ClientMetrics};
 use store_master::{HttpLimits, HttpServer};
 
 use crate::commands::master::{announce, wait_for_signal};
@@ -130,6 +130,7 @@ struct Ready {
 
 /// A gateway that serves. Dropping it stops it: requests under way have a little time to end.
 pub(crate) struct Gateway {
+    metrics: Vec<ClientMetrics>,
     server: Option<HttpServer>,
     threads: Option<Threads>,
     addr: SocketAddr,
@@ -153,6 +154,7 @@ impl Gateway {
         store.value_bytes_max = body;
         let (pool, threads) =
             Pool::start(&store, limits.clients, usize::from(limits.connections_max)).map_err(no_start)?;
+        let metrics = pool.metrics().to_vec();
         let app = App {
             pool,
             counters: Arc::new(Counters::default()),
@@ -177,7 +179,12 @@ impl Gateway {
         if !addr.ip().is_loopback() {
             tracing::warn!("the gateway at {addr} has no authentication, and is not on loopback");
         }
-        Ok(Self { server: Some(server), threads: Some(threads), addr })
+        Ok(Self { metrics, server: Some(server), threads: Some(threads), addr })
+    }
+
+    /// What its clients of the store have seen.
+    pub(crate) fn client_metrics(&self) -> &[ClientMetrics] {
+        &self.metrics
     }
 
     /// Where it listens.

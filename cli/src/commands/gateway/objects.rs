@@ -11,7 +11,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
-use store_client::{Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError};
+use store_client::{Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError, metrics_text_of};
 use store_master::is_own_host;
 
 use super::parse::{Wanted, has_tag, percent_decode, percent_encode, query_pairs, wanted_range};
@@ -403,7 +403,7 @@ async fn ready(State(app): State<App>) -> Answer {
 async fn metrics(State(app): State<App>) -> Response {
     use std::fmt::Write as _;
     let counters = &app.counters;
-    let mut out = String::new();
+    let mut out = metrics_text_of(app.pool.metrics());
     out.push_str("# HELP snowskin_gateway_requests Requests that were answered, by class of status.\n");
     out.push_str("# TYPE snowskin_gateway_requests counter\n");
     for (class, answers) in (1..).zip(&counters.answers) {
@@ -425,6 +425,14 @@ async fn metrics(State(app): State<App>) -> Response {
         let value = value.load(Ordering::Relaxed);
         let _ = writeln!(out, "# HELP snowskin_gateway_{name} {help}\n# TYPE snowskin_gateway_{name} {kind}");
         let _ = writeln!(out, "snowskin_gateway_{name}{suffix} {value}");
+    }
+    let [incoming, outgoing] = app.rooms.taken();
+    for (name, help, bytes) in [
+        ("incoming_bytes", "Memory that objects on their way in take up.", incoming),
+        ("outgoing_bytes", "Memory that objects on their way out take up.", outgoing),
+    ] {
+        let _ = writeln!(out, "# HELP snowskin_gateway_{name} {help}\n# TYPE snowskin_gateway_{name} gauge");
+        let _ = writeln!(out, "snowskin_gateway_{name} {bytes}");
     }
     out.push_str("# EOF\n");
     let mut response = out.into_response();

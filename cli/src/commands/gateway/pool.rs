@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use store_client::{Client, ClientConfig, ConnectError};
+use store_client::{Client, ClientConfig, ClientMetrics, ConnectError};
 use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce(&mut Client) + Send>;
@@ -13,6 +13,7 @@ type Job = Box<dyn FnOnce(&mut Client) + Send>;
 #[derive(Clone)]
 pub(super) struct Pool {
     jobs: SyncSender<Job>,
+    metrics: Arc<[ClientMetrics]>,
 }
 
 /// To wait for a pool's end with.
@@ -34,9 +35,10 @@ impl Pool {
     ) -> Result<(Self, Threads), ConnectError> {
         let (jobs, queued) = sync_channel::<Job>(queue);
         let queued = Arc::new(Mutex::new(queued));
-        let mut threads = Vec::new();
+        let (mut threads, mut metrics) = (Vec::new(), Vec::new());
         for index in 0..clients {
-            let client = Client::connect(config.clone())?;
+            let mut client = Client::connect(config.clone())?;
+            metrics.push(client.metrics_handle());
             let queued = Arc::clone(&queued);
             let thread = thread::Builder::new()
                 .name(format!("snowskin-http{index}"))
@@ -44,7 +46,12 @@ impl Pool {
                 .map_err(ConnectError::System)?;
             threads.push(thread);
         }
-        Ok((Self { jobs }, Threads(threads)))
+        Ok((Self { jobs, metrics: metrics.into() }, Threads(threads)))
+    }
+
+    /// What its clients have seen.
+    pub(super) fn metrics(&self) -> &[ClientMetrics] {
+        &self.metrics
     }
 
     /// Does something with a client. It is done, or being done, even when nobody waits for the answer any more.

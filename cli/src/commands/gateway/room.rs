@@ -17,6 +17,8 @@ use super::objects::{Problem, too_large};
 
 /// The unit in which memory is accounted, bytes.
 const KIB: u64 = 1024;
+/// As many as a share can have.
+const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
 /// A body whose next bytes of this number take too long is at a halt. Room is taken in such steps at least.
 const STEP_BYTES: u64 = 64 << 10;
 /// An answer is handed over in pieces, so that its memory is accounted for until nearly all of it is sent.
@@ -29,6 +31,8 @@ pub(super) struct Rooms {
     coming: Arc<Semaphore>,
     /// The same, of values that are going.
     going: Arc<Semaphore>,
+    /// What each has when nothing is on its way.
+    permits: usize,
     limits: BodyLimits,
 }
 
@@ -48,8 +52,14 @@ pub(super) struct Room(Option<OwnedSemaphorePermit>);
 impl Rooms {
     /// Half of these bytes for each direction.
     pub(super) fn new(bytes: u64, limits: BodyLimits) -> Self {
-        let half = || Arc::new(Semaphore::new(usize::try_from((bytes / 2).div_ceil(KIB)).unwrap_or(usize::MAX >> 3)));
-        Self { coming: half(), going: half(), limits }
+        let permits = usize::try_from((bytes / 2).div_ceil(KIB)).map_or(PERMITS_MAX, |half| half.min(PERMITS_MAX));
+        let half = || Arc::new(Semaphore::new(permits));
+        Self { coming: half(), going: half(), permits, limits }
+    }
+
+    /// Bytes that are coming now, and that are going.
+    pub(super) fn taken(&self) -> [u64; 2] {
+        [&self.coming, &self.going].map(|share| (self.permits - share.available_permits()) as u64 * KIB)
     }
 
     /// For a value that is read from the store.
@@ -81,7 +91,7 @@ impl Rooms {
             if len > bytes.capacity() as u64 {
                 // Twice as much each time, as a vector does by itself, but no more than it can become.
                 let wanted = len.max(bytes.capacity() as u64 * 2).max(STEP_BYTES).min(longest.max(len));
-                room.grow(&self.coming, wanted - bytes.capacity() as u64)?;
+                room.grow_to(&self.coming, wanted)?;
                 bytes.reserve_exact(wanted as usize - bytes.len());
             }
             bytes.extend_from_slice(&data);
@@ -93,8 +103,10 @@ impl Rooms {
 }
 
 impl Room {
-    fn grow(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
-        let more = take(share, bytes)?;
+    /// Makes it room for this many bytes, all together.
+    fn grow_to(&mut self, share: &Arc<Semaphore>, bytes: u64) -> Result<(), Problem> {
+        let has = self.0.as_ref().map_or(0, |permit| permit.num_permits() as u64);
+        let more = take(share, (bytes.div_ceil(KIB)).saturating_sub(has) * KIB)?;
         match &mut self.0 {
             Some(permit) => permit.merge(more),
             None => self.0 = Some(more),
