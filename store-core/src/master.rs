@@ -87,6 +87,8 @@ pub struct Master {
     generation: u64,
     /// Sessions that have a number.
     sessions: u64,
+    /// Somebody was told that the memory for what is known of objects is used up.
+    metadata_told: bool,
     /// Wall time, ms, and when it was that.
     wall: Option<(Instant, u64)>,
     /// The watermark was passed and the low mark is not reached yet.
@@ -133,6 +135,7 @@ impl Master {
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
             sessions: 0,
+            metadata_told: false,
             wall: (config.started_wall_ms != 0).then_some((Instant::ZERO, config.started_wall_ms)),
             evicting: false,
             starved: false,

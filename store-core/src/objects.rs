@@ -484,6 +484,19 @@ impl Objects {
             + (self.wakings.capacity() + self.expiries.capacity()) * size_of::<Reverse<(Instant, u64, u32)>>()
     }
 
+    /// What the objects that there are take, vacant slots not counted: entry, node, slot of the table with its slack, block of
+    /// an allocator, keys and further replicas. In O(1).
+    pub(crate) fn live_bytes(&self) -> usize {
+        const SLOT_BYTES: usize = 2 * (size_of::<Slot>() + 1);
+        const BLOCK_BYTES: usize = 32;
+        const NODE_BYTES: usize = 16;
+        let each = size_of::<Entry>() + NODE_BYTES + SLOT_BYTES + BLOCK_BYTES;
+        self.len() as usize * each
+            + self.heap_bytes
+            + self.kept.len() * 2 * size_of::<(u32, Kept)>()
+            + self.groups.memory_bytes()
+    }
+
     fn hash(&self, key: FullKey<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key.key);

@@ -73,8 +73,6 @@ pub(crate) struct Task {
     /// Whose that space is.
     pub(crate) node: u64,
     pub(crate) created: Instant,
-    /// Its object is held for its node until then.
-    pub(crate) held_until: Instant,
     /// When it has waited, or run, for too long.
     pub(crate) deadline: Instant,
 }
@@ -174,12 +172,6 @@ impl Tasks {
         self.map.insert(id, task);
         self.enter(id);
         id
-    }
-
-    /// Its object is held until then for its node; gives until when it was.
-    pub(crate) fn held(&mut self, id: TaskId, until: Instant) -> Instant {
-        let task = self.map.get_mut(&id);
-        task.map_or(Instant::ZERO, |task| core::mem::replace(&mut task.held_until, until))
     }
 
     pub(crate) fn get(&self, id: TaskId) -> Option<&Task> {

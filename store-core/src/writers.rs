@@ -177,11 +177,4 @@ impl Writers {
     pub(crate) fn live_bytes(&self) -> usize {
         self.puts.len() * (size_of::<(u64, Put)>() + 2) + self.holdings.len() * 2 * size_of::<(u64, u64)>()
     }
-
-    /// Gives memory back that a great many puts took.
-    pub(crate) fn trim(&mut self) {
-        if self.puts.capacity() > 4_096 && self.puts.len() < self.puts.capacity() / 8 {
-            self.puts.shrink_to(2 * self.puts.len());
-        }
-    }
 }

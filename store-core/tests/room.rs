@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use store_core::message::{MountSegment, Pin, PutOptions, Retention, SegmentOrder, SegmentState};
 use store_core::{
-    AllocatorKind, ErrorCode, FullKey, Instant, Master, MasterConfig, Placement, TenantConfig, TenantNo,
+    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Placement, TenantConfig,
+    TenantNo,
 };
 
 const MIB: u64 = 1 << 20;
@@ -167,6 +168,30 @@ fn a_quota_that_too_few_can_go_for_costs_none_of_them() {
     refuses(&mut pool, 1, 3 * MIB, &PutOptions::DEFAULT, ErrorCode::TenantQuotaExceeded);
     put(&mut pool, 1, (1, "c"), 2 * MIB - KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total, 2);
+}
+
+#[test]
+fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refusal() {
+    let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
+    let key = |n: u32| format!("{n:0>1000}");
+    // Puts that nobody ends: nothing can go, so that they are refused before long.
+    let begun =
+        (0..5_000).take_while(|n| pool.put_start(at(1), key(*n).as_bytes(), 1, &PutOptions::DEFAULT).is_ok());
+    let begun = begun.count();
+    assert!((500..1_000).contains(&begun), "{begun} puts of about 1.2 KB in 1 MiB");
+    let refused = pool.put_start(at(1), b"one more", 1, &PutOptions::DEFAULT);
+    assert_eq!(refused, Err(ErrorCode::MetadataFull));
+    assert!(pool.stats().puts_metadata_full_total > 0);
+    let told = std::iter::from_fn(|| pool.poll_event());
+    assert_eq!(told.filter(|event| matches!(event, Event::MetadataFull { .. })).count(), 1);
+
+    // Objects make way for others, as they do when there is no room for their bytes.
+    let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
+    for n in 0..5_000 {
+        put(&mut pool, 1, (0, &key(n)), 1, &PutOptions::DEFAULT).unwrap();
+    }
+    assert!((500..1_000).contains(&pool.stats().objects), "{:?}", pool.stats());
+    assert!(pool.exists(key(4_999).as_bytes()) && !pool.exists(key(0).as_bytes()));
 }
 
 #[test]

@@ -14,7 +14,8 @@
 //!   the target's socket buffer can still land. A fence completes `Applied` when the *target* said that nothing older will.
 //!   Until then the remote outcome is `Unknown`. Sending the *same* bytes to the *same* range again needs no fence;
 //!   moving different bytes there, or giving the range to someone else, does. A target that cannot be reached is fenced
-//!   when its incarnation has changed.
+//!   when its incarnation has changed. A target can also end an initiator that does not ask for a fence any more
+//!   ([`expel`](Transport::expel)): its word is the same, and the initiator is refused from then on.
 //! * **L6 Only what was exported.** A peer reaches only what was exported, with the rights it was given: out of range, stale
 //!   generation or a wrong key is refused before a byte moves, and the connection survives.
 //! * **L7 No references.** Peer-writable bytes are never a `&[u8]`: they are read through a

@@ -33,6 +33,10 @@
 //! * **Who polls.** A [`TransferEngine`]'s worker spins for `spin_us` after the last work and then sleeps on the fabrics'
 //!   descriptors: idle, it burns no CPU. An [`Engine`] is polled by its one owner: no thread hop, and no progress, not even for
 //!   peers, while it is not polled.
+//! * **Who may ask.** With a [`cluster_secret`](Config::cluster_secret) the control port tells what it exports only to who proves to
+//!   know it, and an engine believes only owners that do. A peer that is not wanted any more is [expelled](TransferEngine::expel):
+//!   once it is gone, nothing of it lands in our memory.
+//! * **A child after a fork** hears `Forked` at each call, and nothing of its parent's is touched: see [`fork`].
 //!
 //! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP), `tokio`
 //! ([`Transfer`] is a `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.

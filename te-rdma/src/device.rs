@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::config::Config;
+use crate::open_error::OpenError;
 use crate::sys::{self, Device, NoRdma, SystemVerbs};
-use crate::transport::{OpenError, RdmaTransport};
+use crate::transport::RdmaTransport;
 
 /// One port of a device, as it stands before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -130,6 +130,7 @@ mod endpoint;
 pub mod exchange;
 mod link;
 mod net;
+mod open_error;
 mod operation;
 mod port;
 mod post;
@@ -148,6 +149,7 @@ pub mod verbs;
 
 pub use config::{CHUNKS_MAX, Config, ConfigError, Progress, QPS_MAX, SGES_MAX};
 pub use device::{DeviceSummary, devices};
+pub use open_error::OpenError;
 pub use stats::Stats;
 pub use sys::{NoRdma, SystemVerbs};
-pub use transport::{Dmabuf, OpenError, RdmaTransport};
+pub use transport::{Dmabuf, RdmaTransport};

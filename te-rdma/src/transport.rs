@@ -12,13 +12,14 @@ use te_core::{
     RegionId, SegmentId, Slice, Token, Transport,
 };
 
-use crate::config::{Config, ConfigError, SGES_MAX};
+use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
 use crate::connects::Connects;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
 use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
+use crate::open_error::OpenError;
 use crate::operation::{Operation, Operations, Queue};
 use crate::port::LocalPort;
 use crate::post::Batch;
@@ -27,7 +28,6 @@ use crate::registration;
 use crate::sieve::Sieve;
 use crate::slab::Slab;
 use crate::stats::Stats;
-use crate::sys::{self, NoRdma};
 use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
@@ -729,72 +729,6 @@ impl<V: Verbs> Drop for RdmaTransport<V> {
                     let _ = self.verbs.deregister(chunk);
                 }
             }
-        }
-    }
-}
-
-/// Why a transport could not be opened.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// A setting is out of its limits.
-    Config(ConfigError),
-    /// There is no RDMA on this host.
-    NoRdma(NoRdma),
-    /// The device could not be opened, or there is no such one.
-    Provider(sys::OpenError),
-    /// The port is there and carries nothing.
-    PortDown,
-    /// No entry of the port's GID table passed the loopback, or the one that was asked for does not exist.
-    NoGid {
-        /// What ended the last attempt: a completion's status, or an `errno`; 0: there was nothing to try.
-        code: i32,
-    },
-    /// The device refused.
-    Device {
-        /// What was tried.
-        what: &'static str,
-        /// What it said.
-        source: Error,
-    },
-    /// The system refused.
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => write!(f, "setting {error}"),
-            Self::NoRdma(why) => why.fmt(f),
-            Self::Provider(error) => error.fmt(f),
-            Self::PortDown => {
-                f.write_str("the port is down: see `rdma link`, check cable and subnet manager")
-            }
-            Self::NoGid { code: 0 } => f.write_str("the port has no such GID: give its interface an address"),
-            Self::NoGid { code } => write!(
-                f,
-                "no GID of the port reaches the port itself (code {code}): check the interface's addresses, or set `gid_index`"
-            ),
-            Self::Device { what, source } => write!(f, "could not {what}: {source}"),
-            Self::System { what, source } => write!(f, "could not {what}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Config(error) => Some(error),
-            Self::NoRdma(why) => Some(why),
-            Self::Provider(error) => Some(error),
-            Self::Device { source, .. } => Some(source),
-            Self::System { source, .. } => Some(source),
-            Self::PortDown | Self::NoGid { .. } => None,
         }
     }
 }

@@ -14,6 +14,8 @@ const FILE_LINES_LOOK_AGAIN: usize = 800;
 const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
 /// Crates that no other program links: their `main.rs` or `lib.rs` needs no picture and no example.
 const TOOLS: [&str; 4] = ["benches", "cli", "hw-tests", "xtask"];
+/// What the names of translated documents end with.
+const TRANSLATION: &str = ".zh-CN.md";
 /// Directories that hold no sources of ours.
 const NOT_OURS: [&str; 4] = ["target", "corpus", "artifacts", "node_modules"];
 
@@ -123,7 +125,10 @@ fn text_hygiene(source: &Source) -> Vec<Finding> {
             return Some("trailing white space".to_owned());
         }
         // The project's language is English; the box drawings and arrows of the pictures stay below these planes.
-        if line.chars().any(|c| matches!(c, '\u{3000}'..='\u{9fff}' | '\u{ff00}'..='\u{ffef}')) {
+        // A translation says so in its name, and whoever links to one names its language in that language.
+        let translated = [source.path.as_str(), line].iter().any(|text| text.contains(TRANSLATION));
+        if !translated && line.chars().any(|c| matches!(c, '\u{3000}'..='\u{9fff}' | '\u{ff00}'..='\u{ffef}'))
+        {
             return Some("write English".to_owned());
         }
         None
@@ -285,6 +290,15 @@ mod tests {
     fn trailing_space_and_a_missing_last_newline_are_found() {
         let findings = text_hygiene(&source("a.rs", "let a; \nlet b;"));
         assert_eq!(what(&findings), [(1, "trailing white space"), (2, "no newline at the end of the file")]);
+    }
+
+    #[test]
+    fn only_translations_and_links_to_them_are_in_other_languages() {
+        let chinese = "\u{4e2d}\u{6587}\n";
+        assert_eq!(what(&text_hygiene(&source("README.md", chinese))), [(1, "write English")]);
+        assert_eq!(text_hygiene(&source("README.zh-CN.md", chinese)), []);
+        let link = "[\u{4e2d}\u{6587}](README.zh-CN.md)\n";
+        assert_eq!(text_hygiene(&source("README.md", link)), []);
     }
 
     #[test]

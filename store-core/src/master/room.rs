@@ -24,6 +24,7 @@ use crate::allocator::clearing::Clearing;
 use crate::allocator::{Allocator, Block};
 use crate::blocks::stored_len;
 use crate::codec::Short;
+use crate::event::Event;
 use crate::message::{Pin, PutOptions, REPLICAS_MAX};
 use crate::objects::charge;
 use crate::placement::{Ask, Spared};
@@ -32,6 +33,9 @@ use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
 
 /// Objects that are looked at, in the order of eviction, for some that make a range together.
 const LOOKS_MAX: u32 = 4_096;
+
+/// Objects that a put evicts because there are as many as may be, or as much is known of them: keys differ in length.
+const EVICTIONS_FOR_COUNT_MAX: usize = 8;
 
 /// What a put still has to evict, once it has a place, so that its tenant and the store stay within their limits.
 #[derive(Debug, Default)]
@@ -53,7 +57,7 @@ impl Master {
     ///
     /// # Errors
     /// `TenantQuotaExceeded`: the object is larger than all its tenant may have, or not enough of the tenant's can go;
-    /// `KeysUltraLimit`: there are as many objects as may be, and none can go.
+    /// `KeysUltraLimit`, `MetadataFull`: there are as many objects as may be, or they take as much memory, and none can go.
     pub(super) fn toll(&mut self, now: Instant, tenant: TenantNo, len: u64) -> Result<Toll, ErrorCode> {
         let bytes = charge(stored_len(len), 1);
         let own = if self.has_quota(tenant, bytes) {
@@ -65,10 +69,20 @@ impl Master {
             self.objects.usage_mut(tenant).refusals_total += 1;
             return Err(ErrorCode::TenantQuotaExceeded);
         };
-        let count = self.objects.len() >= self.config.objects_max;
+        let full = self.is_metadata_full();
+        let count = full || self.objects.len() >= self.config.objects_max;
         if count && own.is_empty() && self.next_victim(now, Some(tenant)).is_none() {
-            return Err(ErrorCode::KeysUltraLimit);
+            if !full {
+                return Err(ErrorCode::KeysUltraLimit);
+            }
+            self.stats.puts_metadata_full_total += 1;
+            if !core::mem::replace(&mut self.metadata_told, true) {
+                let (bytes, bytes_max) = (self.metadata_bytes(), self.config.metadata_bytes_max);
+                self.tell(|| Event::MetadataFull { bytes, bytes_max });
+            }
+            return Err(ErrorCode::MetadataFull);
         }
+        self.metadata_told &= full;
         Ok(Toll { own, count })
     }
 
@@ -84,9 +98,21 @@ impl Master {
                 self.evict_at(tenant, *index);
             }
         }
-        if toll.count && self.objects.len() >= self.config.objects_max {
-            self.evict_one(now, tenant);
+        for _ in 0..EVICTIONS_FOR_COUNT_MAX {
+            let over = self.objects.len() >= self.config.objects_max || self.is_metadata_full();
+            if !toll.count || !over || !self.evict_one(now, tenant) {
+                break;
+            }
         }
+    }
+
+    /// Memory that objects and unfinished puts need, bytes.
+    fn metadata_bytes(&self) -> u64 {
+        (self.objects.live_bytes() + self.writers.live_bytes()) as u64
+    }
+
+    fn is_metadata_full(&self) -> bool {
+        self.metadata_bytes() >= self.config.metadata_bytes_max
     }
 
     /// Places for the replicas of a new object; at least one.

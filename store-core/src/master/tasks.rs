@@ -170,9 +170,7 @@ impl Master {
             if let Some((index, generation)) = self.tasks.get(*id).map(|task| (task.index, task.generation))
                 && self.is_there(index, generation)
             {
-                // The node holds it once, however often it asks.
-                let again = self.tasks.held(*id, until) > now;
-                self.objects.hold(now, index, until, again);
+                self.objects.hold(now, index, until);
             }
         }
         let orders = ids.into_iter().filter_map(|id| {
@@ -210,9 +208,6 @@ impl Master {
                 }
                 return Err(ErrorCode::TaskNotFound);
             }
-        }
-        if quiet {
-            self.let_go(now, end.id);
         }
         match end.result.map(|checksum| self.finish_copy(now, end.id, checksum)) {
             Ok(Ok(())) => {}
@@ -279,7 +274,6 @@ impl Master {
             placed,
             node,
             created: now,
-            held_until: Instant::ZERO,
             deadline: deadline(now, self.config.tasks.pending_timeout_ms),
         };
         self.task_report.created_total += 1;
@@ -465,15 +459,6 @@ impl Master {
         }
         self.finish_task(now, id, TaskState::Done);
         Ok(())
-    }
-
-    /// A node reads an object no more for a task: nothing is held for it any longer.
-    fn let_go(&mut self, now: Instant, id: TaskId) {
-        if self.tasks.held(id, Instant::ZERO) > now
-            && let Some((index, generation)) = self.tasks.get(id).map(|task| (task.index, task.generation))
-        {
-            self.objects.return_lease(now, index, generation);
-        }
     }
 
     /// A try is over without a replica: its space comes back, at once if it is quiet.

@@ -133,15 +133,12 @@ impl Objects {
     }
 
     /// Keeps a complete object until `until`, as a lease does, but is no use of it.
-    /// `again`: whoever holds it did so before, and still does.
-    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant, again: bool) {
+    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant) {
         let entry = &mut self.entries[index];
         let before = entry.time;
         let until = before.max(until);
         entry.time = until;
-        if !again || before <= now {
-            entry.count_lease(before <= now);
-        }
+        entry.count_lease(before <= now);
         self.leases.moved(now, before, until);
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| group.leased_until = group.leased_until.max(until));

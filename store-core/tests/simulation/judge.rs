@@ -13,7 +13,7 @@ use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, Master};
 
 use crate::clock::DRIFT_PPM_MAX;
 use crate::common::{Core, Party};
-use crate::scenario::{TENANTS, full_key};
+use crate::scenario::{CLIENTS, TENANTS, full_key};
 use crate::shadow::{Range, Violation};
 
 /// A readable object.
@@ -195,6 +195,12 @@ impl Core {
             Some(Kind::FetchTasks) => self.observe_orders(from, response),
             Some(Kind::EndTasks) => {
                 let (_, ends) = EndTasks::decode_request(body).unwrap();
+                if let Party::Node(index) = from {
+                    // It reads no more for these, and the master has heard so.
+                    for end in ends.filter(|end| end.quiet || end.result.is_ok()) {
+                        self.shadow.returned((CLIENTS + index, 0), end.attempt, 1);
+                    }
+                }
                 let Ok((_, answers)) = EndTasks::decode_response(response) else { return Ok(()) };
                 for (end, answer) in ends.zip(answers) {
                     // The answer says that this try was the latest, and the state that it was the last.
@@ -298,6 +304,7 @@ impl Core {
     fn observe_orders(&mut self, from: Party, response: &Frame<'_>) -> Result<(), Violation> {
         let Ok((lease, orders)) = FetchTasks::decode_response(response) else { return Ok(()) };
         let until = self.now + slowest(lease.lease_ms);
+        let Party::Node(index) = from else { return Ok(()) };
         for order in orders {
             let range = (order.segment, order.addr, stored_len(order.len));
             let node = self.master.segment(order.segment).map(|info| info.node as usize);
@@ -308,7 +315,8 @@ impl Core {
             self.shadow.allocated(self.now, order.attempt, range)?;
             for source in order.sources.iter() {
                 let from = (source.segment, source.addr, stored_len(order.len));
-                self.shadow.leased(order.generation, from, until, None)?;
+                let whose = Some((CLIENTS + index, 0, order.attempt));
+                self.shadow.leased(order.generation, from, until, whose)?;
             }
             let given = Given { generation: order.generation, range, accepted: false };
             self.given.entry(order.attempt).or_insert(given);

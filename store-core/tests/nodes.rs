@@ -1,0 +1,414 @@
+//! Who may mount, who speaks for a node, and what a node is told to do with writers that are gone.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use store_core::message::{
+    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, FetchTasks, Greeting,
+    Heartbeat, Hello, Mount, MountAnswer, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
+    OrderSegments, PutAsk, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
+    Unmount, UnmountSegment,
+};
+use store_core::{
+    ErrorCode, Event, Frame, Instant, Key, Master, MasterConfig, Peer, Placement, Role, Secret, Session,
+    prove,
+};
+
+const KIB: u64 = 1 << 10;
+const HOUR_MS: u64 = 3_600_000;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+fn config() -> MasterConfig {
+    MasterConfig {
+        node_ttl_ms: 10_000,
+        put_start_discard_timeout_ms: 3_000,
+        put_start_release_timeout_ms: 60_000,
+        handle_key: [1, 2],
+        ..MasterConfig::default()
+    }
+}
+
+fn segment<'a>(node: u64, incarnation: u64, name: &'a str, key: u64) -> MountSegment<'a> {
+    MountSegment {
+        node,
+        incarnation,
+        name,
+        endpoint: "host:1",
+        base: 0,
+        len: 64 * KIB,
+        export: Default::default(),
+        epoch: 0,
+        key,
+        takeover: false,
+    }
+}
+
+/// One request of a connection; its answer, or the status it failed with.
+macro_rules! call {
+    ($master:expr, $ms:expr, $session:expr, $operation:ty, $ask:expr, $items:expr) => {{
+        let (mut request, mut out) = (Vec::new(), Vec::new());
+        <$operation>::encode_request(&mut request, 1, &$ask, $items.into_iter()).unwrap();
+        $master.handle(at($ms), $session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
+        out
+    }};
+}
+
+macro_rules! head {
+    ($operation:ty, $out:expr) => {
+        <$operation>::decode_response(&Frame::parse(&$out).unwrap().unwrap().0).map(|(head, _)| head)
+    };
+}
+
+fn mount(
+    master: &mut Master,
+    ms: u64,
+    session: &mut Session,
+    segment: &MountSegment<'_>,
+) -> Result<u32, String> {
+    let out = call!(master, ms, session, Mount, *segment, []);
+    match head!(Mount, out) {
+        Ok(MountAnswer::Mounted(mounted)) => Ok(mounted.segment),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+#[test]
+fn as_soon_as_there_is_a_secret_who_knows_none_does_nothing_a_node_does() {
+    let secrets = [("root", ""), ("", "cluster"), ("root", "cluster")];
+    for (admin, cluster) in secrets {
+        let config = MasterConfig {
+            admin_secret: Secret::new(admin.as_bytes()),
+            cluster_secret: Secret::new(cluster.as_bytes()),
+            ..config()
+        };
+        let mut master = Master::new(config).unwrap();
+        master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
+        for peer in [Peer::Local, Peer::Remote] {
+            let mut session = Session::new(peer, [9; 32]);
+            let master = &mut master;
+            let fetch = FetchAsk { node: 1, incarnation: 1, count_max: 9, key: 7 };
+            let proof = NodeProof { node: 1, key: 7 };
+            let beat = Heartbeat { node: 1, incarnation: 1, key: 7 };
+            let unmount = UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 7 };
+            let order = SegmentOrder { segment: 1, state: SegmentState::Draining };
+            let denied = Err(ErrorCode::PermissionDenied);
+            assert_eq!(
+                head!(Mount, call!(master, 1, &mut session, Mount, segment(2, 1, "t", 1), [])).map(drop),
+                denied
+            );
+            assert_eq!(head!(Beat, call!(master, 1, &mut session, Beat, beat, [])).map(drop), denied);
+            assert_eq!(head!(Unmount, call!(master, 1, &mut session, Unmount, unmount, [])), denied);
+            assert_eq!(
+                head!(OrderSegments, call!(master, 1, &mut session, OrderSegments, (), [order])),
+                denied
+            );
+            assert_eq!(
+                head!(FetchTasks, call!(master, 1, &mut session, FetchTasks, fetch, [])).map(drop),
+                denied
+            );
+            assert_eq!(head!(EndTasks, call!(master, 1, &mut session, EndTasks, proof, [])), denied);
+            assert_eq!(
+                head!(FetchExpulsions, call!(master, 1, &mut session, FetchExpulsions, fetch, [])),
+                denied
+            );
+            assert_eq!(master.segments_len(), 1);
+        }
+        let mut session = Session::new(Peer::Remote, [9; 32]);
+        let (role, secret) = if cluster.is_empty() { (Role::Admin, admin) } else { (Role::Cluster, cluster) };
+        let proof = prove(secret.as_bytes(), role, &[9; 32], "");
+        let mut greeting = Greeting { tenant: "", ..Greeting::default() };
+        match role {
+            Role::Cluster => greeting.cluster_proof = Key(&proof),
+            _ => greeting.admin_proof = Key(&proof),
+        }
+        head!(Hello, call!(&mut master, 1, &mut session, Hello, greeting, [])).unwrap();
+        assert_eq!(mount(&mut master, 1, &mut session, &segment(2, 1, "t", 1)), Ok(2));
+        assert!(session.is_node() && session.is_admin() == (role == Role::Admin));
+    }
+}
+
+#[test]
+fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
+    let mut master = Master::new(config()).unwrap();
+    master.mount(at(0), &segment(1, 5, "s", 7)).unwrap();
+    let illegal = Err(ErrorCode::IllegalClient);
+    for incarnation in [4, 5, 6, u64::MAX] {
+        assert_eq!(master.heartbeat(at(1), &Heartbeat { node: 1, incarnation, key: 8 }).map(drop), illegal);
+    }
+    assert_eq!(
+        master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 5, segment: 1, key: 8 }),
+        illegal
+    );
+    let ask = FetchAsk { node: 1, incarnation: 5, count_max: 9, key: 8 };
+    assert_eq!(master.fetch_tasks(at(1), &ask).map(drop), illegal);
+    assert_eq!(master.fetch_expulsions(at(1), &ask).map(drop), illegal);
+    let mut stranger = Session::default();
+    let proof = NodeProof { node: 1, key: 8 };
+    assert_eq!(head!(EndTasks, call!(&mut master, 1, &mut stranger, EndTasks, proof, [])), illegal);
+    assert!(!stranger.is_node());
+    // Its number, with another key, is another node.
+    let held = MountAnswer::Held { endpoint: "host:1", silent_ms: 1 };
+    assert_eq!(master.mount(at(1), &segment(1, 9, "t", 8)), Ok(held));
+    assert_eq!((master.segments_len(), master.stats().unmounts_total), (1, 0));
+    // And it has not kept the real one from being heard.
+    assert_eq!(master.heartbeat(at(2), &Heartbeat { node: 1, incarnation: 5, key: 7 }), Ok(NodeStatus::Ok));
+}
+
+#[test]
+fn a_name_belongs_to_who_mounted_it_while_that_one_lives() {
+    let mut master = Master::new(config()).unwrap();
+    let (mut first, mut second) = (Session::default(), Session::default());
+    assert_eq!(mount(&mut master, 0, &mut first, &segment(1, 5, "s", 7)), Ok(1));
+    // The second changes nothing, however often it asks and whatever its incarnation.
+    for (ms, incarnation) in [(1, 1), (2, 5), (3, 6), (4, u64::MAX)] {
+        let refused = mount(&mut master, ms, &mut second, &segment(2, incarnation, "s", 8)).unwrap_err();
+        assert!(refused.contains("Held"), "{refused}");
+        let beat = Heartbeat { node: 1, incarnation: 5, key: 7 };
+        assert_eq!(head!(Beat, call!(&mut master, ms, &mut first, Beat, beat, [])), Ok(NodeStatus::Ok));
+    }
+    assert_eq!((master.stats().mounts_total, master.stats().unmounts_total), (1, 0));
+    let refusals = std::iter::from_fn(|| master.poll_event());
+    assert_eq!(refusals.filter(|event| matches!(event, Event::MountRefused { .. })).count(), 4);
+    // The first one's connection ends: it is gone, as far as anybody knows.
+    master.session_ended(at(10), first);
+    assert!(mount(&mut master, 11, &mut second, &segment(2, 5, "s", 8)).unwrap_err().contains("Stale"));
+    assert_eq!(mount(&mut master, 11, &mut second, &segment(2, 6, "s", 8)), Ok(2));
+    // Now it is the second's, also against the first.
+    let refused = mount(&mut master, 12, &mut Session::default(), &segment(1, 9, "s", 7)).unwrap_err();
+    assert!(refused.contains("Held"), "{refused}");
+    // Whoever means it takes it over; and whoever is silent for too long has lost it.
+    let takeover = MountSegment { takeover: true, ..segment(3, 10, "s", 9) };
+    assert_eq!(mount(&mut master, 13, &mut Session::default(), &takeover), Ok(3));
+    assert!(mount(&mut master, 10_012, &mut second, &segment(2, 11, "s", 8)).unwrap_err().contains("Held"));
+    assert_eq!(mount(&mut master, 10_013, &mut second, &segment(2, 11, "s", 8)), Ok(4));
+}
+
+#[test]
+fn a_clock_that_went_back_costs_one_more_mount() {
+    let mut master = Master::new(config()).unwrap();
+    let mut session = Session::default();
+    assert_eq!(mount(&mut master, 0, &mut session, &segment(1, 1_000, "s", 7)), Ok(1));
+    master.session_ended(at(1), session);
+    // The process is another one, an hour earlier by its clock.
+    for ms in [2, 100_000] {
+        let late = segment(2, 500, "s", 8);
+        let answer = master.mount(at(ms), &late).unwrap();
+        if let MountAnswer::Stale { incarnation_min } = answer {
+            let again = MountSegment { incarnation: incarnation_min, ..late };
+            assert!(master.mount(at(ms), &again).unwrap().mounted().is_ok());
+            return;
+        }
+    }
+    panic!("it is told at once from where on");
+}
+
+#[test]
+fn an_incarnation_far_above_the_masters_clock_is_refused() {
+    let wall_ms = 1_700_000_000_000;
+    let ns = |ms: u64| ms * 1_000_000;
+    let mut master = Master::new(MasterConfig { started_wall_ms: wall_ms, ..config() }).unwrap();
+    for incarnation in [u64::MAX, ns(wall_ms + HOUR_MS + 2)] {
+        assert_eq!(
+            master.mount(at(1), &segment(1, incarnation, "s", 7)),
+            Err(ErrorCode::IncarnationTooHigh),
+            "a name must not be taken for ever"
+        );
+    }
+    assert!(master.mount(at(1), &segment(1, ns(wall_ms + HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
+    master.set_wall_ms(at(2), wall_ms + 2 * HOUR_MS);
+    assert!(master.mount(at(3), &segment(1, ns(wall_ms + 3 * HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
+}
+
+// ---- handles and writers ----
+
+/// Two nodes with a segment each.
+fn pair() -> Master {
+    let mut master = Master::new(config()).unwrap();
+    for node in [1, 2] {
+        master.mount(at(0), &segment(node, 1, ["a", "b"][node as usize - 1], 7)).unwrap();
+    }
+    master
+}
+
+fn beat(master: &mut Master, ms: u64, node: u64) -> NodeStatus {
+    master.heartbeat(at(ms), &Heartbeat { node, incarnation: 1, key: 7 }).unwrap()
+}
+
+fn orders(master: &mut Master, ms: u64, node: u64) -> Vec<Expulsion> {
+    let ask = FetchAsk { node, incarnation: 1, count_max: 9, key: 7 };
+    master.fetch_expulsions(at(ms), &ask).unwrap()
+}
+
+fn start(
+    master: &mut Master,
+    ms: u64,
+    session: &mut Session,
+    key: &[u8],
+    on: u32,
+    writer: u64,
+) -> (u64, u64) {
+    let options = PutOptions { placement: Placement::on(on), ..PutOptions::DEFAULT };
+    let ask = PutAsk { writer, ..PutAsk::once(options) };
+    let out = call!(master, ms, session, PutStart, ask, [NewObject { key: Key(key), len: 16 * KIB }]);
+    let frame = Frame::parse(&out).unwrap().unwrap().0;
+    let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
+    assert_eq!(allocation.replicas[0].segment, on);
+    (allocation.generation, allocation.handle)
+}
+
+#[test]
+fn who_guesses_a_generation_neither_ends_nor_revokes_the_put_of_another() {
+    let mut master = pair();
+    let (mut writer, mut stranger) = (Session::default(), Session::default());
+    let (generation, handle) = start(&mut master, 1, &mut writer, b"k", 1, 3);
+    let (_, own) = start(&mut master, 1, &mut stranger, b"other", 1, 4);
+    let over = Some(Err(ErrorCode::PutIsOver));
+    for guess in [0, own, generation, handle ^ 1, u64::MAX] {
+        let commit = Commit { key: Key(b"k"), generation, handle: guess, checksum: 1 };
+        let out = call!(&mut master, 2, &mut stranger, PutEnd, (), [commit]);
+        let frame = Frame::parse(&out).unwrap().unwrap().0;
+        assert_eq!(PutEnd::decode_response(&frame).unwrap().1.next(), over);
+        for quiet in [true, false] {
+            let revocation = Revocation { key: Key(b"k"), generation, handle: guess, quiet };
+            let out = call!(&mut master, 2, &mut stranger, PutRevoke, (), [revocation]);
+            let frame = Frame::parse(&out).unwrap().unwrap().0;
+            assert_eq!(PutRevoke::decode_response(&frame).unwrap().1.next(), over);
+        }
+    }
+    assert_eq!((master.stats().objects_processing, master.stats().quarantined_bytes), (2, 0));
+    let commit = Commit { key: Key(b"k"), generation, handle, checksum: 1 };
+    let out = call!(&mut master, 3, &mut writer, PutEnd, (), [commit]);
+    let frame = Frame::parse(&out).unwrap().unwrap().0;
+    assert_eq!(PutEnd::decode_response(&frame).unwrap().1.next(), Some(Ok(())));
+}
+
+#[test]
+fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_space_comes_back() {
+    let mut master = pair();
+    let mut session = Session::default();
+    start(&mut master, 1, &mut session, b"a", 1, 3);
+    let (generation, handle) = start(&mut master, 1, &mut session, b"b", 2, 3);
+    let revocation = Revocation { key: Key(b"b"), generation, handle, quiet: false };
+    drop(call!(&mut master, 2, &mut session, PutRevoke, (), [revocation]));
+    assert_eq!((beat(&mut master, 3, 1), orders(&mut master, 3, 1).len()), (NodeStatus::Ok, 0));
+    master.session_ended(at(4), session);
+    assert_eq!(master.stats().held_dead_writer_bytes, 32 * KIB);
+    for node in [1, 2] {
+        assert_eq!(beat(&mut master, 5, node), NodeStatus::Work);
+        let told = orders(&mut master, 5, node);
+        assert_eq!(told, orders(&mut master, 6, node), "the same, until it has said how it went");
+        assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, false));
+    }
+    // The first node says that it is gone; to the second it is connected, and left alone.
+    let ticket = orders(&mut master, 7, 1)[0].ticket;
+    assert_eq!(
+        master.end_expulsion(at(7), 2, &ExpulsionEnd { ticket, gone: true }),
+        Err(ErrorCode::TaskNotFound)
+    );
+    assert_eq!(master.end_expulsion(at(7), 1, &ExpulsionEnd { ticket, gone: true }), Ok(()));
+    let ticket = orders(&mut master, 7, 2)[0].ticket;
+    assert_eq!(master.end_expulsion(at(7), 2, &ExpulsionEnd { ticket, gone: false }), Ok(()));
+    let stats = master.stats();
+    assert_eq!(
+        (stats.used_bytes, stats.quarantined_bytes, stats.objects_processing),
+        (16 * KIB, 16 * KIB, 0)
+    );
+    assert_eq!((stats.held_dead_writer_bytes, stats.expulsions_total), (0, 1));
+    // At the release timeout it is not asked any more.
+    for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001, 60_003] {
+        beat(&mut master, ms, 1);
+        beat(&mut master, ms, 2);
+        master.handle_timeout(at(ms));
+    }
+    assert_eq!(master.stats().used_bytes, 16 * KIB, "time alone frees nothing");
+    let told = orders(&mut master, 60_003, 2);
+    assert_eq!((told.len(), told[0].force), (1, true));
+    master.end_expulsion(at(60_004), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    assert_eq!((master.stats().used_bytes, beat(&mut master, 60_005, 2)), (0, NodeStatus::Ok));
+}
+
+#[test]
+fn what_a_writer_begins_after_it_was_to_be_cut_off_is_not_freed_by_the_answer() {
+    let mut master = pair();
+    let mut session = Session::default();
+    start(&mut master, 1, &mut session, b"a", 1, 3);
+    master.session_ended(at(2), session);
+    let told = orders(&mut master, 3, 1);
+    start(&mut master, 4, &mut Session::default(), b"b", 1, 3);
+    master.end_expulsion(at(5), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    assert_eq!((master.stats().used_bytes, master.stats().objects_processing), (16 * KIB, 1));
+}
+
+#[test]
+fn a_node_that_cannot_cut_off_leaves_it_to_the_timeout_and_a_nameless_writer_waits_for_a_remount() {
+    let mut master = pair();
+    let mut session = Session::default();
+    for (key, on, writer) in [(b"a", 1, 3), (b"b", 1, 0), (b"c", 2, 0)] {
+        start(&mut master, 1, &mut session, key, on, writer);
+    }
+    for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001] {
+        beat(&mut master, ms, 1);
+        beat(&mut master, ms, 2);
+        master.handle_timeout(at(ms));
+    }
+    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (48 * KIB, 32 * KIB));
+    let told = orders(&mut master, 60_002, 1);
+    assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, true));
+    master.end_expulsion(at(60_002), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: false }).unwrap();
+    // Both of the first node's are free: its timeout is over. The second node might have been asked, if there were a name.
+    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (16 * KIB, 16 * KIB));
+    master.handle_timeout(at(61_000));
+    assert_eq!(master.stats().used_bytes, 16 * KIB);
+    master.mount(at(61_001), &segment(2, 2, "b", 7)).unwrap().mounted().unwrap();
+    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (0, 0));
+}
+
+#[test]
+fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
+    let config = MasterConfig { session_puts_max: 3, ..config() };
+    let mut master = Master::new(config).unwrap();
+    master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
+    let mut session = Session::default();
+    let names: Vec<String> = (0..5).map(|n| n.to_string()).collect();
+    let new: Vec<_> = names.iter().map(|name| NewObject { key: Key(name.as_bytes()), len: 64 }).collect();
+    let out = call!(&mut master, 1, &mut session, PutStart, PutAsk::default(), new);
+    let frame = Frame::parse(&out).unwrap().unwrap().0;
+    let answers: Vec<_> = PutStart::decode_response(&frame).unwrap().1.map(|answer| answer.err()).collect();
+    assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
+    // Others are not disturbed.
+    assert!(master.put_start(at(2), b"other", 64, &PutOptions::DEFAULT).is_ok());
+}
+
+// ---- segments out of reach ----
+
+#[test]
+fn a_segment_that_clients_cannot_reach_is_used_last_and_not_vouched_for_until_its_node_is_heard_of() {
+    let mut master = pair();
+    let on = |no| PutOptions { placement: Placement::on(no), ..PutOptions::DEFAULT };
+    for (key, no) in [(b"a", 1), (b"b", 2)] {
+        let put = master.put_start(at(0), key, KIB, &on(no)).unwrap();
+        master.put_end(at(0), key, put.generation, 1).unwrap();
+    }
+    assert_eq!(master.report_unreachable(at(1), 9), Err(ErrorCode::SegmentNotFound));
+    master.report_unreachable(at(1), 1).unwrap();
+    master.report_unreachable(at(1), 1).unwrap();
+    assert_eq!(
+        (master.exists(b"a"), master.exists(b"b"), master.stats().segments_unreachable),
+        (false, true, 1)
+    );
+    assert!(master.get(at(1), b"a").is_ok(), "nothing is dropped for it");
+    for n in 0..32 {
+        let put = master.put_start(at(2), format!("{n}").as_bytes(), KIB, &on(1)).unwrap();
+        assert_eq!(put.replicas[0].segment, 2, "while another will do");
+    }
+    // The other is full: better out of reach than nowhere.
+    let full = (0..64).map(|n| master.put_start(at(3), format!("x{n}").as_bytes(), KIB, &on(2)).unwrap());
+    assert!(full.collect::<Vec<_>>().iter().any(|put| put.replicas[0].segment == 1));
+    assert_eq!(beat(&mut master, 4, 1), NodeStatus::Ok);
+    assert_eq!((master.exists(b"a"), master.stats().segments_unreachable), (true, 0));
+    let told: Vec<_> = std::iter::from_fn(|| master.poll_event())
+        .filter(|event| matches!(event, Event::SegmentUnreachable { .. } | Event::SegmentReachable { .. }))
+        .collect();
+    assert_eq!(told.len(), 2, "once each: {told:?}");
+}
