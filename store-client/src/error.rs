@@ -59,9 +59,6 @@ pub enum RpcError {
 /// What a child hears that goes on using what its parent made.
 pub(crate) const FORKED: &str = "this process was forked: connect anew in the child";
 
-/// The code of it, where there is room for a code alone.
-pub(crate) const FORKED_CODE: ErrorCode = ErrorCode::UnavailableInCurrentStatus;
-
 /// Why an operation on an object did not succeed. A miss is not an error.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -122,7 +119,7 @@ impl RpcError {
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Version { .. } => ErrorCode::InvalidVersion,
             Self::Wire(error) => error.code(),
-            Self::Forked => FORKED_CODE,
+            Self::Forked => ErrorCode::Forked,
             Self::Address { .. } | Self::Connect { .. } | Self::Lost { .. } | Self::Disconnected => {
                 ErrorCode::RpcFail
             }
@@ -165,8 +162,9 @@ impl StoreError {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
             Self::Memory(_) => ErrorCode::InvalidParams,
-            Self::Forked => FORKED_CODE,
-            Self::Stopped | Self::Expelled => ErrorCode::UnavailableInCurrentStatus,
+            Self::Forked => ErrorCode::Forked,
+            Self::Expelled => ErrorCode::Expelled,
+            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -245,7 +243,11 @@ impl StdError for StoreError {
 
 impl From<ErrorCode> for StoreError {
     fn from(code: ErrorCode) -> Self {
-        Self::Refused(code)
+        match code {
+            ErrorCode::Forked => Self::Forked,
+            ErrorCode::Expelled => Self::Expelled,
+            code => Self::Refused(code),
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig};
 use store_client::{
-    AsyncClient, BufferRange, Client, ClientConfig, Fabrics, LocalClient, LocalServer, Node, NodeConfig,
-    Pending, PutOptions, RpcConfig, RpcConnection, RpcError, StoreError,
+    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, LocalClient, LocalServer, Node,
+    NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, StoreError,
 };
 use store_core::message::ReadStats;
 
@@ -111,7 +111,7 @@ fn be_forking(role: &[String]) {
                     let object = (object * 7 + round) % OBJECTS;
                     forked("get", inherited.get(&key(object)))?;
                     let got = inherited.batch_get(&[&key(object)]);
-                    if !matches!(got.as_slice(), [Err(_)]) {
+                    if !matches!(got.as_slice(), [Err(ErrorCode::Forked)]) {
                         return Err(format!("batch_get: {got:?}"));
                     }
                 }

@@ -172,7 +172,8 @@ fn a_drain_does_not_wait_for_heartbeats() {
         std::ops::ControlFlow::Continue(())
     });
     assert_eq!(drained.unwrap().moved_total, objects);
-    let beats = other.status().heartbeats - first.unwrap();
+    // None: it was over before anybody looked again.
+    let beats = first.map_or(0, |first| other.status().heartbeats - first);
     assert!(beats <= 3, "{objects} objects took {beats} heartbeats");
     read_all(&mut client, objects, 10_000);
 }

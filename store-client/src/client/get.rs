@@ -19,7 +19,7 @@ impl Client {
     /// # Errors
     /// A value over `value_bytes_max`, or a master that cannot be asked. A key that no object can have is a miss.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        one(self.batch_get(&[key])).map_err(|code| self.error_of(code))
+        one(self.batch_get(&[key])).map_err(StoreError::from)
     }
 
     /// Reads many values.
@@ -45,7 +45,7 @@ impl Client {
     /// # Errors
     /// `BufferOverflow` when the object is longer than `bytes`; a master that cannot be asked.
     pub fn get_to(&mut self, key: &[u8], bytes: &mut [u8]) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_to(&mut [(key, bytes)])).map_err(|code| self.error_of(code))
+        one(self.batch_get_to(&mut [(key, bytes)])).map_err(StoreError::from)
     }
 
     /// Reads many values, each into memory of the caller's.
@@ -74,7 +74,7 @@ impl Client {
     /// `UnavailableInCurrentStatus` also when this read was given up and a fabric may still write to the range: it is not the
     /// caller's to use until an operation with it is not refused any more, or [`unregister`](Self::unregister) returned `Ok`.
     pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_into(&[(key, range)])).map_err(|code| self.error_of(code))
+        one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
     }
 
     /// Reads many objects straight into registered memory. Ranges must not overlap: what does is read with mixed bytes, and
@@ -105,7 +105,7 @@ impl Client {
         key: &[u8],
         ranges: &[BufferRange],
     ) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_into_buffers(&[(key, ranges)])).map_err(|code| self.error_of(code))
+        one(self.batch_get_into_buffers(&[(key, ranges)])).map_err(StoreError::from)
     }
 
     /// Reads many objects, each into several ranges of registered memory. Ranges that are refused are an error of all.
@@ -142,7 +142,7 @@ impl Client {
         range: impl RangeBounds<u64>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         let part = part(range).ok_or(ErrorCode::InvalidParams)?;
-        one(self.batch_get_part(&[(key, part)])).map_err(|code| self.error_of(code))
+        one(self.batch_get_part(&[(key, part)])).map_err(StoreError::from)
     }
 
     /// A part of each object: from where on, and how many bytes, or all up to its end.
@@ -188,7 +188,7 @@ impl Client {
         offset: u64,
         into: BufferRange,
     ) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_ranges(&[(key, &[Fragment { offset, into }])])).map_err(|code| self.error_of(code))
+        one(self.batch_get_ranges(&[(key, &[Fragment { offset, into }])])).map_err(StoreError::from)
     }
 
     /// Reads several parts of each of several objects straight into registered memory: one question to the master, one trailer

@@ -24,7 +24,7 @@ use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
 
 use crate::bounce::Bounce;
 use crate::config::ClientConfig;
-use crate::error::{ConnectError, FORKED_CODE, RpcError, StoreError};
+use crate::error::{ConnectError, RpcError, StoreError};
 use crate::fabric::Fabric;
 use crate::memory::{BufferRange, Held, Memory};
 use crate::metrics::{self, ClientMetrics, OperationTimes};
@@ -370,10 +370,10 @@ impl Client {
     /// the old one.
     ///
     /// # Errors
-    /// The code for [`error_of`](Self::error_of).
+    /// `Forked`, `Expelled`.
     fn usable(&mut self) -> Result<(), ErrorCode> {
         if self.mark.is_forked() {
-            return Err(FORKED_CODE);
+            return Err(ErrorCode::Forked);
         }
         if self.mover.is_expelled() {
             self.renew_engine()?;
@@ -384,7 +384,7 @@ impl Client {
     fn renew_engine(&mut self) -> Result<(), ErrorCode> {
         let failed = |error: &dyn std::fmt::Display| {
             log::warn!("nodes cut this client off, and it has no other engine: {error}");
-            ErrorCode::UnavailableInCurrentStatus
+            ErrorCode::Expelled
         };
         if !self.memory.is_empty() {
             return Err(failed(&"memory is registered with the old one"));
@@ -400,17 +400,6 @@ impl Client {
         self.rpc_connects = 0;
         self.note_connection();
         Ok(())
-    }
-
-    /// The error of an operation on one object.
-    fn error_of(&self, code: ErrorCode) -> StoreError {
-        if self.mark.is_forked() {
-            StoreError::Forked
-        } else if self.mover.is_expelled() && code == ErrorCode::UnavailableInCurrentStatus {
-            StoreError::Expelled
-        } else {
-            StoreError::Refused(code)
-        }
     }
 
     /// Why nothing is done with these ranges of registered memory; `None`: they may be used.

@@ -22,8 +22,7 @@ impl Client {
     /// # Errors
     /// No room, an invalid key, no value, or nobody to write to.
     pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, StoreError> {
-        let results = self.batch_put(&[(key, value)], options);
-        self.stored(results)
+        stored(self.batch_put(&[(key, value)], options))
     }
 
     /// Stores many. An item that fails does so alone; one whose key is taken ends `ObjectAlreadyExists`.
@@ -50,8 +49,7 @@ impl Client {
         range: BufferRange,
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        let results = self.batch_put_from(&[(key, range)], options);
-        self.stored(results)
+        stored(self.batch_put_from(&[(key, range)], options))
     }
 
     /// Stores many objects straight from registered memory.
@@ -81,8 +79,7 @@ impl Client {
         parts: &[&[u8]],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        let results = self.batch_put_parts(&[(key, parts)], options);
-        self.stored(results)
+        stored(self.batch_put_parts(&[(key, parts)], options))
     }
 
     /// Stores many objects, each from parts. Too many parts of one are an error of all.
@@ -112,8 +109,7 @@ impl Client {
         ranges: &[BufferRange],
         options: &PutOptions,
     ) -> Result<bool, StoreError> {
-        let results = self.batch_put_from_buffers(&[(key, ranges)], options);
-        self.stored(results)
+        stored(self.batch_put_from_buffers(&[(key, ranges)], options))
     }
 
     /// Stores many objects, each from several ranges of registered memory. Ranges that are refused are an error of all.
@@ -225,12 +221,12 @@ impl Client {
             }
         }
     }
+}
 
-    fn stored(&self, results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
-        match one(results) {
-            Ok(()) => Ok(true),
-            Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-            Err(code) => Err(self.error_of(code)),
-        }
+fn stored(results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
+    match one(results) {
+        Ok(()) => Ok(true),
+        Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
+        Err(code) => Err(code.into()),
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use store_core::{ErrorCode, WireError};
 
 use super::protocol::Refusal;
-use crate::error::{FORKED, FORKED_CODE};
+use crate::error::FORKED;
 
 /// Why an operation of a local client did not succeed. A miss is not an error.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl LocalError {
             Self::Store(code) | Self::Refused(Refusal::Store(code)) => *code,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Refused(Refusal::Version { .. }) => ErrorCode::InvalidVersion,
-            Self::Forked => FORKED_CODE,
+            Self::Forked => ErrorCode::Forked,
             Self::Refused(_) | Self::Held => ErrorCode::UnavailableInCurrentStatus,
             Self::Wire(error) => error.code(),
             Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
