@@ -43,7 +43,7 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
     master.put_end(at(ms), key.as_bytes(), started.generation, 1)
 }
 
-fn ask<O: Operation>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::AskItem<'_>]) -> Vec<u8>
+fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::AskItem<'_>]) -> Vec<u8>
 where
     for<'a> O: Operation<Ask<'a> = ()>,
     for<'a> O::AskItem<'a>: Copy,
