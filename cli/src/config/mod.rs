@@ -388,11 +388,13 @@ fn secret_in(path: &Path) -> Result<store_core::Secret, String> {
     }
 }
 
-/// Host and process id: unique enough for a node that was given no name.
+/// For a node that was given no name: host, process id and a random number. In containers the process id is often 1, and the
+/// host's name may be that of another.
 fn process_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
-    format!("{}-{}", if host.is_empty() { "node" } else { host }, std::process::id())
+    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u32;
+    format!("{}-{}-{random:08x}", if host.is_empty() { "node" } else { host }, std::process::id())
 }
 
 /// The settings among environment variables, and those that only look like some.

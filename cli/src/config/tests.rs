@@ -223,3 +223,9 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
     let both = [("SNOWSKIN_CLUSTER_SECRET", "a"), ("SNOWSKIN_CLUSTER_SECRET_FILE", cluster.as_str())];
     assert!(read("", &both, &[]).unwrap_err().contains("leave one of them out"));
 }
+
+/// Containers that share a host's name have the same process id, too.
+#[test]
+fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
+    assert_ne!(super::process_name(), super::process_name());
+}
