@@ -21,7 +21,7 @@
 //!
 //! * **Space is reused when nobody can touch it any more.** Not while a lease runs, and not while a writer's bytes may be
 //!   on their way: it committed, it vouched that it is quiet (every write known to have ended, or fenced by its target), or
-//!   the release timeout is over. See [`Master`].
+//!   its node said that the writer is cut off. See [`Master`].
 //! * **Readers verify.** The bytes count when their checksum, bound to key and generation ([`bound`]), is the committed one and the lease had not run out on the
 //!   reader's own clock. Everything else is a miss. See [`client::GetOp`].
 //! * **Nothing is named twice.** Generations and segment numbers are never reused, over restarts of the master too.

@@ -293,7 +293,7 @@ impl Master {
     }
 
     /// Gives a put up. With `quiet` the caller vouches that no write of it can land any more, and the space is free at
-    /// once; without, it is held back for the release timeout from now. Repeating it is harmless.
+    /// once; without, it is held back until the nodes say that the writer is cut off. Repeating it is harmless.
     ///
     /// # Errors
     /// `PutIsOver` when this put is not there, `InvalidWrite` when it is committed.
