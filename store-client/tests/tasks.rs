@@ -241,6 +241,22 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
 }
 
 #[test]
+fn a_drain_is_over_with_its_last_move_and_waits_for_no_lease_that_nobody_has() {
+    // Whoever waited for one would not be done in time.
+    let master = master_with(MasterConfig { lease_ttl_ms: 600_000, ..MasterConfig::default() });
+    let address = master.rpc_addr();
+    let [leaving, _staying] = ["a", "b"].map(|name| node(name, address, Fabrics::default()));
+    let segment = leaving.status().segment.unwrap();
+    let mut writer = client(address);
+    for i in 0..200u64 {
+        assert!(writer.put(format!("k{i}").as_bytes(), &pattern(i, 10_000), &on(segment)).unwrap());
+    }
+    let info = leaving.stop_drained(Duration::from_secs(60)).unwrap();
+    assert_eq!((info.state, info.blocks, info.moved_total), (SegmentState::Drained, 0, 200), "{info:?}");
+    assert_eq!(writer.get(b"k7").unwrap(), Some(pattern(7, 10_000)));
+}
+
+#[test]
 fn what_is_read_very_often_gets_a_second_replica_by_itself() {
     let replication = ReplicationConfig {
         mode: ReplicationMode::Enforce,

@@ -11,6 +11,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::TenantNo;
+use crate::slab::trim_map;
 
 /// A put that is not finished.
 #[derive(Clone, Copy, Debug)]
@@ -162,6 +163,12 @@ impl Writers {
     /// What nodes are to free, as it was when they were told, bytes.
     pub(crate) const fn ordered_bytes(&self) -> u64 {
         self.ordered_bytes
+    }
+
+    /// Gives memory back that is not needed any more.
+    pub(crate) fn tidy(&mut self) {
+        trim_map(&mut self.puts);
+        trim_map(&mut self.by_session);
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

@@ -749,7 +749,8 @@ impl World {
         packet.payload = payload;
     }
 
-    /// The target settles every orphan up to `count`: half land now, half never.
+    /// The target settles every orphan up to `count`: half land now, half never. Of those that it has expelled, none lands, though
+    /// a later life of theirs is who fences.
     fn flush_orphans(&mut self, initiator: u32, target: u32, count: u64) {
         let mut from = 0;
         let older = |packet: &Packet| {
@@ -760,7 +761,9 @@ impl World {
         };
         while let Some((key, next)) = self.packets.next_where(from, older) {
             from = next;
-            if self.rng.chance_ppm(500_000) {
+            let identity = self.packets.find(key).map_or(0, |packet| packet.identity);
+            let expelled = self.nodes[target as usize].expelled.contains(&identity);
+            if self.rng.chance_ppm(500_000) && !expelled {
                 let _refused_or_not = self.land(key);
             } else {
                 self.counters.fenced_off += 1;
