@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
-use store_core::message::{MountSegment, Pin, PutOptions, Retention, SegmentOrder, SegmentState};
+use store_core::message::{
+    FetchAsk, MountSegment, Pin, PutOptions, Retention, SegmentOrder, SegmentState, TaskEnd,
+};
 use store_core::{
-    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Placement, TenantConfig,
-    TenantNo,
+    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Placement, ReplicationConfig,
+    ReplicationMode, TenantConfig, TenantNo,
 };
 
 const MIB: u64 = 1 << 20;
@@ -137,6 +139,46 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
     let before = pool.stats().evictions_total;
     put(&mut pool, 2_000, (0, "long"), 3 * MIB - 8 * KIB, &PutOptions::DEFAULT).unwrap();
     assert_eq!(pool.stats().evictions_total - before, 3, "three neighbours, and no other");
+}
+
+#[test]
+fn extra_replicas_go_only_where_they_make_room() {
+    let replication = ReplicationConfig {
+        mode: ReplicationMode::Enforce,
+        gets_per_s_min: 10.0,
+        window_ms: 1_000,
+        replicas_max: 2,
+        tasks_per_s_max: 100,
+    };
+    let mut pool = master(MasterConfig { replication, ..config() }, &[4 * MIB, 4 * MIB]);
+    let pinned =
+        PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    let on = |no, options| PutOptions { placement: Placement::on(no), ..options };
+    // It is read so often that it has a second replica soon, on the other segment.
+    put(&mut pool, 0, (0, "hot"), MIB - KIB, &on(1, pinned)).unwrap();
+    for ms in 0..12 {
+        pool.get(at(10 * ms), b"hot").unwrap();
+    }
+    let fetch = FetchAsk { node: 2, incarnation: 1, count_max: 9, key: 0 };
+    let orders = pool.fetch_tasks(at(200), &fetch).unwrap();
+    let end = TaskEnd { id: orders[0].id, attempt: orders[0].attempt, result: Ok(1), quiet: true };
+    pool.end_task(at(200), 2, &end).unwrap();
+    for object in 0..3 {
+        put(&mut pool, 300, (0, &format!("{object}")), MIB - KIB, &on(1, PutOptions::DEFAULT)).unwrap();
+        pool.get(at(2_000), format!("{object}").as_bytes()).unwrap();
+    }
+    // All else there is pinned or leased. What is on the other segment would not help.
+    let before = pool.stats().used_bytes;
+    for turn in 0..8 {
+        let refused = put(&mut pool, 2_001, (0, &format!("refused {turn}")), MIB - KIB, &excluding(&[2]));
+        assert_eq!(refused, Err(ErrorCode::NoAvailableHandle));
+    }
+    assert_eq!((pool.stats().used_bytes, pool.task_report().extras_shed_total), (before, 0));
+    // Where it does help, it goes before any object.
+    for object in 3..7 {
+        put(&mut pool, 2_002, (0, &format!("{object}")), MIB - KIB, &excluding(&[1])).unwrap();
+    }
+    assert_eq!((pool.stats().evictions_total, pool.task_report().extras_shed_total), (0, 1));
 }
 
 #[test]
