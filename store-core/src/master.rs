@@ -285,9 +285,7 @@ impl Master {
         }
         self.stats.put_bytes_total += entry.len;
         self.objects.complete(now, index, checksum, follows);
-        if let Some(put) = self.writers.ended(generation) {
-            self.writers.let_go(put.writer, generation);
-        }
+        self.writers.ended(generation);
         self.stats.put_ends_total += 1;
         Ok(())
     }
@@ -601,18 +599,19 @@ impl Master {
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
         let removed = self.objects.remove(index);
-        let generation = removed.generation;
-        let writer = if removed.complete { None } else { self.writers.ended(generation) };
-        let writer = writer.map_or(0, |put| put.writer);
+        let (generation, complete) = (removed.generation, removed.complete);
         match hold {
             Some((until, reason)) => {
+                let writer = if complete { 0 } else { self.writers.ended_in_limbo(generation) };
                 self.limbo.hold(&mut self.segments, removed, until, reason, writer);
             }
             None => {
                 removed.replicas.as_slice().iter().for_each(|placed| {
                     self.segments.free(placed);
                 });
-                self.writers.let_go(writer, generation);
+                if !complete {
+                    self.writers.ended(generation);
+                }
             }
         }
     }
