@@ -168,8 +168,8 @@ impl Master {
         self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
     }
 
-    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated with the same nonce while
-    /// the put is unfinished, it gives the same space.
+    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated by the same writer with the
+    /// same nonce while the put is unfinished, it gives the same space.
     ///
     /// # Errors
     /// As [`Self::put_start`].
@@ -205,7 +205,7 @@ impl Master {
             return Err(ErrorCode::InvalidParams);
         }
         let found = self.objects.find(key);
-        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask.nonce)) {
+        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask)) {
             return Ok(again);
         }
         if !self.objects.has_room(key.tenant, &retention) {
@@ -559,11 +559,13 @@ impl Master {
         self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
     }
 
-    /// What an unfinished put was given, if it is this one whose answer was lost.
-    fn repeated(&self, index: u32, len: u64, nonce: u32) -> Option<Allocation> {
+    /// What an unfinished put was given, if it is this one whose answer was lost. A nonce alone can be guessed, and two
+    /// processes may draw the same; the identity of the writer is random, and told to nobody but nodes.
+    fn repeated(&self, index: u32, len: u64, ask: &PutAsk) -> Option<Allocation> {
         let entry = self.objects.entry(index);
-        let same = nonce != 0 && !entry.is_complete() && entry.checksum == nonce && entry.len == len;
-        same.then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
+        let same = ask.nonce != 0 && !entry.is_complete() && entry.checksum == ask.nonce && entry.len == len;
+        let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == ask.writer);
+        (same && is_its()).then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
     }
 
     fn allocation(&self, generation: u64, replicas: Replicas) -> Allocation {

@@ -32,8 +32,8 @@ impl Default for PutOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutAsk {
     /// A random number of this put. A request that comes again, because its answer was lost, carries the same one: the space
-    /// that an unfinished put of the same key, length and nonce was given is given again, instead of being in the way. 0: it
-    /// will not come again.
+    /// that an unfinished put of the same key, length, writer and nonce was given is given again, instead of being in the way.
+    /// 0: it will not come again.
     pub nonce: u32,
     /// Where, how often, for how long.
     pub options: PutOptions,
