@@ -271,9 +271,9 @@ impl RpcConnection {
         if self.returned >= RETURNED_MIN { self.queue_raw() } else { (self.next_id(), &mut self.out) }
     }
 
-    /// Gives leases back that this connection was granted, in front of its next request; a client's gets take eight or more
-    /// together. Their objects may be evicted or removed from then on. Call it when nothing reads there any more. A connection that
-    /// is lost meanwhile has given them back.
+    /// Gives leases back that this connection was granted, in front of its next request or when it is dropped; a client's gets take
+    /// eight or more together. Their objects may be evicted or removed from then on. Call it when nothing reads there any more.
+    /// Those of a connection that is lost run out.
     pub fn return_leases(&mut self, leases: LeaseRange) {
         if self.stream.is_none() {
             return;
@@ -381,6 +381,7 @@ impl RpcConnection {
                     error @ (RpcError::Version { .. }
                     | RpcError::Address { .. }
                     | RpcError::Tenant { .. }
+                    | RpcError::Secret
                     | RpcError::Forked),
                 ) => return Err(error),
                 Err(error) => {
@@ -464,7 +465,10 @@ impl RpcConnection {
         let [tenant_proof, admin_proof, cluster_proof] =
             proofs.each_ref().map(|proof| Key(proof.as_ref().map_or(&[], |proof| proof.as_slice())));
         let greeting = Greeting { tenant, tenant_proof, admin_proof, cluster_proof, ..Greeting::default() };
-        self.hello(&greeting, deadline)
+        self.hello(&greeting, deadline).map_err(|error| match error {
+            RpcError::Refused(ErrorCode::PermissionDenied) => RpcError::Secret,
+            error => error,
+        })
     }
 
     fn hello(&mut self, greeting: &Greeting<'_>, deadline: Instant) -> Result<Welcome, RpcError> {
@@ -550,6 +554,21 @@ impl RpcConnection {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(lost(error)),
+        }
+    }
+}
+
+/// Leases that wait to be given back are, as far as that costs no waiting: whoever connects for one read leaves none behind.
+impl Drop for RpcConnection {
+    fn drop(&mut self) {
+        if self.returns.is_empty() || !self.out.is_empty() || self.mark.is_forked() {
+            return;
+        }
+        let id = self.next_id();
+        let Some(stream) = &mut self.stream else { return };
+        // What cannot be sent now runs out by itself.
+        if ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..)).is_ok() {
+            let _ = stream.write_some(&self.out);
         }
     }
 }
