@@ -12,7 +12,7 @@
 //! ```
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeSet, BinaryHeap};
+use alloc::collections::{BTreeSet, BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::hash::{BuildHasher, Hash};
 use core::ops::{Index, IndexMut};
@@ -289,6 +289,13 @@ pub(crate) fn trim_map<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, 
 pub(crate) fn trim_heap<T: Ord>(heap: &mut BinaryHeap<T>) {
     if heap.len() <= TRIMMED_MAX && heap.capacity() > 8 * TRIMMED_MAX {
         heap.shrink_to(2 * TRIMMED_MAX);
+    }
+}
+
+/// The same for a queue.
+pub(crate) fn trim_queue<T>(queue: &mut VecDeque<T>) {
+    if queue.len() <= TRIMMED_MAX && queue.capacity() > 8 * TRIMMED_MAX {
+        queue.shrink_to(2 * TRIMMED_MAX);
     }
 }
 
