@@ -16,6 +16,7 @@ pub(crate) mod clearing;
 mod offset;
 mod slab;
 
+use alloc::boxed::Box;
 use core::fmt::{self, Debug};
 use core::str::FromStr;
 
@@ -126,7 +127,7 @@ impl AllocatorKind {
     pub fn build(self, len: u64) -> AnyAllocator {
         match self {
             Self::Offset => AnyAllocator::Offset(OffsetAllocator::new(len)),
-            Self::Slab => AnyAllocator::Slab(SlabAllocator::new(len)),
+            Self::Slab => AnyAllocator::Slab(Box::new(SlabAllocator::new(len))),
         }
     }
 }
@@ -165,7 +166,7 @@ pub enum AnyAllocator {
     /// See [`AllocatorKind::Offset`].
     Offset(OffsetAllocator),
     /// See [`AllocatorKind::Slab`].
-    Slab(SlabAllocator),
+    Slab(Box<SlabAllocator>),
 }
 
 macro_rules! whichever {
