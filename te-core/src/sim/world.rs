@@ -749,8 +749,7 @@ impl World {
         packet.payload = payload;
     }
 
-    /// The target settles every orphan up to `count`: half land now, half never. Of those that it has expelled, none lands, though
-    /// a later life of theirs is who fences.
+    /// The target settles every orphan up to `count`: half land now, half never.
     fn flush_orphans(&mut self, initiator: u32, target: u32, count: u64) {
         let mut from = 0;
         let older = |packet: &Packet| {
@@ -761,9 +760,11 @@ impl World {
         };
         while let Some((key, next)) = self.packets.next_where(from, older) {
             from = next;
-            let identity = self.packets.find(key).map_or(0, |packet| packet.identity);
-            let expelled = self.nodes[target as usize].expelled.contains(&identity);
-            if self.rng.chance_ppm(500_000) && !expelled {
+            let identity = self.packets.find(key).map(|packet| packet.identity);
+            if identity.is_some_and(|identity| self.nodes[target as usize].expelled.contains(&identity)) {
+                // It was cut off since, and may be somebody else by now who fences.
+                self.counters.refused += 1;
+            } else if self.rng.chance_ppm(500_000) {
                 let _refused_or_not = self.land(key);
             } else {
                 self.counters.fenced_off += 1;
