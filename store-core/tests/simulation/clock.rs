@@ -9,6 +9,8 @@ use te_core::sim::Rng;
 /// How far a clock's rate may be off, parts per million.
 pub(crate) const DRIFT_PPM_MAX: u64 = 10_000;
 const MILLION: i128 = 1_000_000;
+/// Of a gap in which nobody was served, the master counts this much (`store-master`, module `clock`).
+const GAP_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
@@ -46,12 +48,7 @@ impl Clock {
     pub(crate) fn jump(&mut self, now: Instant, by: Duration) {
         (self.shows, self.at) = (self.shows(now) + by, now);
     }
-}
 
-/// Of a gap in which nobody was served, the master counts this much (`store-master`, module `clock`).
-const GAP_MAX: Duration = Duration::from_millis(250);
-
-impl Clock {
     /// What it shows at the end of a gap is little more than at its beginning.
     pub(crate) fn leave_out(&mut self, from: Instant, to: Instant) {
         let counted = GAP_MAX.min(self.shows(to) - self.shows(from));
