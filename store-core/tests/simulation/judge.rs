@@ -172,14 +172,14 @@ impl Core {
             Some(Kind::PutRevoke) => {
                 let (_, asked) = PutRevoke::decode_request(body).unwrap();
                 for revocation in asked.filter(|revocation| revocation.quiet) {
-                    self.shadow.claims.remove(&revocation.generation);
+                    self.shadow.ended(revocation.generation);
                 }
                 Ok(())
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(body).unwrap();
                 for commit in asked.clone() {
-                    self.shadow.claims.remove(&commit.generation);
+                    self.shadow.ended(commit.generation);
                 }
                 let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
                 for (Commit { key, generation, .. }, answer) in asked.zip(answers) {

@@ -17,7 +17,8 @@
 //!   refuses what is an hour ahead.
 //!
 //! Every run is a seed. `SNOWSKIN_SEED=n` runs that one and prints what it saw; `SNOWSKIN_SEEDS=n` runs `n` in each of the
-//! tests that run many. A seed that fails is printed with the command that runs it again.
+//! tests that run many. A seed that fails is printed with the command that runs it again; with `SNOWSKIN_TALK=1` it tells who was
+//! given what, who writes where, and who was cut off.
 //!
 //! What clients asked and were answered is a history, and is judged by `tests/linearizability/checker.rs`; what lies where
 //! and who may touch it is judged as it happens, by `shadow` and `judge`, and the master's books are recounted by `audit`,

@@ -101,6 +101,8 @@ pub(crate) type Reader = (usize, u64, u64);
 
 #[derive(Default)]
 pub(crate) struct Shadow {
+    /// Says what it notes.
+    pub(crate) talks: bool,
     /// Which put each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
     /// Ranges that may be read, until when, and by whom under which number of his.
@@ -117,7 +119,20 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+        if self.talks {
+            println!("{}", what());
+        }
+    }
+
+    /// A put's writer has told the master that it has ended.
+    pub(crate) fn ended(&mut self, generation: u64) {
+        self.say(|| format!("{generation:#x} has ended"));
+        self.claims.remove(&generation);
+    }
+
     pub(crate) fn allocated(&mut self, now: Instant, generation: u64, range: Range) -> Result<(), Violation> {
+        self.say(|| format!("{now:?} {range:?} to {generation:#x}"));
         if self.owners.get(&(range.0, range.1)) == Some(&(range.2, generation)) {
             // A start that came twice is given the same space twice.
             return Ok(());
@@ -191,6 +206,7 @@ impl Shadow {
         generation: u64,
         range: Range,
     ) -> Result<(), Violation> {
+        self.say(|| format!("{now:?} {id:?} of engine {engine:#x} begins {range:?} of {generation:#x}"));
         if self.cut.contains(&(engine, range.0)) {
             // It may try.
             return Ok(());
@@ -211,6 +227,7 @@ impl Shadow {
 
     /// A write ended; when not known how, it may land until `until`.
     pub(crate) fn write_ends(&mut self, id: (Writer, u64), loose_until: Option<Instant>) {
+        self.say(|| format!("{id:?} ends, loose until {loose_until:?}"));
         match loose_until {
             None => drop(self.writes.remove(&id)),
             Some(until) => {
@@ -223,12 +240,14 @@ impl Shadow {
 
     /// A client's ended writes to a segment can land no more.
     pub(crate) fn fenced(&mut self, client: usize, segment: SegmentNo) {
+        self.say(|| format!("client {client} is fenced on {segment}"));
         self.writes
             .retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
     }
 
     /// Nothing of an engine can land in a segment any more.
     pub(crate) fn cut_off(&mut self, engine: u64, segment: SegmentNo) {
+        self.say(|| format!("engine {engine:#x} is cut off from {segment}"));
         self.cut.insert((engine, segment));
         self.writes.retain(|_, write| (write.engine, write.range.0) != (engine, segment));
         for claim in self.claims.values_mut().filter(|claim| claim.engine == engine) {
@@ -238,6 +257,7 @@ impl Shadow {
 
     /// A client died; what it has under way may land until `until`.
     pub(crate) fn writer_died(&mut self, client: usize, until: Instant) {
+        self.say(|| format!("client {client} died, loose until {until:?}"));
         let own = self.writes.iter_mut().filter(|((who, _), _)| *who == client);
         own.for_each(|(_, write)| write.until = write.until.or(Some(until)));
     }
