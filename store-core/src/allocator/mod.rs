@@ -16,7 +16,6 @@ pub(crate) mod clearing;
 mod offset;
 mod slab;
 
-use alloc::boxed::Box;
 use core::fmt::{self, Debug};
 use core::str::FromStr;
 
@@ -127,7 +126,7 @@ impl AllocatorKind {
     pub fn build(self, len: u64) -> AnyAllocator {
         match self {
             Self::Offset => AnyAllocator::Offset(OffsetAllocator::new(len)),
-            Self::Slab => AnyAllocator::Slab(Box::new(SlabAllocator::new(len))),
+            Self::Slab => AnyAllocator::Slab(SlabAllocator::new(len)),
         }
     }
 }
@@ -162,11 +161,15 @@ impl core::error::Error for UnknownAllocator {}
 /// One of them, chosen when the program runs: a branch that is always taken the same way instead of a call through a table.
 #[derive(Debug)]
 #[non_exhaustive]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each segment, and no pointer to follow with every put"
+)]
 pub enum AnyAllocator {
     /// See [`AllocatorKind::Offset`].
     Offset(OffsetAllocator),
     /// See [`AllocatorKind::Slab`].
-    Slab(Box<SlabAllocator>),
+    Slab(SlabAllocator),
 }
 
 macro_rules! whichever {
