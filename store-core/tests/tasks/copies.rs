@@ -86,7 +86,7 @@ fn a_moved_replicas_space_is_free_when_the_node_that_copied_it_says_so_and_nobod
         store.master.create_task(at(10), b"k", Some(1), None).unwrap();
         let order = store.fetch(20, 2).remove(0);
         // Asked again, it holds the source for longer, and still as one.
-        assert_eq!(store.fetch(400, 2), [order.clone()]);
+        assert_eq!(store.fetch(400, 2), std::slice::from_ref(&order));
         let mut reader = Session::default();
         if reads {
             let mut lease = read_as(&mut store, &mut reader, 500, "k");
