@@ -243,7 +243,7 @@ fn a_secret_is_not_printed() {
 
 fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<Allocation, ErrorCode> {
     let new = NewObject { key: Key(key), len: GRAIN };
-    let started = one!(master, session, PutStart, PutAsk::default(), new)??;
+    let started = one!(master, session, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new)??;
     let commit =
         Commit { key: Key(key), generation: started.generation, handle: started.handle, checksum: 1 };
     one!(master, session, PutEnd, (), commit)??;
@@ -286,7 +286,8 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
-    let started = one!(master, &mut a, PutStart, PutAsk::default(), new).unwrap().unwrap();
+    let started =
+        one!(master, &mut a, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap().unwrap();
     let Allocation { generation, handle, .. } = started;
     let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
