@@ -118,7 +118,7 @@ fn measure_master() -> Result<()> {
             keys.chunks(batch),
             |rpc, keys| {
                 let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
-                rpc.queue::<PutStart>(&PutAsk::default(), objects)
+                rpc.queue::<PutStart>(&PutAsk { writer: 1, ..PutAsk::default() }, objects)
             },
             |results| {
                 started_keys.extend(results.map(|result: std::result::Result<Allocation, ErrorCode>| {
