@@ -241,9 +241,10 @@ impl Master {
         let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         // What was evicted since may have vacated a slot, which the object has now.
         placed.iter().for_each(|placed| self.segments.own(placed, index));
-        self.writers.began(generation, ask.writer, session, key.tenant, index);
+        let allocation = self.allocation(generation, replicas_of(&placed));
+        self.writers.began(&allocation, ask.writer, session, key.tenant, index);
         self.stats.put_starts_total += 1;
-        Ok(self.allocation(generation, replicas_of(&placed)))
+        Ok(allocation)
     }
 
     /// Commits a put; the object is readable from here. Whoever calls it vouches that no write of this put is under way.
@@ -573,7 +574,8 @@ impl Master {
 
     /// Whether the asker is who began this put. One that is not there looks the same.
     pub(crate) fn check_handle(&self, generation: u64, handle: u64) -> Result<(), ErrorCode> {
-        let began = handle_of(self.config.handle_key, generation) == handle;
+        let put = self.writers.put(generation).map(|put| put.handle);
+        let began = put.unwrap_or_else(|| handle_of(self.config.handle_key, generation)) == handle;
         if began { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 

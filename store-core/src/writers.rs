@@ -22,6 +22,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::TenantNo;
+use crate::message::Allocation;
 
 /// No slot.
 const NONE: u32 = u32::MAX;
@@ -35,6 +36,8 @@ const RING_MIN: usize = 1_024;
 pub(crate) struct Put {
     /// The identity of the writer's transfer engine; 0: unknown.
     pub(crate) writer: u64,
+    /// What its end has to name.
+    pub(crate) handle: u64,
     /// The object's entry.
     pub(crate) index: u32,
     tenant: TenantNo,
@@ -269,7 +272,15 @@ impl Writers {
     }
 
     /// A put has begun. Its generation is the highest so far.
-    pub(crate) fn began(&mut self, generation: u64, writer: u64, session: u64, tenant: TenantNo, index: u32) {
+    pub(crate) fn began(
+        &mut self,
+        allocation: &Allocation,
+        writer: u64,
+        session: u64,
+        tenant: TenantNo,
+        index: u32,
+    ) {
+        let Allocation { generation, handle, .. } = *allocation;
         if self.by_tenant.len() <= usize::from(tenant) {
             self.by_tenant.resize(usize::from(tenant) + 1, 0);
         }
@@ -285,7 +296,7 @@ impl Writers {
                 put.after = generation;
             }
         }
-        let put = Put { writer, index, tenant, session_slot, writer_slot, before, after: 0 };
+        let put = Put { writer, handle, index, tenant, session_slot, writer_slot, before, after: 0 };
         self.puts.push(generation, put);
     }
 
@@ -431,6 +442,10 @@ mod tests {
         },
     }
 
+    fn given(generation: u64) -> Allocation {
+        Allocation { generation, handle: !generation, replicas: Default::default() }
+    }
+
     fn step() -> impl Strategy<Value = Step> {
         let gap = prop_oneof![20 => Just(1u64), 3 => 2u64..6, 1 => 100u64..3_000];
         prop_oneof![
@@ -454,7 +469,7 @@ mod tests {
                 match step {
                     Step::Begin { gap, writer, session, tenant } => {
                         generation += gap;
-                        writers.began(generation, writer, session, tenant, generation as u32);
+                        writers.began(&given(generation), writer, session, tenant, generation as u32);
                         puts.push((generation, writer, session, tenant));
                     }
                     Step::End { which, limbo } if !puts.is_empty() => {
@@ -475,7 +490,7 @@ mod tests {
                 }
                 for (generation, writer, ..) in &puts {
                     let put = writers.put(*generation);
-                    let same = put.is_some_and(|put| put.index == *generation as u32 && put.writer == *writer);
+                    let same = put.is_some_and(|put| put.index == *generation as u32 && put.writer == *writer && put.handle == !generation);
                     prop_assert!(same, "{:?} of {}", put, generation);
                 }
                 for who in 0..4 {
@@ -500,9 +515,9 @@ mod tests {
     #[test]
     fn a_put_that_stays_costs_no_ring_of_those_after_it() {
         let mut writers = Writers::new();
-        writers.began(1, 7, 7, 0, 1);
+        writers.began(&given(1), 7, 7, 0, 1);
         for generation in 2..200_000 {
-            writers.began(generation, 7, 7, 0, 1);
+            writers.began(&given(generation), 7, 7, 0, 1);
             writers.ended(generation);
         }
         assert!(writers.memory_bytes() < 1 << 20, "{} bytes", writers.memory_bytes());

@@ -125,6 +125,7 @@ pub struct Allocation {
     /// Names this put; [`Commit`] and [`Revocation`] carry it. Never given twice.
     pub generation: u64,
     /// Shows that whoever commits or revokes the put is who started it. Cannot be guessed from others.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// Write all of them.
     pub replicas: Replicas,
@@ -141,6 +142,7 @@ pub struct Commit<'a> {
     /// As given at its start.
     pub generation: u64,
     /// As given at its start.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation.
     pub checksum: u32,
@@ -155,6 +157,7 @@ pub struct Revocation<'a> {
     /// As given at its start.
     pub generation: u64,
     /// As given at its start.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// The writer vouches that no write of this put can land any more: none was sent, all are known to have ended, or the
     /// targets were fenced. Without it the space is held back until the nodes say that the writer is gone.
