@@ -241,6 +241,31 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
 }
 
 #[test]
+fn a_drain_takes_few_heartbeats_and_is_over_with_its_last_move() {
+    const OBJECTS: u64 = 200;
+    // Whoever waited for a lease that nobody has would not be done in time.
+    let master = master_with(MasterConfig { lease_ttl_ms: 600_000, ..MasterConfig::default() });
+    let address = master.rpc_addr();
+    let orders_max = u64::from(MasterConfig::default().tasks.per_node_max);
+    let [leaving, staying] = ["a", "b"].map(|name| {
+        let config = NodeConfig::new(name, address.into(), 32 * MIB);
+        Node::start(NodeConfig { heartbeat_ms: 2_000, ..config }).unwrap()
+    });
+    let segment = leaving.status().segment.unwrap();
+    let mut writer = client(address);
+    for i in 0..OBJECTS {
+        assert!(writer.put(format!("k{i}").as_bytes(), &pattern(i, 10_000), &on(segment)).unwrap());
+    }
+    let beats = staying.status().heartbeats;
+    let info = leaving.stop_drained(Duration::from_secs(60)).unwrap();
+    assert_eq!((info.state, info.blocks, info.moved_total), (SegmentState::Drained, 0, OBJECTS), "{info:?}");
+    // A node that asked for work with its heartbeats alone would have had so much with each.
+    let beats = staying.status().heartbeats - beats;
+    assert!(beats * orders_max < OBJECTS, "{beats} heartbeats");
+    assert_eq!(writer.get(b"k7").unwrap(), Some(pattern(7, 10_000)));
+}
+
+#[test]
 fn what_is_read_very_often_gets_a_second_replica_by_itself() {
     let replication = ReplicationConfig {
         mode: ReplicationMode::Enforce,

@@ -11,7 +11,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
     Commit, Exists, Get, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart,
 };
-use store_core::{Frame, Key, Master, MasterConfig, Session};
+use store_core::{Frame, Key, Master, MasterConfig, Session, bound};
 use te_core::Instant;
 
 const OBJECTS: usize = 1_000_000;
@@ -137,7 +137,7 @@ fn put(master: &mut Master, keys: &[String], buffers: &mut Buffers) -> Result<()
         key: Key(key.as_bytes()),
         generation,
         handle,
-        checksum: 1,
+        checksum: bound(1, key.as_bytes(), generation),
     });
     PutEnd::encode_request(&mut buffers.request, 1, &(), commits)?;
     buffers.ask(master, Instant::ZERO)

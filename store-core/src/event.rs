@@ -40,7 +40,8 @@ pub enum Event {
     MountRefused { name: Box<str>, endpoint: Box<str>, holder_endpoint: Box<str>, holder_silent_ms: u64 },
     /// A segment was put into another state.
     SegmentState { segment: SegmentNo, name: Box<str>, state: SegmentState },
-    /// A segment is empty, or a round of its drain has left what cannot be moved for now.
+    /// A segment is empty, or its drain goes on but what it has cannot be moved for now: objects for which no other segment has
+    /// room, and bad ones. Told again when that becomes worse or the bad ones change, not with every round.
     SegmentDrained { segment: SegmentNo, name: Box<str>, left_objects: u64, left_bad: u64 },
     /// A client could not reach a segment.
     SegmentUnreachable { segment: SegmentNo, name: Box<str>, endpoint: Box<str> },

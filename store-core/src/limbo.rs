@@ -17,6 +17,7 @@ use te_core::Instant;
 use crate::blocks::stored_len;
 use crate::objects::{Placements, Removed, charge};
 use crate::segments::{Placed, Segments};
+use crate::slab::{trim_heap, trim_map};
 use crate::{SegmentNo, TenantNo};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,6 +230,12 @@ impl Limbo {
     /// Bytes of a tenant's that are held back, as its quota counts them.
     pub(crate) fn charged(&self, tenant: TenantNo) -> u64 {
         self.charged.get(usize::from(tenant)).copied().unwrap_or(0)
+    }
+
+    /// Gives memory back that is not needed any more.
+    pub(crate) fn tidy(&mut self) {
+        trim_map(&mut self.held);
+        trim_heap(&mut self.queue);
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

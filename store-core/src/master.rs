@@ -87,6 +87,8 @@ pub struct Master {
     generation: u64,
     /// Sessions that have a number.
     sessions: u64,
+    /// What sessions need for leases that can be given back, bytes.
+    pub(crate) lease_bytes: usize,
     /// Somebody was told that the memory for what is known of objects is used up.
     metadata_told: bool,
     /// Wall time, ms, and when it was that.
@@ -135,6 +137,7 @@ impl Master {
             stats: Stats::default(),
             generation: u64::from(config.epoch) << 32,
             sessions: 0,
+            lease_bytes: 0,
             metadata_told: false,
             wall: (config.started_wall_ms != 0).then_some((Instant::ZERO, config.started_wall_ms)),
             evicting: false,
@@ -418,7 +421,7 @@ impl Master {
         self.remove_at(now, index, force)
     }
 
-    /// Does what is due: gives silent nodes up, gives space back, evicts. Call when [`Self::poll_timeout`] has passed;
+    /// Does what is due: gives silent nodes up, gives space and memory back, evicts. Call when [`Self::poll_timeout`] has passed;
     /// earlier or later does no harm.
     pub fn handle_timeout(&mut self, now: Instant) {
         for node in self.nodes.expired(now) {
@@ -447,6 +450,9 @@ impl Master {
         self.tasks_timeout(now);
         self.drains_timeout(now);
         self.evict_to_watermark(now, self.config.evictions_per_call_max);
+        self.objects.tidy();
+        self.limbo.tidy();
+        self.writers.tidy();
     }
 
     /// When [`Self::handle_timeout`] is to be called next; in the past means at once. May change after every call of a
@@ -462,7 +468,8 @@ impl Master {
             .flatten()
             .map(|at| at.max(self.evict_again_at));
         let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
-        let more = [self.tasks.due(), self.drains_due()];
+        let tidying = self.objects.is_shrinking().then_some(Instant::ZERO);
+        let more = [self.tasks.due(), self.drains_due(), tidying];
         due.into_iter().chain(more).flatten().min()
     }
 
@@ -542,6 +549,7 @@ impl Master {
             + self.writers.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
+            + self.lease_bytes
     }
 
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {

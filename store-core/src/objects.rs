@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   table  hash ─▶ index          9 bytes a slot; carries 32 bits of the hash, so it grows without touching entries
+//!   slots  which are taken        1 bit; pages of 1,024 entries that are empty go, and a table that is too large shrinks
 //!   slab   [entry][entry][entry]… 96 bytes: key (inline to 38 bytes), length, checksum, generation, replica, lease
 //!   nodes  [node][node][node]…    16 bytes: links and the eviction policy's marks
 //!   kept   index ─▶ …             only for objects with a pin, a time to live or a group
@@ -13,6 +14,7 @@ mod groups;
 mod leases;
 mod retention;
 mod shares;
+mod table;
 
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
@@ -23,13 +25,13 @@ use core::time::Duration;
 use core::hash::{BuildHasher, Hasher};
 
 use foldhash::quality::FixedState;
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashMap;
 use te_core::Instant;
 
 use crate::eviction::{Eviction as _, EvictionPolicy, List, Nodes, Place};
 use crate::message::Retention;
 use crate::segments::Placed;
-use crate::slab::Chunks;
+use crate::slab::{Chunks, Slots, trim_heap, trim_map};
 use crate::{FullKey, TenantNo};
 use groups::Groups;
 use leases::LeaseCount;
@@ -37,6 +39,7 @@ use retention::Kept;
 pub(crate) use retention::{Removed, Why};
 use shares::Order;
 pub(crate) use shares::{Usage, charge};
+use table::{BUCKETS_PER_TIMEOUT, SLOT_BYTES, Table};
 
 /// What state an entry is in, that is what it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +57,7 @@ pub(crate) enum State {
     Candidate,
     /// Readable, and of a group: another member stands for it, or none while the group cannot go.
     Member,
-    /// No object; on a list through the nodes.
+    /// No object.
     Vacant,
 }
 
@@ -82,6 +85,18 @@ pub(crate) struct Entry {
 const _: () = assert!(size_of::<Entry>() <= 96);
 
 impl Entry {
+    /// What is not there.
+    const VACANT: Self = Self {
+        key: KeyBytes::EMPTY,
+        generation: 0,
+        len: 0,
+        time: Instant::ZERO,
+        replicas: Placements::NONE,
+        checksum: 0,
+        tenant: 0,
+        state: State::Vacant,
+        marks: 0,
+    };
     /// Softly pinned, and read since it was put at its place of the list.
     const RENEWED: u8 = 1;
     /// There is more to know in `Objects::kept`.
@@ -207,12 +222,6 @@ impl Placements {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    index: u32,
-    hash: u32,
-}
-
 /// A new object.
 #[derive(Debug)]
 pub(crate) struct New<'a> {
@@ -231,10 +240,9 @@ type Times = BinaryHeap<Reverse<(Instant, u64, u32)>>;
 /// All objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
+    slots: Slots,
     entries: Chunks<Entry>,
-    /// First of the vacant entries, linked through the nodes.
-    vacant: List,
-    table: HashTable<Slot>,
+    table: Table,
     hasher: FixedState,
     heap_bytes: usize,
     /// Bytes of complete objects, each counted once.
@@ -275,9 +283,9 @@ impl Objects {
         lease: Duration,
     ) -> Self {
         let mut this = Self {
-            entries: Chunks::new(),
-            vacant: List::EMPTY,
-            table: HashTable::new(),
+            slots: Slots::new(),
+            entries: Chunks::new(Entry::VACANT),
+            table: Table::new(),
             hasher: FixedState::with_seed(hash_seed),
             heap_bytes: 0,
             complete_bytes: 0,
@@ -303,9 +311,7 @@ impl Objects {
     }
 
     pub(crate) fn find(&self, key: FullKey<'_>) -> Option<u32> {
-        let hash = short(self.hash(key));
-        let same = |slot: &Slot| slot.hash == hash && self.entries[slot.index].full_key() == key;
-        self.table.find(spread(hash), same).map(|slot| slot.index)
+        self.table.find(short(self.hash(key)), |index| self.entries[index].full_key() == key)
     }
 
     /// Touches what looking the keys up will touch. The loads of one key do not wait for those of another, as they would
@@ -313,17 +319,17 @@ impl Objects {
     pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) {
         let mut sum = 0;
         for key in keys {
-            let hash = short(self.hash(key));
-            if let Some(slot) = self.table.find(spread(hash), |slot| slot.hash == hash) {
+            if let Some(index) = self.table.find(short(self.hash(key)), |_| true) {
                 // The two ends of an entry lie in two cache lines.
-                let entry = &self.entries[slot.index];
+                let entry = &self.entries[index];
                 sum ^= u64::from(entry.key.first()) ^ u64::from(entry.checksum);
-                sum ^= self.nodes.node(slot.index).stamp();
+                sum ^= self.nodes.node(index).stamp();
             }
         }
         core::hint::black_box(sum);
     }
 
+    /// What is not there, or not any more, reads as vacant, of generation 0.
     pub(crate) fn entry(&self, index: u32) -> &Entry {
         &self.entries[index]
     }
@@ -352,18 +358,10 @@ impl Objects {
         usage.objects += 1;
         usage.bytes += entry.charge();
         self.processing_bytes += entry.len;
-        let index = match self.vacant.front() {
-            None => {
-                self.nodes.push();
-                self.entries.push(entry)
-            }
-            Some(index) => {
-                self.vacant.unlink(&mut self.nodes, index);
-                self.entries[index] = entry;
-                index
-            }
-        };
-        self.table.insert_unique(spread(hash), Slot { index, hash }, |slot| spread(slot.hash));
+        let index = self.slots.take();
+        self.entries.put(index, entry);
+        self.nodes.put(index);
+        self.table.insert(hash, index);
         self.lists[State::Processing as usize].push_back(&mut self.nodes, index);
         if kept {
             self.keep(index, &new.retention);
@@ -380,9 +378,7 @@ impl Objects {
     /// The same for one that is on no list any more.
     fn erase(&mut self, index: u32) -> Removed {
         let hash = short(self.hash(self.entries[index].full_key()));
-        if let Ok(slot) = self.table.find_entry(spread(hash), |slot| slot.index == index) {
-            slot.remove();
-        }
+        self.table.remove(hash, index);
         let entry = &mut self.entries[index];
         let usage = &mut self.usage[usize::from(entry.tenant)];
         usage.objects -= 1;
@@ -401,9 +397,11 @@ impl Objects {
             complete: entry.is_complete(),
             replicas: core::mem::replace(&mut entry.replicas, Placements::NONE),
         };
-        entry.state = State::Vacant;
-        entry.key = KeyBytes::EMPTY;
-        self.vacant.push_front(&mut self.nodes, index);
+        *entry = Entry::VACANT;
+        if let Some(page) = self.slots.give_back(index) {
+            self.entries.close(page);
+            self.nodes.close(page);
+        }
         removed
     }
 
@@ -456,7 +454,7 @@ impl Objects {
 
     /// All objects, those being written included.
     pub(crate) fn len(&self) -> u32 {
-        self.entries.len() - self.vacant.len()
+        self.slots.taken()
     }
 
     pub(crate) fn processing_bytes(&self) -> u64 {
@@ -469,13 +467,14 @@ impl Objects {
 
     /// Slots, vacant ones included; for walking.
     pub(crate) fn slots(&self) -> u32 {
-        self.entries.len()
+        self.slots.end()
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.entries.memory_bytes()
+        self.slots.memory_bytes()
+            + self.entries.memory_bytes()
             + self.nodes.memory_bytes()
-            + self.table.allocation_size()
+            + self.table.memory_bytes()
             + self.heap_bytes
             + self.orders.iter().map(|order| order.policy.memory_bytes()).sum::<usize>()
             + self.orders.capacity() * (size_of::<Order>() + size_of::<Usage>())
@@ -487,14 +486,28 @@ impl Objects {
     /// What the objects that there are take, vacant slots not counted: entry, node, slot of the table with its slack, block of
     /// an allocator, keys and further replicas. In O(1).
     pub(crate) fn live_bytes(&self) -> usize {
-        const SLOT_BYTES: usize = 2 * (size_of::<Slot>() + 1);
         const BLOCK_BYTES: usize = 32;
         const NODE_BYTES: usize = 16;
-        let each = size_of::<Entry>() + NODE_BYTES + SLOT_BYTES + BLOCK_BYTES;
+        let each = size_of::<Entry>() + NODE_BYTES + 2 * SLOT_BYTES + BLOCK_BYTES;
         self.len() as usize * each
             + self.heap_bytes
             + self.kept.len() * 2 * size_of::<(u32, Kept)>()
             + self.groups.memory_bytes()
+    }
+
+    /// Whether a table is too large, and [`Self::tidy`] has something to do.
+    pub(crate) fn is_shrinking(&self) -> bool {
+        self.table.is_shrinking()
+    }
+
+    /// Gives back some of the memory that is not needed any more.
+    pub(crate) fn tidy(&mut self) {
+        self.table.shrink(BUCKETS_PER_TIMEOUT);
+        trim_map(&mut self.kept);
+        trim_heap(&mut self.wakings);
+        trim_heap(&mut self.expiries);
+        self.groups.tidy();
+        self.orders.iter_mut().for_each(|order| order.policy.tidy());
     }
 
     fn hash(&self, key: FullKey<'_>) -> u64 {
@@ -508,9 +521,4 @@ impl Objects {
 /// What slots keep of a hash.
 const fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
-}
-
-/// 64 bits for the table out of the 32 that slots keep: it takes the bucket from the low end and the tag from the high.
-const fn spread(hash: u32) -> u64 {
-    (hash as u64) << 32 | hash as u64
 }

@@ -204,9 +204,13 @@ impl Master {
             Kind::Get => {
                 let head = Lease { lease_ms: self.config().lease_ttl_ms, first: session.leases.next() };
                 let leases = &mut session.leases;
-                batch::<message::Get>(self, tenant, body, id, out, &head, |master, at, (), key| {
-                    master.get_for(now, key.of(tenant), at > 0, leases)
-                })
+                let before = leases.memory_bytes();
+                let done =
+                    batch::<message::Get>(self, tenant, body, id, out, &head, |master, at, (), key| {
+                        master.get_for(now, key.of(tenant), at > 0, leases)
+                    });
+                self.lease_bytes += leases.memory_bytes() - before;
+                done
             }
             Kind::Exists => {
                 batch::<message::Exists>(self, tenant, body, id, out, &(), |master, _, (), key| {

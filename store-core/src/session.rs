@@ -139,6 +139,11 @@ impl Leases {
         self.next
     }
 
+    /// Memory that it takes, bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Granted>()
+    }
+
     /// Notes one. What has run out, or is more than can be remembered, is forgotten.
     pub(crate) fn note(&mut self, now: Instant, index: u32, generation: u64, until: Instant) {
         while self.list.front().is_some_and(|oldest| oldest.returned || oldest.until <= now)

@@ -75,6 +75,8 @@ pub(crate) struct Task {
     pub(crate) created: Instant,
     /// When it has waited, or run, for too long.
     pub(crate) deadline: Instant,
+    /// Until when the object is held for the latest try; over: not any more.
+    pub(crate) held_until: Instant,
 }
 
 impl Task {
@@ -209,9 +211,16 @@ impl Tasks {
         self.leave(id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.attempt, task.deadline) = (TaskState::Processing, attempt, deadline);
+            // What was held for the try before runs out: its node may be at it still.
+            task.held_until = Instant::ZERO;
             task.attempts += 1;
         }
         self.enter(id);
+    }
+
+    /// The object is held for the latest try until then; gives until when it was.
+    pub(crate) fn hold(&mut self, id: TaskId, until: Instant) -> Instant {
+        self.map.get_mut(&id).map_or(until, |task| core::mem::replace(&mut task.held_until, until))
     }
 
     /// Back to those that wait, with space elsewhere.

@@ -23,6 +23,7 @@ use hashbrown::HashMap;
 
 use crate::TenantNo;
 use crate::message::Allocation;
+use crate::slab::{trim_map, trim_queue};
 
 /// No slot.
 const NONE: u32 = u32::MAX;
@@ -400,6 +401,14 @@ impl Writers {
     /// What nodes are to free, as it was when they were told, bytes.
     pub(crate) const fn ordered_bytes(&self) -> u64 {
         self.ordered_bytes
+    }
+
+    /// Gives memory back that is not needed any more.
+    pub(crate) fn tidy(&mut self) {
+        trim_queue(&mut self.puts.list);
+        trim_map(&mut self.puts.older);
+        trim_map(&mut self.sessions.places);
+        trim_map(&mut self.writers.places);
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

@@ -1,12 +1,13 @@
-//! The budget of master memory per object, counted at the allocator, not estimated.
+//! The budget of master memory per object, counted at the allocator, not estimated, and that it comes back.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(unsafe_code, reason = "a counting global allocator is unsafe by its trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store_core::message::{MountSegment, PutOptions};
-use store_core::{Master, MasterConfig};
+use store_core::message::{MountSegment, PutOptions, Retention};
+use store_core::{AllocatorKind, Master, MasterConfig};
 use te_core::Instant;
 
 struct Counting;
@@ -33,11 +34,13 @@ static ALLOCATOR: Counting = Counting;
 
 const BYTES_PER_OBJECT_MAX: f64 = 200.0;
 
-#[test]
-fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
-    let objects: u64 = if cfg!(debug_assertions) { 200_000 } else { 1_000_000 };
+/// A master with room for so many objects. Tests count all that is allocated, so that they take turns: the guard is to be
+/// dropped last.
+fn master(objects: u64, kind: AllocatorKind) -> (MutexGuard<'static, ()>, Master, usize) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = LIVE.load(Ordering::Relaxed);
-    let mut master = Master::new(MasterConfig::default()).unwrap();
+    let mut master = Master::new(MasterConfig { allocator: kind, ..MasterConfig::default() }).unwrap();
     for node in 1..=3u64 {
         let name = format!("node-{node}");
         let segment = MountSegment {
@@ -54,11 +57,22 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
         };
         master.mount(Instant::ZERO, &segment).unwrap();
     }
+    (turn, master, before)
+}
+
+fn put(master: &mut Master, object: u64, options: &PutOptions) {
+    let key = format!("{object:032x}");
+    let put = master.put_start(Instant::ZERO, key.as_bytes(), 4096, options).unwrap();
+    master.put_end(Instant::ZERO, key.as_bytes(), put.generation, 0).unwrap();
+}
+
+#[test]
+fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
+    let objects: u64 = if cfg!(debug_assertions) { 200_000 } else { 1_000_000 };
+    let (_turn, mut master, before) = master(objects, AllocatorKind::default());
     let mut worst: f64 = 0.0;
     for object in 0..objects {
-        let key = format!("{object:032x}");
-        let put = master.put_start(Instant::ZERO, key.as_bytes(), 4096, &PutOptions::default()).unwrap();
-        master.put_end(Instant::ZERO, key.as_bytes(), put.generation, 0).unwrap();
+        put(&mut master, object, &PutOptions::default());
         // The worst moment is just after the table has grown.
         if object > objects / 2 && object % 1000 == 0 {
             worst = worst.max((LIVE.load(Ordering::Relaxed) - before) as f64 / object as f64);
@@ -72,4 +86,74 @@ fn an_object_with_a_key_of_32_bytes_and_one_replica_costs_at_most_200_bytes() {
     );
     assert!(worst.max(each) <= BYTES_PER_OBJECT_MAX, "{each:.1}, {worst:.1} at worst");
     assert!((estimate - each).abs() < each * 0.05, "the estimate is off: {estimate:.1} for {each:.1}");
+}
+
+/// What is left of a master that was filled and emptied, bytes.
+const LEFT_BYTES_MAX: usize = 1 << 20;
+
+/// Does what is due, and says how often it had to be asked.
+fn settle(master: &mut Master) -> u32 {
+    let mut turns = 0;
+    while master.poll_timeout().is_some_and(|at| at <= Instant::ZERO) {
+        master.handle_timeout(Instant::ZERO);
+        turns += 1;
+    }
+    turns
+}
+
+#[test]
+fn memory_comes_back_when_objects_are_removed_one_by_one_whatever_the_order() {
+    let objects: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+    let grouped =
+        |object: u64| Retention { ttl_ms: Some(60_000), group: Some(object / 8), ..Retention::DEFAULT };
+    for kind in [AllocatorKind::Offset, AllocatorKind::Slab] {
+        for (stride, retained) in [(1, false), (7_919, false), (objects - 1, false), (7_919, true)] {
+            let (_turn, mut master, before) = master(objects, kind);
+            let empty = (LIVE.load(Ordering::Relaxed) - before, master.memory_bytes());
+            // Twice: what is filled again must not be larger, nor may less of it come back.
+            let mut full = 0;
+            for _ in 0..2 {
+                for object in 0..objects {
+                    let retention = if retained { grouped(object) } else { Retention::DEFAULT };
+                    put(&mut master, object, &PutOptions { retention, ..PutOptions::DEFAULT });
+                }
+                full = LIVE.load(Ordering::Relaxed) - before;
+                for turn in 0..objects {
+                    let key = format!("{:032x}", turn * stride % objects);
+                    master.remove(Instant::ZERO, key.as_bytes(), false).unwrap();
+                }
+                settle(&mut master);
+            }
+            // What was to happen to objects that are gone is forgotten when its time has come.
+            master.handle_timeout(Instant::from_millis(61_000));
+            let left = (LIVE.load(Ordering::Relaxed) - before, master.memory_bytes());
+            println!("{kind:?}, stride {stride}: {full} bytes full, {left:?} left, {empty:?} empty");
+            assert_eq!(master.stats().objects, 0);
+            assert!(left.0 <= empty.0 + LEFT_BYTES_MAX, "{kind:?}, stride {stride}: {left:?} of {full}");
+            assert!(left.1 <= empty.1 + LEFT_BYTES_MAX, "{kind:?}, stride {stride}: {left:?} of {full}");
+        }
+    }
+}
+
+#[test]
+fn what_comes_and_goes_gathers_so_that_memory_comes_back_though_something_stays() {
+    let objects: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+    let (_turn, mut master, before) = master(objects, AllocatorKind::default());
+    (0..objects).for_each(|object| put(&mut master, object, &PutOptions::DEFAULT));
+    let full = LIVE.load(Ordering::Relaxed) - before;
+    // One in ten stays, all over the place, and is replaced one by one.
+    let mut there: Vec<u64> = (0..objects).filter(|object| object % 10 == 0).collect();
+    let gone = (0..objects).filter(|object| object % 10 != 0);
+    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap());
+    for object in &mut there {
+        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap();
+        *object += objects;
+        put(&mut master, *object, &PutOptions::DEFAULT);
+    }
+    settle(&mut master);
+    let left = LIVE.load(Ordering::Relaxed) - before;
+    println!("{full} bytes for {objects} objects, {left} for {}", there.len());
+    // Of the rest most is the allocators': there is a free block, which needs memory as well, for nearly each that is used.
+    assert!(left < full * 2 / 5, "{left} of {full}");
+    assert!(there.iter().all(|object| master.exists(format!("{object:032x}").as_bytes())));
 }

@@ -3,11 +3,12 @@
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchAsk, MountSegment, Pin, PutAsk, PutOptions, Retention, SegmentOrder, SegmentState, TaskEnd,
+    FetchAsk, Get, MountSegment, Operation, Pin, PutAsk, PutOptions, Retention, SegmentOrder, SegmentState,
+    TaskEnd,
 };
 use store_core::{
-    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Place, Placement,
-    ReplicationConfig, ReplicationMode, TenantConfig, TenantNo,
+    AllocatorKind, ErrorCode, Event, Frame, FullKey, Instant, Key, Master, MasterConfig, Place, Placement,
+    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo,
 };
 
 const MIB: u64 = 1 << 20;
@@ -279,6 +280,31 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     let objects = pool.stats().objects;
     assert!(begun > 1_000 && objects < 20_000, "{begun} puts, {objects} objects");
     assert!(10 * begun < 9 * objects, "{begun} puts in the memory of {objects} objects");
+}
+
+#[test]
+fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
+    let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
+    put(&mut pool, 0, (0, "read"), 1, &PutOptions::DEFAULT).unwrap();
+    let before = pool.memory_bytes();
+    let mut request = Vec::new();
+    let keys = std::iter::repeat_n(Key(b"read"), 1_024);
+    Get::encode_request(&mut request, 1, &(), keys).unwrap();
+    let (frame, _) = Frame::parse(&request).unwrap().unwrap();
+    let mut readers = Vec::new();
+    while readers.len() < 100 {
+        let Ok(put) = pool.put_start(at(1), b"new", 1, &PutOptions::DEFAULT) else { break };
+        pool.put_revoke(at(1), b"new", put.generation, true).unwrap();
+        let mut session = Session::default();
+        pool.handle(at(1), &mut session, &frame, &mut Vec::new());
+        readers.push(session);
+    }
+    assert!((20..60).contains(&readers.len()), "{} readers with 1,024 leases each in 1 MiB", readers.len());
+    let refused = pool.put_start(at(1), b"new", 1, &PutOptions::DEFAULT);
+    assert_eq!(refused, Err(ErrorCode::MetadataFull));
+    assert!(pool.memory_bytes() > before + (1 << 19), "and they are in the books");
+    readers.into_iter().for_each(|session| pool.session_ended(at(2), session));
+    assert!(pool.put_start(at(2), b"new", 1, &PutOptions::DEFAULT).is_ok());
 }
 
 #[test]

@@ -136,7 +136,15 @@ impl Events {
                     bytes_max, "metadata is full, and puts are refused: raise store.metadata_bytes_max"
                 );
             }
-            // Drains are told with how far they are: `drains`. Others are of a later release.
+            Event::SegmentDrained { name, left_objects, left_bad, .. } if left_objects + left_bad > 0 => {
+                warn!(
+                    %name,
+                    left_objects,
+                    left_bad,
+                    "a drain cannot move all: no other segment has room for some objects, or their bytes are damaged"
+                )
+            }
+            // How far drains are is told by `drains`. Others are of a later release.
             _ => {}
         }
     }

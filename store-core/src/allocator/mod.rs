@@ -161,6 +161,10 @@ impl core::error::Error for UnknownAllocator {}
 /// One of them, chosen when the program runs: a branch that is always taken the same way instead of a call through a table.
 #[derive(Debug)]
 #[non_exhaustive]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each segment, and no pointer to follow with every put"
+)]
 pub enum AnyAllocator {
     /// See [`AllocatorKind::Offset`].
     Offset(OffsetAllocator),

@@ -18,7 +18,7 @@
 use alloc::boxed::Box;
 
 use super::{Allocator, Block, GRAIN_BYTES};
-use crate::slab::{Chunks, NIL};
+use crate::slab::{NIL, Slab};
 
 const SECOND_BITS: u32 = 5;
 const SECONDS: usize = 1 << SECOND_BITS;
@@ -31,9 +31,7 @@ const LAST_BIN_TRIES: usize = 64;
 /// What is allocated and what is free in `len` bytes.
 #[derive(Debug)]
 pub struct OffsetAllocator {
-    nodes: Chunks<Node>,
-    /// First of the unused nodes, linked by `b`.
-    vacant: u32,
+    nodes: Slab<Node>,
     grain_bits: u32,
     grains: u64,
     grains_free: u64,
@@ -53,7 +51,7 @@ struct Node {
     above: u32,
     /// Free: the block before in its bin, or `NIL`. Used: `USED`. Not a block: `VACANT`.
     a: u32,
-    /// Free: the block after in its bin. Used: the tag. Not a block: the next vacant node.
+    /// Free: the block after in its bin. Used: the tag.
     b: u32,
 }
 
@@ -61,6 +59,7 @@ const _: () = assert!(size_of::<Node>() == 32);
 
 const USED: u32 = NIL - 1;
 const VACANT: u32 = NIL - 2;
+const NO_BLOCK: Node = Node { offset: 0, size: 0, below: NIL, above: NIL, a: VACANT, b: NIL };
 
 impl OffsetAllocator {
     /// All of `len` bytes free, in grains of [`GRAIN_BYTES`]. A last part that is shorter than a grain is never used.
@@ -75,8 +74,7 @@ impl OffsetAllocator {
         let grain_bits = grain_bytes.max(1).checked_next_power_of_two().unwrap_or(1 << 63).trailing_zeros();
         let grains = len >> grain_bits;
         let mut allocator = Self {
-            nodes: Chunks::new(),
-            vacant: NIL,
+            nodes: Slab::new(NO_BLOCK),
             grain_bits,
             grains,
             grains_free: grains,
@@ -86,8 +84,14 @@ impl OffsetAllocator {
             heads: Box::new([[NIL; SECONDS]; FIRSTS]),
         };
         if grains > 0 {
-            let all =
-                allocator.new_node(Node { offset: 0, size: grains, below: NIL, above: NIL, a: NIL, b: NIL });
+            let all = allocator.nodes.insert(Node {
+                offset: 0,
+                size: grains,
+                below: NIL,
+                above: NIL,
+                a: NIL,
+                b: NIL,
+            });
             allocator.link(all);
         }
         allocator
@@ -98,7 +102,7 @@ impl OffsetAllocator {
     }
 
     fn used(&self, block: Block) -> Option<&Node> {
-        (block.0 < self.nodes.len()).then(|| &self.nodes[block.0]).filter(|node| node.a == USED)
+        Some(&self.nodes[block.0]).filter(|node| node.a == USED)
     }
 
     /// Offset and length of an allocated block, bytes.
@@ -193,19 +197,7 @@ impl OffsetAllocator {
         if above != NIL {
             self.nodes[above].below = lower;
         }
-        let vacant = core::mem::replace(&mut self.vacant, upper);
-        let node = &mut self.nodes[upper];
-        (node.a, node.b) = (VACANT, vacant);
-    }
-
-    fn new_node(&mut self, node: Node) -> u32 {
-        if self.vacant == NIL {
-            return self.nodes.push(node);
-        }
-        let index = self.vacant;
-        self.vacant = self.nodes[index].b;
-        self.nodes[index] = node;
-        index
+        self.nodes.remove(upper);
     }
 }
 
@@ -216,7 +208,7 @@ impl Allocator for OffsetAllocator {
         self.unlink(index);
         let node = self.nodes[index];
         if node.size > size {
-            let rest = self.new_node(Node {
+            let rest = self.nodes.insert(Node {
                 offset: node.offset + size,
                 size: node.size - size,
                 below: index,
@@ -268,7 +260,7 @@ impl Allocator for OffsetAllocator {
 
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
         // Merging keeps the lower node, so the block at offset 0 is node 0 for ever.
-        let mut next = if self.nodes.len() == 0 { NIL } else { 0 };
+        let mut next = if self.nodes.end() == 0 { NIL } else { 0 };
         core::iter::from_fn(move || {
             while next != NIL {
                 let index = next;

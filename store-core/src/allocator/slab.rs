@@ -20,7 +20,8 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use super::{Allocator, Block, GRAIN_BYTES, OffsetAllocator};
-use crate::slab::{Chunks, NIL};
+use crate::slab;
+use crate::slab::NIL;
 
 const SLABS_PER_SEGMENT: u64 = 4_096;
 const SLAB_BYTES_MIN: u64 = 64 << 10;
@@ -40,11 +41,9 @@ pub struct SlabAllocator {
     partial: Box<[u32]>,
     /// Bit per class: it has one.
     has_partial: Box<[u64]>,
-    slabs: Chunks<Slab>,
-    /// First of the slabs that are none, linked by `after`.
-    vacant_slab: u32,
-    entries: Chunks<Entry>,
-    /// First of the entries that belong to no slab, linked by `link`.
+    slabs: slab::Slab<Slab>,
+    entries: slab::Slab<Entry>,
+    /// First of the entries that belong to no slab any more, linked by `link`: they go a few at a time.
     vacant: u32,
     used_bytes: u64,
     blocks_used: u32,
@@ -85,6 +84,22 @@ const _: () = assert!(size_of::<Entry>() == 12);
 
 const FREE: u32 = NIL;
 const ALONE: u32 = NIL - 1;
+const NO_ENTRY: Entry = Entry { slab: FREE, at: 0, link: NIL };
+/// Entries of slabs that are gone, that go with each block: more than come.
+const VACATED_PER_FREE: u32 = 4;
+const NO_SLAB: Slab = Slab {
+    offset: 0,
+    block: Block(NIL),
+    class: 0,
+    slot_bytes: 0,
+    slots: 0,
+    used: 0,
+    touched: 0,
+    free: NIL,
+    free_last: NIL,
+    before: NIL,
+    after: NIL,
+};
 
 /// What becomes of the space of a block that goes.
 #[derive(Clone, Copy, Debug)]
@@ -117,9 +132,8 @@ impl SlabAllocator {
             slab_grains,
             partial: vec![NIL; classes].into(),
             has_partial: vec![0; classes.div_ceil(64)].into(),
-            slabs: Chunks::new(),
-            vacant_slab: NIL,
-            entries: Chunks::new(),
+            slabs: slab::Slab::new(NO_SLAB),
+            entries: slab::Slab::new(NO_ENTRY),
             vacant: NIL,
             used_bytes: 0,
             blocks_used: 0,
@@ -168,14 +182,7 @@ impl SlabAllocator {
             before: NIL,
             after: NIL,
         };
-        let index = if self.vacant_slab == NIL {
-            self.slabs.push(slab)
-        } else {
-            let index = self.vacant_slab;
-            self.vacant_slab = self.slabs[index].after;
-            self.slabs[index] = slab;
-            index
-        };
+        let index = self.slabs.insert(slab);
         self.link(index);
         Some(index)
     }
@@ -228,8 +235,7 @@ impl SlabAllocator {
             self.entries[free_last].link = self.vacant;
             self.vacant = free;
             self.space.free(block);
-            self.slabs[index].after = self.vacant_slab;
-            self.vacant_slab = index;
+            self.slabs.remove(index);
         } else if was_full {
             self.link(index);
         }
@@ -238,7 +244,7 @@ impl SlabAllocator {
 
     fn new_entry(&mut self, entry: Entry) -> u32 {
         if self.vacant == NIL {
-            return self.entries.push(entry);
+            return self.entries.insert(entry);
         }
         let index = self.vacant;
         self.vacant = self.entries[index].link;
@@ -306,7 +312,7 @@ impl SlabAllocator {
     }
 
     fn used(&self, block: Block) -> Option<&Entry> {
-        (block.0 < self.entries.len()).then(|| &self.entries[block.0]).filter(|entry| entry.slab != FREE)
+        Some(&self.entries[block.0]).filter(|entry| entry.slab != FREE)
     }
 }
 
@@ -325,14 +331,20 @@ impl Allocator for SlabAllocator {
     fn free(&mut self, block: Block) -> Option<u64> {
         let Entry { slab, at, .. } = *self.used(block)?;
         let bytes = if slab == ALONE {
-            self.entries[block.0] = Entry { slab: FREE, at: 0, link: self.vacant };
-            self.vacant = block.0;
+            self.entries.remove(block.0);
             self.space.free(Block(at))?
         } else {
             self.free_in(slab, block.0)
         };
         self.used_bytes -= bytes;
         self.blocks_used -= 1;
+        for _ in 0..VACATED_PER_FREE {
+            if self.vacant != NIL {
+                let entry = self.vacant;
+                self.vacant = self.entries[entry].link;
+                self.entries.remove(entry);
+            }
+        }
         Some(bytes)
     }
 
@@ -347,7 +359,7 @@ impl Allocator for SlabAllocator {
     }
 
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
-        (0..self.entries.len()).filter_map(|index| {
+        (0..self.entries.end()).filter_map(|index| {
             let block = Block(index);
             let Entry { slab, at, link } = *self.used(block)?;
             let (offset, len) = if slab == ALONE {

@@ -1,7 +1,8 @@
 //! A short memory of keys that were evicted: 2 to 4 bytes an object, and no more.
 //!
 //! Sets of eight tags of 16 bits, the newest first; a ninth pushes the oldest out. There are as many tags as there were ever
-//! candidates at a time, up to twice as many. A key is taken for another's with a probability of 8/65,536.
+//! candidates at a time, up to twice as many; when there are not an eighth as many any more, half of what is known is
+//! forgotten. A key is taken for another's with a probability of 8/65,536.
 
 use alloc::vec::Vec;
 
@@ -11,6 +12,8 @@ pub(crate) struct Ghosts {
     sets: Vec<u128>,
 }
 
+/// Fewer are not worth forgetting.
+const SETS_MIN: usize = 1_024;
 const TAGS: u32 = 8;
 const TAG_BITS: u32 = u128::BITS / TAGS;
 
@@ -50,6 +53,16 @@ impl Ghosts {
             // Twice, because a shift by all bits is none.
             let older = self.sets[at] >> shift >> TAG_BITS << shift;
             self.sets[at] = newer | older;
+        }
+    }
+
+    /// There are so many candidates now.
+    pub(crate) fn trim(&mut self, candidates: u32) {
+        let wanted = (candidates.div_ceil(TAGS) as usize).next_power_of_two();
+        if self.sets.len() > SETS_MIN && self.sets.len() >= 16 * wanted {
+            // A set takes over from another one that is forgotten.
+            self.sets.truncate(self.sets.len() / 2);
+            self.sets.shrink_to_fit();
         }
     }
 
@@ -98,6 +111,18 @@ mod tests {
         ghosts.add(hash(77, 99), 1_000);
         assert!((0..8).all(|at| ghosts.has(hash(at * 3, at + 1))));
         assert_eq!(ghosts.memory_bytes(), 128 * 16, "1,000 candidates: 1,024 tags");
+    }
+
+    #[test]
+    fn what_many_candidates_needed_is_given_back_when_there_are_few() {
+        let mut ghosts = Ghosts::new();
+        ghosts.add(hash(3, 9), 1_000_000);
+        let full = ghosts.memory_bytes();
+        ghosts.trim(125_001);
+        assert_eq!(ghosts.memory_bytes(), full, "an eighth is enough");
+        (0..20).for_each(|_| ghosts.trim(0));
+        assert_eq!(ghosts.memory_bytes(), SETS_MIN * 16);
+        assert!(ghosts.has(hash(3, 9)), "it was not in the part that was forgotten");
     }
 
     proptest! {

@@ -163,6 +163,8 @@ pub(crate) trait Eviction: Debug + Send {
     fn memory_bytes(&self) -> usize {
         0
     }
+    /// Gives memory back that is not needed any more.
+    fn tidy(&mut self) {}
     /// Calls `each` for candidates in the order in which they would go if nothing happened, until it gives false.
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool);
 }
@@ -222,6 +224,10 @@ impl Eviction for Policy {
 
     fn memory_bytes(&self) -> usize {
         each_policy!(self, it => it.memory_bytes())
+    }
+
+    fn tidy(&mut self) {
+        each_policy!(self, it => it.tidy());
     }
 
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool) {

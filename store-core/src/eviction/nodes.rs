@@ -40,12 +40,17 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) const fn new() -> Self {
-        Self { nodes: Chunks::new(), looks: 0 }
+        Self { nodes: Chunks::new(Node::FREE), looks: 0 }
     }
 
-    /// Makes room for one more.
-    pub(crate) fn push(&mut self) -> u32 {
-        self.nodes.push(Node::FREE)
+    /// Makes a node for an object.
+    pub(crate) fn put(&mut self, index: u32) {
+        self.nodes.put(index, Node::FREE);
+    }
+
+    /// A page of objects is gone.
+    pub(crate) fn close(&mut self, page: usize) {
+        self.nodes.close(page);
     }
 
     pub(crate) fn node(&self, index: u32) -> &Node {

@@ -199,6 +199,10 @@ impl Eviction for Trial {
         self.ghosts.memory_bytes()
     }
 
+    fn tidy(&mut self) {
+        self.ghosts.trim(self.len());
+    }
+
     fn preview(&self, nodes: &Nodes, each: &mut dyn FnMut(u32) -> bool) {
         let mut fronts = self.fronts();
         while let Some(index) = self.oldest(nodes, fronts).filter(|index| each(*index)) {

@@ -38,6 +38,8 @@ pub(super) struct Drain {
     round: Option<Vec<u32>>,
     /// What this round leaves.
     left: Left,
+    /// Objects without room and bad ones, when somebody was told that they are left.
+    told: Option<(u64, u64)>,
     /// When to go on; `None`: when a move has ended, or never.
     next_at: Option<Instant>,
 }
@@ -186,13 +188,20 @@ impl Master {
             let empty = self.segments.get(no).is_some_and(|segment| segment.allocator.used_bytes() == 0);
             if empty {
                 drain.info.state = SegmentState::Drained;
-                if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
-                    self.tell(|| Event::SegmentDrained { segment: no, name, left_objects: 0, left_bad: 0 });
-                }
                 // Somebody has removed meanwhile what the round could not move.
                 (drain.info.left_no_room, drain.info.left_unfinished, drain.info.left_bad) = (0, 0, 0);
+                self.tell_left(no, 0, 0);
             } else {
                 drain.next_at = Some(now + ROUND_PAUSE);
+                // What is left for now is said when nothing else is to come, and again when more is left, or other bad ones.
+                let news = match drain.told {
+                    None => no_room + bad > 0 && unfinished == 0,
+                    Some((told, told_bad)) => no_room > told || bad != told_bad,
+                };
+                if news {
+                    drain.told = Some((no_room, bad));
+                    self.tell_left(no, no_room, bad);
+                }
             }
         } else {
             if drain.info.moving < most && !round.is_empty() {
@@ -201,6 +210,12 @@ impl Master {
             drain.round = Some(round);
         }
         self.drains.insert(no, drain);
+    }
+
+    fn tell_left(&mut self, no: SegmentNo, left_objects: u64, left_bad: u64) {
+        if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
+            self.tell(|| Event::SegmentDrained { segment: no, name, left_objects, left_bad });
+        }
     }
 
     /// Begins to move one object away. An error is how long to wait because there are too many tasks.

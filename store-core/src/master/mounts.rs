@@ -188,6 +188,7 @@ impl Master {
     ///
     /// Nodes are asked to cut off the writer of the session's unfinished puts, if it has no connection to them any more either.
     pub fn session_ended(&mut self, _now: Instant, session: Session) {
+        self.lease_bytes = self.lease_bytes.saturating_sub(session.leases.memory_bytes());
         if session.no == 0 {
             return;
         }

@@ -106,9 +106,9 @@ impl Master {
         }
     }
 
-    /// Memory that objects and unfinished puts need, bytes.
+    /// Memory that objects, unfinished puts and leases that can be given back need, bytes.
     fn metadata_bytes(&self) -> u64 {
-        (self.objects.live_bytes() + self.writers.live_bytes()) as u64
+        (self.objects.live_bytes() + self.writers.live_bytes() + self.lease_bytes) as u64
     }
 
     fn is_metadata_full(&self) -> bool {

@@ -149,7 +149,7 @@ impl Master {
     }
 
     /// What a node is to do: what it was told before and has not reported, then more, as many as it may be at. Readers of an
-    /// order have the time of a lease, from when they asked.
+    /// order have the time of a lease, from when they asked, or until they report its end.
     ///
     /// # Errors
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is not its.
@@ -170,7 +170,8 @@ impl Master {
             if let Some((index, generation)) = self.tasks.get(*id).map(|task| (task.index, task.generation))
                 && self.is_there(index, generation)
             {
-                self.objects.hold(now, index, until);
+                let again = self.tasks.hold(*id, until) > now;
+                self.objects.hold(now, index, until, again);
             }
         }
         let orders = ids.into_iter().filter_map(|id| {
@@ -197,8 +198,11 @@ impl Master {
     /// `TaskNotFound` when that try is over already, other than by this report.
     pub fn end_task(&mut self, now: Instant, node: u64, end: &TaskEnd) -> Result<(), ErrorCode> {
         let quiet = end.quiet || end.result.is_ok();
-        let task = self.tasks.get(end.id).filter(|task| task.attempt == end.attempt && end.attempt != 0);
-        match task {
+        let latest = |task: &&Task| task.attempt == end.attempt && end.attempt != 0;
+        if quiet && self.tasks.get(end.id).filter(latest).is_some_and(|task| task.node == node) {
+            self.end_hold(now, end.id);
+        }
+        match self.tasks.get(end.id).filter(latest) {
             Some(task) if task.state == TaskState::Processing && task.node == node => {}
             Some(task) if task.state == TaskState::Done => return Ok(()),
             _ => {
@@ -229,6 +233,17 @@ impl Master {
             draining: self.draining(),
             extra_replicas: self.hot.extras(),
             ..self.task_report
+        }
+    }
+
+    /// The node that carries the latest try out reads no more: nobody holds the object for it. Nothing but that node's word ends
+    /// a hold before its time. A try that is given up is not over: its node reads on, and if the source were somebody else's by
+    /// then, it would find it damaged.
+    fn end_hold(&mut self, now: Instant, id: TaskId) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let (index, generation) = (task.index, task.generation);
+        if self.tasks.hold(id, Instant::ZERO) > now {
+            self.objects.return_lease(now, index, generation);
         }
     }
 
@@ -275,6 +290,7 @@ impl Master {
             node,
             created: now,
             deadline: deadline(now, self.config.tasks.pending_timeout_ms),
+            held_until: Instant::ZERO,
         };
         self.task_report.created_total += 1;
         Ok(self.tasks.add(task))

@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 use te_core::Instant;
 
 use crate::TenantNo;
+use crate::slab::trim_map;
 
 /// A group's number is its tenant's to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,6 +89,10 @@ impl Groups {
             self.map.remove(&id);
         }
         result
+    }
+
+    pub(crate) fn tidy(&mut self) {
+        trim_map(&mut self.map);
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

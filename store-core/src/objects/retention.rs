@@ -132,31 +132,32 @@ impl Objects {
         self.used(index, before <= now, follows);
     }
 
-    /// Keeps a complete object until `until`, as a lease does, but is no use of it.
-    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant) {
+    /// Keeps a complete object until `until`, as a lease does, but is no use of it. `again`: a hold that runs lasts longer, and
+    /// is one still when it is given back.
+    pub(crate) fn hold(&mut self, now: Instant, index: u32, until: Instant, again: bool) {
         let entry = &mut self.entries[index];
         let before = entry.time;
         let until = before.max(until);
         entry.time = until;
-        entry.count_lease(before <= now);
+        if !again {
+            entry.count_lease(before <= now);
+        }
         self.leases.moved(now, before, until);
         if let Some(id) = self.group_of(index) {
             self.groups.with(id, |group| group.leased_until = group.leased_until.max(until));
         }
     }
 
-    /// A reader gives its lease back. With the last of them the object's lease is over. What a group's members were leased
+    /// A reader gives back a lease that has not run out, or a node a hold. With the last of them the object's lease is over. What a group's members were leased
     /// for stays theirs together until it runs out.
     pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
-        if index >= self.entries.len() {
-            return;
-        }
-        let entry = &mut self.entries[index];
+        let entry = &self.entries[index];
         let count = entry.marks & Entry::LEASES_MANY;
         if entry.generation != generation || !entry.is_leased(now) || matches!(count, 0 | Entry::LEASES_MANY)
         {
             return;
         }
+        let entry = &mut self.entries[index];
         entry.marks -= Entry::LEASE;
         if count > Entry::LEASE {
             return;

@@ -58,7 +58,7 @@ impl Core {
         let mut done = Vec::new();
         let allocator = self.master.config().allocator.build(1 << 20);
         let query = TaskQuery { cursor: 0, limit: 4096, state: None };
-        self.master.list_tasks(self.clock.shows(self.now), &query, |task: TaskInfo<'_>| {
+        self.master.list_tasks(self.shown(), &query, |task: TaskInfo<'_>| {
             match task.state {
                 TaskState::Pending => pending += 1,
                 TaskState::Processing => processing += 1,

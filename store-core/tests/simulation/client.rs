@@ -12,14 +12,14 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
-use te_core::{Instant, Memory as _, RegionId, SegmentId, Token, Transport};
+use te_core::{Instant, Memory as _, Outcome, RegionId, SegmentId, Slice, Token, Transport};
 
 use crate::checker::{Answer, Ask, Id};
 use crate::clock::Clock;
 use crate::common::{Core, Party};
 use crate::memory::{Memory, content, sums};
 use crate::moving::{Moving, What};
-use crate::scenario::{Lies, full_key, tenant_of};
+use crate::scenario::{CHILD, Lies, full_key, tenant_of};
 use crate::shadow::{Put, Violation};
 
 pub(crate) const ITEMS_MAX: u64 = 3;
@@ -34,11 +34,23 @@ pub(crate) struct Client {
     pub(crate) slot_bytes: u64,
     /// Counts its lives.
     pub(crate) life: u64,
+    /// Whose connection to the master it uses, and of which life: its own, unless it is a twin that lies.
+    pub(crate) speaks_as: (usize, u64),
+    /// What nodes know it by.
+    pub(crate) engine: u64,
+    /// A node has told it that it was cut off: it needs another engine.
+    pub(crate) expelled: bool,
     pub(crate) clock: Clock,
     /// Stopped, as by a signal: it does nothing, and its fabric goes on.
     pub(crate) stopped: bool,
     /// It looked at its clock just before it was stopped, and acts on that now.
     stale: Option<Instant>,
+    /// What it had not written yet when it was stopped in the middle.
+    pub(crate) unsent: Vec<(u64, Slice)>,
+    /// The nonce of its latest put.
+    nonce: u32,
+    /// What its parent was at when it was forked.
+    inherited: Option<Inherited>,
     running: Running,
     pub(crate) get: GetOp,
     pub(crate) put: PutOp,
@@ -74,6 +86,13 @@ enum Running {
     },
 }
 
+/// What a process has in its memory that was forked in the middle of a put: the keys, the lengths, and the number that names the
+/// put, or the next one that anybody will draw who has the same random state.
+struct Inherited {
+    items: Vec<(Vec<u8>, u64)>,
+    nonce: u32,
+}
+
 pub(crate) struct Asked {
     pub(crate) key: Vec<u8>,
     len: u64,
@@ -100,13 +119,19 @@ impl Client {
         unsafe { transport.register(REGION, memory.span(), te_core::Access::LOCAL) }.unwrap();
         Self {
             index,
+            engine: transport.identity(),
             transport,
             memory,
             slot_bytes,
             life,
+            speaks_as: (index, life),
+            expelled: false,
             clock,
             stopped: false,
             stale: None,
+            unsent: Vec::new(),
+            nonce: 0,
+            inherited: None,
             running: Running::Nothing,
             get: GetOp::new(ClientConfig::default()),
             put: PutOp::new(ClientConfig::default()),
@@ -120,6 +145,30 @@ impl Client {
             call: 0,
             cache: HashMap::new(),
         }
+    }
+
+    /// What `fork` makes of a client in the middle of a put: another process with the same numbers in its memory.
+    ///
+    /// It has noticed, leaves its parent's connection and engine alone, and does what it was at with those of its own. One that
+    /// lies goes on with its parent's.
+    pub(crate) fn fork(&self, mut transport: SimTransport, life: u64, lies: Lies) -> Self {
+        let lying = lies.contains(Lies::TWIN);
+        if lying {
+            transport.set_identity(self.engine);
+        }
+        let mut child = Self::new(CHILD, transport, life, self.clock, self.slot_bytes);
+        if lying {
+            child.speaks_as = self.speaks_as;
+            child.next = self.next;
+        }
+        let items = self.asked.iter().map(|asked| (asked.key.clone(), asked.len)).collect();
+        child.inherited = Some(Inherited { items, nonce: self.nonce });
+        child
+    }
+
+    /// Whether it waits for a put's place, or writes.
+    pub(crate) fn is_putting(&self) -> bool {
+        self.running == Running::Put
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -147,6 +196,27 @@ impl Client {
         self.stale = Some(self.clock.shows(stopped_at));
     }
 
+    /// Where it was in the middle of writing it goes on: a copy looks at no clock.
+    pub(crate) fn write_on(&mut self, core: &mut Core) {
+        for (number, slice) in std::mem::take(&mut self.unsent) {
+            if !self.submit(number, slice) {
+                self.slice_ended(core, number, Outcome::NotApplied, false);
+            }
+        }
+    }
+
+    /// Whether the fabric takes it.
+    pub(crate) fn submit(&mut self, number: u64, slice: Slice) -> bool {
+        let taken = matches!(self.transport.submit(&[slice]), Ok(1));
+        if taken {
+            if let Some(moving) = self.transfers.get_mut(&number) {
+                moving.tokens.push(slice.token);
+            }
+            self.tokens.insert(slice.token, What::Slice(number));
+        }
+        taken
+    }
+
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.shows(now);
         match self.running {
@@ -160,15 +230,21 @@ impl Client {
     pub(crate) fn start(&mut self, core: &mut Core, rng: &mut Rng) {
         self.began = self.clock.shows(core.now);
         self.asked.clear();
-        let dice = rng.below(100);
+        if std::mem::take(&mut self.expelled) {
+            self.engine = rng.next_u64() | 1;
+            self.transport.set_identity(self.engine);
+        }
+        let inherited = self.inherited.take();
+        let dice = if inherited.is_some() { 45 } else { rng.below(100) };
+        let nonce = inherited.as_ref().map_or_else(|| 1 + rng.below(u32::MAX.into()) as u32, |it| it.nonce);
         let count = if dice < 85 { 1 + rng.below(ITEMS_MAX) } else { 1 };
-        for _ in 0..count {
-            let key = core.random_key(rng);
+        let random = |_| (core.random_key(rng), core.scenario.random_len(rng));
+        let items = inherited.map_or_else(|| (0..count).map(random).collect(), |it| it.items);
+        for (key, len) in items {
             if self.asked.iter().any(|asked| asked.key == key) {
                 continue;
             }
             let number = core.next_put();
-            let len = core.scenario.random_len(rng);
             self.asked.push(Asked {
                 key,
                 len,
@@ -209,15 +285,8 @@ impl Client {
             let replicas = 1 + rng.below(2) as u8;
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
-            core.engines.insert(self.transport.identity(), (self.index, self.life));
-            self.put.start(
-                items,
-                PutAsk {
-                    nonce: 1 + rng.below(u32::MAX.into()) as u32,
-                    options,
-                    writer: self.transport.identity(),
-                },
-            );
+            self.nonce = nonce;
+            self.put.start(items, PutAsk { nonce, options, writer: self.engine });
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {
@@ -235,7 +304,7 @@ impl Client {
                 Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
                 self.running = Running::Exists { request_id };
             }
-            core.send_call(self.index, self.life, request_id, out);
+            core.send_call((self.index, self.life), self.speaks_as, request_id, out);
         }
     }
 
@@ -246,6 +315,9 @@ impl Client {
         }
         let now = self.stale.take().unwrap_or_else(|| self.clock.shows(core.now));
         loop {
+            if self.stopped {
+                return Ok(false);
+            }
             let mut out = Vec::new();
             let request_id = self.next_id();
             let lying = core.lies.contains(Lies::CLOCK);
@@ -259,7 +331,7 @@ impl Client {
                     self.call = request_id;
                     self.note_ends(&out);
                     self.note_starts(&out);
-                    core.send_call(self.index, self.life, request_id, out);
+                    core.send_call((self.index, self.life), self.speaks_as, request_id, out);
                 }
                 Some(Action::Transfer(transfer)) => self.transfer(core, transfer)?,
                 Some(Action::Cancel { transfer }) => {
@@ -302,11 +374,11 @@ impl Client {
     /// It reads no more under them.
     fn return_leases(&mut self, core: &mut Core) {
         let Some(range) = self.get.leases() else { return };
-        core.shadow.returned((self.index, self.life), range.first, range.count);
+        core.shadow.returned(self.speaks_as, range.first, range.count);
         let id = self.next_id();
         let mut out = Vec::new();
         ReturnLeases::encode_request(&mut out, id, &(), core::iter::once(range)).unwrap();
-        core.send(Party::Client(self.index), self.life, out);
+        core.send(Party::Client(self.speaks_as.0), self.speaks_as.1, out);
     }
 
     /// A frame from the master.
@@ -548,7 +620,7 @@ impl Client {
         }
         .unwrap();
         self.running = Running::Word { request_id };
-        core.send_call(self.index, self.life, request_id, out);
+        core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
     /// Tells the master what it found.
@@ -559,7 +631,7 @@ impl Client {
         core.report.told_bad += u64::from(self.get.mismatches());
         ReportReplicas::encode_request(&mut out, request_id, &reporter, self.get.bad_replicas()).unwrap();
         self.running = Running::Word { request_id };
-        core.send_call(self.index, self.life, request_id, out);
+        core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
     pub(crate) fn next_id(&mut self) -> u64 {

@@ -1,4 +1,5 @@
-//! A process's own clock: it begins anywhere, runs a little fast or slow, and sometimes jumps ahead. It never goes back.
+//! Clocks of a process. Its own begins anywhere, runs a little fast or slow, and sometimes jumps ahead; it never goes back. Wall
+//! clocks agree more or less, and are set by people.
 
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use te_core::sim::Rng;
 /// How far a clock's rate may be off, parts per million.
 pub(crate) const DRIFT_PPM_MAX: u64 = 10_000;
 const MILLION: i128 = 1_000_000;
+/// Of a gap in which nobody was served, the master counts this much (`store-master`, module `clock`).
+const GAP_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
@@ -44,6 +47,46 @@ impl Clock {
     /// From now on it shows more.
     pub(crate) fn jump(&mut self, now: Instant, by: Duration) {
         (self.shows, self.at) = (self.shows(now) + by, now);
+    }
+
+    /// What it shows at the end of a gap is little more than at its beginning.
+    pub(crate) fn leave_out(&mut self, from: Instant, to: Instant) {
+        let counted = GAP_MAX.min(self.shows(to) - self.shows(from));
+        (self.shows, self.at) = (self.shows(from) + counted, to);
+    }
+}
+
+/// A wall clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wall {
+    /// How far it is off, ms.
+    off_ms: i64,
+}
+
+impl Wall {
+    /// ms since 1970 when a run begins.
+    const BEGIN_MS: u64 = 1_700_000_000_000;
+
+    /// One that is off, by hours perhaps if it is slow. No node's is further ahead of the master's than an hour.
+    pub(crate) fn random(rng: &mut Rng, master: bool) -> Self {
+        const MINUTE_MS: i64 = 60_000;
+        let (slow, fast) = if master { (25, 180) } else { (180, 25) };
+        Self { off_ms: rng.below((slow + fast) as u64 * MINUTE_MS as u64) as i64 - slow * MINUTE_MS }
+    }
+
+    /// ms since 1970, by this clock.
+    pub(crate) fn shows_ms(&self, now: Instant) -> u64 {
+        (Self::BEGIN_MS + now.as_nanos() / 1_000_000).saturating_add_signed(self.off_ms)
+    }
+
+    /// The same in ns, and exactly.
+    pub(crate) fn shows_ns(&self, now: Instant) -> u64 {
+        self.shows_ms(now) * 1_000_000 + now.as_nanos() % 1_000_000
+    }
+
+    /// Whether it is behind another.
+    pub(crate) fn is_behind(&self, other: &Self) -> bool {
+        self.off_ms < other.off_ms
     }
 }
 

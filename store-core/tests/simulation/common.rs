@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use store_core::message::{Greeting, Hello, Operation};
+use store_core::message::{ExpulsionEnd, FetchAsk, Greeting, Hello, Operation, PutStart};
 use store_core::wire::VERSION;
 use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
 use crate::checker::History;
-use crate::clock::Clock;
+use crate::clock::{Clock, Wall};
 use crate::judge::{Given, Seen, Standing};
 use crate::scenario::{CALL_TIMEOUT, Lies, OPERATION_MAX, Report, Scenario, TENANTS, tenant_of};
 use crate::shadow::{Shadow, Violation};
+use crate::strangers::make_room;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Party {
@@ -64,6 +65,18 @@ pub(crate) enum Event {
         stopped_at: Instant,
     },
     Heal(NodeId, NodeId),
+    /// Somebody tries what he may not, see `strangers`.
+    Strangers,
+    /// Everything stands still for a while, in any order.
+    StandStill,
+    /// A process does, until then.
+    Stop(Party, Instant),
+    /// The master does, until then.
+    StopMaster(Instant),
+    /// And goes on.
+    MasterGoesOn,
+    /// What was forked ends.
+    EndChild(u64),
     /// Whoever administers the store looks after a segment that is not active.
     Look(SegmentNo),
     /// It drains a last one, when everything is quiet.
@@ -93,12 +106,24 @@ pub(crate) struct Core {
     pub(crate) history: History,
     /// What the master's clock shows.
     pub(crate) clock: Clock,
+    /// The same without the time in which the master stood still, whatever it counts of that.
+    honest: Clock,
+    /// The master's wall clock.
+    pub(crate) wall: Wall,
+    /// From when to when nobody begins anything.
+    pub(crate) night: Option<(Instant, Instant)>,
+    /// The master stands still: since when, and until when.
+    pub(crate) standing: Option<(Instant, Instant)>,
+    /// When the master heard a node last, by what it should count, and which life of it.
+    pub(crate) heard: HashMap<u64, (Instant, u64)>,
+    /// What nodes prove with that they are themselves, and what their former lives did.
+    pub(crate) node_keys: HashMap<u64, Vec<u64>>,
+    /// Connections of those who have no business here: of each tenant, and of nobody.
+    pub(crate) strangers: [Option<Session>; TENANTS.len() + 1],
     /// Nobody is there to hear until then.
     pub(crate) down_until: Instant,
     /// Connections to the master, by who made them and in which life.
-    sessions: HashMap<(Party, u64), Session>,
-    /// Engines of clients: whose, and in which life.
-    pub(crate) engines: HashMap<u64, (usize, u64)>,
+    pub(crate) sessions: HashMap<(Party, u64), Session>,
     pub(crate) partitions: Vec<Partition>,
     /// Requests that reach the master twice: what the second does is nobody's answer.
     pub(crate) doubled: HashSet<(usize, u64)>,
@@ -132,15 +157,21 @@ impl Core {
             now: Instant::ZERO,
             net,
             master: Master::new(scenario.master.clone()).unwrap(),
-            shadow: Shadow::default(),
+            shadow: Shadow { talks: std::env::var_os("SNOWSKIN_TALK").is_some(), ..Shadow::default() },
             report: Report::default(),
             past: Report::default(),
             lies: scenario.lies,
             history: History::default(),
             clock: Clock::TRUE,
+            honest: Clock::TRUE,
+            wall: Wall::default(),
+            night: None,
+            standing: None,
+            heard: HashMap::new(),
+            node_keys: HashMap::new(),
+            strangers: Default::default(),
             down_until: Instant::ZERO,
             sessions: HashMap::new(),
-            engines: HashMap::new(),
             partitions: Vec::new(),
             doubled: HashSet::new(),
             starts: HashMap::new(),
@@ -187,6 +218,10 @@ impl Core {
         if self.scenario.clocks { Clock::random(self.now, rng) } else { Clock::TRUE }
     }
 
+    pub(crate) fn random_wall(&self, rng: &mut Rng) -> Wall {
+        if self.scenario.clocks { Wall::random(rng, false) } else { self.wall }
+    }
+
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.rng.below(n)
     }
@@ -208,13 +243,71 @@ impl Core {
         }
     }
 
-    /// What the master's clock shows now.
+    /// What the master's clock shows now. While it stands still nobody looks at it.
     pub(crate) fn shown(&self) -> Instant {
-        self.clock.shows(self.now)
+        self.clock.shows(self.standing.map_or(self.now, |(since, _)| since))
+    }
+
+    /// What the master should count.
+    pub(crate) fn counted(&self) -> Instant {
+        self.honest.shows(self.standing.map_or(self.now, |(since, _)| since))
+    }
+
+    pub(crate) fn set_clock(&mut self, clock: Clock, wall: Wall) {
+        (self.clock, self.honest, self.wall) = (clock, clock, wall);
+        self.master.set_wall_ms(clock.shows(self.now), wall.shows_ms(self.now));
+    }
+
+    pub(crate) fn jump(&mut self, by: Duration) {
+        self.clock.jump(self.now, by);
+        self.honest.jump(self.now, by);
+    }
+
+    /// The master stands still, and what is sent to it waits.
+    pub(crate) fn stop_master(&mut self, until: Instant) {
+        if self.standing.is_none() && self.now >= self.down_until {
+            self.standing = Some((self.now, until));
+            self.at(until, Event::MasterGoesOn);
+        }
+    }
+
+    pub(crate) fn master_goes_on(&mut self) {
+        let Some((since, until)) = self.standing.filter(|(_, until)| *until == self.now) else { return };
+        self.standing = None;
+        self.honest.leave_out(since, until);
+        if !self.lies.contains(Lies::PAUSE) {
+            self.clock = self.honest;
+        }
+    }
+
+    /// When the master serves again, if it does not now.
+    pub(crate) fn away_until(&self) -> Option<Instant> {
+        let down = (self.now < self.down_until).then_some(self.down_until);
+        self.standing.map(|(_, until)| until).or(down)
     }
 
     pub(crate) fn master_timeout(&mut self) -> Result<(), Violation> {
-        self.by_the_master(|master, now| master.handle_timeout(now))
+        self.by_the_master(|master, now| master.handle_timeout(now))?;
+        if self.lies.contains(Lies::TIME) {
+            self.believe_in_time();
+        }
+        Ok(())
+    }
+
+    /// Says in the nodes' name that whoever was to be cut off by force is: he has had time enough.
+    fn believe_in_time(&mut self) {
+        let nodes: Vec<_> = self.master.segments().map(|info| (info.node, info.incarnation)).collect();
+        for (node, incarnation) in nodes {
+            let Some(&key) = self.node_keys.get(&node).and_then(|keys| keys.last()) else { continue };
+            let ask = FetchAsk { node, incarnation, count_max: 64, key };
+            let now = self.shown();
+            for order in self.master.fetch_expulsions(now, &ask).unwrap_or_default() {
+                if order.force {
+                    let end = ExpulsionEnd { ticket: order.ticket, gone: true };
+                    assert_eq!(self.master.end_expulsion(now, node, &end), Ok(()));
+                }
+            }
+        }
     }
 
     /// The master does something of its own accord, or for whoever administers it.
@@ -223,7 +316,7 @@ impl Core {
         let now = self.shown();
         act(&mut self.master, now);
         self.note_losses();
-        let found = self.check_tenants(&before, None);
+        let found = self.check_tenants(&before, None).and_then(|()| self.check_given_up());
         self.judge(found)
     }
 
@@ -235,9 +328,15 @@ impl Core {
         self.past = self.past.plus(&past);
         let config = self.master.config().clone();
         self.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
-        if self.scenario.clocks {
-            self.clock = Clock::random(self.now, &mut self.rng);
-        }
+        self.standing = None;
+        let mut rng = self.rng.fork();
+        let wall = if self.scenario.clocks { Wall::random(&mut rng, true) } else { self.wall };
+        self.report.set_back += u64::from(wall.is_behind(&self.wall));
+        let clock = self.random_clock(&mut rng);
+        self.set_clock(clock, wall);
+        self.heard.clear();
+        self.strangers = Default::default();
+        self.shadow.claims.clear();
         self.down_until = self.now + down;
         self.closed.clear();
         self.sessions.clear();
@@ -247,6 +346,16 @@ impl Core {
     /// Whether the silence has begun, in which what is unfinished ends.
     pub(crate) fn is_silent(&self) -> bool {
         self.now > Instant::ZERO + self.scenario.busy + OPERATION_MAX
+    }
+
+    /// When the night ends that it is.
+    pub(crate) fn morning(&self) -> Option<Instant> {
+        self.night.filter(|(evening, morning)| (*evening..*morning).contains(&self.now)).map(|(_, end)| end)
+    }
+
+    /// Whether nothing is begun, and nothing goes wrong.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_silent() || self.morning().is_some()
     }
 
     fn is_cut(&self, party: Party, to_master: bool) -> bool {
@@ -260,9 +369,16 @@ impl Core {
         self.master.config().epoch
     }
 
-    pub(crate) fn send_call(&mut self, client: usize, life: u64, request_id: u64, bytes: Vec<u8>) {
+    /// Who speaks, and which of its lives; for whom the master takes it.
+    pub(crate) fn send_call(
+        &mut self,
+        (client, life): (usize, u64),
+        speaks_as: (usize, u64),
+        request_id: u64,
+        bytes: Vec<u8>,
+    ) {
         self.at(self.now + CALL_TIMEOUT, Event::CallTimeout { client, life, request_id });
-        self.send(Party::Client(client), life, bytes);
+        self.send(Party::Client(speaks_as.0), speaks_as.1, bytes);
     }
 
     pub(crate) fn send(&mut self, from: Party, life: u64, bytes: Vec<u8>) {
@@ -292,9 +408,8 @@ impl Core {
 
     /// When a message arrives: never, once or twice.
     fn deliveries(&mut self) -> Vec<Instant> {
-        // A heartbeat lost in the silence would prove nothing.
-        let (lost, doubled, slow, slow_ms) =
-            if self.is_silent() { (0, 0, 0, 0) } else { self.scenario.calls };
+        // A heartbeat lost in the silence, or in the night, would prove nothing.
+        let (lost, doubled, slow, slow_ms) = if self.is_quiet() { (0, 0, 0, 0) } else { self.scenario.calls };
         let copies = if self.rng.chance_ppm(lost) { 0 } else { 1 + u64::from(self.rng.chance_ppm(doubled)) };
         let mut times = Vec::new();
         for copy in 0..copies {
@@ -315,7 +430,10 @@ impl Core {
     pub(crate) fn serve(&mut self, from: Party, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (request, _) = Frame::parse(bytes).unwrap().unwrap();
         let mut out = Vec::new();
-        let mut session = self.sessions.remove(&(from, life)).unwrap_or_else(|| self.greet(from));
+        let mut session = self.sessions.remove(&(from, life)).unwrap_or_else(|| {
+            // Nodes are nobody's.
+            self.greet(if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] })
+        });
         let before = Standing::of(&self.master);
         let now = self.shown();
         self.master.handle(now, &mut session, &request, &mut out);
@@ -328,14 +446,12 @@ impl Core {
         assert_eq!((len, response.header.request_id), (out.len(), request.header.request_id));
         let found = self.observe((from, life), &request, &response);
         self.judge(found)?;
-        let lost = self.note_losses();
-        let found = self.check_losses(&request, lost).and_then(|()| {
-            let asker = matches!(from, Party::Client(_)).then(|| self.tenant_of(from));
-            self.check_tenants(&before, asker)
-        });
+        let asker = matches!(from, Party::Client(_)).then(|| self.tenant_of(from));
+        let found = self.check_change(&before, asker, &request, &response);
         self.judge(found)?;
         self.answer(from, life, out);
-        self.requests += 1;
+        // Nothing is changed by a heartbeat.
+        self.requests += u64::from(request.header.kind != Kind::Beat as u8);
         if self.requests.is_multiple_of(16) {
             let found = self.audit();
             self.judge(found)?;
@@ -351,17 +467,52 @@ impl Core {
         }
     }
 
+    /// What goes without saying: nothing is lost for nothing, and to nobody whom it is guaranteed.
+    fn check_change(
+        &mut self,
+        before: &Standing,
+        asker: Option<usize>,
+        request: &Frame<'_>,
+        response: &Frame<'_>,
+    ) -> Result<(), Violation> {
+        let lost = self.note_losses();
+        self.check_losses(request, lost)?;
+        self.check_tenants(before, asker)?;
+        if request.header.kind == Kind::PutStart as u8 && is_refused(response) {
+            self.check_refusal(before)?;
+        }
+        self.check_given_up()
+    }
+
+    /// Somebody asks who has no business here: one of a tenant, or nobody. Gives the answer.
+    pub(crate) fn ask_as_stranger(&mut self, who: usize, bytes: &[u8]) -> Result<Vec<u8>, Violation> {
+        let (request, _) = Frame::parse(bytes).unwrap().unwrap();
+        let name = TENANTS.get(who).copied().unwrap_or_default();
+        let mut session = self.strangers[who].take().unwrap_or_else(|| self.greet(name));
+        let before = Standing::of(&self.master);
+        if self.lies.contains(Lies::WISH) && request.header.kind == Kind::PutStart as u8 {
+            make_room(self);
+        }
+        let mut out = Vec::new();
+        let now = self.shown();
+        self.master.handle(now, &mut session, &request, &mut out);
+        self.strangers[who] = Some(session);
+        if let Some((response, _)) = Frame::parse(&out).unwrap() {
+            let asker = (who < TENANTS.len()).then_some(who);
+            let found = self.check_change(&before, asker, &request, &response);
+            self.judge(found)?;
+        }
+        Ok(out)
+    }
+
     /// A node has cut an engine off: nothing of it lands in this segment any more.
-    pub(crate) fn cut_off(&mut self, writer: u64, segment: SegmentNo, lives: &[Option<u64>]) {
-        let Some((client, life)) = self.engines.get(&writer).copied() else { return };
+    pub(crate) fn cut_off(&mut self, writer: u64, segment: SegmentNo) {
         self.report.expelled += 1;
-        self.shadow.cut_off(client, segment, lives[client] == Some(life));
+        self.shadow.cut_off(writer, segment);
     }
 
     /// Every connection begins with a greeting.
-    fn greet(&mut self, from: Party) -> Session {
-        // Nodes are nobody's.
-        let tenant = if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] };
+    fn greet(&mut self, tenant: &str) -> Session {
         let greeting = Greeting { version: VERSION, tenant, ..Greeting::default() };
         let (mut hello, mut out) = (Vec::new(), Vec::new());
         Hello::encode_request(&mut hello, 0, &greeting, core::iter::empty()).unwrap();
@@ -382,6 +533,11 @@ impl Core {
             Party::Node(_) => unreachable!("nodes are nobody's"),
         }
     }
+}
+
+/// Whether a put was given no place at all.
+fn is_refused(response: &Frame<'_>) -> bool {
+    PutStart::decode_response(response).map_or(true, |(_, mut answers)| answers.all(|answer| answer.is_err()))
 }
 
 /// Into how long pieces so many bytes are cut.

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use store_core::blocks::stored_len;
 use store_core::message::{
-    Allocation, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, NewObject, Operation,
-    PutEnd, PutStart, PutWindow, QueryTasks, Remove, ReportReplicas, Retention, RetryTasks, TaskInfo,
-    TaskState, Verdict,
+    Allocation, Beat, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, Mount,
+    MountAnswer, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
+    Remove, Replica, ReportReplicas, Retention, RetryTasks, TaskInfo, TaskState, Verdict,
 };
-use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, Master};
+use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master};
 
 use crate::clock::DRIFT_PPM_MAX;
 use crate::common::{Core, Party};
 use crate::scenario::{CLIENTS, TENANTS, full_key};
-use crate::shadow::{Range, Violation};
+use crate::shadow::{Claim, Range, Violation};
 
 /// A readable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Core {
         let mut seen = BTreeMap::new();
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
         for tenant in 0..TENANTS.len() {
-            self.master.list_of(self.clock.shows(self.now), tenant as u16 + 1, &query, |listed| {
+            self.master.list_of(self.shown(), tenant as u16 + 1, &query, |listed| {
                 if listed.complete {
                     let key = full_key(tenant, listed.key.0);
                     let known = self.visible.get(&key).copied();
@@ -97,7 +97,7 @@ impl Core {
     /// makes another copy.
     pub(crate) fn check_losses(&self, request: &Frame<'_>, lost: usize) -> Result<(), Violation> {
         let may = match Kind::from_byte(request.header.kind) {
-            Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount | Kind::Beat) => true,
+            Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount) => true,
             // What a report takes away is known by now.
             _ => false,
         };
@@ -130,6 +130,31 @@ impl Core {
         Ok(())
     }
 
+    /// What the master tells of nodes that it has given up.
+    pub(crate) fn check_given_up(&mut self) -> Result<(), Violation> {
+        let mut found = Ok(());
+        while let Some(event) = self.master.poll_event() {
+            let Event::NodeGivenUp { node, .. } = event else { continue };
+            let Some((heard, _)) = self.heard.remove(&node) else { continue };
+            let silent = self.counted() - heard;
+            if silent < Duration::from_millis(self.master.config().node_ttl_ms.into()) {
+                let text = format!("{event:?} at {:?}: listened to for {silent:?} since", self.now);
+                found = found.and(Err(Violation::GivenUpEarly(text)));
+            }
+        }
+        found
+    }
+
+    /// Nothing goes for a put that is refused.
+    pub(crate) fn check_refusal(&self, before: &Standing) -> Result<(), Violation> {
+        let evicted = |standing: &Standing| standing.evictions.iter().sum::<u64>();
+        let gone = evicted(&Standing::of(&self.master)) - evicted(before);
+        if gone == 0 {
+            return Ok(());
+        }
+        Err(Violation::EvictedForNothing(format!("{gone} objects at {:?}", self.now)))
+    }
+
     pub(crate) fn observe(
         &mut self,
         (from, life): (Party, u64),
@@ -142,10 +167,20 @@ impl Core {
                 let (ask, asked) = PutStart::decode_request(body).unwrap();
                 let retained = ask.options.retention != Retention::DEFAULT;
                 self.report.retained += asked.len() as u64 * u64::from(retained);
-                self.observe_put(from, asked, PutStart::decode_response(response))
+                self.observe_put(from, ask.writer, asked, PutStart::decode_response(response))
+            }
+            Some(Kind::PutRevoke) => {
+                let (_, asked) = PutRevoke::decode_request(body).unwrap();
+                for revocation in asked.filter(|revocation| revocation.quiet) {
+                    self.shadow.ended(revocation.generation);
+                }
+                Ok(())
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(body).unwrap();
+                for commit in asked.clone() {
+                    self.shadow.ended(commit.generation);
+                }
                 let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
                 for (Commit { key, generation, .. }, answer) in asked.zip(answers) {
                     if answer.is_ok() {
@@ -155,6 +190,18 @@ impl Core {
                 Ok(())
             }
             Some(Kind::Get) => self.observe_get((from, life), response),
+            Some(Kind::Beat) => {
+                if let Ok((NodeStatus::Ok | NodeStatus::Work, _)) = Beat::decode_response(response) {
+                    self.hear(from, life);
+                }
+                Ok(())
+            }
+            Some(Kind::Mount) => {
+                if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(response) {
+                    self.hear(from, life);
+                }
+                Ok(())
+            }
             Some(Kind::Remove) => {
                 let (_, mut asked) = Remove::decode_request(body).unwrap();
                 let Ok((_, mut answers)) = Remove::decode_response(response) else { return Ok(()) };
@@ -218,6 +265,12 @@ impl Core {
         }
     }
 
+    fn hear(&mut self, from: Party, life: u64) {
+        if let Party::Node(index) = from {
+            self.heard.insert(index as u64 + 1, (self.counted(), life));
+        }
+    }
+
     /// A key, and whose it really is.
     fn full_key(&self, from: Party, key: &[u8]) -> Vec<u8> {
         full_key(self.tenant_of(from), key)
@@ -226,19 +279,22 @@ impl Core {
     fn observe_put<'a>(
         &mut self,
         from: Party,
+        engine: u64,
         asked: impl Iterator<Item = NewObject<'a>>,
         answer: Result<(PutWindow, Items<'_, Result<Allocation, ErrorCode>>), ErrorCode>,
     ) -> Result<(), Violation> {
         let Ok((_, answers)) = answer else { return Ok(()) };
         let mut found = Ok(());
         let mut admitted = false;
-        for (NewObject { len, .. }, allocation) in asked.zip(answers) {
+        for (NewObject { key, len }, allocation) in asked.zip(answers) {
             self.report.refused += u64::from(allocation == Err(ErrorCode::TenantQuotaExceeded));
             let Ok(allocation) = allocation else { continue };
             let order = self.starts.len() as u64 + 1;
             // A start that came twice is the same start.
             let fresh = *self.starts.entry(allocation.generation).or_insert(order) == order;
             admitted |= fresh;
+            let place = |replica: &Replica| (replica.segment, replica.addr, stored_len(len));
+            let ranges = allocation.replicas.iter().map(place).collect();
             for replica in allocation.replicas.iter() {
                 let range = (replica.segment, replica.addr, stored_len(len));
                 let given = self.shadow.allocated(self.now, allocation.generation, range);
@@ -248,6 +304,11 @@ impl Core {
                     let text = format!("a put on segment {} at {:?}", replica.segment, self.now);
                     found = found.and(Err(Violation::NotDrained(text)));
                 }
+            }
+            if fresh {
+                let key = self.full_key(from, key.0);
+                let claim = Claim { key, handle: allocation.handle, engine, ranges };
+                self.shadow.claims.insert(allocation.generation, claim);
             }
         }
         let usage = self.master.tenant(TENANTS[self.tenant_of(from)]).unwrap();

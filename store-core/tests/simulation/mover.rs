@@ -26,7 +26,7 @@ const ORDERS_MAX: u32 = 4;
 /// Reads that are given up before they have ended, per million.
 const HASTE_PPM: u32 = 60_000;
 /// Nodes that die in the middle of what they were told to do, per million times.
-const DEATH_PPM: u32 = 10_000;
+const DEATH_PPM: u32 = 20_000;
 
 /// The memory that a node has mounted.
 #[derive(Clone, Copy)]
@@ -45,6 +45,8 @@ pub(crate) struct Hands<'a> {
 pub(crate) struct Mover {
     node: usize,
     life: u64,
+    /// The node's.
+    key: u64,
     clock: Clock,
     /// What it waits for an answer to, under which number, and since when.
     call: Option<(Kind, u64, Instant)>,
@@ -94,10 +96,11 @@ struct Read {
 }
 
 impl Mover {
-    pub(crate) fn new(node: usize, life: u64, clock: Clock) -> Self {
+    pub(crate) fn new(node: usize, life: u64, clock: Clock, key: u64) -> Self {
         Self {
             node,
             life,
+            key,
             clock,
             call: None,
             mounted: None,
@@ -284,7 +287,7 @@ impl Mover {
             node: self.node as u64 + 1,
             incarnation: mounted.incarnation,
             count_max: ORDERS_MAX,
-            key: 0,
+            key: self.key,
         };
         self.asked = self.clock.shows(core.now);
         self.call(core, Kind::FetchTasks, |out, id| {
@@ -327,7 +330,7 @@ impl Mover {
     fn tell(&mut self, core: &mut Core) {
         let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
         self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
-        let proof = NodeProof { node: self.node as u64 + 1, key: 0 };
+        let proof = NodeProof { node: self.node as u64 + 1, key: self.key };
         self.call(core, Kind::EndTasks, |out, id| {
             EndTasks::encode_request(out, id, &proof, ends.into_iter()).unwrap();
         });
@@ -365,7 +368,7 @@ impl Mover {
             self.next += 1;
             let number = self.next;
             let writer = (CLIENTS + self.node, number);
-            let begun = core.shadow.write_begins(core.now, writer, attempt, (mounted.segment, addr, len));
+            let begun = core.shadow.write_begins(core.now, writer, 0, attempt, (mounted.segment, addr, len));
             core.judge(begun)?;
             let mut read = Read { attempt: Some(attempt), left: 0, failed: false };
             let step = slice_bytes(len);

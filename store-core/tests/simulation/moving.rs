@@ -31,12 +31,19 @@ pub(crate) struct Moving {
 impl Client {
     /// Takes completions from the fabric.
     pub(crate) fn reap(&mut self, core: &mut Core) -> bool {
+        if self.tokens.is_empty() {
+            return false;
+        }
         let mut done = [Completion::applied(Token(0)); 16];
         let mut any = false;
         loop {
             let count = self.transport.poll(core.now, &mut done);
             for completion in &done[..count] {
                 any = true;
+                if completion.result.is_err_and(|error| error.kind == ErrorKind::Expelled) {
+                    core.report.turned_away += 1;
+                    self.expelled = true;
+                }
                 match self.tokens.remove(&completion.token) {
                     Some(What::Slice(number)) => {
                         self.slice_ended(core, number, completion.outcome, completion.fence_needed)
@@ -70,6 +77,7 @@ impl Client {
             let begun = core.shadow.write_begins(
                 core.now,
                 (self.index, number),
+                self.engine,
                 generation,
                 (transfer.segment, transfer.addr, stored_len(len)),
             );
@@ -96,31 +104,30 @@ impl Client {
             return Ok(());
         };
         let step = slice_bytes(len);
-        for at in 0..moving.pieces.len() {
-            let (from, bytes) = moving.pieces[at];
+        let mut slices = Vec::new();
+        for (from, bytes) in moving.pieces.iter().copied() {
             for offset in (from..from + bytes).step_by(step as usize) {
                 let token = Token(self.next_id());
-                let slice = Slice {
+                slices.push(Slice {
                     token,
                     local: (REGION, slot + offset),
                     remote: (segment, transfer.addr + offset),
                     len: step.min(from + bytes - offset) as u32,
                     op: transfer.op,
-                };
-                match self.transport.submit(&[slice]) {
-                    Ok(1) => {
-                        moving.tokens.push(token);
-                        moving.left += 1;
-                        self.tokens.insert(token, What::Slice(number));
-                    }
-                    Ok(_) | Err(_) => moving.outcome = Outcome::NotApplied,
-                }
+                });
             }
         }
-        let left = moving.left;
+        let pauses = transfer.op == Op::Write && core.stops_writer(self.index, self.life);
+        let sent = if pauses { core.below(slices.len() as u64) as usize } else { slices.len() };
+        self.stopped |= pauses;
+        moving.left = slices.len();
         self.transfers.insert(number, moving);
-        if left == 0 {
-            self.transfer_ended(core, number);
+        for (at, slice) in slices.into_iter().enumerate() {
+            if at >= sent {
+                self.unsent.push((number, slice));
+            } else if !self.submit(number, slice) {
+                self.slice_ended(core, number, Outcome::NotApplied, false);
+            }
         }
         Ok(())
     }
@@ -136,7 +143,7 @@ impl Client {
         }
     }
 
-    fn slice_ended(&mut self, core: &mut Core, number: u64, outcome: Outcome, fence_needed: bool) {
+    pub(crate) fn slice_ended(&mut self, core: &mut Core, number: u64, outcome: Outcome, fence_needed: bool) {
         let Some(moving) = self.transfers.get_mut(&number) else { return };
         moving.outcome = match (moving.outcome, outcome) {
             (Outcome::Unknown, _) | (_, Outcome::Unknown) => Outcome::Unknown,

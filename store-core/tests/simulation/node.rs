@@ -1,14 +1,14 @@
 //! A simulated node: memory, an export, a word to the master now and then, and what it does for it (see `mover`).
 
 use store_core::message::{
-    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, Heartbeat, Mount, MountSegment,
-    NodeProof, NodeStatus, Operation,
+    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, Heartbeat, Mount, MountAnswer,
+    MountSegment, NodeProof, NodeStatus, Operation,
 };
-use store_core::{ErrorCode, Frame, Kind, SegmentNo};
+use store_core::{Frame, Kind, SegmentNo};
 use te_core::sim::SimTransport;
 use te_core::{Access, Instant, Memory as _, RegionId, Transport as _};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Wall};
 use crate::common::{Core, Event, Party};
 use crate::memory::Memory;
 use crate::mover::{Hands, Mounted, Mover};
@@ -17,6 +17,9 @@ use crate::shadow::Violation;
 
 /// The id of requests about expulsions: no answer to them is waited for.
 const EXPULSIONS: u64 = u64::MAX;
+/// Mounts in a row that the master answers with a no. The clock of this node, or of the one that was called so before, may be
+/// behind by hours; it comes back at once, or when its former life has been silent for long enough.
+const REFUSED_MAX: u32 = 12;
 
 pub(crate) struct Node {
     index: usize,
@@ -25,9 +28,18 @@ pub(crate) struct Node {
     memory: Option<Memory>,
     segment_bytes: u64,
     pub(crate) life: u64,
-    /// Counts exports over all lives; `None` when there is none at the moment.
+    /// The incarnation of the export; `None` when there is none at the moment.
     exported: Option<u64>,
-    exports: u64,
+    /// The latest one of this life, and the least that the master will take.
+    incarnation: u64,
+    incarnation_min: u64,
+    /// Counts exports.
+    exports: u32,
+    /// What it proves with that it is itself: chosen when it started.
+    key: u64,
+    wall: Wall,
+    /// Mounts since it was mounted last that the master has answered with a no.
+    refused: u32,
     mounted: Option<SegmentNo>,
     /// The export must be dead before anything else happens.
     leaving: bool,
@@ -40,7 +52,13 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(index: usize, transport: SimTransport, segment_bytes: u64, clock: Clock) -> Self {
+    pub(crate) fn new(
+        index: usize,
+        transport: SimTransport,
+        segment_bytes: u64,
+        clocks: (Clock, Wall),
+        core: &mut Core,
+    ) -> Self {
         let mut node = Self {
             index,
             transport: None,
@@ -48,15 +66,20 @@ impl Node {
             segment_bytes,
             life: 0,
             exported: None,
+            incarnation: 0,
+            incarnation_min: 0,
             exports: 0,
+            key: 0,
+            wall: Wall::default(),
+            refused: 0,
             mounted: None,
             leaving: false,
             muted_until: Instant::ZERO,
             request_id: 0,
             epoch: 0,
-            mover: Mover::new(index, 0, clock),
+            mover: Mover::new(index, 0, clocks.0, 0),
         };
-        node.restart(transport, 0, clock);
+        node.restart(transport, 0, clocks, core);
         node
     }
 
@@ -73,11 +96,21 @@ impl Node {
     }
 
     /// A new process, with other bytes in its memory.
-    pub(crate) fn restart(&mut self, transport: SimTransport, life: u64, clock: Clock) {
+    pub(crate) fn restart(
+        &mut self,
+        transport: SimTransport,
+        life: u64,
+        (clock, wall): (Clock, Wall),
+        core: &mut Core,
+    ) {
         self.end();
+        core.report.set_back += u64::from(life > 0 && wall.is_behind(&self.wall));
+        self.key = core.below(u64::MAX) | 1;
+        core.node_keys.entry(self.index as u64 + 1).or_default().push(self.key);
+        (self.wall, self.incarnation, self.incarnation_min, self.refused) = (wall, 0, 0, 0);
         self.memory = Some(Memory::new(self.segment_bytes as usize, 0x77));
         (self.transport, self.life) = (Some(transport), life);
-        self.mover = Mover::new(self.index, life, clock);
+        self.mover = Mover::new(self.index, life, clock, self.key);
     }
 
     pub(crate) fn clock_mut(&mut self) -> &mut Clock {
@@ -113,7 +146,7 @@ impl Node {
         let node = self.index as u64 + 1;
         let mut out = Vec::new();
         if self.mounted.is_some() {
-            let beat = Heartbeat { node, incarnation, key: 0 };
+            let beat = Heartbeat { node, incarnation, key: self.key };
             Beat::encode_request(&mut out, self.request_id, &beat, core::iter::empty()).unwrap();
         } else {
             let mount = MountSegment {
@@ -125,7 +158,7 @@ impl Node {
                 len: self.segment_bytes,
                 export: Default::default(),
                 epoch: self.epoch.into(),
-                key: 0,
+                key: self.key,
                 takeover: false,
             };
             Mount::encode_request(&mut out, self.request_id, &mount, core::iter::empty()).unwrap();
@@ -134,13 +167,7 @@ impl Node {
         Ok(true)
     }
 
-    pub(crate) fn receive(
-        &mut self,
-        core: &mut Core,
-        life: u64,
-        bytes: &[u8],
-        lives: &[Option<u64>],
-    ) -> Result<(), Violation> {
+    pub(crate) fn receive(&mut self, core: &mut Core, life: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
         if life != self.life || core.now < self.muted_until {
             return Ok(());
@@ -148,7 +175,7 @@ impl Node {
         let kind = Kind::from_byte(frame.header.kind);
         match kind {
             Some(Kind::FetchExpulsions) => {
-                self.expel(core, &frame, lives);
+                self.expel(core, &frame);
                 return Ok(());
             }
             // Nobody waits for it: what was not heard is told again.
@@ -168,27 +195,14 @@ impl Node {
             return Ok(());
         }
         if kind == Some(Kind::Mount) {
-            let answer = Mount::decode_response(&frame);
-            self.mounted = answer
-                .as_ref()
-                .ok()
-                .and_then(|(answer, _)| answer.mounted().ok())
-                .map(|mounted| mounted.segment);
-            core.report.remounts += u64::from(self.mounted.is_some());
-            if answer
-                .and_then(|(answer, _)| answer.mounted())
-                .is_err_and(|error| error == ErrorCode::IllegalClient)
-            {
-                self.leave();
-            }
-            return Ok(());
+            return self.mount_answered(core, &frame);
         }
         match Beat::decode_response(&frame) {
             Ok((NodeStatus::NeedRemount, _)) => self.leave(),
             Ok((NodeStatus::Work, _)) if !self.leaving => {
                 self.fetch_expulsions(core);
                 if let (Some(segment), Some(incarnation)) = (self.mounted, self.exported) {
-                    self.mover.wake(core, Mounted { region: region(incarnation), segment, incarnation });
+                    self.mover.wake(core, Mounted { region: region(self.exports), segment, incarnation });
                 }
             }
             _ => {}
@@ -196,16 +210,44 @@ impl Node {
         Ok(())
     }
 
+    fn mount_answered(&mut self, core: &mut Core, frame: &Frame<'_>) -> Result<(), Violation> {
+        self.refused += 1;
+        match Mount::decode_response(frame).map(|(answer, _)| answer) {
+            Ok(MountAnswer::Mounted(mounted)) => {
+                self.mounted = Some(mounted.segment);
+                self.refused = 0;
+                core.report.remounts += 1;
+            }
+            // Its clock, or that of whoever had the name before, was wrong: it goes on from there.
+            Ok(MountAnswer::Stale { incarnation_min }) => {
+                core.report.stale += 1;
+                if !core.lies.contains(Lies::WALL) {
+                    self.incarnation_min = incarnation_min;
+                }
+                self.leave();
+            }
+            // A former life of its is held to live still.
+            Ok(MountAnswer::Held { .. }) => {}
+            // It is another life of the master.
+            Err(_) => self.leave(),
+        }
+        if self.refused > REFUSED_MAX {
+            let text = format!("node {} is not mounted: {:?}", self.index, Mount::decode_response(frame));
+            return core.judge(Err(Violation::Stuck(text)));
+        }
+        Ok(())
+    }
+
     fn fetch_expulsions(&mut self, core: &mut Core) {
         let Some(incarnation) = self.exported else { return };
-        let ask = FetchAsk { node: self.index as u64 + 1, incarnation, count_max: 64, key: 0 };
+        let ask = FetchAsk { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
         let mut out = Vec::new();
         FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
         core.send(Party::Node(self.index), self.life, out);
     }
 
     /// Cuts writers off, and says so.
-    fn expel(&mut self, core: &mut Core, frame: &Frame<'_>, lives: &[Option<u64>]) {
+    fn expel(&mut self, core: &mut Core, frame: &Frame<'_>) {
         let (Some(transport), Some(segment), false) = (&mut self.transport, self.mounted, self.leaving)
         else {
             return;
@@ -218,7 +260,7 @@ impl Node {
             match expelled {
                 Ok(true) => {
                     if !core.lies.contains(Lies::EXPEL) {
-                        core.cut_off(writer, segment, lives);
+                        core.cut_off(writer, segment);
                     }
                     ends.push(ExpulsionEnd { ticket, gone: true });
                 }
@@ -228,7 +270,7 @@ impl Node {
             }
         }
         if !ends.is_empty() {
-            let proof = NodeProof { node: self.index as u64 + 1, key: 0 };
+            let proof = NodeProof { node: self.index as u64 + 1, key: self.key };
             let mut out = Vec::new();
             EndExpulsions::encode_request(&mut out, EXPULSIONS, &proof, ends.into_iter()).unwrap();
             core.send(Party::Node(self.index), self.life, out);
@@ -263,14 +305,17 @@ impl Node {
         let (None, Some(transport), Some(memory)) = (self.exported, &mut self.transport, &self.memory) else {
             return;
         };
-        let incarnation = self.exports + 1;
+        // As `store-client` does it.
+        let incarnation = self.wall.shows_ns(core.now).max(self.incarnation + 1).max(self.incarnation_min);
+        self.exports += 1;
+        let id = region(self.exports);
         let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE;
         // SAFETY: `memory` outlives `transport` by the order of the fields, and is only touched through volatile views.
-        unsafe { transport.register(region(incarnation), memory.span(), access) }.unwrap();
+        unsafe { transport.register(id, memory.span(), access) }.unwrap();
         let mut blob = [0; 128];
-        let len = transport.export(region(incarnation), &mut blob).unwrap();
+        let len = transport.export(id, &mut blob).unwrap();
         core.directory.insert((segment_name(self.index), incarnation), blob[..len].to_vec());
-        (self.exported, self.exports) = (Some(incarnation), incarnation);
+        (self.exported, self.incarnation) = (Some(incarnation), incarnation);
         self.epoch = core.epoch();
     }
 
@@ -284,18 +329,17 @@ impl Node {
     fn unexport(&mut self) {
         let (true, Some(transport)) = (self.leaving, &mut self.transport) else { return };
         // Busy: somebody is in the middle of it, perhaps itself; the next tick tries again.
-        self.leaving =
-            self.exported.is_some_and(|incarnation| transport.deregister(region(incarnation)).is_err());
+        self.leaving = self.exported.is_some() && transport.deregister(region(self.exports)).is_err();
         if !self.leaving {
             self.exported = None;
         }
     }
 }
 
-const fn region(incarnation: u64) -> RegionId {
-    RegionId::new(0, incarnation as u32)
+const fn region(export: u32) -> RegionId {
+    RegionId::new(0, export)
 }
 
-fn segment_name(index: usize) -> String {
+pub(crate) fn segment_name(index: usize) -> String {
     format!("segment-{}", index + 1)
 }

@@ -11,11 +11,14 @@ use store_core::{
 use te_core::sim::{LinkConfig, Rng};
 
 pub(crate) const NODES: usize = 3;
-pub(crate) const CLIENTS: usize = 5;
+/// The last of them is [`CHILD`].
+pub(crate) const CLIENTS: usize = 6;
+/// Who is there only for a while: what one of the others has forked.
+pub(crate) const CHILD: usize = CLIENTS - 1;
 /// They have the same keys. The first has a quota, the second a guarantee, the third takes what it can get.
 pub(crate) const TENANTS: [&str; 3] = ["a", "b", "c"];
-/// Whose each client is.
-const TENANT_OF: [usize; CLIENTS] = [0, 0, 1, 1, 2];
+/// Whose each client is. Those of the first tenant fork.
+const TENANT_OF: [usize; CLIENTS] = [0, 0, 1, 1, 2, 0];
 /// The latest that a write may land after its writer lost sight of it, and a little more.
 pub(crate) const LATE_MAX: Duration = Duration::from_secs(61);
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(800);
@@ -25,7 +28,7 @@ const SMALL_BYTES_MAX: u64 = 3_000;
 
 /// What a shell does wrong, on purpose: the simulation must notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lies(u16);
+pub(crate) struct Lies(u32);
 
 impl Lies {
     pub(crate) const NONE: Self = Self(0);
@@ -52,7 +55,21 @@ impl Lies {
     /// A node reads again into a place whose end it has told, because the answer got lost.
     pub(crate) const AGAIN: Self = Self(1024);
     /// A node says that it has cut a writer off, and has not.
-    pub(crate) const EXPEL: Self = Self(2048);
+    pub(crate) const EXPEL: Self = Self(1 << 11);
+    /// Whoever drives the master says in the nodes' name that writers are cut off: they have had time enough.
+    pub(crate) const TIME: Self = Self(1 << 12);
+    /// What was forked goes on with its parent's connection and engine.
+    pub(crate) const TWIN: Self = Self(1 << 13);
+    /// Strangers know the handles of puts.
+    pub(crate) const HANDLE: Self = Self(1 << 14);
+    /// Strangers know the keys of nodes.
+    pub(crate) const KEY: Self = Self(1 << 15);
+    /// A node goes by its wall clock alone, whatever the master says of incarnations.
+    pub(crate) const WALL: Self = Self(1 << 16);
+    /// Somebody makes room for what cannot be.
+    pub(crate) const WISH: Self = Self(1 << 17);
+    /// The master's clock counts the time in which it stood still.
+    pub(crate) const PAUSE: Self = Self(1 << 18);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -91,6 +108,14 @@ pub(crate) struct Scenario {
     pub(crate) flips: bool,
     /// The seed chooses quotas, replication, limits, and whether objects are long.
     pub(crate) variety: bool,
+    /// Strangers guess handles, take names and wish for what cannot be, as often as there is trouble.
+    pub(crate) strangers: bool,
+    /// Everything stands still from time to time, and goes on in any order: how far apart at most.
+    pub(crate) standstills: Option<Duration>,
+    /// Writes in the middle of which a writer is stopped, per million.
+    pub(crate) stops_ppm: u32,
+    /// In the middle of it nobody begins anything for so long, and writers that were stopped before go on after it.
+    pub(crate) night: Option<Duration>,
 }
 
 impl Scenario {
@@ -134,6 +159,10 @@ impl Scenario {
             tasks: true,
             flips: true,
             variety: true,
+            strangers: true,
+            standstills: None,
+            stops_ppm: 8_000,
+            night: None,
         }
     }
 
@@ -150,8 +179,27 @@ impl Scenario {
             clocks: false,
             flips: false,
             variety: false,
+            strangers: false,
             ..stormy
         }
+    }
+
+    /// Nothing goes wrong, but that everything stands still from time to time, longer than any node may be silent.
+    pub(crate) fn standing_still() -> Self {
+        let calm = Self::calm();
+        Self {
+            // Who goes on last is heard of in time.
+            master: MasterConfig { node_ttl_ms: 5_000, ..calm.master },
+            standstills: Some(Duration::from_secs(1)),
+            busy: Duration::from_secs(60),
+            clocks: true,
+            ..calm
+        }
+    }
+
+    /// Writers are stopped, and go on when every time-out is over.
+    pub(crate) fn nightly(night: Duration) -> Self {
+        Self { night: Some(night), stops_ppm: 40_000, busy: Duration::from_secs(30), ..Self::stormy() }
     }
 
     /// Every object is as the one that wrote it left it, and short.
@@ -163,6 +211,7 @@ impl Scenario {
     pub(crate) fn vary(&mut self, seed: u64) {
         let config = &mut self.master;
         config.hash_seed = seed;
+        config.handle_key = [seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), !seed];
         config.eviction = EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()];
         config.allocator = AllocatorKind::ALL[seed as usize / 4 % 2];
         config.allocation_strategy = AllocationStrategy::ALL[seed as usize / 8 % 2];
@@ -173,6 +222,9 @@ impl Scenario {
         let one_in = |rng: &mut Rng, n: u64| rng.below(n) == 0;
         if one_in(&mut rng, 4) {
             self.long_objects();
+        }
+        if one_in(&mut rng, 8) && self.night.is_none() {
+            self.night = Some(Duration::from_secs(80 + rng.below(60)));
         }
         let config = &mut self.master;
         config.tasks.bad_reports_min = 1 + rng.below(2) as u32;
@@ -256,8 +308,24 @@ pub(crate) struct Report {
     pub(crate) landed_late: u64,
     pub(crate) fences: u64,
     pub(crate) crashes: u64,
-    /// Writers that nodes cut off.
+    /// Writers that nodes cut off, and how often one that goes on is told that it was.
     pub(crate) expelled: u64,
+    pub(crate) turned_away: u64,
+    /// Processes that were forked; writers that were stopped in the middle of a write, and of these through a night.
+    pub(crate) forks: u64,
+    pub(crate) paused: u64,
+    pub(crate) slept: u64,
+    /// Times that everything stood still, the master included.
+    pub(crate) standstills: u64,
+    /// Handles that were guessed, of puts that were not finished; names that were tried whose holders live, and others;
+    /// wishes that nobody can fulfil, while there was something to evict for them.
+    pub(crate) guesses: u64,
+    pub(crate) thefts: u64,
+    pub(crate) successions: u64,
+    pub(crate) wishes: u64,
+    /// Clocks that were set back over a restart, and mounts that were refused because of them.
+    pub(crate) set_back: u64,
+    pub(crate) stale: u64,
     pub(crate) master_restarts: u64,
     pub(crate) remounts: u64,
     /// Processes stopped for a while, partitions in one direction, and clocks that jumped.
@@ -299,6 +367,8 @@ impl Report {
         add!(remounts, stops, partitions, jumps, recorded, losses, retained);
         add!(orders, copies, moves, given_up, told_again, died_copying, drains, drained, left);
         add!(audits, refused, foreign, expelled, stats.leases_returned_total);
+        add!(turned_away, forks, paused, slept, standstills, guesses, thefts, successions, wishes);
+        add!(set_back, stale);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
         add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);

@@ -44,6 +44,14 @@ pub(crate) enum Violation {
     Foreign(String),
     /// What the master counts is not what is there.
     Books(String),
+    /// Somebody ended, or changed, what somebody else began.
+    Forged(String),
+    /// Somebody spoke for a node that lives, or took its name.
+    Stolen(String),
+    /// Something was evicted for a put that was refused.
+    EvictedForNothing(String),
+    /// A node was given up that nobody had listened to for as long as it may be silent.
+    GivenUpEarly(String),
     /// An operation never ended.
     Stuck(String),
 }
@@ -63,6 +71,8 @@ pub(crate) type Range = (SegmentNo, u64, u64);
 #[derive(Clone, Copy, Debug)]
 struct Write {
     range: Range,
+    /// The engine that moves the bytes; 0: the node's whose memory it is.
+    engine: u64,
     /// `None` while it is under way.
     until: Option<Instant>,
 }
@@ -73,6 +83,16 @@ pub(crate) struct Put {
     pub(crate) len: u64,
 }
 
+/// A put that its writer has not ended as far as the master was told: it may write there, even if it has not begun to, or is
+/// stopped, or dead, until the nodes say that its engine is cut off.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) key: Vec<u8>,
+    pub(crate) handle: u64,
+    pub(crate) engine: u64,
+    pub(crate) ranges: Vec<Range>,
+}
+
 /// Who writes: a client, or, after all of them, a node that copies.
 pub(crate) type Writer = usize;
 
@@ -81,6 +101,8 @@ pub(crate) type Reader = (usize, u64, u64);
 
 #[derive(Default)]
 pub(crate) struct Shadow {
+    /// Says what it notes.
+    pub(crate) talks: bool,
     /// Which put each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
     /// Ranges that may be read, until when, and by whom under which number of his.
@@ -88,12 +110,29 @@ pub(crate) struct Shadow {
     /// By writer and the transfer's number, which no other life of it has.
     writes: HashMap<(Writer, u64), Write>,
     pub(crate) puts: HashMap<u64, Put>,
+    /// By generation.
+    pub(crate) claims: BTreeMap<u64, Claim>,
+    /// Engines that a segment's node has cut off.
+    cut: HashSet<(u64, SegmentNo)>,
     /// Replicas with a byte that flipped, by their put.
     flipped: HashSet<(u64, SegmentNo)>,
 }
 
 impl Shadow {
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+        if self.talks {
+            println!("{}", what());
+        }
+    }
+
+    /// A put's writer has told the master that it has ended.
+    pub(crate) fn ended(&mut self, generation: u64) {
+        self.say(|| format!("{generation:#x} has ended"));
+        self.claims.remove(&generation);
+    }
+
     pub(crate) fn allocated(&mut self, now: Instant, generation: u64, range: Range) -> Result<(), Violation> {
+        self.say(|| format!("{now:?} {range:?} to {generation:#x}"));
         if self.owners.get(&(range.0, range.1)) == Some(&(range.2, generation)) {
             // A start that came twice is given the same space twice.
             return Ok(());
@@ -109,6 +148,13 @@ impl Shadow {
         if let Some(write) = writer {
             return Err(Violation::GivenWhileWritten(format!(
                 "{range:?} to {generation:#x} at {now:?}: {write:?}"
+            )));
+        }
+        let claimed = |claim: &Claim| claim.ranges.iter().any(|claimed| overlap(*claimed, range));
+        let claim = self.claims.iter().find(|(other, claim)| **other != generation && claimed(claim));
+        if let Some(claim) = claim {
+            return Err(Violation::GivenWhileWritten(format!(
+                "{range:?} to {generation:#x} at {now:?}: {claim:?}"
             )));
         }
         self.own(generation, range);
@@ -156,14 +202,20 @@ impl Shadow {
         &mut self,
         now: Instant,
         id: (Writer, u64),
+        engine: u64,
         generation: u64,
         range: Range,
     ) -> Result<(), Violation> {
+        self.say(|| format!("{now:?} {id:?} of engine {engine:#x} begins {range:?} of {generation:#x}"));
+        if self.cut.contains(&(engine, range.0)) {
+            // It may try.
+            return Ok(());
+        }
         let runs = |write: &Write| write.until.is_none_or(|until| until > now);
         let other = self.writes.iter().find(|(_, write)| runs(write) && overlap(write.range, range));
         let other =
             other.map(|(other, write)| format!("{id:?} in {range:?} at {now:?}: {other:?} {write:?}"));
-        self.writes.insert(id, Write { range, until: None });
+        self.writes.insert(id, Write { range, engine, until: None });
         if let Some(other) = other {
             return Err(Violation::TwoWriters(other));
         }
@@ -175,6 +227,7 @@ impl Shadow {
 
     /// A write ended; when not known how, it may land until `until`.
     pub(crate) fn write_ends(&mut self, id: (Writer, u64), loose_until: Option<Instant>) {
+        self.say(|| format!("{id:?} ends, loose until {loose_until:?}"));
         match loose_until {
             None => drop(self.writes.remove(&id)),
             Some(until) => {
@@ -187,19 +240,24 @@ impl Shadow {
 
     /// A client's ended writes to a segment can land no more.
     pub(crate) fn fenced(&mut self, client: usize, segment: SegmentNo) {
+        self.say(|| format!("client {client} is fenced on {segment}"));
         self.writes
             .retain(|(who, _), write| *who != client || write.range.0 != segment || write.until.is_none());
     }
 
-    /// Nothing of a client can land in a segment any more; of a former life of it, nothing that had ended for it.
-    pub(crate) fn cut_off(&mut self, client: usize, segment: SegmentNo, lives: bool) {
-        self.writes.retain(|(who, _), write| {
-            *who != client || write.range.0 != segment || (!lives && write.until.is_none())
-        });
+    /// Nothing of an engine can land in a segment any more.
+    pub(crate) fn cut_off(&mut self, engine: u64, segment: SegmentNo) {
+        self.say(|| format!("engine {engine:#x} is cut off from {segment}"));
+        self.cut.insert((engine, segment));
+        self.writes.retain(|_, write| (write.engine, write.range.0) != (engine, segment));
+        for claim in self.claims.values_mut().filter(|claim| claim.engine == engine) {
+            claim.ranges.retain(|range| range.0 != segment);
+        }
     }
 
     /// A client died; what it has under way may land until `until`.
     pub(crate) fn writer_died(&mut self, client: usize, until: Instant) {
+        self.say(|| format!("client {client} died, loose until {until:?}"));
         let own = self.writes.iter_mut().filter(|((who, _), _)| *who == client);
         own.for_each(|(_, write)| write.until = write.until.or(Some(until)));
     }

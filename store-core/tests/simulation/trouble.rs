@@ -7,11 +7,11 @@ use store_core::message::{Evict, SegmentOrder, SegmentState, UnmountSegment};
 use te_core::sim::{LinkConfig, Rng};
 
 use crate::common::{Event, Partition, Party};
-use crate::scenario::{CLIENTS, LATE_MAX, NODES};
+use crate::scenario::{CHILD, CLIENTS, LATE_MAX, NODES};
 use crate::shadow::Violation;
 use crate::world::World;
 
-fn ms(rng: &mut Rng, min: u64, max: u64) -> Duration {
+pub(crate) fn ms(rng: &mut Rng, min: u64, max: u64) -> Duration {
     Duration::from_millis(min + rng.below(max - min))
 }
 
@@ -26,7 +26,7 @@ impl World {
         let rng = &mut self.rng;
         let party = if rng.below(2) == 0 { Party::Client(client) } else { Party::Node(node) };
         let (node_id, client_id) = (self.fabric_ids[node], self.fabric_ids[NODES + client]);
-        match rng.below(48) {
+        match rng.below(56) {
             24 => self.core.restart_master(ms(rng, 0, 1_500)),
             // In one direction nothing gets through between somebody and the master.
             25..28 => {
@@ -51,26 +51,13 @@ impl World {
             30..33 => {
                 self.core.report.stops += 1;
                 let back = now + ms(rng, 10, 6_000);
-                match party {
-                    Party::Node(_) => {
-                        self.nodes[node].muted_until = back;
-                        self.core.net.stall(node_id, true);
-                        self.core.at(back, Event::Unstall(node_id));
-                    }
-                    Party::Client(_) => {
-                        if let Some(client) = self.clients[client].as_mut().filter(|client| !client.stopped) {
-                            client.stopped = true;
-                            let (client, life) = (client.index, client.life);
-                            self.core.at(back, Event::Resume { client, life, stopped_at: now });
-                        }
-                    }
-                }
+                self.stop(party, back);
             }
             // The master's clock jumps, seldom and no further than the guard covers, those of others as they like.
             33..36 if self.core.scenario.clocks => {
                 self.core.report.jumps += 1;
                 if rng.below(2) == 0 && now >= self.jump_after {
-                    self.core.clock.jump(now, ms(rng, 0, self.core.scenario.jump_ms));
+                    self.core.jump(ms(rng, 0, self.core.scenario.jump_ms));
                     self.jump_after = now + Duration::from_secs(1);
                 } else if let (Some(client), Party::Client(_)) = (&mut self.clients[client], party) {
                     client.clock.jump(now, ms(rng, 1, 10_000));
@@ -81,17 +68,11 @@ impl World {
             36..41 if self.core.scenario.tasks => self.close_segment()?,
             41..48 if self.core.scenario.flips => self.flip(),
             0..4 if self.clients[client].is_some() => {
-                self.core.report.crashes += 1;
-                if let Some(client) = &mut self.clients[client] {
-                    client.die(&mut self.core);
-                    let (party, life) = (Party::Client(client.index), client.life);
-                    self.core.at(now + ms(rng, 0, 4_000), Event::HangUp(party, life));
+                self.crash_client(client);
+                if client != CHILD {
+                    let back = now + ms(&mut self.rng, 50, 2_000);
+                    self.core.at(back, Event::RestartClient(client));
                 }
-                self.core.net.kill(client_id);
-                self.core.shadow.writer_died(client, now + LATE_MAX);
-                self.clients[client] = None;
-                let back = now + ms(rng, 50, 2_000);
-                self.core.at(back, Event::RestartClient(client));
             }
             4..8 => self.crash_node(node),
             8..12 => {
@@ -104,11 +85,30 @@ impl World {
                 let back = now + ms(rng, 1, 500);
                 self.core.at(back, Event::Unstall(node_id));
             }
+            48..50 => self.core.at(now, Event::StandStill),
+            // The next put of somebody is forked in the middle.
+            50..54 => self.forks_next = Some(rng.index(2)),
             _ => self.core.net.cut(node_id, client_id),
         }
-        let next = now + ms(&mut self.rng, 50, 2_500);
+        let next = now + ms(&mut self.rng, 50, 2_200);
         self.core.at(next, Event::Trouble);
         Ok(())
+    }
+
+    /// A client's process dies. The master notices later.
+    pub(crate) fn crash_client(&mut self, index: usize) {
+        let Some(mut client) = self.clients[index].take() else { return };
+        let now = self.core.now;
+        self.core.report.crashes += 1;
+        client.die(&mut self.core);
+        // What lies spoke for another, who lives.
+        if client.speaks_as == (index, client.life) {
+            let (party, life) = (Party::Client(index), client.life);
+            self.core.at(now + ms(&mut self.rng, 0, 4_000), Event::HangUp(party, life));
+        }
+        self.core.net.kill(self.fabric_ids[NODES + index]);
+        self.core.shadow.writer_died(index, now + LATE_MAX);
+        self.held[index].clear();
     }
 
     /// A node's process dies, and comes back later with nothing.
@@ -117,7 +117,10 @@ impl World {
             self.core.report.crashes += 1;
             self.core.net.kill(self.fabric_ids[node]);
             self.nodes[node].die(&mut self.core);
-            self.core.hang_up(Party::Node(node), self.nodes[node].life);
+            // The master notices at once, or later.
+            let noticed = self.rng.below(2) * self.rng.below(3_000);
+            let noticed = self.core.now + Duration::from_millis(noticed);
+            self.core.at(noticed, Event::HangUp(Party::Node(node), self.nodes[node].life));
             let back = self.core.now + ms(&mut self.rng, 50, 5_000);
             self.core.at(back, Event::RestartNode(node));
         }
@@ -144,7 +147,7 @@ impl World {
     /// A segment is to take nothing new, and perhaps to give what it has.
     fn close_segment(&mut self) -> Result<(), Violation> {
         let Some(segment) = self.core.random_segment(&mut self.rng) else { return Ok(()) };
-        if !self.core.closed.is_empty() || self.core.now < self.core.down_until {
+        if !self.core.closed.is_empty() || self.core.away_until().is_some() {
             return Ok(());
         }
         if self.rng.below(4) == 0 {
@@ -209,9 +212,14 @@ impl World {
     /// A segment that is drained goes, and nothing with it.
     fn unmount(&mut self, segment: SegmentNo) -> Result<(), Violation> {
         let Some(info) = self.core.master.segment(segment) else { return Ok(()) };
-        let unmount = UnmountSegment { node: info.node, incarnation: info.incarnation, segment, key: 0 };
+        let (node, incarnation) = (info.node, info.incarnation);
+        // That of its latest life, or of a former one which the master takes for alive.
+        let keys = self.core.node_keys[&node].clone();
         let before = self.core.master.stats();
-        self.core.by_the_master(|master, now| assert_eq!(master.unmount(now, &unmount), Ok(())))?;
+        self.core.by_the_master(|master, now| {
+            let unmounts = |key| master.unmount(now, &UnmountSegment { node, incarnation, segment, key });
+            assert!(keys.into_iter().map(unmounts).any(|result| result == Ok(())));
+        })?;
         let after = self.core.master.stats();
         self.core.closed.remove(&segment);
         self.core.report.left += 1;

@@ -6,21 +6,28 @@ use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimConfig, SimNet};
 
 use crate::client::Client;
+use crate::clock::Wall;
 use crate::common::{Core, Event, Party};
 use crate::memory::{content, sums};
 use crate::node::Node;
-use crate::scenario::{CLIENTS, LATE_MAX, NODES, OPERATION_MAX, Report, Scenario};
+use crate::scenario::{CHILD, CLIENTS, LATE_MAX, NODES, OPERATION_MAX, Report, Scenario};
 use crate::shadow::Violation;
 
 const NODE_TICK: Duration = Duration::from_millis(500);
+/// The same when no word is lost.
+const QUIET_TICK: Duration = Duration::from_millis(900);
 
 pub(crate) struct World {
     pub(crate) core: Core,
     pub(crate) clients: Vec<Option<Client>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) fabric_ids: Vec<NodeId>,
-    lives: u64,
+    pub(crate) lives: u64,
     pub(crate) rng: Rng,
+    /// What clients get to see when they go on, by client.
+    pub(crate) held: Vec<Vec<Event>>,
+    /// Whose next put is forked in the middle.
+    pub(crate) forks_next: Option<usize>,
     pub(crate) busy_until: Instant,
     /// The master's clock does not jump again before this.
     pub(crate) jump_after: Instant,
@@ -31,23 +38,38 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, mut scenario: Scenario) -> Self {
         scenario.vary(seed);
+        // It falls into the middle, and everything after it is so much later.
+        let night = scenario.night.map(|night| {
+            let begin = Instant::ZERO + scenario.busy / 2;
+            scenario.busy += night;
+            (begin, begin + night)
+        });
         let mut rng = Rng::new(seed);
         let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
         let mut core = Core::new(scenario, net.clone(), rng.fork());
-        core.clock = core.random_clock(&mut rng);
+        let wall = if core.scenario.clocks { Wall::random(&mut rng, true) } else { Wall::default() };
+        let clock = core.random_clock(&mut rng);
+        core.set_clock(clock, wall);
+        core.night = night;
         let mut fabric_ids = Vec::new();
         let mut nodes = Vec::new();
         for index in 0..NODES {
             let transport = net.node();
             fabric_ids.push(transport.node());
-            let clock = core.random_clock(&mut rng);
-            nodes.push(Node::new(index, transport, core.scenario.segment_bytes, clock));
+            let clocks = (core.random_clock(&mut rng), core.random_wall(&mut rng));
+            let segment_bytes = core.scenario.segment_bytes;
+            nodes.push(Node::new(index, transport, segment_bytes, clocks, &mut core));
             core.at(Instant::ZERO, Event::Tick { node: index, life: 0 });
         }
         let mut clients = Vec::new();
         for index in 0..CLIENTS {
             let transport = net.node();
             fabric_ids.push(transport.node());
+            if index == CHILD {
+                // It is there when it is forked.
+                clients.push(None);
+                continue;
+            }
             let clock = core.random_clock(&mut rng);
             clients.push(Some(Client::new(index, transport, 0, clock, core.scenario.slot_bytes())));
             core.at(Instant::from_millis(10), Event::Wake { client: index, life: 0 });
@@ -55,12 +77,29 @@ impl World {
         if core.scenario.faults {
             core.at(Instant::from_millis(1_000), Event::Trouble);
         }
+        if core.scenario.strangers {
+            core.at(Instant::from_millis(1_500), Event::Strangers);
+        }
+        if core.scenario.standstills.is_some() {
+            core.at(Instant::from_millis(2_000), Event::StandStill);
+        }
         let busy_until = Instant::ZERO + core.scenario.busy;
         if core.scenario.tasks {
             core.at(busy_until + OPERATION_MAX + Duration::from_secs(1), Event::LastDrain);
         }
-        let (lives, jump_after, last_drain) = (0, Instant::ZERO, None);
-        Self { core, clients, nodes, fabric_ids, lives, rng, busy_until, jump_after, last_drain }
+        Self {
+            core,
+            clients,
+            nodes,
+            fabric_ids,
+            lives: 0,
+            rng,
+            held: (0..CLIENTS).map(|_| Vec::new()).collect(),
+            forks_next: None,
+            busy_until,
+            jump_after: Instant::ZERO,
+            last_drain: None,
+        }
     }
 
     /// Runs to the end, and to the silence after it.
@@ -97,7 +136,9 @@ impl World {
     fn next_time(&self) -> Option<Instant> {
         let events = self.core.events.keys().next().map(|(at, _)| *at);
         let clients = self.clients.iter().flatten().filter_map(|client| client.poll_timeout(self.core.lies));
-        let master = self.core.master.poll_timeout().map(|shown| self.core.clock.when(shown));
+        let serving = self.core.standing.is_none();
+        let master = self.core.master.poll_timeout().filter(|_| serving);
+        let master = master.map(|shown| self.core.clock.when(shown));
         [events, self.core.net.next_event(), master].into_iter().flatten().chain(clients).min()
     }
 
@@ -108,7 +149,8 @@ impl World {
             let event = entry.remove();
             self.handle(event)?;
         }
-        if self.core.master.poll_timeout().is_some_and(|due| due <= self.core.shown()) {
+        let due = self.core.master.poll_timeout().is_some_and(|due| due <= self.core.shown());
+        if due && self.core.standing.is_none() {
             self.core.master_timeout()?;
         }
         for node in &mut self.nodes {
@@ -130,21 +172,42 @@ impl World {
         Ok(())
     }
 
-    /// Whether an event has to wait because its client is stopped; it is kept.
-    fn is_kept_back(&mut self, event: &Event) -> bool {
-        let (client, life) = match event {
+    /// Gives an event back that can happen now; others are kept until whoever it is for goes on.
+    fn unless_it_waits(&mut self, event: Event) -> Option<Event> {
+        match &event {
+            Event::ToMaster { .. }
+            | Event::HangUp(..)
+            | Event::Look(_)
+            | Event::Trouble
+            | Event::Strangers => {
+                if let Some((_, until)) = self.core.standing {
+                    self.core.at(until, event);
+                    return None;
+                }
+            }
+            _ => {}
+        }
+        if let (Event::Wake { .. } | Event::Trouble | Event::Strangers, Some(morning)) =
+            (&event, self.core.morning())
+        {
+            let soon = Duration::from_micros(self.rng.below(80_000));
+            self.core.at(morning + soon, event);
+            return None;
+        }
+        let (client, life) = match &event {
             Event::ToParty { to: Party::Client(client), life, .. } => (*client, *life),
             Event::CallTimeout { client, life, .. } | Event::Wake { client, life } => (*client, *life),
-            _ => return false,
+            _ => return Some(event),
         };
-        self.clients[client].as_ref().is_some_and(|client| client.life == life && client.stopped)
+        if self.clients[client].as_ref().is_some_and(|client| client.life == life && client.stopped) {
+            self.held[client].push(event);
+            return None;
+        }
+        Some(event)
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
-        if self.is_kept_back(&event) {
-            self.core.at(self.core.now + Duration::from_millis(10), event);
-            return Ok(());
-        }
+        let Some(event) = self.unless_it_waits(event) else { return Ok(()) };
         match event {
             Event::ToMaster { from, life, epoch, bytes } => {
                 if epoch == self.core.epoch() && self.core.now >= self.core.down_until {
@@ -153,7 +216,9 @@ impl World {
                 }
             }
             Event::ToParty { to: Party::Client(index), life, bytes } => {
-                let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
+                let index = self.who_reads((index, life));
+                let speaks = |client: &&mut Client| client.speaks_as.1 == life && !client.stopped;
+                let Some(client) = self.clients[index].as_mut().filter(speaks) else {
                     return Ok(());
                 };
                 if client.receive(&mut self.core, &bytes) {
@@ -162,9 +227,7 @@ impl World {
                 self.drive(index)?;
             }
             Event::ToParty { to: Party::Node(index), life, bytes } => {
-                let lives: Vec<Option<u64>> =
-                    self.clients.iter().map(|client| client.as_ref().map(|client| client.life)).collect();
-                self.nodes[index].receive(&mut self.core, life, &bytes, &lives)?;
+                self.nodes[index].receive(&mut self.core, life, &bytes)?;
             }
             Event::CallTimeout { client: index, life, request_id } => {
                 let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
@@ -188,7 +251,8 @@ impl World {
             }
             Event::Tick { node, life } => {
                 if self.nodes[node].tick(&mut self.core, life)? {
-                    self.core.at(self.core.now + NODE_TICK, Event::Tick { node, life });
+                    let tick = if self.core.is_quiet() { QUIET_TICK } else { NODE_TICK };
+                    self.core.at(self.core.now + tick, Event::Tick { node, life });
                 }
             }
             Event::Trouble => self.trouble()?,
@@ -203,8 +267,8 @@ impl World {
             Event::RestartNode(index) => {
                 self.lives += 1;
                 let transport = self.core.net.restart(self.fabric_ids[index]);
-                let clock = self.core.random_clock(&mut self.rng);
-                self.nodes[index].restart(transport, self.lives, clock);
+                let clocks = (self.core.random_clock(&mut self.rng), self.core.random_wall(&mut self.rng));
+                self.nodes[index].restart(transport, self.lives, clocks, &mut self.core);
                 self.core.at(self.core.now, Event::Tick { node: index, life: self.lives });
             }
             Event::HangUp(party, life) => self.core.hang_up(party, life),
@@ -212,7 +276,21 @@ impl World {
             Event::Resume { client: index, life, stopped_at } => {
                 if let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) {
                     client.resume(stopped_at);
+                    client.write_on(&mut self.core);
                     self.drive(index)?;
+                    for event in std::mem::take(&mut self.held[index]) {
+                        self.core.at(self.core.now, event);
+                    }
+                }
+            }
+            Event::Strangers => self.strangers()?,
+            Event::StandStill => self.stand_still(),
+            Event::Stop(party, until) => self.stop(party, until),
+            Event::StopMaster(until) => self.core.stop_master(until),
+            Event::MasterGoesOn => self.core.master_goes_on(),
+            Event::EndChild(life) => {
+                if self.clients[CHILD].as_ref().is_some_and(|child| child.life == life) {
+                    self.crash_client(CHILD);
                 }
             }
             Event::Heal(from, to) => self.core.net.set_link(from, to, self.core.scenario.link),
@@ -251,7 +329,11 @@ impl World {
 
     fn drive(&mut self, index: usize) -> Result<(), Violation> {
         let Some(client) = &mut self.clients[index] else { return Ok(()) };
-        if client.drive(&mut self.core)? {
+        let ended = client.drive(&mut self.core)?;
+        if self.forks_next == Some(index) && client.is_putting() {
+            self.fork(index);
+        }
+        if ended {
             self.think(index);
         }
         Ok(())

@@ -167,6 +167,26 @@ fn after_a_fence_no_write_lands_late() {
 }
 
 #[test]
+fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, LATE);
+        world.source.fill(0xAA);
+        let _token = world.submit(Op::Write, 10);
+        assert_eq!(world.one().outcome, Outcome::Unknown);
+        let peer = world.here.identity();
+        assert_eq!(world.there.expel(peer, true), Ok(true));
+        // Its host goes on with another engine, which the target hears.
+        world.here.set_identity(peer.wrapping_add(1));
+        world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);
+        world.net.set_link(world.there.node(), world.here.node(), LinkConfig::CALM);
+        world.here.fence(Token(99), SEGMENT).expect("accepted");
+        assert_eq!(world.one(), Completion::applied(Token(99)));
+        while world.net.advance_to_next() {}
+        assert_eq!(world.sink.at(0), 0, "seed {seed}");
+    }
+}
+
+#[test]
 fn a_fence_that_the_target_never_hears_does_not_end_well() {
     let mut world = World::new(1, LATE);
     world.here.fence(Token(9), SEGMENT).expect("accepted");

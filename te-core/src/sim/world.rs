@@ -760,7 +760,11 @@ impl World {
         };
         while let Some((key, next)) = self.packets.next_where(from, older) {
             from = next;
-            if self.rng.chance_ppm(500_000) {
+            let identity = self.packets.find(key).map(|packet| packet.identity);
+            if identity.is_some_and(|identity| self.nodes[target as usize].expelled.contains(&identity)) {
+                // It was cut off since, and may be somebody else by now who fences.
+                self.counters.refused += 1;
+            } else if self.rng.chance_ppm(500_000) {
                 let _refused_or_not = self.land(key);
             } else {
                 self.counters.fenced_off += 1;
