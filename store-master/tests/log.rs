@@ -120,7 +120,7 @@ fn who_comes_goes_and_is_refused_is_told_at_the_default_level() {
     log.wait_for(&["WARN", "wrong secret", "127.0.0.1", "Admin"]);
     let mut stranger = connect(master.rpc_addr());
     let mut out = Vec::new();
-    let segment = MountSegment { endpoint: "10.0.0.9:7000", ..segment(9, "evil", 1 << 20) };
+    let segment = MountSegment { endpoint: "10.0.0.9:7000", ..common::segment(9, "evil", 1 << 20) };
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     stranger.write_all(&out).unwrap();
     log.wait_for(&["WARN", "mount refused", "evil", "10.0.0.9:7000", "127.0.0.1"]);
