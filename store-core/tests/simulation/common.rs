@@ -157,7 +157,7 @@ impl Core {
             now: Instant::ZERO,
             net,
             master: Master::new(scenario.master.clone()).unwrap(),
-            shadow: Shadow { talks: std::env::var_os("SNOWSKIN_TALK").is_some(), ..Shadow::default() },
+            shadow: Shadow::new(std::env::var_os("SNOWSKIN_TALK").is_some()),
             report: Report::default(),
             past: Report::default(),
             lies: scenario.lies,

@@ -178,7 +178,7 @@ impl Core {
             }
             Some(Kind::PutEnd) => {
                 let (_, asked) = PutEnd::decode_request(body).unwrap();
-                for commit in asked.clone() {
+                for commit in asked {
                     self.shadow.ended(commit.generation);
                 }
                 let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };

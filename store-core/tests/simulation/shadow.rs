@@ -102,7 +102,7 @@ pub(crate) type Reader = (usize, u64, u64);
 #[derive(Default)]
 pub(crate) struct Shadow {
     /// Says what it notes.
-    pub(crate) talks: bool,
+    talks: bool,
     /// Which put each range was given to last.
     owners: BTreeMap<(SegmentNo, u64), (u64, u64)>,
     /// Ranges that may be read, until when, and by whom under which number of his.
@@ -119,7 +119,11 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn new(talks: bool) -> Self {
+        Self { talks, ..Self::default() }
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
         if self.talks {
             println!("{}", what());
         }

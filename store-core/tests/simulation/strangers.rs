@@ -82,7 +82,7 @@ impl World {
         // What is not there any more is no better.
         let former = rng.below(8) == 0;
         let generation = if former { generation.saturating_sub(1 + rng.below(3)) } else { *generation };
-        let others = claims.values().map(|other| other.handle).filter(|other| *other != known).next_back();
+        let others = claims.values().map(|other| other.handle).rfind(|other| *other != known);
         let handle = match rng.below(4) {
             _ if self.core.lies.contains(Lies::HANDLE) => known,
             0 => generation,
