@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(table.render_in(35), table.render());
         assert_eq!(
             table.render_in(30),
-            "no  name                 bytes\n 1  a-name-of…haracters-      5\n 2  short                    6\n"
+            "no  name                 bytes\n 1  a-name-of…aracters-      5\n 2  short                    6\n"
         );
         assert!(table.render_in(0).contains("a-name…ters-"));
     }

@@ -64,6 +64,7 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
 
     // Whoever has read it gave the lease back with his last word, which may be read a moment later; leases last for five seconds.
     assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
+    assert_exit(&store.run(&["stat", "kv/a"]), 0);
     let read = Instant::now();
     while store.run(&["rm", "kv/a"]).status.code() != Some(0) {
         assert!(read.elapsed() < Duration::from_secs(2), "a reader that has ended holds its lease");

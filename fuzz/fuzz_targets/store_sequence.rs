@@ -97,7 +97,7 @@ impl World {
                     group: (c & 32 != 0).then_some(u64::from(c >> 6)),
                 };
                 let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
-                let ask = PutAsk { nonce: u32::from(op / 18), options, writer: 0 };
+                let ask = PutAsk { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
                 let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
                 let items: Vec<NewObject<'_>> =
                     keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();

@@ -147,7 +147,7 @@ fn put(rpc: &mut RpcConnection, batch: usize, depth: usize, keys: &[Vec<u8>]) ->
         keys.chunks(batch),
         |rpc, keys| {
             let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
-            rpc.queue::<PutStart>(&PutAsk::default(), objects)
+            rpc.queue::<PutStart>(&PutAsk { writer: 1, ..PutAsk::default() }, objects)
         },
         |results| {
             started.extend(results.map(|result: std::result::Result<Allocation, ErrorCode>| {

@@ -57,6 +57,11 @@ impl Fabric {
         self.stuck.next = Some(op);
     }
 
+    /// Where its engine is asked what it exports.
+    pub(crate) fn name(&self) -> &str {
+        self.engine.name()
+    }
+
     /// They have drained.
     pub(crate) fn unstick(&mut self) {
         while let Some(batch) = self.stuck.batches.pop() {

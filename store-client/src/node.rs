@@ -8,7 +8,7 @@ mod tasks;
 mod waiting;
 
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::BuildHasher;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -322,9 +322,9 @@ where
     items.next().unwrap_or(Err(ErrorCode::InternalError)).map_err(RpcError::Refused)
 }
 
-/// A random number.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
+/// A random number. The keys of a process that was forked are its parent's; the engine is its own.
+fn random(engine: &TransferEngine) -> u64 {
+    RandomState::new().hash_one(engine.identity())
 }
 
 impl Drop for Node {
@@ -432,12 +432,12 @@ mod tests {
     #[test]
     fn nodes_and_clients_park_no_notifications() {
         let (master, node) = store(Fabrics::TCP);
-        let client = connect(&master, Fabrics::TCP);
+        let mut client = connect(&master, Fabrics::TCP);
         let stranger = TransferEngine::start(te_engine::Config::default()).unwrap();
-        let endpoint = node.endpoint().to_owned();
-        let segment = stranger.open_segment(&endpoint).unwrap();
-        let refused = stranger.notify(segment, "a name", b"a message");
-        assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{refused:?}");
-        drop(client);
+        for endpoint in [node.endpoint().to_owned(), client.fabric_mut().name().to_owned()] {
+            let segment = stranger.open_segment(&endpoint).unwrap();
+            let refused = stranger.notify(segment, "a name", b"a message");
+            assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{endpoint}: {refused:?}");
+        }
     }
 }

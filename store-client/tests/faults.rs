@@ -417,6 +417,10 @@ fn puts_go_elsewhere(rail: &str) {
     killed.kill();
     // One that has met the node, and one that has not.
     put_all(&mut warm, 20..40);
+    assert!(
+        warm.stats().unwrap().segments_unreachable > 0,
+        "{rail}: others need not find out for themselves"
+    );
     put_all(&mut connect(&addr.to_string(), rail), 40..60);
     stopped.signal("STOP");
     put_all(&mut warm, 60..70);

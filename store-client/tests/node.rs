@@ -118,7 +118,8 @@ fn a_drain_survives_a_master_that_is_away_for_a_moment() {
     // A put that is never ended: it stays as long as its master does.
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
-    let (_, mut allocations) = rpc.call::<PutStart>(&PutAsk::once(ONE), std::iter::once(object)).unwrap();
+    let (_, mut allocations) =
+        rpc.call::<PutStart>(&PutAsk { writer: 1, ..PutAsk::once(ONE) }, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     let seen = Arc::new(AtomicU64::new(0));
     let watched = Arc::clone(&seen);

@@ -124,7 +124,7 @@ impl Buffers {
 
 fn put(master: &mut Master, keys: &[String], buffers: &mut Buffers) -> Result<(), Box<dyn Error>> {
     let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 4096 });
-    PutStart::encode_request(&mut buffers.request, 1, &PutAsk::default(), new)?;
+    PutStart::encode_request(&mut buffers.request, 1, &PutAsk { writer: 1, ..PutAsk::default() }, new)?;
     buffers.ask(master, Instant::ZERO)?;
     let (frame, _) = Frame::parse(&buffers.response)?.ok_or("incomplete")?;
     buffers.generations.clear();

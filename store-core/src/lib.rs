@@ -76,7 +76,7 @@
 //! master.mount(now, &segment)?.mounted()?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
-//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk::default());
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk { writer: 1, ..PutAsk::default() });
 //! let (mut request, mut response) = (Vec::new(), Vec::new());
 //! let mut request_id = 0;
 //! while !put.is_done() {

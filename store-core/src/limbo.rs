@@ -155,15 +155,6 @@ impl Limbo {
         (freed, left)
     }
 
-    /// What writers hold whose time is over, in the order of their puts.
-    pub(crate) fn overdue(&self, now: Instant) -> Vec<u64> {
-        let over = |held: &Held| held.reason == Reason::Writer && held.until <= now;
-        let mut due: Vec<u64> =
-            self.held.iter().filter(|(_, held)| over(held)).map(|(generation, _)| *generation).collect();
-        due.sort_unstable();
-        due
-    }
-
     /// The writer of this put lives and may still write. Gives whether its bytes are here.
     pub(crate) fn put_off_writer(&mut self, tenant: TenantNo, generation: u64, until: Instant) -> bool {
         let ours = |held: &&mut Held| held.reason != Reason::Leased && held.tenant == tenant;

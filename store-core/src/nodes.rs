@@ -22,8 +22,6 @@ pub(crate) struct Node {
     session: u64,
     /// That connection stands, as far as is known.
     pub(crate) connected: bool,
-    /// It can cut writers off, as far as is known.
-    pub(crate) expels: bool,
     pub(crate) segments: Vec<SegmentNo>,
 }
 
@@ -70,13 +68,6 @@ impl Nodes {
         }
     }
 
-    /// A node has said that it cannot cut writers off.
-    pub(crate) fn cannot_expel(&mut self, node: u64) {
-        if let Some(node) = self.map.get_mut(&node) {
-            node.expels = false;
-        }
-    }
-
     /// A connection has ended.
     pub(crate) fn hung_up(&mut self, session: u64) {
         for node in self.map.values_mut().filter(|node| node.session == session) {
@@ -98,15 +89,7 @@ impl Nodes {
     /// Notes a mounted segment; its node lives.
     pub(crate) fn mounted(&mut self, now: Instant, mount: &MountSegment<'_>, segment: SegmentNo) {
         let MountSegment { node, incarnation, key, .. } = *mount;
-        let fresh = Node {
-            incarnation,
-            key,
-            seen: now,
-            session: 0,
-            connected: true,
-            expels: true,
-            segments: Vec::new(),
-        };
+        let fresh = Node { incarnation, key, seen: now, session: 0, connected: true, segments: Vec::new() };
         let entry = self.map.entry(node).or_insert(fresh);
         (entry.incarnation, entry.key, entry.seen) = (incarnation, key, now);
         entry.segments.push(segment);

@@ -171,7 +171,11 @@ impl Master {
             Kind::PutStart => {
                 let window_ms = self.config().put_start_discard_timeout_ms;
                 let head = PutWindow { window_ms };
-                let (_, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
+                let (ask, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
+                // Nobody could be asked whether its writes are over, and what it was given would stay taken.
+                if ask.writer == 0 {
+                    return Err(ErrorCode::InvalidParams);
+                }
                 let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
                 let no = self.session_no(session);
                 let done =

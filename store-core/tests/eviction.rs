@@ -421,7 +421,13 @@ fn retention_and_the_explanation_travel() {
     let items = || [store_core::message::NewObject { key: Key(b"k"), len: GRAIN }].into_iter();
     let retention = Retention { pin: Pin::Hard, ttl_ms: Some(9_000), group: Some(3) };
     let mut request = Vec::new();
-    PutStart::encode_request(&mut request, 2, &PutAsk::once(retained(retention)), items()).unwrap();
+    PutStart::encode_request(
+        &mut request,
+        2,
+        &PutAsk { writer: 1, ..PutAsk::once(retained(retention)) },
+        items(),
+    )
+    .unwrap();
     let answer = call(&mut master, &request);
     let frame = Frame::parse(&answer).unwrap().unwrap().0;
     let generation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap().generation;

@@ -88,7 +88,7 @@ fn every_operation_goes_over_the_wire() {
         NewObject { key: Key(b""), len: 1 },
         NewObject { key: Key(b"b"), len: 5 },
     ];
-    let started = call!(master, PutStart, PutAsk::once(options), new);
+    let started = call!(master, PutStart, PutAsk { writer: 1, ..PutAsk::once(options) }, new);
     let (window, started) = answer::<PutStart>(&started).unwrap();
     assert_eq!((window.window_ms, started.len()), (30_000, 3));
     assert_eq!(started[1], Err(ErrorCode::InvalidKey));
@@ -224,7 +224,7 @@ proptest! {
         let mut master = master();
         let mut request = Vec::new();
         let new = [NewObject { key: Key(b"some-key"), len: 100 }, NewObject { key: Key(b"another-key"), len: 100 }];
-        PutStart::encode_request(&mut request, 1, &PutAsk::default(), new.into_iter()).unwrap();
+        PutStart::encode_request(&mut request, 1, &PutAsk { writer: 1, ..PutAsk::default() }, new.into_iter()).unwrap();
         let at = at % request.len();
         request[at] ^= 1 << bit;
         if let Ok(Some((frame, _))) = Frame::parse(&request) {

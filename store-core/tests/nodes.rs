@@ -313,7 +313,7 @@ fn who_guesses_a_nonce_is_not_given_the_handle_of_anothers_put() {
     let own = started(&mut master, &mut writer, ask);
     assert_eq!(own.len(), 1);
     // They know the key and the length from a list, not who writes.
-    for writer in [0, 4] {
+    for writer in [4, u64::MAX] {
         for nonce in [1, 4_097] {
             let guess = PutAsk { nonce, writer, ..PutAsk::default() };
             assert_eq!(started(&mut master, &mut stranger, guess), []);
@@ -381,27 +381,51 @@ fn what_a_writer_begins_after_it_was_to_be_cut_off_is_not_freed_by_the_answer() 
 }
 
 #[test]
-fn a_node_that_cannot_cut_off_leaves_it_to_the_timeout_and_a_nameless_writer_waits_for_a_remount() {
+fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
     let mut master = pair();
     let mut session = Session::default();
-    for (key, on, writer) in [(b"a", 1, 3), (b"b", 1, 0), (b"c", 2, 0)] {
-        start(&mut master, 1, &mut session, key, on, writer);
+    for (key, on) in [(b"a", 1), (b"b", 2)] {
+        start(&mut master, 1, &mut session, key, on, 3);
     }
+    // A writer without a name, which only the owner of the master can have: nobody can be asked about it.
+    let unnamed = PutOptions { placement: Placement::on(1), ..PutOptions::DEFAULT };
+    assert_eq!(master.put_start(at(1), b"c", 16 * KIB, &unnamed).unwrap().replicas[0].segment, 1);
     for ms in [9_000, 18_000, 27_000, 36_000, 45_000, 54_000, 60_001] {
         beat(&mut master, ms, 1);
         beat(&mut master, ms, 2);
         master.handle_timeout(at(ms));
     }
-    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (48 * KIB, 32 * KIB));
+    let held = |master: &Master| (master.stats().used_bytes, master.stats().held_unknown_writer_bytes);
+    assert_eq!(held(&master), (48 * KIB, 16 * KIB));
+    // The first node cannot cut it off, now or ever: its list of those is full, or a fabric of it has none.
     let told = orders(&mut master, 60_002, 1);
     assert_eq!((told.len(), told[0].writer, told[0].force), (1, 3, true));
     master.end_expulsion(at(60_002), 1, &ExpulsionEnd { ticket: told[0].ticket, gone: false }).unwrap();
-    // Both of the first node's are free: its timeout is over. The second node might have been asked, if there were a name.
-    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (16 * KIB, 16 * KIB));
-    master.handle_timeout(at(61_000));
-    assert_eq!(master.stats().used_bytes, 16 * KIB);
-    master.mount(at(61_001), &segment(2, 2, "b", 7)).unwrap().mounted().unwrap();
-    assert_eq!((master.stats().used_bytes, master.stats().held_unknown_writer_bytes), (0, 0));
+    assert_eq!(held(&master), (48 * KIB, 32 * KIB), "it may write as soon as it goes on");
+    // The second can.
+    let told = orders(&mut master, 60_003, 2);
+    master.end_expulsion(at(60_003), 2, &ExpulsionEnd { ticket: told[0].ticket, gone: true }).unwrap();
+    assert_eq!(held(&master), (32 * KIB, 32 * KIB));
+    for hours in 1..10 {
+        for ms in (0..HOUR_MS).step_by(9_000) {
+            beat(&mut master, hours * HOUR_MS + ms, 1);
+            beat(&mut master, hours * HOUR_MS + ms, 2);
+        }
+        master.handle_timeout(at(hours * HOUR_MS + HOUR_MS - 9_000));
+    }
+    assert_eq!(held(&master), (32 * KIB, 32 * KIB), "time alone frees nothing");
+    // Mounted anew, the memory is another export, which the writer does not know.
+    master.mount(at(10 * HOUR_MS), &segment(1, 2, "a", 7)).unwrap().mounted().unwrap();
+    assert_eq!(held(&master), (0, 0));
+}
+
+#[test]
+fn a_put_whose_writer_has_no_name_is_refused() {
+    let mut master = pair();
+    let new = NewObject { key: Key(b"k"), len: 16 * KIB };
+    let out = call!(&mut master, 1, &mut Session::default(), PutStart, PutAsk::default(), [new]);
+    assert_eq!(head!(PutStart, out).map(drop), Err(ErrorCode::InvalidParams));
+    assert_eq!((master.stats().used_bytes, master.stats().objects_processing), (0, 0));
 }
 
 #[test]
@@ -412,7 +436,7 @@ fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
     let mut session = Session::default();
     let names: Vec<String> = (0..5).map(|n| n.to_string()).collect();
     let new: Vec<_> = names.iter().map(|name| NewObject { key: Key(name.as_bytes()), len: 64 }).collect();
-    let out = call!(&mut master, 1, &mut session, PutStart, PutAsk::default(), new);
+    let out = call!(&mut master, 1, &mut session, PutStart, PutAsk { writer: 3, ..PutAsk::default() }, new);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let answers: Vec<_> = PutStart::decode_response(&frame).unwrap().1.map(|answer| answer.err()).collect();
     assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
@@ -427,7 +451,8 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
     master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
     let begin = |master: &mut Master, key: &str| {
         let new = NewObject { key: Key(key.as_bytes()), len: 64 };
-        let out = call!(master, 1, &mut Session::default(), PutStart, PutAsk::default(), [new]);
+        let ask = PutAsk { writer: 3, ..PutAsk::default() };
+        let out = call!(master, 1, &mut Session::default(), PutStart, ask, [new]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.next().unwrap()
     };

@@ -50,7 +50,7 @@ fn segment(node: u64) -> MountSegment<'static> {
 }
 
 fn nonce(nonce: u32) -> PutAsk {
-    PutAsk { nonce, options: PutOptions::DEFAULT, writer: 0 }
+    PutAsk { nonce, options: PutOptions::DEFAULT, writer: 9 }
 }
 
 fn start(master: &mut Master, ms: u64, ask: &PutAsk, len: u64) -> Result<Allocation, ErrorCode> {

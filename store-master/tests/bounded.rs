@@ -105,7 +105,8 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
             (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n).into_bytes()).collect();
         let objects = names.iter().map(|name| NewObject { key: Key(name), len: 1 });
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, round, &PutAsk::once(Default::default()), objects).unwrap();
+        PutStart::encode_request(&mut out, round, &PutAsk { writer: 1, ..PutAsk::default() }, objects)
+            .unwrap();
         stream.write_all(&out).unwrap();
         common::read_answer(&mut stream).unwrap();
     }

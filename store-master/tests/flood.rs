@@ -30,7 +30,7 @@ fn fill(addr: SocketAddr) {
     };
     let keys: Vec<Vec<u8>> = (0..64).map(|_| (0..1_024).map(|_| letter()).collect()).collect();
     let new = keys.iter().map(|key| NewObject { key: Key(key), len: 64 });
-    PutStart::encode_request(&mut out, 2, &PutAsk::once(Default::default()), new).unwrap();
+    PutStart::encode_request(&mut out, 2, &PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);

@@ -302,7 +302,7 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
     assert_eq!(read_answer(&mut mine).unwrap().header.status, ErrorCode::PermissionDenied.code());
 
     let key = Key(b"k");
-    let start = PutAsk::once(PutOptions::DEFAULT);
+    let start = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
     let put = ask!(&mut mine, PutStart, start, NewObject { key, len: 100 }).unwrap();
     let (generation, handle) = (put.generation, put.handle);
     // Every generation near it, too: they are counted up.

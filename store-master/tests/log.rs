@@ -92,13 +92,13 @@ fn who_comes_goes_and_is_refused_is_told_at_the_default_level() {
     let master = start_with(Config { store: open, ..config() });
     assert!(!log.0.lock().unwrap().iter().any(|line| line.contains("set a cluster secret")));
     let mut first = connect(master.rpc_addr());
-    let segment = mount(&mut first, 1, "n1", "10.0.0.1:7000").unwrap();
+    let mounted = mount(&mut first, 1, "n1", "10.0.0.1:7000").unwrap();
     log.wait_for(&["INFO", "node joined", "n1", "10.0.0.1:7000", "0000000000000001"]);
     // Another has the name, and it lives.
     let mut second = connect(master.rpc_addr());
     assert_eq!(mount(&mut second, 2, "n1", "10.0.0.2:7000"), None);
     log.wait_for(&["WARN", "mount refused", "n1", "10.0.0.1:7000", "10.0.0.2:7000"]);
-    let unmount = UnmountSegment { node: 1, incarnation: 1, segment, key: 1 };
+    let unmount = UnmountSegment { node: 1, incarnation: 1, segment: mounted, key: 1 };
     let mut out = Vec::new();
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     first.write_all(&out).unwrap();
@@ -120,7 +120,7 @@ fn who_comes_goes_and_is_refused_is_told_at_the_default_level() {
     log.wait_for(&["WARN", "wrong secret", "127.0.0.1", "Admin"]);
     let mut stranger = connect(master.rpc_addr());
     let mut out = Vec::new();
-    let segment = MountSegment { endpoint: "10.0.0.9:7000", ..segment(9, "evil", 1 << 20) };
+    let segment = MountSegment { endpoint: "10.0.0.9:7000", ..common::segment(9, "evil", 1 << 20) };
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     stranger.write_all(&out).unwrap();
     log.wait_for(&["WARN", "mount refused", "evil", "10.0.0.9:7000", "127.0.0.1"]);

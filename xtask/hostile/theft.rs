@@ -95,7 +95,8 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let mut raw = Raw::dial(master)?;
     let own = format!("guess/{:x}", turn.random()).into_bytes();
     let new = NewObject { key: Key(&own), len: 64 };
-    let answer = raw.ask::<PutStart>(&PutAsk::once(PutOptions::DEFAULT), [new].into_iter())?;
+    let answer =
+        raw.ask::<PutStart>(&PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) }, [new].into_iter())?;
     let frame = answer.frame()?;
     let Ok((_, mut allocations)) = PutStart::decode_response(&frame) else { return Ok(()) };
     let Some(Ok(mine)) = allocations.next() else { return Ok(()) };

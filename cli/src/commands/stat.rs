@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use store_client::RpcConnection;
-use store_core::message::{Get, ReadStats, Segments};
+use store_core::message::{Get, LeaseRange, ReadStats, Segments};
 use store_core::{Key, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
@@ -181,11 +181,14 @@ fn held(stats: &Stats) -> impl Iterator<Item = (u64, &'static str)> {
 }
 
 fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()> {
-    let found = {
-        let (_, mut objects) = rpc.call::<Get>(&(), [Key(key.as_bytes())].into_iter()).map_err(no_master)?;
-        objects.next().unwrap_or(Err(store_core::ErrorCode::InternalError))
+    let (first, found) = {
+        let (lease, mut objects) =
+            rpc.call::<Get>(&(), [Key(key.as_bytes())].into_iter()).map_err(no_master)?;
+        (lease.first, objects.next().unwrap_or(Err(store_core::ErrorCode::InternalError)))
     };
     let object = found.map_err(|code| refused(key, &code.into()))?;
+    // Whoever looks does not keep it from being removed.
+    rpc.return_leases(LeaseRange { first, count: 1 });
     let wanted: BTreeSet<u32> = object.replicas.iter().map(|replica| replica.segment).collect();
     let segments = segments(rpc, &wanted.into_iter().collect::<Vec<_>>())?;
     let replicas: Vec<ReplicaView> = object

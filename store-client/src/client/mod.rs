@@ -145,6 +145,7 @@ impl Client {
         let mut fabric = Fabric::start(config.engine.clone())?;
         let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
         let (get, put) = machines(&config);
+        let reporter = RandomState::new().hash_one(fabric.identity());
         let mut this = Self {
             rpc,
             rpc_connects: 0,
@@ -158,7 +159,7 @@ impl Client {
             nonce_keys: RandomState::new(),
             nonces: 0,
             leased_by: 0,
-            reporter: RandomState::new().hash_one(0),
+            reporter,
             counters: Counters::default(),
             times: OperationTimes::default(),
             mark: Mark::new(),
@@ -427,10 +428,10 @@ impl Client {
         refused
     }
 
-    /// A random number that names a put, not 0.
+    /// A random number that names a put, not 0. The keys of a process that was forked are its parent's; the engine is its own.
     fn nonce(&mut self) -> u32 {
         self.nonces = self.nonces.wrapping_add(1);
-        (self.nonce_keys.hash_one(self.nonces) as u32).max(1)
+        (self.nonce_keys.hash_one((self.fabric.identity(), self.nonces)) as u32).max(1)
     }
 
     fn now(&self) -> te_core::Instant {

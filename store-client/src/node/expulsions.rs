@@ -83,7 +83,10 @@ fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
             Some(false)
         }
         Err(error) => {
-            log::warn!("writer {:016x} cannot be cut off: {error}", order.writer);
+            log::warn!(
+                "writer {:016x} cannot be cut off: {error}; its space comes back when the node is mounted anew",
+                order.writer
+            );
             Some(false)
         }
     }

@@ -46,7 +46,7 @@ impl Keeper {
         worker: Worker,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
-        let (node, key) = (super::random(), super::random());
+        let (node, key) = (super::random(&engine), super::random(&engine));
         let exports = Exports::new(&config, engine.clone());
         Self { config, engine, exports, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
     }

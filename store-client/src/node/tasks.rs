@@ -203,10 +203,10 @@ impl Work {
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
         Ok(Self {
             name: config.name.clone(),
+            reporter: super::random(&engine),
             engine,
             rpc,
             shared,
-            reporter: super::random(),
             open: HashMap::new(),
             share: Share::new(config.copy_bytes_per_s_max),
             expulsions: Expulsions::default(),

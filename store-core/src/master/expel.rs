@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   connection ended ──▶ order without force ── not gone: it has a connection to the node ──▶ nothing
-//!   release timeout  ──▶ order with force ───── not gone: the node cannot ──▶ its space is freed by the timeout
+//!   release timeout  ──▶ order with force ───── not gone: the node cannot ──▶ its space waits for a remount
 //!                             └── gone ──▶ what the writer held there is free
 //! ```
 //!
-//! Space of a writer that cannot be named waits for the segment to be mounted anew, unless its node cannot cut off anybody.
+//! Space of a writer that cannot be named waits for the segment to be mounted anew, too. Time alone frees nothing.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -50,10 +50,17 @@ impl Master {
             self.stats.expulsions_total += 1;
             self.tell(|| Event::WriterExpelled { writer, node, freed_bytes });
         } else if order.force {
-            // It cannot: for its space the timeout holds, as it always did.
-            self.nodes.cannot_expel(node);
-            let due = self.limbo.overdue(now);
-            self.settle_writers(now, due);
+            // It cannot, and so nobody knows what may still land there: the space waits for the segment to be mounted anew.
+            let held: Vec<u64> = self.writers.holdings(writer).collect();
+            for generation in held {
+                let here = self.limbo.get(generation).is_some_and(|(replicas, _)| {
+                    let mut segments = replicas.as_slice().iter().map(|placed| placed.segment);
+                    segments.any(|no| self.segments.get(no).is_some_and(|segment| segment.node == node))
+                });
+                if here {
+                    self.limbo.note_unknown(generation);
+                }
+            }
         }
         Ok(())
     }
@@ -112,22 +119,14 @@ impl Master {
         }
     }
 
-    /// What is due of writers that never said that they are quiet: nodes that can are told to cut them off.
+    /// What is due of writers that never said that they are quiet: nodes are told to cut them off.
     pub(super) fn settle_writers(&mut self, _now: Instant, due: Vec<u64>) {
         let mut writers = BTreeSet::new();
         for generation in due {
-            let Some(writer) = self.limbo.writer(generation) else { continue };
-            let (segments, nodes) = (&mut self.segments, &self.nodes);
-            let timeout_holds = |segments: &crate::segments::Segments, no| {
-                segments
-                    .get(no)
-                    .is_none_or(|segment| nodes.get(segment.node).is_some_and(|node| !node.expels))
-            };
-            let (_, left) = self.limbo.release_on(segments, generation, timeout_holds);
-            match (left, writer) {
-                (false, _) => self.writers.let_go(writer, generation),
-                (true, 0) => self.limbo.note_unknown(generation),
-                (true, _) => drop(writers.insert(writer)),
+            match self.limbo.writer(generation) {
+                None => {}
+                Some(0) => self.limbo.note_unknown(generation),
+                Some(writer) => drop(writers.insert(writer)),
             }
         }
         writers.into_iter().for_each(|writer| self.expel(writer, true));

@@ -37,7 +37,8 @@ pub struct PutAsk {
     pub nonce: u32,
     /// Where, how often, for how long.
     pub options: PutOptions,
-    /// The identity of the writer's transfer engine, so that nodes can cut it off if it is lost in the middle; 0: unknown.
+    /// The identity of the writer's transfer engine, so that nodes can cut it off if it is lost in the middle; 0: unknown, which
+    /// is refused over a connection.
     pub writer: u64,
 }
 

@@ -41,7 +41,8 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     let (mut a, mut b) = (session(&mut master, "a"), session(&mut master, "b"));
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
-    let started = one!(master, &mut a, PutStart, PutAsk::default(), new).unwrap().unwrap();
+    let started =
+        one!(master, &mut a, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap().unwrap();
     let Allocation { generation, handle, .. } = started;
     let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };

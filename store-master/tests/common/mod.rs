@@ -113,7 +113,13 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
     for n in 0..10_u8 {
         let key = [b'k', n];
         let new = NewObject { key: Key(&key), len: 4096 };
-        PutStart::encode_request(&mut out, 3, &PutAsk::once(PutOptions::DEFAULT), [new].into_iter()).unwrap();
+        PutStart::encode_request(
+            &mut out,
+            3,
+            &PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) },
+            [new].into_iter(),
+        )
+        .unwrap();
         let answer = call(std::mem::take(&mut out));
         let frame: Frame<'_> = answer.frame();
         let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();

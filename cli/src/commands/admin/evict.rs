@@ -113,9 +113,9 @@ fn evict(args: &Args) -> Outcome {
         return Ok(Exit::Ok);
     }
     eprintln!(
-        "snowskin: {} objects, {}, are left: they are leased, pinned or being written, or their space is held back; \
+        "snowskin: {}, {}, not evicted: leased, pinned or being written, or their space is held back; \
          `snowskin admin evict --explain` counts them",
-        thousands(stats.objects),
+        counted(stats.objects, "object"),
         ByteSize(stats.used_bytes).approximate()
     );
     Ok(Exit::Failed)

@@ -13,7 +13,7 @@ use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
     Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutAsk,
-    PutEnd, PutStart, ReadStats, Removal, Remove,
+    PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
 };
 use store_core::{ErrorCode, Frame, Key};
 
@@ -27,6 +27,9 @@ use crate::output::{Align, LiveTable, figure, rounded, thousands};
 use crate::process::Child;
 use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
+
+/// Who puts has a name; without one it is refused.
+const ASK: PutAsk = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
     "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts \
@@ -277,7 +280,7 @@ fn fill(
         let count = (objects - done).min(FILL_BATCH as u64);
         fill_keys(&mut keys, done..done + count);
         let items = keys.iter().map(|key| NewObject { key: Key(key), len: OBJECT_BYTES });
-        let (_, allocations) = control.call::<PutStart>(&PutAsk::default(), items).map_err(no_master)?;
+        let (_, allocations) = control.call::<PutStart>(&ASK, items).map_err(no_master)?;
         generations.clear();
         for allocation in allocations {
             let allocation = allocation.context("the master has no room for the benchmark's objects")?;
@@ -471,7 +474,7 @@ impl Client {
             Ask::Get => self.rpc.queue::<Get>(&(), keys)?,
             Ask::Put => {
                 let objects = work.keys.iter().map(|key| NewObject { key: Key(key), len: OBJECT_BYTES });
-                self.rpc.queue::<PutStart>(&PutAsk::default(), objects)?
+                self.rpc.queue::<PutStart>(&ASK, objects)?
             }
         };
         self.under_way.push((id, work));

@@ -179,7 +179,10 @@ impl Gateway {
             head_ms_max: limits.head_ms_max,
             stall_ms_max: limits.stall_ms_max,
         };
-        let mut server = HttpServer::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
+        let mut server = HttpServer::bind(listen).map_err(|error| {
+            Failure::failed(format!("cannot listen at {listen}: {error}"))
+                .hint("stop what listens there, or choose another address")
+        })?;
         server.serve(objects::router(app), http, GRACE).context("the gateway has no thread")?;
         let addr = server.addr();
         if !addr.ip().is_loopback() {
