@@ -152,7 +152,6 @@ fn storm(test: &str, quarter: u64) {
         tasks.failed_total,
         tasks.retried_total,
         tasks.hot_gets_total,
-        tasks.extras_shed_total,
         sum.drains,
         sum.drained,
     ];
@@ -176,8 +175,9 @@ fn storm(test: &str, quarter: u64) {
     assert!(hostile.iter().all(|count| *count > 100), "{sum:?}");
     // A writer sleeps through a night, and is told in the morning that it was cut off; a name is free.
     assert!(sum.slept > 10 && sum.turned_away > 10 && sum.successions > 2, "{sum:?}");
-    let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.foreign, sum.audits];
+    let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.audits];
     assert!(shared.iter().all(|count| *count > 100), "{sum:?}");
+    assert!(sum.foreign > 50 && tasks.extras_shed_total > 50, "{sum:?}");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn the_same_seed_gives_the_same_history() {
     assert_eq!(run(), run());
 }
 
-/// A master that gives a dead writer's space out as soon as its key.
+/// A master that wants a dead writer's space as soon as its key. Of what nodes still read, it takes it.
 fn hasty() -> Scenario {
     let mut scenario = Scenario::stormy().without_flips();
     scenario.master.put_start_release_timeout_ms = scenario.master.put_start_discard_timeout_ms + 1;
@@ -229,15 +229,20 @@ fn without_the_release_timeout_ranges_are_given_out_under_a_writer() {
 }
 
 #[test]
-fn without_the_release_timeout_checksums_still_keep_wrong_bytes_from_readers() {
-    let scenario = Scenario { blind: true, ..hasty() };
-    let mut reports = (0..400).map(|seed| World::new(seed, scenario.clone()).run().unwrap());
-    assert!(reports.any(|report| report.mismatches > 0), "nothing to keep from anybody");
+fn without_the_release_timeout_and_cutting_off_checksums_still_keep_wrong_bytes_from_readers() {
+    let sum = run_all(
+        "without_the_release_timeout_and_cutting_off_checksums_still_keep_wrong_bytes_from_readers",
+        0,
+        60,
+        &Scenario { blind: true, lies: Lies::EXPEL, ..hasty() },
+    );
+    assert!(sum.mismatches > 0, "{sum:?}");
 }
 
 #[test]
-fn without_the_release_timeout_and_checksums_wrong_bytes_are_read() {
-    let found = first_violation(200, &Scenario { blind: true, lies: Lies::CHECKSUM, ..hasty() });
+fn without_the_release_timeout_cutting_off_and_checksums_wrong_bytes_are_read() {
+    let lies = Lies::CHECKSUM.and(Lies::EXPEL);
+    let found = first_violation(60, &Scenario { blind: true, lies, ..hasty() });
     assert!(matches!(found, Some(Violation::WrongBytes(_))), "{found:?}");
 }
 
