@@ -147,9 +147,10 @@ mod target;
 mod transport;
 pub mod verbs;
 
-pub use config::{CHUNKS_MAX, Config, ConfigError, Progress, QPS_MAX, SGES_MAX};
+pub use config::{CHUNKS_MAX, Config, Progress, QPS_MAX, SGES_MAX};
 pub use device::{DeviceSummary, devices};
 pub use open_error::OpenError;
 pub use stats::Stats;
 pub use sys::{NoRdma, SystemVerbs};
+pub use te_fabric::ConfigError;
 pub use transport::{Dmabuf, RdmaTransport};

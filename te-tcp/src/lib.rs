@@ -114,6 +114,7 @@ mod sys;
 mod target;
 mod transport;
 
-pub use config::{Config, ConfigError, Driver, LANES_MAX};
+pub use config::{Config, Driver, LANES_MAX};
+pub use te_fabric::ConfigError;
 pub use stats::Stats;
 pub use transport::{OpenError, TcpTransport};

@@ -8,9 +8,10 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
+use te_fabric::ConfigError;
 
 use crate::admission::Admission;
-use crate::config::{Config, ConfigError, Driver};
+use crate::config::{Config, Driver};
 use crate::connections::{Connection, Connections};
 use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
