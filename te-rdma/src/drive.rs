@@ -176,7 +176,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         for &slot in &self.draining {
             // Whose time is up, its queue pair has been flushed: that one's deadline counts.
-            let until = self.operations.get(slot).and_then(|operation| operation.canceled);
+            let until = self.operations.get(slot).and_then(|operation| operation.ext.canceled);
             note(until.filter(|until| *until > self.now));
         }
         if self.flushing > 0 {

@@ -4,10 +4,10 @@ use core::time::Duration;
 use std::net::SocketAddr;
 
 use te_core::{Error, Instant, Token};
+use te_fabric::Queue;
 
 use crate::config::QPS_MAX;
 use crate::exchange::EXPORT_ADDRESSES_MAX;
-use crate::operation::Queue;
 
 /// The first pause before a peer, or a queue pair to it, is tried again.
 const PAUSE_MS_MIN: u64 = 10;

@@ -252,7 +252,7 @@ impl<V: Verbs> RdmaTransport<V> {
             let Some(operation) = self.operations.get_mut(piece.slot) else { continue };
             operation.issued -= piece.bytes;
             operation.open -= 1;
-            if !operation.queued
+            if !operation.is_queued()
                 && let Some(of) = self.endpoints.get_mut(endpoint)
             {
                 self.operations.push_front(&mut of.pending, piece.slot);
@@ -274,13 +274,13 @@ impl<V: Verbs> RdmaTransport<V> {
         segment.check(operation.op, operation.remote_offset, operation.len).map_err(Some)?;
         let here = region.chunking;
         let done = u64::from(operation.issued);
-        let (local_chunk, local_rest) = here.locate(operation.local_offset + done);
+        let (local_chunk, local_rest) = here.locate(operation.ext.local_offset + done);
         let (remote_chunk, remote_rest) = there.locate(operation.remote_offset + done);
         let local = region.chunks.get(local_chunk as usize).ok_or_else(gone)?;
         let remote_key = *segment.remote_keys.get(remote_chunk as usize).ok_or_else(gone)?;
         let rest = u64::from(operation.len - operation.issued);
         let len = rest.min(u64::from(self.config.message_bytes_max)).min(local_rest).min(remote_rest);
-        let addr = here.base + operation.local_offset + done;
+        let addr = here.base + operation.ext.local_offset + done;
         Ok(Cut {
             slot,
             op: operation.op,

@@ -397,7 +397,7 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     pub(crate) fn fence_done(&mut self, segment: u32, completion: Completion) {
-        self.operations.done.push_back(completion);
+        self.operations.complete(completion);
         self.fences -= 1;
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.users -= 1;

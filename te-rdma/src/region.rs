@@ -3,9 +3,9 @@
 use std::collections::{HashSet, VecDeque};
 
 use te_core::{Access, Error, ErrorKind, Op, RegionId, SegmentId, Slice};
+use te_fabric::Queue;
 
 use crate::exchange::Chunking;
-use crate::operation::Queue;
 use crate::verbs::Registration;
 
 /// A registered region.

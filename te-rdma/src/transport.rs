@@ -11,6 +11,8 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
+use te_fabric::Queue;
+use te_fabric::operation::accept_prefix;
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
@@ -20,7 +22,7 @@ use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Ex
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
 use crate::open_error::OpenError;
-use crate::operation::{Operation, Operations, Queue};
+use crate::operation::{Ext, Operation, Operations};
 use crate::port::LocalPort;
 use crate::post::Batch;
 use crate::region::{Keys, Region, Retired, Segment, Table};
@@ -371,26 +373,7 @@ impl<V: Verbs> RdmaTransport<V> {
         self.regions.check_local(slice)?;
         let segment = self.segments.check_remote(slice)?;
         let (endpoint, known) = (segment.endpoint, matches!(segment.keys, Keys::Known));
-        let operation = Operation {
-            token: slice.token,
-            op: slice.op,
-            len: slice.len,
-            local_offset: slice.local.1,
-            region: slice.local.0.index,
-            segment: slice.remote.0.index,
-            endpoint,
-            remote_offset: slice.remote.1,
-            issued: 0,
-            open: 0,
-            error: None,
-            landed: false,
-            doubtful: false,
-            again: false,
-            canceled: None,
-            replays: 0,
-            queued: false,
-            waiting: false,
-        };
+        let operation = Operation::new(slice, endpoint, Ext::new(slice.local.1));
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
         if let Some(region) = self.regions.get_mut(slice.local.0.index) {
             region.own += 1;
@@ -408,8 +391,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Puts a slice where it waits: for work requests, or for keys first.
     pub(crate) fn enqueue(&mut self, slot: u32, keys_known: bool) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        let (endpoint, segment) = (operation.endpoint, operation.segment);
-        operation.waiting = !keys_known;
+        let (endpoint, segment) = (operation.peer, operation.segment);
+        operation.ext.waiting = !keys_known;
         if keys_known {
             if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
                 self.operations.push_back(&mut endpoint.pending, slot);
@@ -622,14 +605,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
-        let mut accepted = 0;
-        for slice in batch.iter().take(room) {
-            match self.accept_slice(slice) {
-                Ok(()) => accepted += 1,
-                Err(error) if accepted == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
+        let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
         if accepted > 0 {
             self.post_listed();
         }
@@ -638,17 +614,12 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         self.drive(now);
-        let done = &mut self.operations.done;
-        let count = done.len().min(out.len());
-        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
-            *to = completion;
-        }
-        count
+        self.operations.fetch(out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
         let watching = self.outstanding > 0 && !self.armed;
-        if self.fresh || watching || !self.operations.done.is_empty() {
+        if self.fresh || watching || self.operations.has_completions() {
             return Some(self.now);
         }
         if self.timers_stale {
@@ -666,12 +637,12 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        if let Some(slot) = self.operations.find(token) {
+        if let Some(slot) = self.operations.position(|of| of.token == token) {
             self.cancel_slot(slot);
             self.fresh = true;
             return Ok(());
         }
-        if self.operations.done.iter().any(|completion| completion.token == token) {
+        if self.operations.is_completed(token) {
             return Ok(());
         }
         Err(ErrorKind::NotFound.into())

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use te_core::{Error, ErrorKind, Instant, Token};
+use te_fabric::Queue;
 
 use crate::config::LANES_MAX;
 use crate::frame::EXPORT_ADDRESSES_MAX;
 use crate::initiator::Piece;
-use crate::operation::Queue;
 
 /// The first pause before a peer is tried again.
 const RECONNECT_MS_MIN: u64 = 10;

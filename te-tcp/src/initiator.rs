@@ -241,7 +241,7 @@ impl TcpTransport {
                 break;
             }
             let Some(segment) = self.segments.get(operation.segment) else { break };
-            let Ok(part) = operation.local.part(u64::from(offset), u64::from(len)) else { break };
+            let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
             let with_crc = kind == Op::Write && self.config.checksum;
             entries[count] = Operation {
                 region: U32::new(segment.region),
@@ -426,10 +426,10 @@ impl TcpTransport {
                             if piece.op != Op::Read || entry.len.get() != expected {
                                 return Err(PROTOCOL);
                             }
-                            let live = self.operations.get(piece.slot).filter(|op| op.live && status == 0);
+                            let live = self.operations.get(piece.slot).filter(|op| op.ext.live && status == 0);
                             plan.push(Destination {
                                 memory: live.and_then(|operation| {
-                                    operation.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+                                    operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
                                 }),
                                 len: expected,
                                 done: 0,
@@ -514,11 +514,11 @@ impl TcpTransport {
     pub(crate) fn settle(&mut self, slot: u32, error: Option<Error>, touched: bool) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.open -= 1;
-        operation.touched |= touched;
+        operation.ext.touched |= touched;
         if operation.error.is_none() {
             operation.error = error;
         }
-        if operation.error.is_some() && operation.queued {
+        if operation.error.is_some() && operation.is_queued() {
             // What is not yet on a lane would only prolong it.
             let peer = operation.peer;
             if let Some(endpoint) = self.peers.get_mut(peer) {
@@ -531,10 +531,10 @@ impl TcpTransport {
     /// Completes `slot` if nothing of it is left anywhere.
     pub(crate) fn finish(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
-        if operation.open > 0 || operation.queued {
+        if operation.open > 0 || operation.is_queued() {
             return;
         }
-        if operation.live {
+        if operation.ext.live {
             self.complete(slot);
         }
         self.operations.remove(slot);
@@ -543,13 +543,13 @@ impl TcpTransport {
     /// Hands the completion out and lets go of region, segment and peer. The slot stays.
     fn complete(&mut self, slot: u32) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        operation.live = false;
+        operation.ext.live = false;
         let operation = *operation;
-        let completion = operation.completion();
+        let completion = operation.completion(operation.ext.touched, false);
         if completion.result.is_err() {
             self.stats.failed += 1;
         }
-        self.operations.done.push_back(completion);
+        self.operations.complete(completion);
         if let Some(region) = self.regions.get_mut(operation.region) {
             region.own -= 1;
         }
@@ -589,7 +589,7 @@ impl TcpTransport {
                 }
             }
         }
-        if self.operations.get(slot).is_some_and(|operation| operation.live) {
+        if self.operations.get(slot).is_some_and(|operation| operation.ext.live) {
             self.complete(slot);
             self.finish(slot);
         }
@@ -614,7 +614,7 @@ impl TcpTransport {
                 continue;
             }
             if let Some(operation) = self.operations.get_mut(slot) {
-                operation.touched = true;
+                operation.ext.touched = true;
             }
             aside += outbox.unsent(owner);
             if aside > u64::from(self.config.aside_bytes_max) {

@@ -144,7 +144,7 @@ impl TcpTransport {
     /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if for the first.
     fn send_again(&mut self, peer: u32, role: &OutLane) {
         for piece in &role.pieces {
-            if self.operations.get(piece.slot).is_some_and(|operation| operation.live)
+            if self.operations.get(piece.slot).is_some_and(|operation| operation.ext.live)
                 && let Some(endpoint) = self.peers.get_mut(peer)
             {
                 endpoint.again.push_back(*piece);
@@ -305,7 +305,7 @@ impl TcpTransport {
     }
 
     fn fence_done(&mut self, segment: u32, completion: Completion) {
-        self.operations.done.push_back(completion);
+        self.operations.complete(completion);
         self.fences -= 1;
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.users -= 1;

@@ -9,13 +9,14 @@ use te_core::{
     RegionId, SegmentId, Slice, Token, Transport,
 };
 use te_fabric::ConfigError;
+use te_fabric::operation::accept_prefix;
 
 use crate::admission::Admission;
 use crate::config::{Config, Driver};
 use crate::connections::{Connection, Connections};
 use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
 use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
-use crate::operation::{Operation, Operations};
+use crate::operation::{Ext, Operation, Operations};
 use crate::region::{Region, Segment, Table};
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
@@ -231,22 +232,7 @@ impl TcpTransport {
         }
         let local = self.regions.local(slice)?;
         let segment = *self.segments.remote(slice)?;
-        let operation = Operation {
-            token: slice.token,
-            op: slice.op,
-            len: slice.len,
-            local,
-            region: slice.local.0.index,
-            segment: slice.remote.0.index,
-            peer: segment.peer,
-            remote_offset: slice.remote.1,
-            issued: 0,
-            open: 0,
-            error: None,
-            touched: false,
-            live: true,
-            queued: false,
-        };
+        let operation = Operation::new(slice, segment.peer, Ext::new(local));
         let Some(endpoint) = self.peers.get_mut(segment.peer) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
         self.operations.push_back(&mut endpoint.pending, slot);
@@ -416,14 +402,7 @@ impl Transport for TcpTransport {
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
-        let mut accepted = 0;
-        for slice in batch.iter().take(room) {
-            match self.accept_slice(slice) {
-                Ok(()) => accepted += 1,
-                Err(error) if accepted == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
+        let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
         self.fresh |= accepted > 0;
         Ok(accepted)
     }
@@ -447,16 +426,11 @@ impl Transport for TcpTransport {
         if !self.listed.is_empty() {
             self.feed_all();
         }
-        let done = &mut self.operations.done;
-        let count = done.len().min(out.len());
-        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
-            *to = completion;
-        }
-        count
+        self.operations.fetch(out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        if self.fresh || !self.operations.done.is_empty() {
+        if self.fresh || self.operations.has_completions() {
             return Some(self.now);
         }
         if self.timers_stale {
@@ -474,12 +448,12 @@ impl Transport for TcpTransport {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        if let Some(slot) = self.operations.find(token) {
+        if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
             self.cancel_slot(slot);
             self.fresh = true;
             return Ok(());
         }
-        if self.operations.done.iter().any(|completion| completion.token == token) {
+        if self.operations.is_completed(token) {
             return Ok(());
         }
         Err(ErrorKind::NotFound.into())
