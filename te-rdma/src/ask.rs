@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use te_core::{Access, Completion, Error, ErrorKind};
+use te_fabric::table::Name;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -14,7 +15,6 @@ use crate::endpoint::ChannelEnd;
 use crate::exchange::{Chunking, Header, Kind, PortBody, QpEntry, Resolve, Resolved, Status};
 use crate::link::{Link, Phase};
 use crate::region::{Keys, Segment};
-use crate::slab::SLOTS_MAX;
 use crate::transport::{RdmaTransport, error_of, random_u64};
 use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
@@ -131,7 +131,7 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     fn make_link(&mut self, endpoint: u32, number: u8) -> Result<QpEntry, Error> {
-        if self.links.len() >= SLOTS_MAX {
+        if self.links.len() as u64 >= <u32 as Name>::SLOTS_MAX {
             return Err(ErrorKind::Full.into());
         }
         let psn = random_u64().map_err(|error| error_of(&error))? as u32 & 0xff_ffff;

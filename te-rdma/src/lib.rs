@@ -140,7 +140,6 @@ mod registration;
 mod sieve;
 #[cfg(feature = "sim")]
 pub mod sim;
-mod slab;
 mod stats;
 pub mod sys;
 mod target;

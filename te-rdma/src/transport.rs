@@ -11,8 +11,8 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_fabric::Queue;
 use te_fabric::operation::accept_prefix;
+use te_fabric::{Queue, Slab};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
@@ -28,7 +28,6 @@ use crate::post::Batch;
 use crate::region::{Keys, Region, Retired, Segment, Table};
 use crate::registration;
 use crate::sieve::Sieve;
-use crate::slab::Slab;
 use crate::stats::Stats;
 use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
@@ -62,8 +61,8 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) endpoints: Table<Endpoint>,
     pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
-    pub(crate) connections: Slab<Box<Connection>>,
-    pub(crate) links: Slab<Box<Link>>,
+    pub(crate) connections: Slab<Box<Connection>, u32>,
+    pub(crate) links: Slab<Box<Link>, u32>,
     /// Of the connections, those that peers opened.
     pub(crate) inbound: usize,
     /// Endpoints with a connection.
