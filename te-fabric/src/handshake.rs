@@ -162,7 +162,8 @@ pub struct Welcome {
 
 /// Declares a protocol's statuses as a table: name, number on the wire, and the [`te_core::ErrorKind`] that a caller gets.
 ///
-/// Every table has `Ok = 0`, which is no error, and a row `Protocol`, which unknown numbers are read as.
+/// Every table has `Ok = 0`, which is no error, and rows for what a parser may find: `Magic`, `Version` and `Protocol`.
+/// Unknown numbers are read as `Protocol`.
 ///
 /// ```
 /// te_fabric::statuses! {
@@ -170,12 +171,18 @@ pub struct Welcome {
 ///     pub enum Status {
 ///         /// The region is not registered.
 ///         NotFound = 1 => NotFound,
+///         /// The connection did not open with the magic.
+///         Magic = 7 => Protocol,
+///         /// The target speaks another version.
+///         Version = 8 => Protocol,
 ///         /// A frame that makes no sense.
 ///         Protocol = 9 => Protocol,
 ///     }
 /// }
 /// assert_eq!(Status::from_wire(1), Status::NotFound);
 /// assert_eq!(Status::from_wire(77), Status::Protocol);
+/// assert_eq!(Status::from(te_fabric::FrameError::Version(3)), Status::Version);
+/// assert_eq!(Status::from(te_fabric::FrameError::Reserved), Status::Protocol);
 /// assert_eq!(Status::Ok.error(), None);
 /// assert_eq!(Status::NotFound.error(), Some(te_core::Error::with_code(te_core::ErrorKind::NotFound, 1)));
 /// ```
@@ -216,6 +223,17 @@ macro_rules! statuses {
                     $(Self::$row => $crate::te_core::ErrorKind::$kind,)+
                 };
                 Some($crate::te_core::Error::with_code(kind, self as i32))
+            }
+        }
+
+        impl From<$crate::FrameError> for $name {
+            /// What the target reports to the initiator.
+            fn from(error: $crate::FrameError) -> Self {
+                match error {
+                    $crate::FrameError::Magic => Self::Magic,
+                    $crate::FrameError::Version(_) => Self::Version,
+                    _ => Self::Protocol,
+                }
             }
         }
     };

@@ -5,14 +5,14 @@ use std::io;
 
 use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 use crate::channel::Channel;
 use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role, Undead};
 use crate::connects::{Task, Whose};
 use crate::exchange::{
-    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QpEntry, Refusal, Request,
-    Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
+    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, PROTOCOL, PortBody, QpEntry, Refusal, Request,
+    Resolve, Resolved, Status, Step, Welcome, Withdrawn,
 };
 use crate::net::{self, Interest};
 use crate::transport::{RdmaTransport, random_u64, remote_rights};
@@ -119,7 +119,7 @@ impl<V: Verbs> RdmaTransport<V> {
                         self.stats.frames += 1;
                     }
                     Err(error) => {
-                        self.turn_away(role, channel, error.status());
+                        self.turn_away(role, channel, error.into());
                         break;
                     }
                 }
@@ -559,14 +559,7 @@ fn is_the_peers(error: &io::Error) -> bool {
 }
 
 fn welcome(status: Status, incarnation: u64) -> Welcome {
-    Welcome {
-        magic: MAGIC,
-        version: U16::new(VERSION),
-        reserved: U16::ZERO,
-        status: U32::new(status as u32),
-        incarnation: U64::new(incarnation),
-        reserved_end: U64::ZERO,
-    }
+    PROTOCOL.welcome(status as u32, incarnation, 0)
 }
 
 /// False: there is no room for the answer.

@@ -160,7 +160,7 @@ fn other_versions_are_told_apart_from_noise() {
         reserved: U16::ZERO,
         status: U32::new(Status::Version as u32),
         incarnation: U64::ZERO,
-        reserved_end: U64::ZERO,
+        detail: U64::ZERO,
     };
     assert!(matches!(parse_welcome(refusal.as_bytes()), Ok(Step::Frame(_, 32))));
     let welcome = Welcome { status: U32::ZERO, ..refusal };

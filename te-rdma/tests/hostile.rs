@@ -375,7 +375,7 @@ fn greet(stream: &mut TcpStream, incarnation: u64) {
         reserved: U16::ZERO,
         status: U32::ZERO,
         incarnation: U64::new(incarnation),
-        reserved_end: U64::ZERO,
+        detail: U64::ZERO,
     };
     stream.write_all(welcome.as_bytes()).unwrap();
 }

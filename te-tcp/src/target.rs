@@ -5,12 +5,12 @@ use std::io;
 
 use te_core::{Access, Instant};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 use crate::connections::Connection;
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry,
-    MAGIC, Request, Status, Step, VERSION, Welcome,
+    PROTOCOL, Request, Status, Step,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
@@ -323,15 +323,8 @@ impl TcpTransport {
     }
 
     fn welcome(&self, lane: &mut Lane<InLane>, status: Status) {
-        let welcome = Welcome {
-            magic: MAGIC,
-            version: U16::new(VERSION),
-            reserved: U16::ZERO,
-            status: U32::new(status as u32),
-            // Who does not know it has no business here, and does not learn it by asking.
-            incarnation: U64::new(if status == Status::Ok { self.incarnation } else { 0 }),
-            operation_bytes_max: U64::new(u64::from(self.config.slice_bytes_max)),
-        };
+        let longest = u64::from(self.config.slice_bytes_max);
+        let welcome = PROTOCOL.welcome(status as u32, self.incarnation, longest);
         lane.outbox.push_head(&[welcome.as_bytes()]);
     }
 
@@ -340,9 +333,9 @@ impl TcpTransport {
         log::warn!("a peer broke the protocol: {error}");
         self.stats.protocol_errors += 1;
         match lane.role.phase {
-            Phase::Greeting => self.welcome(lane, error.status()),
+            Phase::Greeting => self.welcome(lane, error.into()),
             _ => {
-                let header = Header::new(Kind::Error, 0, 0, error.status() as u64);
+                let header = Header::new(Kind::Error, 0, 0, Status::from(error) as u64);
                 lane.outbox.push_head(&[header.as_bytes()]);
             }
         }

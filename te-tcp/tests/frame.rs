@@ -88,7 +88,7 @@ proptest! {
             reserved: U16::ZERO,
             status: U32::new(status),
             incarnation: U64::new(incarnation),
-            operation_bytes_max: U64::new(longest),
+            detail: U64::new(longest),
         };
         prop_assert_eq!(welcome.as_bytes().len(), 32);
         check(welcome.as_bytes(), parse_welcome, &welcome);

@@ -401,7 +401,7 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
             reserved: U16::ZERO,
             status: U32::ZERO,
             incarnation: U64::new(5),
-            operation_bytes_max: U64::new(1 << 30),
+            detail: U64::new(1 << 30),
         };
         stream.write_all(welcome.as_bytes()).unwrap();
         stream.read_exact(&mut [0; 56]).unwrap();
