@@ -105,10 +105,9 @@ impl<V: Verbs> RdmaTransport<V> {
     fn forget_keys(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get(slot)
             && let Some(segment) = self.segments.get_mut(operation.segment)
-            && matches!(segment.keys, Keys::Known)
+            && matches!(segment.ext.keys, Keys::Known)
         {
-            segment.keys = Keys::Unknown;
-            segment.remote_keys.clear();
+            segment.ext.forget(Keys::Unknown);
         }
     }
 
@@ -164,7 +163,7 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         operation.ext.again = false;
         operation.issued = 0;
-        match self.segments.get(operation.segment).map(|segment| &segment.keys) {
+        match self.segments.get(operation.segment).map(|segment| &segment.ext.keys) {
             Some(Keys::Withdrawn) | None => self.fail(slot, ErrorKind::Stale.into()),
             Some(keys) => {
                 let known = matches!(keys, Keys::Known);
@@ -178,7 +177,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let Some(operation) = self.operations.get(slot) else { return };
         if operation.ext.waiting {
             if let Some(segment) = self.segments.get_mut(operation.segment) {
-                self.operations.unlink(&mut segment.waiting, slot);
+                self.operations.unlink(&mut segment.ext.waiting, slot);
             }
         } else if let Some(endpoint) = self.endpoints.get_mut(operation.peer) {
             self.operations.unlink(&mut endpoint.pending, slot);
@@ -200,12 +199,8 @@ impl<V: Verbs> RdmaTransport<V> {
         if operation.ext.canceled.is_some() {
             self.draining.retain(|&draining| draining != slot);
         }
-        if let Some(region) = self.regions.get_mut(operation.region) {
-            region.own -= 1;
-        }
-        if let Some(segment) = self.segments.get_mut(operation.segment) {
-            segment.users -= 1;
-        }
+        self.regions.unpin(operation.region);
+        self.segments.unpin(operation.segment);
         if let Some(endpoint) = self.endpoints.get_mut(operation.peer) {
             endpoint.operations -= 1;
         }

@@ -94,8 +94,8 @@
 //! **ERROR** (target to initiator) is the last frame on a channel whose initiator broke the protocol: status (4), zero (4).
 
 mod chunking;
-mod export;
 
+pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
 use te_fabric::handshake::Protocol;
 pub use te_fabric::handshake::{FrameError, Step, Welcome};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -104,7 +104,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::verbs::GidKind;
 
 pub use chunking::Chunking;
-pub use export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, parse_export};
 
 /// The protocol version of this release.
 pub const VERSION: u16 = 2;
@@ -112,6 +111,8 @@ pub const VERSION: u16 = 2;
 pub const MAGIC: [u8; 8] = *b"snowrdma";
 /// Both, as the handshake wants them.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
+/// What tells this fabric's exports from others.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: VERSION };
 /// Queue pairs in one CONNECT, at most.
 pub const QPS_MAX: usize = 16;
 /// Remote keys in one RESOLVED, at most.
@@ -461,6 +462,14 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
         }
         k => Err(FrameError::Kind(k)),
     }
+}
+
+/// Parses an export.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
+    Export::parse(EXPORT_FORMAT, bytes)
 }
 
 /// The number of a GID's kind on the wire.

@@ -1,7 +1,7 @@
 //! Sockets of the side channel, and the one descriptor to wait on. Nothing blocks.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -10,8 +10,6 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, listen, setsockopt,
     socket, sockopt,
 };
-
-use crate::exchange::EXPORT_ADDRESSES_MAX;
 
 /// Events taken at a time.
 pub(crate) const EVENTS_MAX: usize = 64;
@@ -146,55 +144,4 @@ fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     Ok(socket(family, SockType::Stream, flags, None)?)
-}
-
-/// Interfaces whose names begin so are made for containers and virtual machines of this host. Their addresses are the same
-/// on many hosts, and lead elsewhere from there.
-const VIRTUAL: [&str; 12] =
-    ["docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "kube-", "podman", "lxcbr", "lxdbr", "vnet"];
-
-/// The addresses that exports carry.
-pub(crate) fn advertised(advertise: Option<IpAddr>, bound: IpAddr) -> Vec<IpAddr> {
-    if let Some(address) = advertise {
-        return vec![address];
-    }
-    if !bound.is_unspecified() {
-        return vec![bound];
-    }
-    let mut found = host_addresses();
-    found.retain(|address| address.is_ipv4() || bound.is_ipv6());
-    found.truncate(EXPORT_ADDRESSES_MAX);
-    if found.is_empty() {
-        found.push(if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
-    }
-    found
-}
-
-/// The addresses of this host's interfaces that are up, without loopback and link-local ones. Virtual interfaces count only
-/// when there are no others.
-fn host_addresses() -> Vec<IpAddr> {
-    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
-    let (mut found, mut others) = (Vec::new(), Vec::new());
-    for interface in interfaces {
-        let up = interface.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
-        let Some(address) = interface.address.filter(|_| up) else { continue };
-        let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-            (Some(v4), _) => IpAddr::V4(v4.ip()),
-            (_, Some(v6)) => IpAddr::V6(v6.ip()),
-            _ => continue,
-        };
-        let reachable = match ip {
-            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-            IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-        };
-        if reachable {
-            let is_virtual = VIRTUAL.iter().any(|prefix| interface.interface_name.starts_with(prefix));
-            if is_virtual { &mut others } else { &mut found }.push(ip);
-        }
-    }
-    if found.is_empty() {
-        found = others;
-    }
-    found.sort_by_key(IpAddr::is_ipv6);
-    found
 }

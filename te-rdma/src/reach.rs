@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use te_core::{Completion, Error, ErrorKind};
+use te_fabric::net::{error_of, peer_dead};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -18,7 +19,7 @@ use crate::net::{self, Interest};
 use crate::region::Keys;
 use crate::sieve::Sign;
 use crate::target::ROUNDS_MAX;
-use crate::transport::{Outage, RdmaTransport, error_of};
+use crate::transport::{Outage, RdmaTransport};
 use crate::verbs::Verbs;
 
 impl<V: Verbs> RdmaTransport<V> {
@@ -186,7 +187,7 @@ impl<V: Verbs> RdmaTransport<V> {
             connection: U32::new(self.next_connection),
             session: U64::new(self.sessions.hash_one(incarnation)),
             target: U64::new(incarnation),
-            identity: U64::new(self.identity),
+            identity: U64::new(self.end.identity),
             reserved_end: U64::ZERO,
         };
         channel.push(&[hello.as_bytes()]);
@@ -276,7 +277,7 @@ impl<V: Verbs> RdmaTransport<V> {
     fn fail_slices(&mut self, endpoint: u32, error: Error) {
         self.fail_pending(endpoint, error);
         for index in 0..self.segments.bound() {
-            if self.segments.get(index).is_some_and(|segment| segment.endpoint == endpoint) {
+            if self.segments.get(index).is_some_and(|segment| segment.peer == endpoint) {
                 self.fail_segment(index, error);
             }
         }
@@ -310,13 +311,12 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         for index in 0..self.segments.bound() {
             if let Some(segment) = self.segments.get_mut(index)
-                && segment.endpoint == endpoint
-                && !matches!(segment.keys, Keys::Withdrawn)
+                && segment.peer == endpoint
+                && !matches!(segment.ext.keys, Keys::Withdrawn)
             {
                 // The next connection has to show the key again.
-                segment.keys = Keys::Unknown;
-                segment.remote_keys.clear();
-                if !segment.waiting.is_empty() {
+                segment.ext.forget(Keys::Unknown);
+                if !segment.ext.waiting.is_empty() {
                     self.want_keys(index);
                 }
             }
@@ -399,9 +399,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn fence_done(&mut self, segment: u32, completion: Completion) {
         self.operations.complete(completion);
         self.fences -= 1;
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.users -= 1;
-        }
+        self.segments.unpin(segment);
     }
 
     /// Closes the side channel to an endpoint that has nothing to do.
@@ -477,12 +475,4 @@ impl<V: Verbs> RdmaTransport<V> {
 /// What the end of a side channel says, by how far it was.
 fn lost(phase: Phase, error: Error) -> ChannelEnd {
     if phase == Phase::Up { ChannelEnd::Lost(error) } else { ChannelEnd::Refused(error) }
-}
-
-/// An error of a socket speaks against the peer, not against the rail.
-fn peer_dead(error: Error) -> Error {
-    match error.kind {
-        ErrorKind::System => Error::with_code(ErrorKind::PeerDead, error.code),
-        _ => error,
-    }
 }

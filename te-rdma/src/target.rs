@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::io;
 
 use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
+use te_fabric::net::random_u64;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -15,7 +16,7 @@ use crate::exchange::{
     Resolve, Resolved, Status, Step, Welcome, Withdrawn,
 };
 use crate::net::{self, Interest};
-use crate::transport::{RdmaTransport, random_u64, remote_rights};
+use crate::transport::RdmaTransport;
 use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// Connections accepted in one poll.
@@ -143,7 +144,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 Step::Need(_) => Ok(0),
                 Step::Frame(hello, used) => {
                     match self.meet(role, &hello) {
-                        Status::Ok => _ = channel.push(&[welcome(Status::Ok, self.incarnation).as_bytes()]),
+                        Status::Ok => _ = channel.push(&[welcome(Status::Ok, self.end.incarnation).as_bytes()]),
                         status => self.turn_away(role, channel, status),
                     }
                     Ok(used)
@@ -202,7 +203,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// A peer says who it is and whom it wants.
     fn meet(&mut self, role: &mut In, hello: &Hello) -> Status {
-        if hello.target.get() != self.incarnation {
+        if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
         if self.expelled.contains(&hello.identity.get()) {
@@ -378,14 +379,12 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
     fn resolve(&mut self, channel: &mut Channel, id: u64, of: &Resolve) -> bool {
         let region = RegionId::new(of.region.get(), of.generation.get());
-        let found = match self.regions.get_mut(region.index) {
-            None => Err(Status::NotFound),
-            Some(found) if found.generation != region.generation || found.leaving => Err(Status::Stale),
-            Some(found) if found.key != of.key.get() || !found.access.is_remote() => {
-                Err(Status::AccessDenied)
-            }
-            Some(found) if of.first.get() as usize >= found.chunks.len() => Err(Status::OutOfRange),
-            Some(found) => Ok(found),
+        let found = match self.regions.granted(region, of.key.get()) {
+            Err(ErrorKind::NotFound) => Err(Status::NotFound),
+            Err(ErrorKind::Stale) => Err(Status::Stale),
+            Err(_) => Err(Status::AccessDenied),
+            Ok(found) if of.first.get() as usize >= found.ext.chunks.len() => Err(Status::OutOfRange),
+            Ok(found) => Ok(found),
         };
         let found = match found {
             Ok(found) => found,
@@ -395,20 +394,20 @@ impl<V: Verbs> RdmaTransport<V> {
                 return false;
             }
         };
-        found.shown = true;
+        found.ext.shown = true;
         let mut keys = [U32::ZERO; KEYS_MAX];
-        let chunks = &found.chunks[of.first.get() as usize..];
+        let chunks = &found.ext.chunks[of.first.get() as usize..];
         let count = chunks.len().min(KEYS_MAX);
         for (to, chunk) in keys.iter_mut().zip(chunks) {
             *to = U32::new(chunk.remote_key);
         }
         let body = Resolved {
-            base: U64::new(found.chunking.base),
-            len: U64::new(found.chunking.len),
-            chunk_bytes: U64::new(1 << found.chunking.shift),
-            chunks: U32::new(found.chunks.len() as u32),
+            base: U64::new(found.ext.chunking.base),
+            len: U64::new(found.ext.chunking.len),
+            chunk_bytes: U64::new(1 << found.ext.chunking.shift),
+            chunks: U32::new(found.ext.chunks.len() as u32),
             first: of.first,
-            rights: remote_rights(found.access),
+            rights: found.remote_rights(),
             reserved: [0; 7],
         };
         let header = Header::new(Kind::Resolved, count as u16, id);

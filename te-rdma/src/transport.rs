@@ -1,7 +1,7 @@
 //! The transport: one object that initiates and serves, driven by `poll` alone.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 use std::collections::{HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
@@ -11,21 +11,22 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
+use te_fabric::net::random_u64;
 use te_fabric::operation::accept_prefix;
-use te_fabric::{Queue, Slab};
+use te_fabric::{LocalEnd, Slab, Table};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
 use crate::connects::Connects;
 use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
-use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
+use crate::exchange::{self, Chunking, EXPORT_BYTES_MAX, EXPORT_FORMAT, Kind};
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
 use crate::open_error::OpenError;
 use crate::operation::{Ext, Operation, Operations};
 use crate::port::LocalPort;
 use crate::post::Batch;
-use crate::region::{Keys, Region, Retired, Segment, Table};
+use crate::region::{Keys, Region, RegionExt, Regions, Retired, Segment, SegmentExt, Segments};
 use crate::registration;
 use crate::sieve::Sieve;
 use crate::stats::Stats;
@@ -42,22 +43,19 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) poller: Poller,
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
-    pub(crate) incarnation: u64,
-    /// Who peers take us for; never 0.
-    pub(crate) identity: u64,
+    /// What peers learn of us.
+    pub(crate) end: LocalEnd,
     /// What the sessions with targets are made of.
     pub(crate) sessions: RandomState,
     pub(crate) listener: TcpListener,
-    address: SocketAddr,
-    advertised: Vec<IpAddr>,
     /// The one that opened it.
     process: u32,
     pub(crate) port: LocalPort,
     /// Why nothing can be sent at the moment, or ever again.
     pub(crate) outage: Option<Outage>,
 
-    pub(crate) regions: Table<Region>,
-    pub(crate) segments: Table<Segment>,
+    pub(crate) regions: Regions,
+    pub(crate) segments: Segments,
     pub(crate) endpoints: Table<Endpoint>,
     pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
@@ -158,20 +156,17 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         let connects = Connects::new().map_err(step("make an event descriptor"))?;
         poller.add(connects.fd(), CONNECTS, Interest::READ).map_err(step("watch the event descriptor"))?;
-        let random = || random_u64().map_err(step("get random numbers"));
+        let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
         Ok(Self {
-            incarnation: random()?,
-            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
+            end: end.map_err(step("get random numbers"))?,
             sessions: RandomState::new(),
-            advertised: net::advertised(config.advertise, address.ip()),
             poller,
             listener,
-            address,
             process: std::process::id(),
             port,
             outage: None,
-            regions: Table::new(config.regions_max),
-            segments: Table::new(config.segments_max),
+            regions: Regions::new(config.regions_max),
+            segments: Segments::new(config.segments_max),
             endpoints: Table::new(config.segments_max),
             acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
@@ -215,19 +210,19 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Where the side channel listens.
     #[must_use]
     pub const fn local_address(&self) -> SocketAddr {
-        self.address
+        self.end.address
     }
 
     /// The random number of this transport's life: exports carry it.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.end.incarnation
     }
 
     /// Who peers take it for: [`Config::identity`], or the random number in its place.
     #[must_use]
     pub const fn identity(&self) -> u64 {
-        self.identity
+        self.end.identity
     }
 
     /// The settings, lowered to what the device can do.
@@ -343,18 +338,9 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         };
         self.stats.registered_bytes += chunking.len;
-        let region = Region {
-            generation: id.generation,
-            chunking,
-            chunks,
-            access,
-            key,
-            mapped,
-            own: 0,
-            shown: false,
-            leaving: false,
-        };
-        self.regions.insert(id.index, region)
+        let len = chunking.len;
+        let ext = RegionExt { chunking, chunks, mapped, shown: false };
+        self.regions.insert(id.index, Region::new(id, len, access, key, ext))
     }
 
     fn undo(&self, chunks: Vec<Registration>) {
@@ -371,15 +357,16 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         self.regions.check_local(slice)?;
         let segment = self.segments.check_remote(slice)?;
-        let (endpoint, known) = (segment.endpoint, matches!(segment.keys, Keys::Known));
+        let known = match segment.ext.keys {
+            Keys::Withdrawn => return Err(ErrorKind::Stale.into()),
+            Keys::Known => true,
+            Keys::Unknown | Keys::Asked(_) => false,
+        };
+        let endpoint = segment.peer;
         let operation = Operation::new(slice, endpoint, Ext::new(slice.local.1));
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
-        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
-            region.own += 1;
-        }
-        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
-            segment.users += 1;
-        }
+        self.regions.pin(slice.local.0.index);
+        self.segments.pin(slice.remote.0.index);
         if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
             endpoint.operations += 1;
         }
@@ -397,7 +384,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 self.operations.push_back(&mut endpoint.pending, slot);
             }
         } else if let Some(of) = self.segments.get_mut(segment) {
-            self.operations.push_back(&mut of.waiting, slot);
+            self.operations.push_back(&mut of.ext.waiting, slot);
             self.want_keys(segment);
         }
         self.list(endpoint);
@@ -406,8 +393,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Has somebody ask for a segment's keys, unless that has been done.
     pub(crate) fn want_keys(&mut self, segment: u32) {
         let Some(of) = self.segments.get_mut(segment) else { return };
-        let endpoint = of.endpoint;
-        if matches!(of.keys, Keys::Unknown)
+        let endpoint = of.peer;
+        if matches!(of.ext.keys, Keys::Unknown)
             && let Some(endpoint) = self.endpoints.get_mut(endpoint)
             && !endpoint.wanting.contains(&segment)
         {
@@ -445,8 +432,8 @@ impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaTransport")
             .field("device", &self.verbs.info().name)
-            .field("address", &self.address)
-            .field("incarnation", &self.incarnation)
+            .field("address", &self.end.address)
+            .field("incarnation", &self.end.incarnation)
             .field("outage", &self.outage)
             .field("connections", &self.connections.len())
             .field("queue_pairs", &self.links.len())
@@ -487,47 +474,29 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        if region.own > 0 {
+        if region.users > 0 {
             return Err(ErrorKind::Busy.into());
         }
         let Some(region) = self.regions.get_mut(id.index) else { return Err(ErrorKind::NotFound.into()) };
-        region.leaving = true;
-        while let Some(&chunk) = region.chunks.last() {
+        region.closing = true;
+        while let Some(&chunk) = region.ext.chunks.last() {
             // The device ends a peer's access before it says so. What it does not let go of stays ours; call again.
             self.verbs.deregister(chunk)?;
-            region.chunks.pop();
-            if region.shown {
+            region.ext.chunks.pop();
+            if region.ext.shown {
                 self.retired.add(chunk.remote_key);
             }
         }
         let Some(region) = self.regions.remove(id.index) else { return Err(ErrorKind::NotFound.into()) };
-        self.stats.registered_bytes -= region.chunking.len;
-        if region.shown {
+        self.stats.registered_bytes -= region.len;
+        if region.ext.shown {
             self.tell_withdrawn(id);
         }
         Ok(())
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        let region = self.regions.find(id)?;
-        if !region.access.is_remote() || region.leaving {
-            return Err(ErrorKind::AccessDenied.into());
-        }
-        let mut addresses = [self.address.ip(); EXPORT_ADDRESSES_MAX];
-        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
-        addresses[..count].copy_from_slice(&self.advertised[..count]);
-        let export = Export {
-            rights: remote_rights(region.access),
-            addresses,
-            address_count: count as u8,
-            port: self.address.port(),
-            incarnation: self.incarnation,
-            region: id.index,
-            generation: id.generation,
-            key: region.key,
-            len: region.chunking.len,
-        };
-        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+        self.end.export(id, self.regions.find(id)?, out)
     }
 
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
@@ -554,30 +523,11 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
         }
         // As many endpoints as segments may be listed.
         self.listed.reserve(self.endpoints.bound() as usize);
-        let segment = Segment {
-            generation: id.generation,
-            endpoint,
-            region: export.region,
-            region_generation: export.generation,
-            key: export.key,
-            len: export.len,
-            access: Access::from_bits_truncate(export.rights),
-            keys: Keys::Unknown,
-            chunking: None,
-            remote_keys: Vec::new(),
-            waiting: Queue::new(),
-            users: 0,
-        };
-        self.segments.insert(id.index, segment)
+        self.segments.insert(id.index, Segment::new(id, endpoint, &export, SegmentExt::new()))
     }
 
     fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        let segment = self.segments.find(id)?;
-        if segment.users > 0 {
-            return Err(ErrorKind::Busy.into());
-        }
-        let endpoint = segment.endpoint;
-        self.segments.remove(id.index);
+        let endpoint = self.segments.detach(id)?.peer;
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.segments -= 1;
             of.wanting.retain(|&segment| segment != id.index);
@@ -648,15 +598,13 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
     }
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
-        let endpoint = self.segments.find(segment)?.endpoint;
+        let endpoint = self.segments.find(segment)?.peer;
         if self.fences >= self.config.fences_max {
             return Err(ErrorKind::Full.into());
         }
         let Some(of) = self.endpoints.get_mut(endpoint) else { return Err(ErrorKind::NotFound.into()) };
         of.fences.push(Fence { token, segment: segment.index, asked: None });
-        if let Some(segment) = self.segments.get_mut(segment.index) {
-            segment.users += 1;
-        }
+        self.segments.pin(segment.index);
         self.fences += 1;
         self.list(endpoint);
         Ok(())
@@ -695,39 +643,12 @@ impl<V: Verbs> Drop for RdmaTransport<V> {
         }
         for index in 0..self.regions.bound() {
             if let Some(region) = self.regions.remove(index) {
-                for chunk in region.chunks {
+                for chunk in region.ext.chunks {
                     let _ = self.verbs.deregister(chunk);
                 }
             }
         }
     }
-}
-
-/// The rights of a region that concern peers.
-pub(crate) fn remote_rights(access: Access) -> u8 {
-    (access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits()
-}
-
-/// The contract's error for what a socket said.
-pub(crate) fn error_of(error: &io::Error) -> Error {
-    let code = error.raw_os_error().unwrap_or(0);
-    let kind = match error.kind() {
-        io::ErrorKind::UnexpectedEof
-        | io::ErrorKind::WriteZero
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::ConnectionAborted
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::TimedOut
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
-        _ => ErrorKind::System,
-    };
-    Error::with_code(kind, code)
-}
-
-pub(crate) fn random_u64() -> io::Result<u64> {
-    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Settings that the device can keep.

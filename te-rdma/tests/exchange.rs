@@ -187,7 +187,7 @@ proptest! {
         all[..addresses.len()].copy_from_slice(&addresses);
         let address_count = addresses.len() as u8;
         let export =
-            Export { rights, addresses: all, address_count, port, incarnation, region, generation, key, len };
+            Export { format: EXPORT_FORMAT, rights, addresses: all, address_count, port, incarnation, region, generation, key, len };
         let mut blob = [0; EXPORT_BYTES_MAX];
         let written = export.write(&mut blob).unwrap();
         prop_assert_eq!(parse_export(&blob[..written]), Ok(export));

@@ -337,6 +337,7 @@ fn connections_beyond_the_limit_are_told_so() {
 
 fn false_export(address: std::net::SocketAddr, incarnation: u64) -> Vec<u8> {
     let export = Export {
+        format: EXPORT_FORMAT,
         rights: 12,
         addresses: [address.ip(); EXPORT_ADDRESSES_MAX],
         address_count: 1,

@@ -158,7 +158,7 @@ impl TcpTransport {
     /// What a HELLO is answered. `Ok`: its lane is admitted, and counted.
     pub(crate) fn admit(&mut self, hello: &Hello, lane: &mut Lane<InLane>) -> Status {
         let identity = hello.identity.get();
-        if hello.target.get() != self.incarnation {
+        if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
         if self.admission.expelled.contains(&identity) {

@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use te_core::{Error, ErrorKind, Instant, Token};
-use te_fabric::Queue;
+use te_fabric::{EXPORT_ADDRESSES_MAX, Queue};
 
 use crate::config::LANES_MAX;
-use crate::frame::EXPORT_ADDRESSES_MAX;
 use crate::initiator::Piece;
 
 /// The first pause before a peer is tried again.

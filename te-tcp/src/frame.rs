@@ -84,8 +84,7 @@
 //!
 //! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses the other's.
 
-use core::net::{IpAddr, Ipv6Addr};
-
+pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
 use te_fabric::handshake::Protocol;
 pub use te_fabric::handshake::{FrameError, Step, Welcome};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -106,10 +105,8 @@ pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
-/// Addresses in one export, at most.
-pub const EXPORT_ADDRESSES_MAX: usize = 4;
-/// The longest export, bytes.
-pub const EXPORT_BYTES_MAX: usize = size_of::<ExportHead>() + 16 * EXPORT_ADDRESSES_MAX;
+/// What tells this fabric's exports from others.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: VERSION };
 
 /// What the kind byte of a [`Header`] can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -403,120 +400,12 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
     }
 }
 
-/// First bytes of an export. The addresses follow, 16 bytes each; IPv4 is written as IPv4-mapped IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct ExportHead {
-    magic: [u8; 4],
-    version: U16,
-    rights: u8,
-    addresses: u8,
-    incarnation: U64,
-    region: U32,
-    generation: U32,
-    key: U64,
-    len: U64,
-    reserved: [u8; 6],
-    port: U16,
-}
-
-const EXPORT_MAGIC: [u8; 4] = *b"stcp";
-
-/// What a peer needs to reach an exported region.
-///
-/// On the wire: magic `stcp` (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of addresses (1), incarnation
-/// (8), region index (4), generation (4), key (8), length (8), zero (6), port (2), then 1 to 4 addresses (16 each).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// The bits of [`te_core::Access`] that the peer has.
-    pub rights: u8,
-    /// Where the target listens; the first `address_count` count.
-    pub addresses: [IpAddr; EXPORT_ADDRESSES_MAX],
-    /// How many addresses there are.
-    pub address_count: u8,
-    /// TCP port.
-    pub port: u16,
-    /// Who exported it.
-    pub incarnation: u64,
-    /// Region index at the target.
-    pub region: u32,
-    /// Region generation at the target.
-    pub generation: u32,
-    /// The key.
-    pub key: u64,
-    /// Bytes of the region.
-    pub len: u64,
-}
-
-impl Export {
-    /// Writes the export into `out`; gives its length, or `None` when `out` is too short.
-    #[must_use]
-    pub fn write(&self, out: &mut [u8]) -> Option<usize> {
-        let count = usize::from(self.address_count).min(EXPORT_ADDRESSES_MAX);
-        let head = ExportHead {
-            magic: EXPORT_MAGIC,
-            version: U16::new(VERSION),
-            rights: self.rights,
-            addresses: count as u8,
-            port: U16::new(self.port),
-            reserved: [0; 6],
-            incarnation: U64::new(self.incarnation),
-            region: U32::new(self.region),
-            generation: U32::new(self.generation),
-            key: U64::new(self.key),
-            len: U64::new(self.len),
-        };
-        let total = size_of::<ExportHead>() + 16 * count;
-        let out = out.get_mut(..total)?;
-        let (first, rest) = out.split_at_mut(size_of::<ExportHead>());
-        first.copy_from_slice(head.as_bytes());
-        for (to, address) in rest.chunks_exact_mut(16).zip(&self.addresses) {
-            let v6 = match address {
-                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-                IpAddr::V6(v6) => *v6,
-            };
-            to.copy_from_slice(&v6.octets());
-        }
-        Some(total)
-    }
-}
-
 /// Parses an export.
 ///
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
-    let (head, rest) = ExportHead::read_from_prefix(bytes).map_err(|_| FrameError::Length)?;
-    if head.magic != EXPORT_MAGIC {
-        return Err(FrameError::Magic);
-    }
-    if head.version.get() != VERSION {
-        return Err(FrameError::Version(head.version.get()));
-    }
-    let count = usize::from(head.addresses);
-    if head.reserved != [0; 6] {
-        return Err(FrameError::Reserved);
-    }
-    if count == 0 || count > EXPORT_ADDRESSES_MAX || rest.len() != 16 * count || head.port.get() == 0 {
-        return Err(FrameError::Length);
-    }
-    let mut addresses = [IpAddr::V6(Ipv6Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
-    for (to, from) in addresses.iter_mut().zip(rest.chunks_exact(16)) {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(from);
-        *to = IpAddr::V6(Ipv6Addr::from(octets)).to_canonical();
-    }
-    Ok(Export {
-        rights: head.rights,
-        addresses,
-        address_count: head.addresses,
-        port: head.port.get(),
-        incarnation: head.incarnation.get(),
-        region: head.region.get(),
-        generation: head.generation.get(),
-        key: head.key.get(),
-        len: head.len.get(),
-    })
+    Export::parse(EXPORT_FORMAT, bytes)
 }
 
 /// The header and what follows it; `None` when it is not all there yet.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use te_core::{Error, ErrorKind, Op};
+use te_fabric::net::error_of;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -14,7 +15,7 @@ use crate::frame::{
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::Pinned;
-use crate::transport::{TcpTransport, error_of};
+use crate::transport::TcpTransport;
 
 /// Pieces on one lane without an answer, at most.
 const PIECES_MAX: usize = 1_024;
@@ -550,12 +551,8 @@ impl TcpTransport {
             self.stats.failed += 1;
         }
         self.operations.complete(completion);
-        if let Some(region) = self.regions.get_mut(operation.region) {
-            region.own -= 1;
-        }
-        if let Some(segment) = self.segments.get_mut(operation.segment) {
-            segment.users -= 1;
-        }
+        self.regions.unpin(operation.region);
+        self.segments.unpin(operation.segment);
         if let Some(endpoint) = self.peers.get_mut(operation.peer) {
             endpoint.operations -= 1;
             if !endpoint.is_awaited() {

@@ -3,6 +3,7 @@
 use std::io;
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op};
+use te_fabric::net::error_of;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -13,7 +14,7 @@ use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry, MAGIC, VERSION};
 use crate::initiator::{OutLane, Phase, Stage};
 use crate::lane::{Lane, Reading};
 use crate::sys::{Interest, Socket};
-use crate::transport::{TcpTransport, error_of};
+use crate::transport::TcpTransport;
 
 /// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
 const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
@@ -101,9 +102,9 @@ impl TcpTransport {
             lane: U16::new(u16::from(lane.role.number)),
             lane_generation: U32::new(lane.role.generation),
             session: U64::new(self.session),
-            initiator: U64::new(self.incarnation),
+            initiator: U64::new(self.end.incarnation),
             target: U64::new(target),
-            identity: U64::new(self.identity),
+            identity: U64::new(self.end.identity),
         };
         lane.outbox.push_head(&[hello.as_bytes()]);
         lane.role.phase = Phase::Greeting;
@@ -307,9 +308,7 @@ impl TcpTransport {
     fn fence_done(&mut self, segment: u32, completion: Completion) {
         self.operations.complete(completion);
         self.fences -= 1;
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.users -= 1;
-        }
+        self.segments.unpin(segment);
     }
 
     /// Looks after the peers' pulses; gives the next time to look.

@@ -13,6 +13,7 @@ use crate::frame::{
     PROTOCOL, Request, Status, Step,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
+use crate::region::{granted, peer_begins, peer_ends};
 use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
 
 /// Requests are not read while more answers than this wait to be sent on their lane, bytes.
@@ -168,7 +169,7 @@ impl TcpTransport {
             }
             while let Some(destination) = lane.inbox.next_complete() {
                 if destination.memory.is_some() {
-                    self.regions.peer_ends(destination.owner);
+                    peer_ends(&mut self.regions, destination.owner);
                     self.stats.bytes_served += destination.len;
                 }
                 if !destination.is_intact() {
@@ -231,7 +232,7 @@ impl TcpTransport {
                 let bytes_max = self.config.slice_bytes_max;
                 let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
                 for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
-                    match self.regions.remote(asked, Access::REMOTE_READ, bytes_max) {
+                    match granted(&mut self.regions, asked, Access::REMOTE_READ, bytes_max) {
                         Ok(_) if checksum && asked.len.get() > checksums_left => {
                             self.stats.refused += 1;
                             entry.status = U32::new(Status::TooLong as u32);
@@ -243,7 +244,7 @@ impl TcpTransport {
                                 checksums_left -= asked.len.get();
                                 self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
                             }
-                            self.regions.peer_begins(asked.region.get());
+                            peer_begins(&mut self.regions, asked.region.get());
                             self.stats.bytes_served += asked.len.get();
                             *to = Some((part, asked.region.get()));
                             (role.used, role.carried) = (self.now, true);
@@ -270,12 +271,12 @@ impl TcpTransport {
                 role.next += operations.len() as u64;
                 for asked in operations {
                     let (memory, status) =
-                        match self.regions.remote(asked, Access::REMOTE_WRITE, self.config.slice_bytes_max) {
+                        match granted(&mut self.regions, asked, Access::REMOTE_WRITE, self.config.slice_bytes_max) {
                             Ok(part) => (Some(part), Status::Ok),
                             Err(status) => (None, status),
                         };
                     if memory.is_some() {
-                        self.regions.peer_begins(asked.region.get());
+                        peer_begins(&mut self.regions, asked.region.get());
                         (role.used, role.carried) = (self.now, true);
                     } else {
                         self.stats.refused += 1;
@@ -324,7 +325,7 @@ impl TcpTransport {
 
     fn welcome(&self, lane: &mut Lane<InLane>, status: Status) {
         let longest = u64::from(self.config.slice_bytes_max);
-        let welcome = PROTOCOL.welcome(status as u32, self.incarnation, longest);
+        let welcome = PROTOCOL.welcome(status as u32, self.end.incarnation, longest);
         lane.outbox.push_head(&[welcome.as_bytes()]);
     }
 
@@ -351,7 +352,7 @@ impl TcpTransport {
                     role.used = now;
                 }
                 if let (Owner::Region(index), Progress::Finished) = (owner, progress) {
-                    regions.peer_ends(index);
+                    peer_ends(regions, index);
                 }
             });
             match flushed {
@@ -374,7 +375,7 @@ impl TcpTransport {
         self.drop_plan(&mut lane);
         for owner in lane.outbox.owners() {
             if let Owner::Region(region) = owner {
-                self.regions.peer_ends(region);
+                peer_ends(&mut self.regions, region);
             }
         }
         self.forget(index, lane.interest);
@@ -383,7 +384,7 @@ impl TcpTransport {
     fn drop_plan(&mut self, lane: &mut Lane<InLane>) {
         for destination in lane.inbox.open_payloads() {
             if destination.memory.is_some() {
-                self.regions.peer_ends(destination.owner);
+                peer_ends(&mut self.regions, destination.owner);
             }
         }
         lane.inbox.clear_plan();
@@ -406,7 +407,7 @@ impl TcpTransport {
             lane.inbox.redirect(region, Status::Withdrawn as u32);
             lane.outbox.detach(owner);
             for _ in 0..incoming + outgoing {
-                self.regions.peer_ends(region);
+                peer_ends(&mut self.regions, region);
             }
             self.connections.put(index, Connection::In(lane));
         }

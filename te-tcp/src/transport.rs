@@ -1,27 +1,28 @@
 //! The transport: one object that initiates and serves, driven by `poll` alone.
 
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::SocketAddr;
 use std::io;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_fabric::ConfigError;
+use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
+use te_fabric::{ConfigError, LocalEnd, Table};
 
 use crate::admission::Admission;
 use crate::config::{Config, Driver};
 use crate::connections::{Connection, Connections};
 use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
-use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
+use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 use crate::operation::{Ext, Operation, Operations};
-use crate::region::{Region, Segment, Table};
+use crate::region::{Ext as RegionExt, Region, Regions, Segment, Segments};
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
 use crate::sys::Ring;
-use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresses};
+use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket};
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -40,17 +41,14 @@ pub struct TcpTransport {
     /// First, so that it lets go of the sockets before they are closed.
     pub(crate) poller: Poller,
     pub(crate) config: Config,
-    pub(crate) incarnation: u64,
+    /// What peers learn of us.
+    pub(crate) end: LocalEnd,
     pub(crate) session: u64,
-    /// Who peers take us for; never 0.
-    pub(crate) identity: u64,
     pub(crate) listener: Socket,
-    address: SocketAddr,
-    advertised: Vec<IpAddr>,
 
     pub(crate) buffers: Buffers,
-    pub(crate) regions: Table<Region>,
-    pub(crate) segments: Table<Segment>,
+    pub(crate) regions: Regions,
+    pub(crate) segments: Segments,
     pub(crate) peers: Table<Endpoint>,
     pub(crate) acquaintances: Acquaintances,
     pub(crate) operations: Operations,
@@ -108,18 +106,15 @@ impl TcpTransport {
         };
         let interest = Interest { readable: true, writable: false };
         poller.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
-        let random = || random_u64().map_err(step("get random numbers"));
+        let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
         Ok(Self {
-            incarnation: random()?,
-            session: random()?,
-            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
-            advertised: advertised(&config, address.ip()),
+            end: end.map_err(step("get random numbers"))?,
+            session: random_u64().map_err(step("get random numbers"))?,
             listener,
-            address,
             poller,
             buffers: Buffers::new(),
-            regions: Table::new(config.regions_max),
-            segments: Table::new(config.segments_max),
+            regions: Regions::new(config.regions_max),
+            segments: Segments::new(config.segments_max),
             peers: Table::new(config.segments_max),
             acquaintances: Acquaintances::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
@@ -149,19 +144,19 @@ impl TcpTransport {
     /// Where it listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+        self.end.address
     }
 
     /// Who it is: random, another one after each restart.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.end.incarnation
     }
 
     /// Who peers take it for: [`Config::identity`], or the random number in its place.
     #[must_use]
     pub const fn identity(&self) -> u64 {
-        self.identity
+        self.end.identity
     }
 
     /// What it has done so far.
@@ -230,20 +225,17 @@ impl TcpTransport {
         if slice.len == 0 || slice.len > self.config.slice_bytes_max {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        let local = self.regions.local(slice)?;
-        let segment = *self.segments.remote(slice)?;
-        let operation = Operation::new(slice, segment.peer, Ext::new(local));
-        let Some(endpoint) = self.peers.get_mut(segment.peer) else { return Err(ErrorKind::NotFound.into()) };
+        let region = self.regions.check_local(slice)?;
+        let local = region.ext.memory.part(slice.local.1, u64::from(slice.len))?;
+        let peer = self.segments.check_remote(slice)?.peer;
+        let operation = Operation::new(slice, peer, Ext::new(local));
+        let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
         self.operations.push_back(&mut endpoint.pending, slot);
         endpoint.operations += 1;
-        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
-            region.own += 1;
-        }
-        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
-            segment.users += 1;
-        }
-        self.list_peer(segment.peer);
+        self.regions.pin(slice.local.0.index);
+        self.segments.pin(slice.remote.0.index);
+        self.list_peer(peer);
         Ok(())
     }
 
@@ -264,8 +256,8 @@ impl TcpTransport {
 impl fmt::Debug for TcpTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TcpTransport")
-            .field("address", &self.address)
-            .field("incarnation", &self.incarnation)
+            .field("address", &self.end.address)
+            .field("incarnation", &self.end.incarnation)
             .field("connections", &self.connections.len())
             .field("slots_in_use", &self.operations.len())
             .finish_non_exhaustive()
@@ -283,62 +275,38 @@ impl Memory for TcpTransport {
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when no
         // operation, own or a peer's, holds the `Pinned` or a part of it.
         let memory = unsafe { Pinned::new(span) };
-        let region =
-            Region { generation: id.generation, memory, access, key, own: 0, peers: 0, withdrawn: false };
-        self.regions.insert(id.index, region)
+        let ext = RegionExt { memory, peers: 0 };
+        self.regions.insert(id.index, Region::new(id, span.len() as u64, access, key, ext))
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        if region.own > 0 {
+        if region.users > 0 {
             return Err(ErrorKind::Busy.into());
         }
-        if region.peers > 0 {
-            if !region.withdrawn {
+        if region.ext.peers > 0 {
+            if !region.closing {
                 // New operations of peers are refused from here on; those that run get until the next call.
                 if let Some(region) = self.regions.get_mut(id.index) {
-                    region.withdrawn = true;
+                    region.closing = true;
                 }
                 return Err(ErrorKind::Busy.into());
             }
             self.withdraw(id.index);
         }
-        match self.regions.find(id)?.peers {
+        match self.regions.find(id)?.ext.peers {
             0 => self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into()),
             _ => Err(ErrorKind::Busy.into()),
         }
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        let region = self.regions.find(id)?;
-        if !region.access.is_remote() {
-            return Err(ErrorKind::AccessDenied.into());
-        }
-        let mut addresses = [IpAddr::V4(Ipv4Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
-        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
-        addresses[..count].copy_from_slice(&self.advertised[..count]);
-        let export = Export {
-            rights: (region.access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits(),
-            addresses,
-            address_count: count as u8,
-            port: self.address.port(),
-            incarnation: self.incarnation,
-            region: id.index,
-            generation: id.generation,
-            key: region.key,
-            len: region.memory.len() as u64,
-        };
-        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+        self.end.export(id, self.regions.find(id)?, out)
     }
 
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
-        if id.index >= self.config.segments_max {
-            return Err(ErrorKind::Full.into());
-        }
-        if self.segments.get(id.index).is_some() {
-            return Err(ErrorKind::Busy.into());
-        }
+        self.segments.vacant(id.index)?;
         let count = usize::from(export.address_count);
         let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
         let known = (0..self.peers.bound()).find(|&peer| {
@@ -351,26 +319,11 @@ impl Memory for TcpTransport {
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.segments += 1;
         }
-        let segment = Segment {
-            generation: id.generation,
-            peer,
-            region: export.region,
-            region_generation: export.generation,
-            key: export.key,
-            len: export.len,
-            access: Access::from_bits_truncate(export.rights),
-            users: 0,
-        };
-        self.segments.insert(id.index, segment)
+        self.segments.insert(id.index, Segment::new(id, peer, &export, ()))
     }
 
     fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        let segment = self.segments.find(id)?;
-        if segment.users > 0 {
-            return Err(ErrorKind::Busy.into());
-        }
-        let peer = segment.peer;
-        self.segments.remove(id.index);
+        let peer = self.segments.detach(id)?.peer;
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.segments -= 1;
         }
@@ -467,9 +420,7 @@ impl Transport for TcpTransport {
         let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         self.next_fence += 1;
         endpoint.fences.push(Fence { token, segment: segment.index, id: self.next_fence, waiting: None });
-        if let Some(segment) = self.segments.get_mut(segment.index) {
-            segment.users += 1;
-        }
+        self.segments.pin(segment.index);
         self.fences += 1;
         self.list_peer(peer);
         self.fresh = true;
@@ -519,47 +470,6 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// The contract's error for what a socket said.
-pub(crate) fn error_of(error: &io::Error) -> Error {
-    let code = error.raw_os_error().unwrap_or(0);
-    let kind = match error.kind() {
-        io::ErrorKind::UnexpectedEof
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::ConnectionAborted
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::TimedOut
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
-        _ => ErrorKind::System,
-    };
-    Error::with_code(kind, code)
-}
-
-fn random_u64() -> io::Result<u64> {
-    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
-}
-
-fn advertised(config: &Config, bound: IpAddr) -> Vec<IpAddr> {
-    if let Some(address) = config.advertise {
-        return vec![address];
-    }
-    if !bound.is_unspecified() {
-        return vec![bound];
-    }
-    let mut found = host_addresses();
-    found.retain(|address| address.is_ipv4() || bound.is_ipv6());
-    found.truncate(EXPORT_ADDRESSES_MAX);
-    if found.is_empty() {
-        found.push(if bound.is_ipv4() {
-            IpAddr::V4(Ipv4Addr::LOCALHOST)
-        } else {
-            core::net::Ipv6Addr::LOCALHOST.into()
-        });
-    }
-    found
-}
-
 /// Slices in flight, for tests of this crate.
 impl TcpTransport {
     /// Slices that hold a slot, ghosts of cancelled ones included.
@@ -568,12 +478,12 @@ impl TcpTransport {
         self.operations.len()
     }
 
-    /// Bytes that peers' operations and this transport's own have in `id` at this moment: for reports and tests.
+    /// Slices of this transport, and payloads of peers, that use region `id` at this moment: for reports and tests.
     ///
     /// # Errors
     /// `NotFound`, `Stale`.
     pub fn region_users(&self, id: RegionId) -> Result<(u32, u32), Error> {
-        self.regions.find(id).map(|region| (region.own, region.peers))
+        self.regions.find(id).map(|region| (region.users, region.ext.peers))
     }
 }
 

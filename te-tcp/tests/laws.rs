@@ -427,6 +427,7 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
 fn export_of(listener: &TcpListener) -> Vec<u8> {
     let address = listener.local_addr().unwrap();
     let export = Export {
+        format: frame::EXPORT_FORMAT,
         rights: 12,
         addresses: [address.ip(); 4],
         address_count: 1,

@@ -12,7 +12,6 @@ mod socket;
 
 pub(crate) use epoll::{Epoll, Event, Interest};
 pub(crate) use mem::Pinned;
-pub(crate) use net::host_addresses;
 pub(crate) use poller::Poller;
 #[cfg(feature = "uring")]
 pub(crate) use ring::{JOBS_MAX, Ring};

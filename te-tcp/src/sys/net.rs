@@ -1,6 +1,5 @@
-//! Addresses: to and from the kernel's form, and those of this host.
+//! Addresses: to and from the kernel's form.
 
-use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The kernel's form of an address, and its length.
@@ -52,86 +51,5 @@ pub(super) fn from_kernel(storage: &libc::sockaddr_storage) -> Option<SocketAddr
             Some(SocketAddr::new(IpAddr::V6(ip).to_canonical(), u16::from_be(v6.sin6_port)))
         }
         _ => None,
-    }
-}
-
-/// Interfaces whose names begin so are made for containers and virtual machines of this host. Their addresses are the same
-/// on many hosts, and lead elsewhere from there.
-const VIRTUAL: [&[u8]; 12] = [
-    b"docker", b"virbr", b"veth", b"br-", b"cni", b"flannel", b"cali", b"kube-", b"podman", b"lxcbr",
-    b"lxdbr", b"vnet",
-];
-
-/// The addresses of this host's interfaces that are up, without loopback and link-local ones. Virtual interfaces count only
-/// when there are no others.
-pub(crate) fn host_addresses() -> Vec<IpAddr> {
-    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `first` lives across the call, which sets it on success.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Vec::new();
-    }
-    let (mut found, mut others) = (Vec::new(), Vec::new());
-    let mut at = first;
-    while !at.is_null() {
-        // SAFETY: `at` is an element of the list that `getifaddrs` made and that is freed only below.
-        let entry = unsafe { &*at };
-        at = entry.ifa_next;
-        let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-        if entry.ifa_addr.is_null() || !up {
-            continue;
-        }
-        // SAFETY: not null, so a socket address whose family is set.
-        let family = i32::from(unsafe { (*entry.ifa_addr).sa_family });
-        let len = match family {
-            libc::AF_INET => size_of::<libc::sockaddr_in>(),
-            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-            _ => continue,
-        };
-        // SAFETY: all zeroes is a value of this type.
-        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-        // SAFETY: the family says how long the address is; the storage holds any.
-        unsafe {
-            std::ptr::copy_nonoverlapping(entry.ifa_addr.cast::<u8>(), (&raw mut storage).cast::<u8>(), len);
-        }
-        if let Some(address) = from_kernel(&storage)
-            && is_reachable(address.ip())
-        {
-            // SAFETY: an element's name is a string of the list.
-            let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-            if is_virtual(name.to_bytes()) { &mut others } else { &mut found }.push(address.ip());
-        }
-    }
-    // SAFETY: the list that `getifaddrs` made, freed once.
-    unsafe { libc::freeifaddrs(first) };
-    if found.is_empty() {
-        found = others;
-    }
-    found.sort_by_key(IpAddr::is_ipv6);
-    found
-}
-
-fn is_reachable(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    }
-}
-
-fn is_virtual(name: &[u8]) -> bool {
-    VIRTUAL.iter().any(|prefix| name.starts_with(prefix))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_virtual;
-
-    #[test]
-    fn bridges_of_containers_are_not_exported() {
-        for name in ["docker0", "virbr0", "veth12ab", "br-0123456789ab", "cni0", "flannel.1"] {
-            assert!(is_virtual(name.as_bytes()), "{name}");
-        }
-        for name in ["eth0", "ens3f1", "bond0", "ib0", "enp1s0.100", "br0"] {
-            assert!(!is_virtual(name.as_bytes()), "{name}");
-        }
     }
 }
