@@ -201,8 +201,8 @@ impl<V: Verbs> RdmaTransport<V> {
         channel.push(&[header.as_bytes(), live[..count].as_bytes()]);
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.sweep = false;
-            for fence in of.fences.iter_mut().filter(|fence| fence.asked.is_none()) {
-                fence.asked = Some(id);
+            for fence in of.fences.iter_mut().filter(|fence| fence.sent.is_none()) {
+                fence.sent = Some(id);
             }
         }
     }
@@ -337,7 +337,7 @@ impl<V: Verbs> RdmaTransport<V> {
         while let Some(of) = self.endpoints.get_mut(endpoint)
             && let Some(fence) = of.fences.get(at).copied()
         {
-            if fence.asked == Some(id) {
+            if fence.sent == Some(id) {
                 of.fences.swap_remove(at);
                 self.stats.fences += 1;
                 self.fence_done(fence.segment, Completion::applied(fence.token));
@@ -377,8 +377,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn withdrawn(&mut self, endpoint: u32, region: u32, generation: u32) {
         for index in 0..self.segments.bound() {
             if let Some(segment) = self.segments.get_mut(index)
-                && (segment.peer, segment.region, segment.region_generation)
-                    == (endpoint, region, generation)
+                && (segment.peer, segment.region, segment.region_generation) == (endpoint, region, generation)
             {
                 segment.ext.forget(Keys::Withdrawn);
                 self.fail_segment(index, ErrorKind::Stale.into());

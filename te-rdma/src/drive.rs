@@ -189,9 +189,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         for endpoint in self.listed.iter().filter_map(|&at| self.endpoints.get(at)) {
-            if let crate::endpoint::Gate::Until(when) = endpoint.gate {
-                note(Some(when));
-            }
+            note(endpoint.contact.paused_until());
             note(endpoint.links_rest.pending(self.now));
         }
         next

@@ -8,12 +8,13 @@ use std::net::SocketAddr;
 
 use te_core::{Completion, Error, ErrorKind};
 use te_fabric::net::{error_of, peer_dead};
+use te_fabric::peer::{Attempt, Refusal};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::channel::Channel;
 use crate::connection::{Connection, Out, Phase, Role};
-use crate::endpoint::{ChannelEnd, Gate};
+use crate::endpoint::ChannelEnd;
 use crate::exchange::{self, Hello, Kind, MAGIC, Response, Status, Step, VERSION, Welcome};
 use crate::net::{self, Interest};
 use crate::region::Keys;
@@ -63,19 +64,14 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Opens the side channel, if nothing keeps us away.
     fn open_channel(&mut self, endpoint: u32) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        match of.gate {
-            Gate::Restarted => {
-                self.fail_waiting(endpoint, ErrorKind::PeerRestarted.into());
+        let (at, address) = match of.contact.attempt(self.now) {
+            Attempt::To(at, address) => (at, address),
+            Attempt::Later => return,
+            Attempt::Never(error) => {
+                self.fail_waiting(endpoint, error);
                 return;
             }
-            Gate::Expelled => {
-                self.fail_waiting(endpoint, ErrorKind::Expelled.into());
-                return;
-            }
-            Gate::Until(when) if self.now < when => return,
-            _ => {}
-        }
-        let (at, address) = (of.address_at as u8, of.addresses[of.address_at]);
+        };
         if self.connected.len() >= self.config.endpoints_max as usize && !self.evict() {
             // All are busy: somebody will have done.
             return;
@@ -179,7 +175,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn greet(&mut self, out: &mut Out, channel: &mut Channel) {
         self.next_connection = self.next_connection.wrapping_add(1);
-        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation);
+        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.contact.incarnation());
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
@@ -259,15 +255,14 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(ChannelEnd::Refused(error));
         }
         let Some(of) = self.endpoints.get_mut(out.endpoint) else { return Err(ChannelEnd::Dropped) };
-        if welcome.incarnation.get() != of.incarnation {
+        if welcome.incarnation.get() != of.contact.incarnation() {
             return Err(ChannelEnd::Refused(ErrorKind::PeerRestarted.into()));
         }
         out.phase = Phase::Up;
         out.asked = 0;
         self.questions -= 1;
-        of.met |= 1 << out.address;
+        of.contact.welcomed(out.address);
         of.up = true;
-        of.connected();
         self.stats.frames += 1;
         self.list(out.endpoint);
         Ok(())
@@ -300,7 +295,7 @@ impl<V: Verbs> RdmaTransport<V> {
         log::debug!("the side channel to endpoint {endpoint} ended: {end:?}");
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
         (of.channel, of.up, of.offered, of.sweep) = (None, false, None, false);
-        of.fences.iter_mut().for_each(|fence| fence.asked = None);
+        of.fences.iter_mut().for_each(|fence| fence.sent = None);
         let links = of.links;
         let error = match end {
             ChannelEnd::Lost(error) | ChannelEnd::Refused(error) => peer_dead(error),
@@ -331,7 +326,7 @@ impl<V: Verbs> RdmaTransport<V> {
             // It would go the same way at once.
             ChannelEnd::Lost(_) if !out.answered || error.kind == ErrorKind::Protocol => {
                 if let Some(of) = self.endpoints.get_mut(endpoint) {
-                    of.back_off(self.now, self.config.reconnect_ms_max);
+                    of.contact.back_off(self.now, self.config.reconnect_ms_max);
                 }
                 self.timers_stale = true;
                 self.fail_waiting(endpoint, error);
@@ -344,40 +339,17 @@ impl<V: Verbs> RdmaTransport<V> {
     /// An attempt to open a side channel to address `at` has failed.
     fn channel_refused(&mut self, endpoint: u32, at: u8, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
-        if error.kind == ErrorKind::Expelled {
-            // Only who has the right incarnation says so.
-            of.gate = Gate::Expelled;
-            self.fail_waiting(endpoint, error);
-            return;
-        }
-        if error.kind == ErrorKind::PeerRestarted {
-            if of.has_met(at) {
-                of.gate = Gate::Restarted;
-                self.fail_waiting(endpoint, error);
-                return;
-            }
-            // Somebody else's address: addresses of bridges, for one, are the same on every host.
-            of.strangers += 1;
-        }
-        let error = match error.kind {
-            ErrorKind::PeerRestarted if !of.is_replaced() => {
-                Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)
-            }
-            _ => peer_dead(error),
-        };
         self.timers_stale = true;
-        if of.try_next_address() {
-            self.fresh = true;
-            return;
+        match of.contact.refused(at, error, self.now, self.config.reconnect_ms_max) {
+            Refusal::NextAddress => self.fresh = true,
+            Refusal::Final(error) | Refusal::Paused(error) => self.fail_waiting(endpoint, error),
         }
-        of.back_off(self.now, self.config.reconnect_ms_max);
-        self.fail_waiting(endpoint, error);
     }
 
     /// Ends what waits for a side channel that will not come.
     fn fail_waiting(&mut self, endpoint: u32, error: Error) {
         self.fail_slices(endpoint, error);
-        let harmless = self.is_harmless(endpoint);
+        let harmless = self.endpoints.get(endpoint).is_none_or(|of| of.contact.is_harmless(&self.known));
         while let Some(fence) = self.endpoints.get_mut(endpoint).and_then(|of| of.fences.pop()) {
             let completion = if harmless {
                 Completion::applied(fence.token)
@@ -388,17 +360,9 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone holds no queue pairs, nor
-    /// does one that expelled us, and one that was never met never did. One that does not answer may still.
-    fn is_harmless(&self, endpoint: u32) -> bool {
-        let Some(of) = self.endpoints.get(endpoint) else { return true };
-        matches!(of.gate, Gate::Restarted | Gate::Expelled)
-            || (of.met == 0 && !self.acquaintances.knows(of.incarnation))
-    }
-
     pub(crate) fn fence_done(&mut self, segment: u32, completion: Completion) {
         self.operations.complete(completion);
-        self.fences -= 1;
+        self.fences.end();
         self.segments.unpin(segment);
     }
 
@@ -413,8 +377,9 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Lets go of an endpoint that nothing needs any more.
     pub(crate) fn drop_idle_endpoint(&mut self, endpoint: u32) {
-        let Some(of) = self.endpoints.get(endpoint).filter(|of| of.is_idle()) else { return };
-        let (met, incarnation) = (of.met != 0, of.incarnation);
+        if self.endpoints.get(endpoint).is_none_or(|of| !of.is_idle()) {
+            return;
+        }
         self.drop_channel(endpoint);
         // Queue pairs that would not go have no endpoint any more.
         for index in 0..self.links.bound() {
@@ -425,9 +390,8 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         self.listed.retain(|&listed| listed != endpoint);
-        self.endpoints.remove(endpoint);
-        if met {
-            self.acquaintances.add(incarnation);
+        if let Some(of) = self.endpoints.remove(endpoint) {
+            self.known.remember(&of.contact);
         }
     }
 
@@ -443,7 +407,7 @@ impl<V: Verbs> RdmaTransport<V> {
             let endpoint = out.endpoint;
             self.end_out(index, connection, end);
             if let Some(of) = self.endpoints.get_mut(endpoint) {
-                of.back_off(self.now, self.config.reconnect_ms_max);
+                of.contact.back_off(self.now, self.config.reconnect_ms_max);
             }
             self.fail_waiting(endpoint, error);
             return;

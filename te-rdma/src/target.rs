@@ -144,7 +144,9 @@ impl<V: Verbs> RdmaTransport<V> {
                 Step::Need(_) => Ok(0),
                 Step::Frame(hello, used) => {
                     match self.meet(role, &hello) {
-                        Status::Ok => _ = channel.push(&[welcome(Status::Ok, self.end.incarnation).as_bytes()]),
+                        Status::Ok => {
+                            _ = channel.push(&[welcome(Status::Ok, self.end.incarnation).as_bytes()])
+                        }
                         status => self.turn_away(role, channel, status),
                     }
                     Ok(used)

@@ -13,12 +13,13 @@ use te_core::{
 };
 use te_fabric::net::random_u64;
 use te_fabric::operation::accept_prefix;
+use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
 use te_fabric::{LocalEnd, Slab, Table};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
 use crate::connects::Connects;
-use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
+use crate::endpoint::{ChannelEnd, Endpoint};
 use crate::exchange::{self, Chunking, EXPORT_BYTES_MAX, EXPORT_FORMAT, Kind};
 use crate::link::Link;
 use crate::net::{self, Interest, Poller};
@@ -57,7 +58,8 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) regions: Regions,
     pub(crate) segments: Segments,
     pub(crate) endpoints: Table<Endpoint>,
-    pub(crate) acquaintances: Acquaintances,
+    /// Peers that were met and let go.
+    pub(crate) known: KnownIncarnations,
     pub(crate) operations: Operations,
     pub(crate) connections: Slab<Box<Connection>, u32>,
     pub(crate) links: Slab<Box<Link>, u32>,
@@ -93,7 +95,7 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) asked_now: Vec<(u64, Kind)>,
     /// Questions to peers without an answer, handshakes included.
     pub(crate) questions: u32,
-    pub(crate) fences: u32,
+    pub(crate) fences: FenceCount,
 
     pub(crate) now: Instant,
     pub(crate) polls: u32,
@@ -168,7 +170,7 @@ impl<V: Verbs> RdmaTransport<V> {
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             endpoints: Table::new(config.segments_max),
-            acquaintances: Acquaintances::default(),
+            known: KnownIncarnations::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Slab::new(),
             links: Slab::new(),
@@ -190,7 +192,7 @@ impl<V: Verbs> RdmaTransport<V> {
             next_question: 0,
             asked_now: Vec::new(),
             questions: 0,
-            fences: 0,
+            fences: FenceCount::new(config.fences_max),
             now: Instant::ZERO,
             polls: 0,
             vain: 0,
@@ -502,21 +504,14 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = exchange::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         self.segments.vacant(id.index)?;
-        let count = usize::from(export.address_count);
-        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
-        let known = (0..self.endpoints.bound())
-            .find(|&at| self.endpoints.get(at).is_some_and(|known| known.incarnation == export.incarnation));
+        let is = |(_, of): &(u32, &Endpoint)| of.contact.incarnation() == export.incarnation;
+        let known = self.endpoints.iter().find(is).map(|(endpoint, _)| endpoint);
         let endpoint = match known {
             Some(endpoint) => endpoint,
-            None => {
-                let fences = self.config.fences_max as usize;
-                self.endpoints.add(Endpoint::new(export.incarnation, &addresses, count, fences))?
-            }
+            None => self.endpoints.add(Endpoint::new(&export, self.config.fences_max as usize))?,
         };
         if let Some(of) = self.endpoints.get_mut(endpoint) {
-            if !of.is_at(&addresses[..count]) {
-                of.move_to(&addresses, count);
-            }
+            of.contact.learn(&export, of.channel.is_some());
             of.segments += 1;
             // Room for every segment to want keys at once, so that submitting never allocates.
             of.wanting.reserve(of.segments as usize);
@@ -599,13 +594,10 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         let endpoint = self.segments.find(segment)?.peer;
-        if self.fences >= self.config.fences_max {
-            return Err(ErrorKind::Full.into());
-        }
         let Some(of) = self.endpoints.get_mut(endpoint) else { return Err(ErrorKind::NotFound.into()) };
-        of.fences.push(Fence { token, segment: segment.index, asked: None });
+        self.fences.begin()?;
+        of.fences.push(Fence { token, segment: segment.index, sent: None });
         self.segments.pin(segment.index);
-        self.fences += 1;
         self.list(endpoint);
         Ok(())
     }

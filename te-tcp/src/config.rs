@@ -151,7 +151,8 @@ impl Config {
             ("receive_buffer_bytes", self.receive_buffer_bytes),
             ("window_bytes_max", self.window_bytes_max),
         ];
-        let set = |(field, bytes): (_, Option<u32>)| bytes.map(|bytes| (field, u64::from(bytes), 4_096, 1 << 30));
+        let set =
+            |(field, bytes): (_, Option<u32>)| bytes.map(|bytes| (field, u64::from(bytes), 4_096, 1 << 30));
         check_ranges(buffers.into_iter().filter_map(set))?;
         check_ranges(self.congestion.as_ref().map(|name| ("congestion (length)", name.len() as u64, 1, 15)))?;
         check_advertised(self.advertise)

@@ -5,7 +5,7 @@ use core::time::Duration;
 use te_core::{Error, ErrorKind, Instant};
 
 use crate::connections::Connection;
-use crate::endpoint::{Gate, LaneEnd};
+use crate::endpoint::LaneEnd;
 use crate::lane::{Lane, Reading};
 use crate::sys::Interest;
 #[cfg(feature = "uring")]
@@ -268,9 +268,7 @@ impl TcpTransport {
         }
         note(self.check_pulses(now));
         for peer in &self.listed {
-            if let Some(Gate::Until(when)) = self.peers.get(*peer).map(|endpoint| endpoint.gate) {
-                note(Some(when));
-            }
+            note(self.peers.get(*peer).and_then(|endpoint| endpoint.contact.paused_until()));
         }
         self.timers_next = next;
         self.timers_stale = false;

@@ -397,15 +397,15 @@ impl TcpTransport {
                         if let Some(error) = Status::from_wire(welcome.status.get()).error() {
                             return Err(LaneEnd::Refused(error));
                         }
-                        let known = self.peers.get(lane.role.peer).map(|endpoint| endpoint.incarnation);
+                        let known =
+                            self.peers.get(lane.role.peer).map(|endpoint| endpoint.contact.incarnation());
                         if known != Some(welcome.incarnation.get()) {
                             return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol)));
                         }
                         lane.role.phase = Phase::Live;
                         lane.deadline = None;
                         if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                            endpoint.met |= 1 << lane.role.address;
-                            endpoint.connected();
+                            endpoint.connected(lane.role.address);
                         }
                         self.list_peer(lane.role.peer);
                         head
@@ -427,10 +427,15 @@ impl TcpTransport {
                             if piece.op != Op::Read || entry.len.get() != expected {
                                 return Err(PROTOCOL);
                             }
-                            let live = self.operations.get(piece.slot).filter(|op| op.ext.live && status == 0);
+                            let live =
+                                self.operations.get(piece.slot).filter(|op| op.ext.live && status == 0);
                             plan.push(Destination {
                                 memory: live.and_then(|operation| {
-                                    operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+                                    operation
+                                        .ext
+                                        .local
+                                        .part(u64::from(piece.offset), u64::from(piece.len))
+                                        .ok()
                                 }),
                                 len: expected,
                                 done: 0,

@@ -115,6 +115,6 @@ mod target;
 mod transport;
 
 pub use config::{Config, Driver, LANES_MAX};
-pub use te_fabric::ConfigError;
 pub use stats::Stats;
+pub use te_fabric::ConfigError;
 pub use transport::{OpenError, TcpTransport};

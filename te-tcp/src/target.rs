@@ -270,11 +270,15 @@ impl TcpTransport {
                 role.writing = seq;
                 role.next += operations.len() as u64;
                 for asked in operations {
-                    let (memory, status) =
-                        match granted(&mut self.regions, asked, Access::REMOTE_WRITE, self.config.slice_bytes_max) {
-                            Ok(part) => (Some(part), Status::Ok),
-                            Err(status) => (None, status),
-                        };
+                    let (memory, status) = match granted(
+                        &mut self.regions,
+                        asked,
+                        Access::REMOTE_WRITE,
+                        self.config.slice_bytes_max,
+                    ) {
+                        Ok(part) => (Some(part), Status::Ok),
+                        Err(status) => (None, status),
+                    };
                     if memory.is_some() {
                         peer_begins(&mut self.regions, asked.region.get());
                         (role.used, role.carried) = (self.now, true);

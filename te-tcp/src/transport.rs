@@ -10,12 +10,13 @@ use te_core::{
 };
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
+use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
 use te_fabric::{ConfigError, LocalEnd, Table};
 
 use crate::admission::Admission;
 use crate::config::{Config, Driver};
 use crate::connections::{Connection, Connections};
-use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
+use crate::endpoint::{Endpoint, LaneEnd};
 use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 use crate::operation::{Ext, Operation, Operations};
 use crate::region::{Ext as RegionExt, Region, Regions, Segment, Segments};
@@ -50,7 +51,8 @@ pub struct TcpTransport {
     pub(crate) regions: Regions,
     pub(crate) segments: Segments,
     pub(crate) peers: Table<Endpoint>,
-    pub(crate) acquaintances: Acquaintances,
+    /// Peers that were met and let go.
+    pub(crate) known: KnownIncarnations,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
     /// Who is there of those, and what became of the others.
@@ -66,8 +68,9 @@ pub struct TcpTransport {
     /// Lanes of which epoll is to tell when they can be written.
     pub(crate) waiting_to_write: u32,
     pub(crate) lane_generation: u32,
-    pub(crate) fences: u32,
-    next_fence: u64,
+    pub(crate) fences: FenceCount,
+    /// The last FENCE frame that was sent.
+    pub(crate) next_fence: u64,
     pub(crate) now: Instant,
     pub(crate) polls: u32,
     /// Something was submitted, or came free to be sent, since the last poll began.
@@ -116,7 +119,7 @@ impl TcpTransport {
             regions: Regions::new(config.regions_max),
             segments: Segments::new(config.segments_max),
             peers: Table::new(config.segments_max),
-            acquaintances: Acquaintances::default(),
+            known: KnownIncarnations::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
             admission: Admission::default(),
@@ -126,7 +129,7 @@ impl TcpTransport {
             deferred: Vec::new(),
             waiting_to_write: 0,
             lane_generation: 0,
-            fences: 0,
+            fences: FenceCount::new(config.fences_max),
             next_fence: 0,
             now: Instant::ZERO,
             polls: 0,
@@ -244,10 +247,8 @@ impl TcpTransport {
         if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
             self.fail_peer(peer, ErrorKind::Canceled.into());
             self.listed.retain(|&known| known != peer);
-            if let Some(endpoint) = self.peers.remove(peer)
-                && endpoint.met != 0
-            {
-                self.acquaintances.add(endpoint.incarnation);
+            if let Some(endpoint) = self.peers.remove(peer) {
+                self.known.remember(&endpoint.contact);
             }
         }
     }
@@ -307,16 +308,15 @@ impl Memory for TcpTransport {
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         self.segments.vacant(id.index)?;
-        let count = usize::from(export.address_count);
-        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
-        let known = (0..self.peers.bound()).find(|&peer| {
-            self.peers.get(peer).is_some_and(|endpoint| endpoint.is(export.incarnation, &addresses[..count]))
-        });
+        let is = |(_, endpoint): &(u32, &Endpoint)| endpoint.contact.incarnation() == export.incarnation;
+        let known = self.peers.iter().find(is).map(|(peer, _)| peer);
         let peer = match known {
             Some(peer) => peer,
-            None => self.peers.add(Endpoint::new(export.incarnation, &addresses, count))?,
+            None => self.peers.add(Endpoint::new(&export))?,
         };
         if let Some(endpoint) = self.peers.get_mut(peer) {
+            let connecting = endpoint.lane_count() > 0;
+            endpoint.contact.learn(&export, connecting);
             endpoint.segments += 1;
         }
         self.segments.insert(id.index, Segment::new(id, peer, &export, ()))
@@ -414,14 +414,10 @@ impl Transport for TcpTransport {
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         let peer = self.segments.find(segment)?.peer;
-        if self.fences >= self.config.fences_max {
-            return Err(ErrorKind::Full.into());
-        }
         let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
-        self.next_fence += 1;
-        endpoint.fences.push(Fence { token, segment: segment.index, id: self.next_fence, waiting: None });
+        self.fences.begin()?;
+        endpoint.fences.push(Fence { token, segment: segment.index, sent: None });
         self.segments.pin(segment.index);
-        self.fences += 1;
         self.list_peer(peer);
         self.fresh = true;
         Ok(())
