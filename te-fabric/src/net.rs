@@ -1,5 +1,6 @@
 //! Sockets: non-blocking, over IPv4 and IPv6, and what a fabric wants to know of the system.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -55,6 +56,14 @@ pub fn set_liveness(socket: &impl AsFd, silence_ms: u32) -> io::Result<()> {
     setsockopt(socket, sockopt::TcpKeepCount, &3)?;
     setsockopt(socket, sockopt::TcpUserTimeout, &silence_ms.saturating_mul(4).min(1 << 30))?;
     Ok(())
+}
+
+/// Chooses the congestion control of a connection, or of those that a listener accepts.
+///
+/// # Errors
+/// What the system says, for one when it does not have this algorithm.
+pub fn set_congestion(socket: &impl AsFd, algorithm: &str) -> io::Result<()> {
+    Ok(setsockopt(socket, sockopt::TcpCongestion, &OsString::from(algorithm))?)
 }
 
 /// Makes the close that follows discard unsent bytes and reset the connection. A failure leaves an ordinary close, which is

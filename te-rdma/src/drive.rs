@@ -3,11 +3,11 @@
 use core::time::Duration;
 
 use te_core::Instant;
+use te_fabric::{Event, Interest};
 
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role};
 use crate::connects::{End, Whose};
 use crate::exchange;
-use crate::net::Interest;
 use crate::transport::{Outage, RdmaTransport};
 use crate::verbs::{AsyncEvent, Verbs};
 
@@ -70,9 +70,9 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Works on what epoll has to tell.
     fn drive_ready(&mut self) {
-        let count = self.poller.ready();
+        let count = self.poller.ready().unwrap_or(0);
         for at in 0..count {
-            let (token, readable, _) = self.poller.event(at);
+            let Event { token, readable, .. } = self.poller.event(at);
             match token {
                 LISTENER => self.accept_all(),
                 CQ | EVENTS => self.take_events(),
@@ -88,7 +88,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         // More than fits into one look.
-        self.fresh |= count == crate::net::EVENTS_MAX;
+        self.fresh |= count == self.poller.events_max();
     }
 
     /// Takes in what the device tells beside completions. Either descriptor brings us here.
@@ -141,10 +141,10 @@ impl<V: Verbs> RdmaTransport<V> {
     fn run_timers(&mut self) {
         let now = self.now;
         self.timers_stale = false;
-        if self.listener_rests.is_some_and(|until| now >= until)
+        if self.listener.is_rested(now)
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
-            self.listener_rests = None;
+            self.listener.resume();
         }
         if !self.draining.is_empty() {
             self.flush_canceled();
@@ -169,7 +169,7 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let mut next = self.listener_rests;
+        let mut next = self.listener.rests_until();
         let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
         for index in 0..self.connections.bound() {
             note(self.connections.get(index).and_then(|connection| connection.deadline));

@@ -7,7 +7,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use te_core::{Completion, Error, ErrorKind};
-use te_fabric::net::{error_of, peer_dead};
+use te_fabric::Interest;
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
 use te_fabric::peer::{Attempt, Refusal};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -16,7 +17,7 @@ use crate::channel::Channel;
 use crate::connection::{Connection, Out, Phase, Role};
 use crate::endpoint::ChannelEnd;
 use crate::exchange::{self, Hello, Kind, MAGIC, Response, Status, Step, VERSION, Welcome};
-use crate::net::{self, Interest};
+use crate::net;
 use crate::region::Keys;
 use crate::sieve::Sign;
 use crate::target::ROUNDS_MAX;
@@ -100,7 +101,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn start_channel(&mut self, endpoint: u32, at: u8, address: SocketAddr) -> io::Result<()> {
         let stream = net::dial(address, self.config.peer_silence_ms_max)?;
-        let interest = Interest { readable: true, writable: true };
+        let interest = Interest::BOTH;
         let (index, name) = self.connections.reserve();
         if let Err(error) = self.poller.add(&stream, u64::from(name), interest) {
             self.connections.release(index);
@@ -285,7 +286,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn end_out(&mut self, index: u32, connection: Connection, end: ChannelEnd) {
         let Connection { channel, role, .. } = connection;
         let Role::Out(out) = role else { return };
-        net::reset_on_close(&channel.stream);
+        reset_on_close(&channel.stream);
         drop(channel);
         self.connections.release(index);
         self.questions -= out.asked;

@@ -4,7 +4,8 @@ use core::time::Duration;
 use std::io;
 
 use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
-use te_fabric::net::random_u64;
+use te_fabric::Interest;
+use te_fabric::net::{Accepted, random_u64, reset_on_close};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -15,14 +16,12 @@ use crate::exchange::{
     self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, PROTOCOL, PortBody, QpEntry, Refusal, Request,
     Resolve, Resolved, Status, Step, Welcome, Withdrawn,
 };
-use crate::net::{self, Interest};
+use crate::net;
 use crate::transport::RdmaTransport;
 use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// Connections accepted in one poll.
 const ACCEPTS_MAX: usize = 16;
-/// When the system has no descriptors left, new connections wait so long.
-const REST_MS: u64 = 100;
 /// Looks into one socket in one poll; then others get a turn.
 pub(crate) const ROUNDS_MAX: u32 = 16;
 
@@ -30,17 +29,13 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Takes in new connections.
     pub(crate) fn accept_all(&mut self) {
         for _ in 0..ACCEPTS_MAX {
-            match net::accept(&self.listener, self.config.peer_silence_ms_max) {
-                Ok(stream) => self.adopt_peer(stream),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It broke before it was accepted, or its network is not what it was (accept(2)).
-                Err(error) if is_the_peers(&error) => {}
-                // Trying again at once would fail again.
-                Err(error) => {
-                    log::warn!("no connection can be accepted at the moment: {error}");
+            match self.listener.accept() {
+                Accepted::Connection(stream) => self.adopt_peer(stream),
+                Accepted::Gone => {}
+                Accepted::Empty => return,
+                Accepted::Failed(error) => {
                     if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-                        let until = self.now + Duration::from_millis(REST_MS);
-                        self.listener_rests = Some(until);
+                        let until = self.listener.rest(self.now, &error, self.config.connections_max);
                         self.due(until);
                     }
                     return;
@@ -58,7 +53,8 @@ impl<V: Verbs> RdmaTransport<V> {
             return;
         }
         let (index, name) = self.connections.reserve();
-        if self.poller.add(&stream, u64::from(name), Interest::READ).is_err() {
+        let ready = net::tune(&stream, self.config.peer_silence_ms_max);
+        if ready.and_then(|()| self.poller.add(&stream, u64::from(name), Interest::READ)).is_err() {
             self.connections.release(index);
             return;
         }
@@ -489,7 +485,7 @@ impl<V: Verbs> RdmaTransport<V> {
             if self.connections.get(index).is_some_and(|connection| is(&connection.role))
                 && let Some(connection) = self.connections.take(index)
             {
-                net::reset_on_close(&connection.channel.stream);
+                reset_on_close(&connection.channel.stream);
                 self.end_in(index, *connection);
             }
         }
@@ -537,26 +533,6 @@ impl<V: Verbs> RdmaTransport<V> {
             self.settle_interest(index, connection);
         }
     }
-}
-
-/// Whether accepting failed for a reason that lies in the connection rather than here.
-fn is_the_peers(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ECONNABORTED
-                | libc::EINTR
-                | libc::EPROTO
-                | libc::EPERM
-                | libc::ENETDOWN
-                | libc::ENOPROTOOPT
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ENETUNREACH
-        )
-    )
 }
 
 fn welcome(status: Status, incarnation: u64) -> Welcome {

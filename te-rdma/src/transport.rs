@@ -5,16 +5,15 @@ use core::net::SocketAddr;
 use std::collections::{HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
-use std::net::TcpListener;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_fabric::net::random_u64;
+use te_fabric::net::{Listener, random_u64, reset_on_close};
 use te_fabric::operation::accept_prefix;
 use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
-use te_fabric::{LocalEnd, Slab, Table};
+use te_fabric::{Epoll, Interest, LocalEnd, Slab, Table};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
@@ -22,7 +21,7 @@ use crate::connects::Connects;
 use crate::endpoint::{ChannelEnd, Endpoint};
 use crate::exchange::{self, Chunking, EXPORT_BYTES_MAX, EXPORT_FORMAT, Kind};
 use crate::link::Link;
-use crate::net::{self, Interest, Poller};
+use crate::net;
 use crate::open_error::OpenError;
 use crate::operation::{Ext, Operation, Operations};
 use crate::port::LocalPort;
@@ -35,20 +34,22 @@ use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// Descriptors that are looked at in one poll.
+const POLLER_EVENTS_MAX: usize = 64;
 /// Registering again, to be rid of a key that peers may remember.
 const KEY_ATTEMPTS_MAX: usize = 8;
 
 /// One-sided reads and writes over RDMA. See the [crate] for what it is and how it works.
 pub struct RdmaTransport<V: Verbs> {
     pub(crate) verbs: V,
-    pub(crate) poller: Poller,
+    pub(crate) poller: Epoll,
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
     /// What peers learn of us.
     pub(crate) end: LocalEnd,
     /// What the sessions with targets are made of.
     pub(crate) sessions: RandomState,
-    pub(crate) listener: TcpListener,
+    pub(crate) listener: Listener,
     /// The one that opened it.
     process: u32,
     pub(crate) port: LocalPort,
@@ -111,7 +112,6 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) timers_next: Option<Instant>,
     /// A deadline was set since the timers were looked at.
     pub(crate) timers_stale: bool,
-    pub(crate) listener_rests: Option<Instant>,
     pub(crate) stats: Stats,
 }
 
@@ -146,14 +146,14 @@ impl<V: Verbs> RdmaTransport<V> {
             ErrorKind::Unreachable => OpenError::NoGid { code: error.code },
             _ => OpenError::Device { what: "look at the port", source: error },
         })?;
-        let listener = net::listener(config.bind).map_err(step("listen on the address in `bind`"))?;
-        let address = listener.local_addr().map_err(step("learn the port of the side channel"))?;
-        let poller = Poller::new().map_err(step("create an epoll instance"))?;
+        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let address = listener.local_address().map_err(step("learn the port of the side channel"))?;
+        let poller = Epoll::new(POLLER_EVENTS_MAX).map_err(step("create an epoll instance"))?;
         poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
         let [completions, events] = verbs.event_fds();
         for (fd, token) in [(completions, CQ), (events, EVENTS)] {
             if let Some(fd) = fd {
-                poller.add_raw(fd, token).map_err(step("watch the device's descriptors"))?;
+                net::watch(&poller, fd, token).map_err(step("watch the device's descriptors"))?;
             }
         }
         let connects = Connects::new().map_err(step("make an event descriptor"))?;
@@ -202,7 +202,6 @@ impl<V: Verbs> RdmaTransport<V> {
             timers_due: Instant::ZERO,
             timers_next: None,
             timers_stale: false,
-            listener_rests: None,
             stats: Stats::default(),
             config,
             verbs,
@@ -274,7 +273,7 @@ impl<V: Verbs> RdmaTransport<V> {
                     self.end_out(index, *connection, ChannelEnd::Lost(error));
                 }
                 Role::In(_) => {
-                    net::reset_on_close(&connection.channel.stream);
+                    reset_on_close(&connection.channel.stream);
                     self.end_in(index, *connection);
                 }
             }

@@ -17,14 +17,16 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 
 use te_core::{EXPELLED_MAX, Error, ErrorKind, Instant};
+use te_fabric::Interest;
+use te_fabric::net::{Accepted, reset_on_close, set_liveness};
 use zerocopy::IntoBytes;
 
 use crate::connections::Connection;
 use crate::frame::{Header, Hello, Kind, Status};
 use crate::lane::{Lane, Reading};
-use crate::sys::{Interest, Socket};
+use crate::sys::Socket;
 use crate::target::{InLane, Phase};
-use crate::transport::TcpTransport;
+use crate::transport::{LISTENER, TcpTransport};
 
 /// Connections accepted in one poll, at most.
 const ACCEPTS_MAX: usize = 64;
@@ -40,8 +42,6 @@ const IDLE_MS: u64 = 1_000;
 const SILENT_MS: u64 = 5_000;
 /// How long a lane that has had its last word may take to hang up.
 const LAST_WORD_MS: u64 = 1_000;
-/// How long the listener rests when connections cannot be accepted.
-const LISTENER_REST_MS: u64 = 100;
 /// Identities of peers whose lanes were closed from here, remembered at most.
 const SENT_AWAY_MAX: usize = 4_096;
 
@@ -58,8 +58,6 @@ pub(crate) struct Admission {
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
     expelled: HashSet<u64>,
-    /// The last attempt to accept failed, and that has been logged.
-    complained: bool,
 }
 
 /// A lane that may have to make room.
@@ -76,16 +74,14 @@ impl TcpTransport {
     pub(crate) fn accept_all(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
-                Ok(socket) => {
-                    self.admission.complained = false;
-                    if let Err(error) = self.adopt(socket) {
+                Accepted::Connection(stream) => {
+                    if let Err(error) = self.adopt(stream.into()) {
                         log::debug!("a connection was given up: {error}");
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer hung up before we looked, or its network is not what it was (accept(2)).
-                Err(error) if is_the_peers(&error) => {}
-                Err(error) => {
+                Accepted::Gone => {}
+                Accepted::Empty => return,
+                Accepted::Failed(error) => {
                     self.cannot_accept(&error);
                     return;
                 }
@@ -98,18 +94,14 @@ impl TcpTransport {
 
     /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for nothing.
     fn cannot_accept(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.admission.complained, true) {
-            log::warn!(
-                "cannot accept connections for the moment: {error}; raise the limit of open files (LimitNOFILE, ulimit -n) \
-                 above {}",
-                self.config.connections_max
-            );
-        }
         let silent = self.candidates().into_iter().filter(|lane| self.is_silent(lane));
         if let Some(lane) = silent.min_by_key(|lane| lane.used) {
             self.retire(lane.index);
         }
-        self.rest_listener(self.now + Duration::from_millis(LISTENER_REST_MS));
+        if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
+            self.listener.rest(self.now, error, self.config.connections_max);
+            self.timers_due = self.now;
+        }
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<()> {
@@ -117,10 +109,10 @@ impl TcpTransport {
         let group = group_of(socket.peer_address()?.ip());
         self.tune(&socket)?;
         self.suit(&socket);
-        socket.set_liveness(self.config.peer_silence_ms_max)?;
-        let interest = Interest { readable: true, writable: false };
+        set_liveness(&socket, self.config.peer_silence_ms_max)?;
+        let interest = Interest::READ;
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(&socket, name, interest) {
             self.connections.release(index);
             return Err(error);
         }
@@ -293,7 +285,7 @@ impl TcpTransport {
                 && lane.role.identity == identity
                 && let Some(lane) = self.connections.take_in(index)
             {
-                lane.socket.reset_on_close();
+                reset_on_close(&lane.socket);
                 self.end_in(index, lane);
             }
         }
@@ -372,26 +364,6 @@ impl Lane<InLane> {
     fn is_idle(&self) -> bool {
         self.inbox.announced().is_empty() && self.outbox.is_empty() && !self.paused
     }
-}
-
-/// Whether accepting failed for a reason that lies in the connection rather than here.
-fn is_the_peers(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ECONNABORTED
-                | libc::EINTR
-                | libc::EPROTO
-                | libc::EPERM
-                | libc::ENETDOWN
-                | libc::ENOPROTOOPT
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ENETUNREACH
-        )
-    )
 }
 
 /// Whom an address counts for: itself, or for IPv6 its /64, of which one host has all addresses.

@@ -3,11 +3,11 @@
 use core::time::Duration;
 
 use te_core::{Error, ErrorKind, Instant};
+use te_fabric::Interest;
 
 use crate::connections::Connection;
 use crate::endpoint::LaneEnd;
 use crate::lane::{Lane, Reading};
-use crate::sys::Interest;
 #[cfg(feature = "uring")]
 use crate::sys::Poller;
 use crate::transport::{LISTENER, TcpTransport};
@@ -226,7 +226,7 @@ impl TcpTransport {
             return;
         }
         let name = self.connections.name(index);
-        if self.poller.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
+        if self.poller.modify(&lane.socket, name, wanted).is_ok() {
             self.waiting_to_write -= u32::from(lane.interest.writable);
             self.waiting_to_write += u32::from(wanted.writable);
             lane.interest = wanted;
@@ -241,27 +241,17 @@ impl TcpTransport {
         self.connections.release(index);
     }
 
-    pub(crate) fn rest_listener(&mut self, until: Instant) {
-        let none = Interest { readable: false, writable: false };
-        if self.poller.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
-            self.listener_rests = Some(until);
-            self.timers_due = self.now;
-        }
-    }
-
     pub(crate) fn run_timers(&mut self, now: Instant) {
         let mut next: Option<Instant> = None;
         let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
-        if let Some(until) = self.listener_rests {
-            let interest = Interest { readable: true, writable: false };
-            if now < until {
-                note(Some(until));
-            } else if self.poller.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
-                self.listener_rests = None;
-                self.listener_waits = true;
-                self.fresh = true;
-            }
+        if self.listener.is_rested(now)
+            && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
+        {
+            self.listener.resume();
+            self.listener_waits = true;
+            self.fresh = true;
         }
+        note(self.listener.rests_until());
         for index in 0..self.connections.bound() {
             note(self.check_deadline_in(index, now));
             note(self.check_deadline_out(index, now));

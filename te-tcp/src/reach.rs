@@ -3,7 +3,8 @@
 use std::io;
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op};
-use te_fabric::net::{error_of, peer_dead};
+use te_fabric::Interest;
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
 use te_fabric::peer::{Attempt, Fence, Refusal};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -14,7 +15,7 @@ use crate::endpoint::{LaneEnd, Sent};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry, MAGIC, VERSION};
 use crate::initiator::{OutLane, Phase, Stage};
 use crate::lane::{Lane, Reading};
-use crate::sys::{Interest, Socket};
+use crate::sys::Socket;
 use crate::transport::TcpTransport;
 
 /// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
@@ -65,9 +66,9 @@ impl TcpTransport {
         self.tune(&socket)?;
         socket.connect(address)?;
         self.lane_generation = self.lane_generation.wrapping_add(1);
-        let interest = Interest { readable: true, writable: true };
+        let interest = Interest::BOTH;
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(&socket, name, interest) {
             self.connections.release(index);
             return Err(error);
         }
@@ -108,7 +109,7 @@ impl TcpTransport {
     /// A lane of ours has ended: its pieces are settled by how far they got.
     pub(crate) fn end_out(&mut self, index: u32, lane: Box<Lane<OutLane>>, end: LaneEnd) {
         let Lane { socket, role, interest, .. } = *lane;
-        socket.reset_on_close();
+        reset_on_close(&socket);
         self.forget(index, interest);
         // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of ours (L2).
         drop(socket);

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use std::io;
 
 use te_core::{Access, Instant};
+use te_fabric::net::reset_on_close;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -404,7 +405,7 @@ impl TcpTransport {
             let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
             let outgoing = lane.outbox.owners().filter(|&known| known == owner).count();
             if lane.outbox.unsent(owner) > u64::from(self.config.aside_bytes_max) {
-                lane.socket.reset_on_close();
+                reset_on_close(&lane.socket);
                 self.end_in(index, lane);
                 continue;
             }

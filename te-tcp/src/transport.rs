@@ -8,10 +8,10 @@ use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_fabric::net::{error_of, random_u64};
+use te_fabric::net::{Listener, error_of, random_u64, reset_on_close, set_congestion};
 use te_fabric::operation::accept_prefix;
 use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
-use te_fabric::{ConfigError, LocalEnd, Table};
+use te_fabric::{ConfigError, Epoll, Interest, LocalEnd, Table};
 
 use crate::admission::Admission;
 use crate::config::{Config, Driver};
@@ -23,7 +23,7 @@ use crate::region::{Ext as RegionExt, Region, Regions, Segment, Segments};
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
 use crate::sys::Ring;
-use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket};
+use crate::sys::{Buffers, Pinned, Poller, Socket};
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -45,7 +45,7 @@ pub struct TcpTransport {
     /// What peers learn of us.
     pub(crate) end: LocalEnd,
     pub(crate) session: u64,
-    pub(crate) listener: Socket,
+    pub(crate) listener: Listener,
 
     pub(crate) buffers: Buffers,
     pub(crate) regions: Regions,
@@ -79,7 +79,6 @@ pub struct TcpTransport {
     pub(crate) timers_next: Option<Instant>,
     /// A deadline was set since the timers were looked at.
     pub(crate) timers_stale: bool,
-    pub(crate) listener_rests: Option<Instant>,
     /// Connections may be waiting to be accepted.
     pub(crate) listener_waits: bool,
     pub(crate) stats: Stats,
@@ -93,9 +92,9 @@ impl TcpTransport {
     pub fn new(config: Config) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
-        let listener = Socket::listen(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
         if let Some(name) = &config.congestion {
-            listener.set_congestion(name).map_err(step("use the algorithm in `congestion`"))?;
+            set_congestion(&listener, name).map_err(step("use the algorithm in `congestion`"))?;
         }
         let address = listener.local_address().map_err(step("learn the port"))?;
         let mut poller = match config.driver {
@@ -107,8 +106,7 @@ impl TcpTransport {
                 Poller::Ring(Box::new(ring.map_err(what)?))
             }
         };
-        let interest = Interest { readable: true, writable: false };
-        poller.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
+        poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
         let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
         Ok(Self {
             end: end.map_err(step("get random numbers"))?,
@@ -137,7 +135,6 @@ impl TcpTransport {
             timers_due: Instant::ZERO,
             timers_next: None,
             timers_stale: false,
-            listener_rests: None,
             listener_waits: false,
             stats: Stats::default(),
             config,
@@ -190,7 +187,7 @@ impl TcpTransport {
                     self.end_out(index, lane, LaneEnd::Lost(error));
                 }
                 Some(Connection::In(lane)) => {
-                    lane.socket.reset_on_close();
+                    reset_on_close(&lane.socket);
                     self.end_in(index, lane);
                 }
                 None => {}
@@ -208,7 +205,7 @@ impl TcpTransport {
             socket.set_receive_buffer(bytes)?;
         }
         if let Some(name) = &self.config.congestion {
-            socket.set_congestion(name)?;
+            set_congestion(socket, name)?;
         }
         Ok(())
     }
@@ -219,7 +216,7 @@ impl TcpTransport {
         let same_host = there.ip().is_loopback() || here.ip() == there.ip();
         if same_host && self.config.congestion.is_none() {
             // Pacing within one host only costs. A kernel without cubic keeps what it has.
-            let _ = socket.set_congestion("cubic");
+            let _ = set_congestion(socket, "cubic");
         }
         same_host
     }
@@ -370,7 +367,7 @@ impl Transport for TcpTransport {
             self.feed_all();
         }
         self.drive_all();
-        if std::mem::take(&mut self.listener_waits) && self.listener_rests.is_none() {
+        if std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none() {
             self.accept_all();
         }
         if self.now >= self.timers_due {
