@@ -76,6 +76,12 @@ impl Timers {
         self.woken = true;
     }
 
+    /// As [`Self::wake`], if there is something to do.
+    #[inline]
+    pub const fn wake_if(&mut self, something: bool) {
+        self.woken |= something;
+    }
+
     /// A deadline was set.
     #[inline]
     pub const fn changed(&mut self) {

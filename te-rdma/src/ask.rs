@@ -48,8 +48,8 @@ impl<V: Verbs> RdmaTransport<V> {
             out.open.extend(self.asked_now.drain(..));
             if out.asked == 0 {
                 let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-                connection.deadline = Some(self.now + silence);
-                self.timers_stale = true;
+                connection.deadline = Some(self.timers.now() + silence);
+                self.timers.changed();
             }
             out.asked += asked;
             self.questions += asked;
@@ -92,7 +92,7 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Makes the queue pairs that are missing and offers them to the target.
     fn offer(&mut self, endpoint: u32, channel: &mut Channel) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        if !channel.has_room() || of.links_rest.pending(self.now).is_some() {
+        if !channel.has_room() || of.links_rest.pending(self.timers.now()).is_some() {
             return;
         }
         let links = of.links;
@@ -395,8 +395,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Queue pairs could not be made or connected: a pause, and an error for what waits, unless others are there.
     fn links_failed(&mut self, endpoint: u32, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
-        of.links_rest.fail(self.now, self.config.reconnect_ms_max);
-        self.timers_stale = true;
+        of.links_rest.fail(self.timers.now(), self.config.reconnect_ms_max);
+        self.timers.changed();
         let links = of.links;
         let live = |index: &u32| self.links.get(*index).is_some_and(|link| link.phase == Phase::Live);
         if !links.iter().flatten().any(live) {

@@ -210,7 +210,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Starts the end of a slice: at once, or when its posted pieces have ended, or when they have had time to.
     pub(crate) fn cancel_slot(&mut self, slot: u32) {
-        let until = self.now + Duration::from_millis(u64::from(self.config.cancel_drain_ms));
+        let until = self.timers.now() + Duration::from_millis(u64::from(self.config.cancel_drain_ms));
         let Some(operation) = self.operations.get_mut(slot) else { return };
         if operation.ext.canceled.is_some() {
             return;
@@ -231,7 +231,7 @@ impl<V: Verbs> RdmaTransport<V> {
         while let Some(&slot) = self.draining.get(at) {
             at += 1;
             let Some(operation) = self.operations.get(slot) else { continue };
-            if operation.ext.canceled.is_none_or(|until| self.now < until) {
+            if operation.ext.canceled.is_none_or(|until| self.timers.now() < until) {
                 continue;
             }
             let links = self.endpoints.get(operation.peer).map(|endpoint| endpoint.links);
@@ -293,14 +293,14 @@ impl<V: Verbs> RdmaTransport<V> {
         let flushes = self.verbs.modify_qp(link.qp.handle, QpStep::Error).is_ok()
             && self.outage != Some(Outage::Device);
         let patience = if flushes { u64::from(self.config.flush_ms_max) } else { 0 };
-        let until = self.now + Duration::from_millis(patience);
+        let until = self.timers.now() + Duration::from_millis(patience);
         link.phase = Phase::Flushing { until, verdict: new };
         self.flushing += 1;
         self.due(until);
         if new.is_some_and(|error| error.kind == ErrorKind::Rail)
             && let Some(endpoint) = self.endpoints.get_mut(link.endpoint)
         {
-            endpoint.links_rest.fail(self.now, self.config.reconnect_ms_max);
+            endpoint.links_rest.fail(self.timers.now(), self.config.reconnect_ms_max);
         }
     }
 
@@ -328,7 +328,7 @@ impl<V: Verbs> RdmaTransport<V> {
                     None
                 }
             };
-            let until = self.now + Duration::from_millis(u64::from(self.config.flush_ms_max));
+            let until = self.timers.now() + Duration::from_millis(u64::from(self.config.flush_ms_max));
             link.phase = Phase::Flushing { until, verdict };
             self.due(until);
             self.links.put(index, link);
@@ -370,7 +370,7 @@ impl<V: Verbs> RdmaTransport<V> {
         for index in 0..self.links.bound() {
             if let Some(link) = self.links.get(index)
                 && let Phase::Flushing { until, .. } = link.phase
-                && self.now >= until
+                && self.timers.now() >= until
             {
                 self.bury(index);
             }

@@ -65,7 +65,7 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Opens the side channel, if nothing keeps us away.
     fn open_channel(&mut self, endpoint: u32) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        let (at, address) = match of.contact.attempt(self.now) {
+        let (at, address) = match of.contact.attempt(self.timers.now()) {
             Attempt::To(at, address) => (at, address),
             Attempt::Later => return,
             Attempt::Never(error) => {
@@ -107,7 +107,7 @@ impl<V: Verbs> RdmaTransport<V> {
             self.connections.release(index);
             return Err(error);
         }
-        let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
+        let deadline = self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max));
         let role = Out {
             endpoint,
             address: at,
@@ -123,7 +123,7 @@ impl<V: Verbs> RdmaTransport<V> {
         self.questions += 1;
         self.stats.channels_opened += 1;
         self.connected.insert(endpoint);
-        self.timers_stale = true;
+        self.timers.changed();
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.channel = Some(index);
             of.used = true;
@@ -246,7 +246,7 @@ impl<V: Verbs> RdmaTransport<V> {
         out.asked -= 1;
         self.questions -= 1;
         let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-        *deadline = (out.asked > 0).then_some(self.now + silence);
+        *deadline = (out.asked > 0).then_some(self.timers.now() + silence);
         self.list(out.endpoint);
         Ok(Some(used))
     }
@@ -327,9 +327,9 @@ impl<V: Verbs> RdmaTransport<V> {
             // It would go the same way at once.
             ChannelEnd::Lost(_) if !out.answered || error.kind == ErrorKind::Protocol => {
                 if let Some(of) = self.endpoints.get_mut(endpoint) {
-                    of.contact.back_off(self.now, self.config.reconnect_ms_max);
+                    of.contact.back_off(self.timers.now(), self.config.reconnect_ms_max);
                 }
-                self.timers_stale = true;
+                self.timers.changed();
                 self.fail_waiting(endpoint, error);
             }
             _ => {}
@@ -340,9 +340,9 @@ impl<V: Verbs> RdmaTransport<V> {
     /// An attempt to open a side channel to address `at` has failed.
     fn channel_refused(&mut self, endpoint: u32, at: u8, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
-        self.timers_stale = true;
-        match of.contact.refused(at, error, self.now, self.config.reconnect_ms_max) {
-            Refusal::NextAddress => self.fresh = true,
+        self.timers.changed();
+        match of.contact.refused(at, error, self.timers.now(), self.config.reconnect_ms_max) {
+            Refusal::NextAddress => self.timers.wake(),
             Refusal::Final(error) | Refusal::Paused(error) => self.fail_waiting(endpoint, error),
         }
     }
@@ -408,7 +408,7 @@ impl<V: Verbs> RdmaTransport<V> {
             let endpoint = out.endpoint;
             self.end_out(index, connection, end);
             if let Some(of) = self.endpoints.get_mut(endpoint) {
-                of.contact.back_off(self.now, self.config.reconnect_ms_max);
+                of.contact.back_off(self.timers.now(), self.config.reconnect_ms_max);
             }
             self.fail_waiting(endpoint, error);
             return;

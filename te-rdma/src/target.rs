@@ -35,7 +35,8 @@ impl<V: Verbs> RdmaTransport<V> {
                 Accepted::Empty => return,
                 Accepted::Failed(error) => {
                     if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-                        let until = self.listener.rest(self.now, &error, self.config.connections_max);
+                        let until =
+                            self.listener.rest(self.timers.now(), &error, self.config.connections_max);
                         self.due(until);
                     }
                     return;
@@ -58,7 +59,7 @@ impl<V: Verbs> RdmaTransport<V> {
             self.connections.release(index);
             return;
         }
-        let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
+        let deadline = self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max));
         let connection = Connection {
             channel: Channel::new(stream, Interest::READ),
             deadline: Some(deadline),
@@ -78,7 +79,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 if matches!(&connection.role, Role::In(role) if role.waits) && !self.unserved.contains(&name)
                 {
                     self.unserved.push_back(name);
-                    self.fresh = true;
+                    self.timers.wake();
                 }
                 self.settle_interest(index, connection);
             }

@@ -13,7 +13,7 @@ use te_core::{
 use te_fabric::net::{Listener, random_u64, reset_on_close};
 use te_fabric::operation::accept_prefix;
 use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
-use te_fabric::{Epoll, Interest, LocalEnd, Slab, Table};
+use te_fabric::{Epoll, Interest, LocalEnd, Slab, Table, Timers};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
@@ -98,20 +98,13 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) questions: u32,
     pub(crate) fences: FenceCount,
 
-    pub(crate) now: Instant,
-    pub(crate) polls: u32,
+    pub(crate) timers: Timers,
     /// Polls in a row that found no completion.
     pub(crate) vain: u32,
     /// An event is to come with the next completion.
     pub(crate) armed: bool,
     /// The provider has a descriptor for completions.
     pub(crate) can_arm: bool,
-    /// Something was submitted, or came free to be sent, since the last poll began.
-    pub(crate) fresh: bool,
-    pub(crate) timers_due: Instant,
-    pub(crate) timers_next: Option<Instant>,
-    /// A deadline was set since the timers were looked at.
-    pub(crate) timers_stale: bool,
     pub(crate) stats: Stats,
 }
 
@@ -193,15 +186,10 @@ impl<V: Verbs> RdmaTransport<V> {
             asked_now: Vec::new(),
             questions: 0,
             fences: FenceCount::new(config.fences_max),
-            now: Instant::ZERO,
-            polls: 0,
+            timers: Timers::new(),
             vain: 0,
             armed: false,
             can_arm: completions.is_some(),
-            fresh: false,
-            timers_due: Instant::ZERO,
-            timers_next: None,
-            timers_stale: false,
             stats: Stats::default(),
             config,
             verbs,
@@ -412,7 +400,7 @@ impl<V: Verbs> RdmaTransport<V> {
             of.listed = true;
             self.listed.push(endpoint);
         }
-        self.fresh = true;
+        self.timers.wake();
     }
 }
 
@@ -562,13 +550,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn poll_at(&self) -> Option<Instant> {
         let watching = self.outstanding > 0 && !self.armed;
-        if self.fresh || watching || self.operations.has_completions() {
-            return Some(self.now);
-        }
-        if self.timers_stale {
-            return Some(self.timers_due);
-        }
-        self.timers_next
+        self.timers.next_poll(watching || self.operations.has_completions())
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -582,7 +564,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         if let Some(slot) = self.operations.position(|of| of.token == token) {
             self.cancel_slot(slot);
-            self.fresh = true;
+            self.timers.wake();
             return Ok(());
         }
         if self.operations.is_completed(token) {

@@ -89,7 +89,7 @@ impl TcpTransport {
         }
         // There may be more, and not every driver says so twice.
         self.listener_waits = true;
-        self.fresh = true;
+        self.timers.wake();
     }
 
     /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for nothing.
@@ -99,8 +99,8 @@ impl TcpTransport {
             self.retire(lane.index);
         }
         if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-            self.listener.rest(self.now, error, self.config.connections_max);
-            self.timers_due = self.now;
+            self.listener.rest(self.timers.now(), error, self.config.connections_max);
+            self.timers.due_by(self.timers.now());
         }
     }
 
@@ -116,13 +116,14 @@ impl TcpTransport {
             self.connections.release(index);
             return Err(error);
         }
-        let role = InLane::new(name, group, self.now);
+        let role = InLane::new(name, group, self.timers.now());
         let mut lane = Lane::new(socket, interest, role);
-        lane.deadline = Some(self.now + Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        lane.deadline =
+            Some(self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max)));
         self.connections.put(index, Connection::In(Box::new(lane)));
         self.admission.inbound += 1;
         self.wait_outside(name, group);
-        self.timers_stale = true;
+        self.timers.changed();
         Ok(())
     }
 
@@ -166,9 +167,9 @@ impl TcpTransport {
         self.admission.admitted += 1;
         lane.role.phase = Phase::Live;
         lane.deadline = None;
-        lane.role.used = self.now;
+        lane.role.used = self.timers.now();
         // It may stay silent.
-        self.timers_stale = true;
+        self.timers.changed();
         Status::Ok
     }
 
@@ -244,7 +245,7 @@ impl TcpTransport {
     }
 
     fn quiet_ms(&self, lane: &Candidate) -> u64 {
-        self.now.nanos_since(lane.used) / 1_000_000
+        self.timers.now().nanos_since(lane.used) / 1_000_000
     }
 
     /// Whether it has had its chance to carry something and has not.
@@ -319,8 +320,8 @@ impl TcpTransport {
             self.wait_outside(lane.role.name, lane.role.group);
         }
         lane.role.phase = Phase::Ending;
-        lane.deadline = Some(self.now + Duration::from_millis(LAST_WORD_MS));
-        self.timers_stale = true;
+        lane.deadline = Some(self.timers.now() + Duration::from_millis(LAST_WORD_MS));
+        self.timers.changed();
     }
 
     /// A peer's lane is gone.

@@ -141,8 +141,8 @@ impl TcpTransport {
         {
             endpoint.listed = true;
             self.listed.push(peer);
-            self.fresh = true;
-            self.timers_stale = true;
+            self.timers.wake();
+            self.timers.changed();
         }
     }
 
@@ -330,7 +330,7 @@ impl TcpTransport {
                 && let Some(endpoint) = self.peers.get_mut(lane.role.peer)
             {
                 // The peer makes room: it reads. What merely fits into the socket says nothing about it.
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             lane.blocked = false;
             if lane.role.phase == Phase::Connecting {
@@ -368,7 +368,7 @@ impl TcpTransport {
             self.stats.receives += 1;
             self.stats.bytes_received += received.bytes as u64;
             if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             self.answers(lane)?;
             budget = budget.saturating_sub(received.bytes);

@@ -26,7 +26,7 @@ const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
 impl TcpTransport {
     /// Opens one more lane, if there may be one and nothing keeps us away.
     pub(crate) fn open_lane(&mut self, peer: u32) {
-        let now = self.now;
+        let now = self.timers.now();
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
         let (at, address) = match endpoint.contact.attempt(now) {
             Attempt::To(at, address) => (at, address),
@@ -76,14 +76,15 @@ impl TcpTransport {
         let role = OutLane::new(peer, number as u8, at, self.lane_generation);
         let mut lane = Lane::new(socket, interest, role);
         lane.blocked = true;
-        lane.deadline =
-            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        lane.deadline = Some(
+            self.timers.now() + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)),
+        );
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.lanes[number] = Some(index);
         }
         self.connections.put(index, Connection::Out(Box::new(lane)));
         self.stats.lanes_opened += 1;
-        self.timers_stale = true;
+        self.timers.changed();
         Ok(())
     }
 
@@ -152,22 +153,23 @@ impl TcpTransport {
     /// An attempt to open a lane to address `at` has failed.
     fn lane_refused(&mut self, peer: u32, at: u8, error: Error) {
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        self.timers_stale = true;
-        let error = match endpoint.contact.refused(at, error, self.now, self.config.reconnect_ms_max) {
+        self.timers.changed();
+        let error = match endpoint.contact.refused(at, error, self.timers.now(), self.config.reconnect_ms_max)
+        {
             Refusal::Final(error) => {
                 self.fail_peer(peer, error);
                 return;
             }
             Refusal::NextAddress => {
-                self.fresh = true;
+                self.timers.wake();
                 return;
             }
             Refusal::Paused(error) => error,
         };
         if error.kind == ErrorKind::Full {
             // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow to come.
-            let since = *endpoint.crowded.get_or_insert(self.now);
-            if self.now.nanos_since(since) < u64::from(self.config.connect_ms_max) * 1_000_000 {
+            let since = *endpoint.crowded.get_or_insert(self.timers.now());
+            if self.timers.now().nanos_since(since) < u64::from(self.config.connect_ms_max) * 1_000_000 {
                 return;
             }
             endpoint.crowded = None;
@@ -313,7 +315,7 @@ impl TcpTransport {
             if unacknowledged < lane.role.unacknowledged
                 && let Some(endpoint) = self.peers.get_mut(peer)
             {
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             lane.role.unacknowledged = unacknowledged;
             let ask = lane.role.phase == Phase::Live && !lane.role.pinged && lane.outbox.has_room(0);

@@ -121,7 +121,7 @@ impl TcpTransport {
                 if !self.deferred.contains(&index) {
                     self.deferred.push(index);
                 }
-                self.fresh = true;
+                self.timers.wake();
                 return Ok(());
             }
             lane.paused = false;
@@ -147,7 +147,7 @@ impl TcpTransport {
             self.stats.bytes_received += received.bytes as u64;
             self.heat_up(index, &mut lane.heat);
             if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
-                lane.role.used = self.now;
+                lane.role.used = self.timers.now();
             }
             self.requests(lane);
             budget = budget.saturating_sub(received.bytes);
@@ -248,7 +248,7 @@ impl TcpTransport {
                             peer_begins(&mut self.regions, asked.region.get());
                             self.stats.bytes_served += asked.len.get();
                             *to = Some((part, asked.region.get()));
-                            (role.used, role.carried) = (self.now, true);
+                            (role.used, role.carried) = (self.timers.now(), true);
                         }
                         Err(status) => {
                             self.stats.refused += 1;
@@ -282,7 +282,7 @@ impl TcpTransport {
                     };
                     if memory.is_some() {
                         peer_begins(&mut self.regions, asked.region.get());
-                        (role.used, role.carried) = (self.now, true);
+                        (role.used, role.carried) = (self.timers.now(), true);
                     } else {
                         self.stats.refused += 1;
                     }
@@ -351,7 +351,7 @@ impl TcpTransport {
     fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
         while !lane.blocked && !lane.outbox.is_empty() {
             let Lane { outbox, socket, role, .. } = lane;
-            let (regions, now) = (&mut self.regions, self.now);
+            let (regions, now) = (&mut self.regions, self.timers.now());
             let flushed = outbox.flush(socket, &mut self.buffers, |owner, progress| {
                 if let Owner::Region(_) = owner {
                     role.used = now;

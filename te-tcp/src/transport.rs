@@ -11,7 +11,7 @@ use te_core::{
 use te_fabric::net::{Listener, error_of, random_u64, reset_on_close, set_congestion};
 use te_fabric::operation::accept_prefix;
 use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
-use te_fabric::{ConfigError, Epoll, Interest, LocalEnd, Table};
+use te_fabric::{ConfigError, Epoll, Interest, LocalEnd, Table, Timers};
 
 use crate::admission::Admission;
 use crate::config::{Config, Driver};
@@ -71,14 +71,7 @@ pub struct TcpTransport {
     pub(crate) fences: FenceCount,
     /// The last FENCE frame that was sent.
     pub(crate) next_fence: u64,
-    pub(crate) now: Instant,
-    pub(crate) polls: u32,
-    /// Something was submitted, or came free to be sent, since the last poll began.
-    pub(crate) fresh: bool,
-    pub(crate) timers_due: Instant,
-    pub(crate) timers_next: Option<Instant>,
-    /// A deadline was set since the timers were looked at.
-    pub(crate) timers_stale: bool,
+    pub(crate) timers: Timers,
     /// Connections may be waiting to be accepted.
     pub(crate) listener_waits: bool,
     pub(crate) stats: Stats,
@@ -129,12 +122,7 @@ impl TcpTransport {
             lane_generation: 0,
             fences: FenceCount::new(config.fences_max),
             next_fence: 0,
-            now: Instant::ZERO,
-            polls: 0,
-            fresh: false,
-            timers_due: Instant::ZERO,
-            timers_next: None,
-            timers_stale: false,
+            timers: Timers::new(),
             listener_waits: false,
             stats: Stats::default(),
             config,
@@ -353,15 +341,13 @@ impl Transport for TcpTransport {
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
         let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
-        self.fresh |= accepted > 0;
+        self.timers.wake_if(accepted > 0);
         Ok(accepted)
     }
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         self.forgive_absence(now);
-        self.now = self.now.max(now);
-        self.fresh = false;
-        self.polls = self.polls.wrapping_add(1);
+        self.timers.begin(now);
         self.checksums_left = CHECKSUMS_BYTES_MAX;
         if !self.listed.is_empty() {
             self.feed_all();
@@ -370,8 +356,8 @@ impl Transport for TcpTransport {
         if std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none() {
             self.accept_all();
         }
-        if self.now >= self.timers_due {
-            self.run_timers(self.now);
+        if self.timers.is_due() {
+            self.run_timers();
         }
         if !self.listed.is_empty() {
             self.feed_all();
@@ -380,13 +366,7 @@ impl Transport for TcpTransport {
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        if self.fresh || self.operations.has_completions() {
-            return Some(self.now);
-        }
-        if self.timers_stale {
-            return Some(self.timers_due);
-        }
-        self.timers_next
+        self.timers.next_poll(self.operations.has_completions())
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -400,7 +380,7 @@ impl Transport for TcpTransport {
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
             self.cancel_slot(slot);
-            self.fresh = true;
+            self.timers.wake();
             return Ok(());
         }
         if self.operations.is_completed(token) {
@@ -416,7 +396,7 @@ impl Transport for TcpTransport {
         endpoint.fences.push(Fence { token, segment: segment.index, sent: None });
         self.segments.pin(segment.index);
         self.list_peer(peer);
-        self.fresh = true;
+        self.timers.wake();
         Ok(())
     }
 
