@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::io;
 
-use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
+use te_core::{Error, ErrorKind, RegionId};
 use te_fabric::Interest;
 use te_fabric::net::{Accepted, random_u64, reset_on_close};
 use zerocopy::IntoBytes;
@@ -205,7 +205,7 @@ impl<V: Verbs> RdmaTransport<V> {
         if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
-        if self.expelled.contains(&hello.identity.get()) {
+        if self.expelled.contains(hello.identity.get()) {
             return Status::Expelled;
         }
         let (session, number) = (hello.session.get(), hello.connection.get());
@@ -471,16 +471,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Closes every side channel of the peer, destroys the queue pairs that belong to it, and refuses it from now on. True:
     /// the device has let go of all of them, so nothing of the peer lands any more.
     pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<bool, Error> {
-        if identity == 0 {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        if !force && self.has_peer(identity) {
-            return Err(ErrorKind::Busy.into());
-        }
-        if !self.expelled.contains(&identity) && self.expelled.len() >= EXPELLED_MAX {
-            return Err(ErrorKind::Full.into());
-        }
-        self.expelled.insert(identity);
+        let connected = self.has_peer(identity);
+        self.expelled.add(identity, force, connected)?;
         for index in 0..self.connections.bound() {
             let is = |role: &Role| matches!(role, Role::In(role) if role.session.is_some() && role.identity == identity);
             if self.connections.get(index).is_some_and(|connection| is(&connection.role))

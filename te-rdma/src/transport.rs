@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::net::SocketAddr;
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::hash::RandomState;
 use std::io;
 
@@ -12,7 +12,7 @@ use te_core::{
 };
 use te_fabric::net::{Listener, random_u64, reset_on_close};
 use te_fabric::operation::accept_prefix;
-use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
+use te_fabric::peer::{Expelled, Fence, FenceCount, KnownIncarnations};
 use te_fabric::{Epoll, Interest, LocalEnd, Slab, Table, Timers};
 
 use crate::config::{Config, SGES_MAX};
@@ -71,7 +71,7 @@ pub struct RdmaTransport<V: Verbs> {
     /// Peers' queue pairs that could not be put out of action.
     pub(crate) undead: Vec<Undead>,
     /// Peers that are refused for good.
-    pub(crate) expelled: HashSet<u64>,
+    pub(crate) expelled: Expelled,
     /// Queue pairs that are being connected.
     pub(crate) connects: Connects,
     /// Queue pairs that may still be made for peers in this poll.
@@ -170,7 +170,7 @@ impl<V: Verbs> RdmaTransport<V> {
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
-            expelled: HashSet::new(),
+            expelled: Expelled::default(),
             connects,
             peer_qps_left: 0,
             unserved: VecDeque::new(),

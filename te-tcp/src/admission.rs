@@ -13,12 +13,13 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 
-use te_core::{EXPELLED_MAX, Error, ErrorKind, Instant};
+use te_core::{Error, Instant};
 use te_fabric::Interest;
 use te_fabric::net::{Accepted, reset_on_close, set_liveness};
+use te_fabric::peer::Expelled;
 use zerocopy::IntoBytes;
 
 use crate::connections::Connection;
@@ -57,7 +58,7 @@ pub(crate) struct Admission {
     /// Peers that may be alive without a lane, because it was we who closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
-    expelled: HashSet<u64>,
+    expelled: Expelled,
 }
 
 /// A lane that may have to make room.
@@ -154,7 +155,7 @@ impl TcpTransport {
         if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
-        if self.admission.expelled.contains(&identity) {
+        if self.admission.expelled.contains(identity) {
             self.stats.turned_away += 1;
             return Status::Expelled;
         }
@@ -268,17 +269,8 @@ impl TcpTransport {
     /// byte of it lands any more: nothing is under way in a transport that nobody polls, no request to the kernel outlives
     /// a poll, and a connection without a WELCOME holds no WRITE.
     pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<(), Error> {
-        if identity == 0 {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        if !force && self.has_peer(identity) {
-            return Err(ErrorKind::Busy.into());
-        }
-        let known = self.admission.expelled.contains(&identity);
-        if !known && self.admission.expelled.len() >= EXPELLED_MAX {
-            return Err(ErrorKind::Full.into());
-        }
-        self.admission.expelled.insert(identity);
+        let connected = self.has_peer(identity);
+        self.admission.expelled.add(identity, force, connected)?;
         self.admission.sent_away.retain(|&known| known != identity);
         for index in 0..self.connections.bound() {
             if let Some(lane) = self.connections.in_mut(index)
