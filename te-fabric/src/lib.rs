@@ -83,7 +83,7 @@
 //! assert_eq!((operations.fetch(&mut out), out[0]), (1, Completion::applied(Token(1))));
 //! # Ok::<(), te_core::Error>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod config;
 pub mod epoll;
@@ -94,6 +94,8 @@ pub mod operation;
 pub mod peer;
 pub mod region;
 pub mod table;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod timers;
 
 pub use config::ConfigError;

@@ -27,6 +27,8 @@
 //!   sys (libibverbs, found at run time)  ·  sim (feature `sim`)
 //! ```
 //!
+//! The slab, the tables, addresses and pauses, exports, the handshake, timers, the listener and epoll are [`te_fabric`]'s.
+//!
 //! **Two planes.** Payload goes by RDMA alone: READ and WRITE on reliable connections, straight between registered memory.
 //! Everything else goes over a *side channel*, one TCP connection from initiator to target that the transport owns
 //! (module [`exchange`] has every byte): queue pairs are made to meet there, remote keys are handed out against the key in the

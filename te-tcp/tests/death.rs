@@ -19,7 +19,7 @@ fn target_process() {
     if std::env::var_os(TARGET).is_none() {
         return;
     }
-    let mut node = Node::new(common::config(), BYTES);
+    let mut node = common::node(common::config(), BYTES);
     println!("\nexport {}", hex(&node.export()));
     std::io::stdout().flush().unwrap();
     loop {

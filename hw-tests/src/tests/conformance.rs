@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use te_core::Transport;
 use te_core::testkit::{Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
+use te_fabric::testkit::{Ends, EndsConfig, Fabric};
 use te_rdma::exchange::Export;
 use te_rdma::sys::{Device, SystemVerbs};
 use te_rdma::{Config, RdmaTransport};
@@ -126,84 +127,33 @@ impl OneDevice {
 
 impl Harness for OneDevice {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
-        let config = self.config();
-        let target = self.open(&config);
-        Box::new(Ends {
-            initiator: self.open(&config),
-            // The restarted target comes back at the same address.
-            restart: Config { bind: target.local_address(), ..config },
-            target: Some(target),
-            clock: WallClock::new(Duration::ZERO),
-            device: self,
-        })
+        let mut config = self.config();
+        let (initiator, target) = (self.open(&config), self.open(&config));
+        // The restarted target comes back at the same address.
+        config.bind = target.local_address();
+        let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(100) };
+        Box::new(Ends::new(initiator, target, Restart { device: self, config }, ends))
     }
 }
 
-struct Ends<'a> {
-    initiator: RdmaTransport<SystemVerbs>,
-    target: Option<RdmaTransport<SystemVerbs>>,
-    restart: Config,
-    clock: WallClock,
+struct Restart<'a> {
     device: &'a OneDevice,
+    config: Config,
 }
 
-impl Pair for Ends<'_> {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
+impl Fabric for Restart<'_> {
+    type Transport = RdmaTransport<SystemVerbs>;
+
+    fn reopen(&mut self) -> Self::Transport {
+        self.device.open(&self.config)
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        match &mut self.target {
-            Some(target) => target,
-            None => panic!("the suite polls a target that it killed"),
-        }
+    fn identity(transport: &Self::Transport) -> u64 {
+        transport.identity()
     }
 
-    fn tick(&mut self) -> te_core::Instant {
-        self.clock.tick()
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::from_secs(60)
-    }
-
-    fn late_max(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        Some(self.initiator.identity())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        Export::ADDRESSES_AT..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(Export::KEY_AT..Export::KEY_AT + 8)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        // What the system does to the queue pairs and sockets of a killed process.
-        self.target = None;
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        self.target = Some(self.device.open(&self.restart));
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // The device goes on; the process is polled by nobody but the suite.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        if let Some(target) = &mut self.target {
-            target.close_connections();
-        }
-        Hook::Done
+    fn cut(transport: &mut Self::Transport) {
+        transport.close_connections();
     }
 }
 
