@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
+use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
 use te_core::{ErrorKind, Outcome, SegmentId, Slice};
 use te_tcp::Config;
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
-use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
+use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
