@@ -4,8 +4,11 @@
 use benches::Random;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
+use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
-use store_core::message::{Exists, Get, MountSegment, PutOptions};
+use store_core::message::{
+    Commit, Exists, Get, MountSegment, NewObject, PutAsk, PutEnd, PutOptions, PutStart,
+};
 use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
 use te_core::Instant;
 
@@ -143,6 +146,45 @@ fn master(criterion: &mut Criterion) {
                 });
             });
         }
+        // Started and committed by two requests, each time under the same keys; the removal between is not timed.
+        let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
+        let ask = PutAsk { writer: 7, ..PutAsk::once(ONE_REPLICA) };
+        let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
+        request.clear();
+        PutStart::encode_request(&mut request, 1, &ask, start).expect("short");
+        let mut commit = Vec::new();
+        group.bench_function(BenchmarkId::new("put start and put end, framed", batch), |bencher| {
+            bencher.iter_custom(|times| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..times {
+                    let began = Clock::now();
+                    answer.clear();
+                    let (frame, _) = Frame::parse(black_box(&request)).expect("valid").expect("whole");
+                    master.handle(now, &mut session, &frame, &mut answer);
+                    let (frame, _) = Frame::parse(&answer).expect("valid").expect("whole");
+                    let (_, items) = PutStart::decode_response(&frame).expect("valid");
+                    let commits = keys.iter().zip(items).map(|(key, given)| {
+                        let given = given.expect("room");
+                        Commit {
+                            key: Key(key),
+                            generation: given.generation,
+                            checksum: 1,
+                            handle: given.handle,
+                        }
+                    });
+                    commit.clear();
+                    PutEnd::encode_request(&mut commit, 2, &(), commits).expect("short");
+                    answer.clear();
+                    let (frame, _) = Frame::parse(&commit).expect("valid").expect("whole");
+                    master.handle(now, &mut session, &frame, &mut answer);
+                    spent += began.elapsed();
+                    for key in &keys {
+                        master.remove(now, key, true).expect("just put");
+                    }
+                }
+                spent
+            });
+        });
     }
     group.finish();
 }

@@ -80,6 +80,10 @@ impl Cli {
         let level = match (self.global.verbose, &self.command) {
             // Who comes and goes is what its log is for.
             (0, Command::Master(_)) => "warn,store_master=info",
+            // Whose memory they cannot reach, and why: nobody who asks them can see that.
+            (0, Command::Gateway(_) | Command::Node(_) | Command::Up(_)) => {
+                "warn,store_client::segments=info"
+            }
             (verbose, _) => ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))],
         };
         let filter = match log.filter.as_str() {

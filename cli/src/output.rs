@@ -77,13 +77,19 @@ pub(crate) fn clip(line: &str, columns: usize) -> String {
         if in_code {
             out.push(c);
             in_code = c != 'm';
-        } else if shown < columns {
+        } else if shown + char_width(c) <= columns {
             out.push(c);
-            shown += 1;
+            shown += char_width(c);
+        } else {
+            // What follows does not move up into the gap that a wide character leaves.
+            shown = columns;
         }
     }
     out
 }
+
+/// A first column is not cut to less than this, columns.
+const FIRST_MIN: usize = 12;
 
 /// Where a column's cells stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,14 +118,42 @@ impl Table {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// The whole table.
-    pub(crate) fn render(&self) -> String {
+    /// Columns that the widest line has.
+    pub(crate) fn width(&self) -> usize {
+        let widths = self.widths();
+        widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+    }
+
+    /// The whole table in so many columns, as far as it can be: texts of the first column that is not numbers are cut, to
+    /// [`FIRST_MIN`] at least.
+    pub(crate) fn render_in(&self, columns: usize) -> String {
+        let over = self.width().saturating_sub(columns);
+        let Some(first) = self.columns.iter().position(|(_, align)| *align == Align::Left) else {
+            return self.render();
+        };
+        let most = self.widths()[first].saturating_sub(over).max(FIRST_MIN);
+        let mut cut = self.clone();
+        for cell in cut.rows.iter_mut().filter_map(|row| row.get_mut(first)) {
+            if width(cell) > most {
+                *cell = shortened(cell, most);
+            }
+        }
+        cut.render()
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| width(name)).collect();
         for row in &self.rows {
             for (most, cell) in widths.iter_mut().zip(row) {
                 *most = width(cell).max(*most);
             }
         }
+        widths
+    }
+
+    /// The whole table.
+    pub(crate) fn render(&self) -> String {
+        let widths = self.widths();
         let mut out = String::new();
         if self.columns.iter().any(|(name, _)| !name.is_empty()) {
             self.line(&mut out, &widths, self.columns.iter().map(|(name, _)| *name));
@@ -183,6 +217,22 @@ impl LiveTable {
     }
 }
 
+/// As much of a text as so many columns take, from both ends: names often differ in their last characters alone.
+fn shortened(text: &str, columns: usize) -> String {
+    let room = columns.saturating_sub(1);
+    let head = clip(text, room.div_ceil(2));
+    let mut tail: Vec<char> = Vec::new();
+    let mut left = room - width(&head);
+    for c in text.chars().rev() {
+        match left.checked_sub(char_width(c)) {
+            Some(rest) => left = rest,
+            None => break,
+        }
+        tail.push(c);
+    }
+    head + "…" + &tail.into_iter().rev().collect::<String>()
+}
+
 /// A key, or anything else that others chose, fit for one line of a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
@@ -220,6 +270,11 @@ pub(crate) fn thousands(number: u64) -> String {
     out
 }
 
+/// `1 object`, `2,000 objects`.
+pub(crate) fn counted(number: u64, one: &str) -> String {
+    format!("{} {one}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// A number with as many decimals as its size bears.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
@@ -241,8 +296,28 @@ pub(crate) fn rounded(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-fn width(text: &str) -> usize {
-    text.chars().count()
+/// Columns of a terminal that the text takes.
+pub(crate) fn width(text: &str) -> usize {
+    text.chars().map(char_width).sum()
+}
+
+/// Marks that go onto the letter before take none; what East Asian scripts and emoji are written with takes two.
+fn char_width(c: char) -> usize {
+    match c {
+        '\u{300}'..='\u{36f}' | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}' => 0,
+        '\u{1100}'..='\u{115f}'
+        | '\u{2e80}'..='\u{303e}'
+        | '\u{3041}'..='\u{a4cf}'
+        | '\u{ac00}'..='\u{d7a3}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{fe30}'..='\u{fe6f}'
+        | '\u{ff00}'..='\u{ff60}'
+        | '\u{ffe0}'..='\u{ffe6}'
+        | '\u{1f300}'..='\u{1f64f}'
+        | '\u{1f900}'..='\u{1f9ff}'
+        | '\u{20000}'..='\u{3fffd}' => 2,
+        _ => 1,
+    }
 }
 
 #[cfg(test)]
@@ -255,6 +330,29 @@ mod tests {
         table.row(["a", "1", ""]);
         table.row(["longer", "1234567", "µ"]);
         assert_eq!(table.render(), "name      bytes\na             1\nlonger  1234567  µ\n");
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_has_its_first_texts_cut() {
+        let mut table = Table::new(&[("no", Align::Right), ("name", Align::Left), ("bytes", Align::Right)]);
+        table.row(["1", "a-name-of-24-characters-", "5"]);
+        table.row(["2", "short", "6"]);
+        assert_eq!(table.width(), 35);
+        assert_eq!(table.render_in(35), table.render());
+        assert_eq!(
+            table.render_in(30),
+            "no  name                 bytes\n 1  a-name-of…haracters-      5\n 2  short                    6\n"
+        );
+        assert!(table.render_in(0).contains("a-name…ters-"));
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right)]);
+        table.row(["问候", "1"]);
+        table.row(["e\u{301}", "2"]);
+        assert_eq!(table.render(), "name  bytes\n问候      1\ne\u{301}         2\n");
+        assert_eq!([clip("问候a", 3), clip("问候a", 4)], ["问", "问候"]);
     }
 
     #[test]
@@ -275,6 +373,7 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 1, 2_000].map(|n| counted(n, "node")), ["0 nodes", "1 node", "2,000 nodes"]);
         assert_eq!(
             [0.0, 0.366, 7.25, 42.25, 421.6, 12_345.6].map(figure),
             ["0", "0.37", "7.25", "42.2", "422", "12,346"]

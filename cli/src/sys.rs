@@ -104,6 +104,8 @@ impl KeyMode {
         let mut keys = before;
         // Signals stay what they are: Ctrl-C ends us as ever.
         keys.c_lflag &= !(libc::ICANON | libc::ECHO);
+        // But Ctrl-Z comes as a key: the terminal has to be put right before we stop.
+        keys.c_cc[libc::VSUSP] = libc::_POSIX_VDISABLE;
         keys.c_cc[libc::VMIN] = 0;
         keys.c_cc[libc::VTIME] = 0;
         // SAFETY: `keys` outlives the call.
@@ -134,6 +136,12 @@ impl Drop for KeyMode {
         // SAFETY: what was there before; it outlives the call.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const self.before) };
     }
+}
+
+/// Stops this process as Ctrl-Z does, until the shell lets it go on.
+pub(crate) fn suspend() {
+    // SAFETY: no memory is involved; the signal is delivered before the call returns.
+    unsafe { libc::raise(libc::SIGTSTP) };
 }
 
 /// The child that `command` starts gets SIGKILL when the thread that starts it ends, however that comes about. It leads a

@@ -4,8 +4,12 @@ mod common;
 
 use std::io::Write as _;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use common::{Daemon, Store, assert_exit, json, run, snowskin, stderr, stdout};
+use store_client::{RpcConfig, RpcConnection};
+use store_core::Key;
+use store_core::message::Get;
 
 #[test]
 fn what_is_put_is_listed_fetched_shown_and_removed() {
@@ -50,16 +54,28 @@ fn what_is_put_is_listed_fetched_shown_and_removed() {
         (object["bytes"].as_u64(), object["replicas"][0]["segment"].as_str()),
         (Some(300_000), Some("n1"))
     );
+    let missing = store.run(&["admin", "tasks", "77", "78"]);
+    assert_exit(&missing, 3);
+    assert!(stderr(&missing).contains("77: ") && stderr(&missing).contains("78: "), "{}", stderr(&missing));
+    assert_eq!(stdout(&missing), "");
     let cluster = json(&store.run(&["stat", "--json"]));
     assert_eq!((cluster["objects"].as_u64(), cluster["nodes"].as_u64()), (Some(2), Some(1)));
     assert!(stdout(&store.run(&["stat"])).contains("16 MiB"));
 
-    // It was read a moment ago, however long all that took, so somebody may still be reading it.
+    // Whoever has read it gave the lease back with his last word, which may be read a moment later; leases last for five seconds.
     assert_eq!(store.run(&["get", "kv/a"]).stdout, bytes);
-    let refused = store.run(&["rm", "kv/a"]);
+    let read = Instant::now();
+    while store.run(&["rm", "kv/a"]).status.code() != Some(0) {
+        assert!(read.elapsed() < Duration::from_secs(2), "a reader that has ended holds its lease");
+    }
+    // Somebody is still reading the other.
+    let mut reader = RpcConnection::connect(store.address.parse().unwrap(), RpcConfig::default()).unwrap();
+    let (_, found) = reader.call::<Get>(&(), [Key(b"other")].into_iter()).unwrap();
+    assert_eq!(found.filter(|found| found.is_ok()).count(), 1);
+    let refused = store.run(&["rm", "other"]);
     assert_exit(&refused, 1);
     assert!(stderr(&refused).contains("force"), "{}", stderr(&refused));
-    assert_exit(&store.run(&["rm", "--force", "kv/a", "other"]), 0);
+    assert_exit(&store.run(&["rm", "--force", "other"]), 0);
     assert_eq!(stdout(&store.run(&["ls", "--json"])), "");
 }
 
@@ -249,6 +265,30 @@ fn doctor_finds_a_master_that_is_there_and_one_that_is_not() {
     assert_eq!(verdict(&json(&gone)), "fail");
     assert_exit(&gone, 1);
     assert!(stdout(&run(&["doctor"])).contains("open files"));
+}
+
+#[test]
+fn whoever_lacks_the_clusters_secret_is_told_that_it_is_the_secret() {
+    let secret = ["--cluster-secret", "sesame"];
+    let master = Daemon::start(
+        &[&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"], &secret[..]].concat(),
+    );
+    let address = master.text("rpc");
+    let node = ["node", "--master", &address, "--memory", "16MiB", "--name", "n1", "--json"];
+    let _node = Daemon::start(&[&node[..], &secret].concat());
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let with = |args: &[&str], more: &[&str]| run(&[args, &["--master", &address], more].concat());
+
+    let refused = with(&["put", "k", file], &[]);
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("it wants proof of the cluster secret"), "{}", stderr(&refused));
+    let refused = with(&["put", "k", file], &["--cluster-secret", "simsim"]);
+    assert_exit(&refused, 1);
+    assert!(stderr(&refused).contains("compare the cluster secret"), "{}", stderr(&refused));
+    assert_exit(&with(&["put", "k", file], &secret), 0);
+    let missed = with(&["get", "k"], &[]);
+    assert_exit(&missed, 1);
+    assert!(stderr(&missed).contains("it wants proof of the cluster secret"), "{}", stderr(&missed));
 }
 
 #[test]

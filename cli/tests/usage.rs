@@ -287,6 +287,15 @@ fn completions_and_manual_pages_cover_every_command() {
 }
 
 #[test]
+fn a_value_that_cannot_be_is_told_what_to_write_once() {
+    let refused = run(&["ls", "--master", "127.0.0.1"]);
+    assert_exit(&refused, 2);
+    let text = stderr(&refused);
+    assert!(text.contains("--master: ") && text.contains("`127.0.0.1` is no address"), "{text}");
+    assert_eq!(text.matches("write ").count(), 1, "{text}");
+}
+
+#[test]
 fn a_build_says_what_it_is_of() {
     let text = stdout(&run(&["--version", "--verbose"]));
     for part in ["snowskin ", "commit: ", "features: ", "target: ", "rustc: rustc "] {
@@ -303,6 +312,9 @@ fn health_says_how_a_server_is_by_its_exit_code() {
     let http = master.text("http");
     assert_exit(&run(&["health", &http]), 0);
     assert_exit(&run(&["health", &format!("http://{http}/")]), 0);
+    let other = run(&["health", &master.text("rpc"), "--timeout-ms", "500"]);
+    assert_exit(&other, 1);
+    assert!(stderr(&other).contains("does not speak HTTP"), "{}", stderr(&other));
     drop(master);
     let gone = run(&["health", &http, "--timeout-ms", "500"]);
     assert_exit(&gone, 1);

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use store_core::blocks::BLOCK_BYTES;
+use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
 use crate::error::ConnectError;
@@ -11,6 +12,8 @@ use crate::rpc::{Address, Identity, RpcConfig};
 
 /// Two halves, each with room for one block, the least that a read of a part reads.
 const BOUNCE_BYTES_MIN: usize = 2 * BLOCK_BYTES as usize;
+/// A put names the segments that have failed, and can name so many less one.
+const PLACES_MAX: usize = NAMED_MAX + 1;
 /// What is moved goes in batches of so many pieces; an engine that took fewer would refuse them, one by one, as misses.
 pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 
@@ -38,8 +41,14 @@ pub struct ClientConfig {
     pub value_bytes_max: u64,
     /// A node that could not be reached is left alone for this long, milliseconds. Default 500.
     pub unreachable_ms: u32,
-    /// Tries of a call that may be repeated. Default 3.
+    /// Tries of a call that may be repeated. At least 1. Default 3.
     pub rpc_tries_max: u8,
+    /// Places that a put asks the master for, one after the other, when the segments of the one before cannot be written to. 1 to 9;
+    /// 1: the first must do. Default 3.
+    pub places_max: u8,
+    /// How long a segment may take no byte of a put before the put asks for another place, milliseconds; a put of many bytes waits
+    /// as much longer as they take at 25 MB/s. 1 to 600,000. Default 2,000.
+    pub place_ms_max: u32,
     /// Gets and puts that take longer are logged, with their number, milliseconds; 0: none. Default 1,000.
     pub slow_operation_ms: u32,
 }
@@ -109,6 +118,8 @@ impl ClientConfig {
             value_bytes_max: 1 << 30,
             unreachable_ms: 500,
             rpc_tries_max: 3,
+            places_max: 3,
+            place_ms_max: 2_000,
             slow_operation_ms: 1_000,
         }
     }
@@ -118,6 +129,15 @@ impl ClientConfig {
     pub fn fabrics(mut self, fabrics: Fabrics) -> Self {
         self.engine.fabrics = fabrics;
         self
+    }
+
+    /// What the state machines of gets and puts are told.
+    pub(crate) fn machines(&self) -> store_core::client::ClientConfig {
+        store_core::client::ClientConfig {
+            rpc_tries_max: self.rpc_tries_max,
+            places_max: self.places_max,
+            place_ms_max: self.place_ms_max,
+        }
     }
 
     /// Checks what can be checked before anything is opened.
@@ -130,6 +150,15 @@ impl ClientConfig {
         }
         if self.transfer_ms_max == 0 {
             return Err(ConnectError::Config { field: "transfer_ms_max", need: "must be at least 1" });
+        }
+        if self.rpc_tries_max == 0 {
+            return Err(ConnectError::Config { field: "rpc_tries_max", need: "must be at least 1" });
+        }
+        if !(1..=PLACES_MAX).contains(&usize::from(self.places_max)) {
+            return Err(ConnectError::Config { field: "places_max", need: "must be 1 to 9" });
+        }
+        if !(1..=600_000).contains(&self.place_ms_max) {
+            return Err(ConnectError::Config { field: "place_ms_max", need: "must be 1 to 600000" });
         }
         if self.engine.requests_per_batch_max < REQUESTS_PER_BATCH_MIN {
             let field = "engine.requests_per_batch_max";
@@ -198,5 +227,35 @@ mod tests {
         config.engine.requests_per_batch_max -= 1;
         let refused = config.validate().map_err(|error| error.to_string());
         assert!(refused.is_err_and(|error| error.contains("engine.requests_per_batch_max")));
+    }
+
+    #[test]
+    fn tries_and_places_out_of_their_limits_are_refused_by_name() {
+        let of = |tries, places, ms| ClientConfig {
+            rpc_tries_max: tries,
+            places_max: places,
+            place_ms_max: ms,
+            ..ClientConfig::default()
+        };
+        for good in [of(1, 1, 1), of(u8::MAX, 9, 600_000)] {
+            assert!(good.validate().is_ok(), "{good:?}");
+        }
+        let bad = [
+            (of(0, 3, 2_000), "rpc_tries_max"),
+            (of(3, 0, 2_000), "places_max"),
+            (of(3, 10, 2_000), "places_max"),
+            (of(3, 3, 0), "place_ms_max"),
+            (of(3, 3, 600_001), "place_ms_max"),
+        ];
+        for (config, field) in bad {
+            let refused = config.validate().map_err(|error| error.to_string());
+            assert!(refused.is_err_and(|error| error.contains(field)), "{field}");
+        }
+    }
+
+    #[test]
+    fn what_a_client_has_by_default_is_what_its_state_machines_have() {
+        let (config, core) = (ClientConfig::default(), store_core::client::ClientConfig::default());
+        assert_eq!(config.machines(), core);
     }
 }

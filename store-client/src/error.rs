@@ -50,6 +50,8 @@ pub enum RpcError {
         /// Its name.
         tenant: String,
     },
+    /// A secret that was given is not the master's.
+    Secret,
     /// The master refused.
     Refused(ErrorCode),
     /// This process is a fork of the one that connected.
@@ -116,6 +118,7 @@ impl RpcError {
         match self {
             Self::Refused(code) => *code,
             Self::Tenant { .. } => ErrorCode::TenantNotRegistered,
+            Self::Secret => ErrorCode::PermissionDenied,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Version { .. } => ErrorCode::InvalidVersion,
             Self::Wire(error) => error.code(),
@@ -196,6 +199,9 @@ impl fmt::Display for RpcError {
                 f,
                 "the master does not let tenant `{}` in: check its name and secret, or add it to the master's tenants",
                 tenant.escape_debug()
+            ),
+            Self::Secret => f.write_str(
+                "the master refused a secret that was given: compare the cluster secret and the admin secret with the master's",
             ),
             Self::Refused(code) => code.fmt(f),
             Self::Forked => f.write_str(FORKED),

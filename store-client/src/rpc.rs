@@ -37,6 +37,8 @@ const READ_BYTES: usize = 64 << 10;
 const QUEUE_BYTES_MAX: usize = 256 << 10;
 /// Batches of leases that wait to be given back.
 const RETURNS_MAX: usize = 64;
+/// So many leases are given back together by gets, at least.
+const RETURNED_MIN: u32 = 8;
 const BACKOFF_MIN: Duration = Duration::from_millis(2);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -110,6 +112,8 @@ pub struct RpcConnection {
     spin: Spin,
     /// Leases of this connection that nobody needs any more: given back in front of the next request.
     returns: Vec<LeaseRange>,
+    /// How many those are.
+    returned: u32,
     mark: Mark,
 }
 
@@ -158,6 +162,7 @@ impl RpcConnection {
             backoff: BACKOFF_MIN,
             spin: Spin::new(Duration::from_micros(config.spin_us.into())),
             returns: Vec::new(),
+            returned: 0,
             mark: Mark::new(),
         };
         this.dial()?;
@@ -248,23 +253,39 @@ impl RpcConnection {
         Ok(id)
     }
 
-    /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves.
+    /// A fresh id, and the buffer to append a request with it to. For state machines that encode by themselves. Leases that were
+    /// [given back](Self::return_leases) go in front of it.
     pub fn queue_raw(&mut self) -> (u64, &mut Vec<u8>) {
-        if !self.returns.is_empty() && self.stream.is_some() {
+        if self.returned > 0 && self.stream.is_some() {
             let id = self.next_id();
+            self.returned = 0;
             // A handful of numbers always fits a frame.
             let _ = ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..));
         }
         (self.next_id(), &mut self.out)
     }
 
-    /// Gives leases back that this connection was granted, in front of its next request: their objects may be evicted or removed
-    /// from then on. Call it when nothing reads there any more. A connection that is lost meanwhile has given them back.
+    /// The same for a get. It goes alone as long as few leases are to be given back: for one after each small get, the master
+    /// would work half as much again.
+    pub(crate) fn queue_get(&mut self) -> (u64, &mut Vec<u8>) {
+        if self.returned >= RETURNED_MIN { self.queue_raw() } else { (self.next_id(), &mut self.out) }
+    }
+
+    /// Gives leases back that this connection was granted, in front of its next request or when it is dropped; a client's gets take
+    /// eight or more together. Their objects may be evicted or removed from then on. Call it when nothing reads there any more.
+    /// Those of a connection that is lost run out.
     pub fn return_leases(&mut self, leases: LeaseRange) {
-        // What does not fit runs out by itself.
-        if self.stream.is_some() && self.returns.len() < RETURNS_MAX {
-            self.returns.push(leases);
+        if self.stream.is_none() {
+            return;
         }
+        let room = self.returns.len() < RETURNS_MAX;
+        match self.returns.last_mut() {
+            Some(last) if last.first + u64::from(last.count) == leases.first => last.count += leases.count,
+            _ if room => self.returns.push(leases),
+            // What does not fit runs out by itself.
+            _ => return,
+        }
+        self.returned += leases.count;
     }
 
     fn next_id(&mut self) -> u64 {
@@ -360,6 +381,7 @@ impl RpcConnection {
                     error @ (RpcError::Version { .. }
                     | RpcError::Address { .. }
                     | RpcError::Tenant { .. }
+                    | RpcError::Secret
                     | RpcError::Forked),
                 ) => return Err(error),
                 Err(error) => {
@@ -399,6 +421,7 @@ impl RpcConnection {
     pub fn disconnect(&mut self) {
         self.stream = None;
         self.returns.clear();
+        self.returned = 0;
         self.out.clear();
         self.written = 0;
         (self.input.start, self.input.end) = (0, 0);
@@ -442,7 +465,10 @@ impl RpcConnection {
         let [tenant_proof, admin_proof, cluster_proof] =
             proofs.each_ref().map(|proof| Key(proof.as_ref().map_or(&[], |proof| proof.as_slice())));
         let greeting = Greeting { tenant, tenant_proof, admin_proof, cluster_proof, ..Greeting::default() };
-        self.hello(&greeting, deadline)
+        self.hello(&greeting, deadline).map_err(|error| match error {
+            RpcError::Refused(ErrorCode::PermissionDenied) => RpcError::Secret,
+            error => error,
+        })
     }
 
     fn hello(&mut self, greeting: &Greeting<'_>, deadline: Instant) -> Result<Welcome, RpcError> {
@@ -528,6 +554,21 @@ impl RpcConnection {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(lost(error)),
+        }
+    }
+}
+
+/// Leases that wait to be given back are, as far as that costs no waiting: whoever connects for one read leaves none behind.
+impl Drop for RpcConnection {
+    fn drop(&mut self) {
+        if self.returns.is_empty() || !self.out.is_empty() || self.mark.is_forked() {
+            return;
+        }
+        let id = self.next_id();
+        let Some(stream) = &mut self.stream else { return };
+        // What cannot be sent now runs out by itself.
+        if ReturnLeases::encode_request(&mut self.out, id, &(), self.returns.drain(..)).is_ok() {
+            let _ = stream.write_some(&self.out);
         }
     }
 }

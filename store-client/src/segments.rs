@@ -17,6 +17,8 @@ pub(crate) struct Segments {
     epoch: u64,
     /// Segments that the master knows, and whose owner could not be reached.
     unreached: Vec<SegmentNo>,
+    /// Why the latest of them could not.
+    why: Option<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -55,7 +57,11 @@ impl Segments {
         let opened = match open(segment, rpc, fabric) {
             Opened::Here(handle) => Some(handle),
             Opened::Unknown => None,
-            Opened::Unreached => {
+            Opened::Unreached(why) => {
+                if self.why.as_ref() != Some(&why) {
+                    log::info!("segment {segment} could not be reached: {why}");
+                }
+                self.why = Some(why);
                 self.unreached.push(segment);
                 None
             }
@@ -68,6 +74,11 @@ impl Segments {
     /// What could not be reached since this was asked last.
     pub(crate) fn take_unreached(&mut self) -> Vec<SegmentNo> {
         std::mem::take(&mut self.unreached)
+    }
+
+    /// Why the latest that could not be reached could not.
+    pub(crate) fn why_unreached(&self) -> Option<&str> {
+        self.why.as_deref()
     }
 
     /// The handle of an open segment; asks nobody.
@@ -89,18 +100,16 @@ impl Segments {
 /// Asks where a segment is and opens it. The node may export afresh between the two, even at the same addresses; bytes that
 /// are meant for the old export must not land in the new one. So when it is another by then, the master is asked again.
 fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Opened {
+    let mut why = String::new();
     for _ in 0..TRIES {
         let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
         match fabric.open_export(&endpoint, export) {
             Ok(Some(handle)) => return Opened::Here(handle),
-            Ok(None) => log::debug!("segment {segment} at {endpoint}: something else is exported there now"),
-            Err(error) => {
-                log::debug!("segment {segment} at {endpoint}: {error}");
-                return Opened::Unreached;
-            }
+            Ok(None) => why = format!("segment {endpoint:?}: something else is exported there now"),
+            Err(error) => return Opened::Unreached(error.to_string()),
         }
     }
-    Opened::Unreached
+    Opened::Unreached(why)
 }
 
 /// What came of opening a segment.
@@ -108,8 +117,8 @@ enum Opened {
     Here(SegmentHandle),
     /// The master could not be asked, or does not know it.
     Unknown,
-    /// Its owner could not be reached, or exports something else.
-    Unreached,
+    /// Its owner could not be reached, or exports something else: where, and what was wrong.
+    Unreached(String),
 }
 
 /// Times that the master is asked in a row.

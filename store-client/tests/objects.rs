@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{MIB, client, client_over, master, master_with, node, node_over, pattern};
 use store_client::{
     BufferRange, Client, ErrorCode, Fabrics, MemSpan, Placement, PutOptions, RpcConfig, RpcConnection,
@@ -447,4 +449,11 @@ fn a_reader_that_is_done_gives_its_leases_back_with_its_next_request() {
     assert!(reader.put(b"k", b"v", &ONE).unwrap());
     assert!(reader.get(b"k").unwrap().is_some());
     assert_eq!(reader.get(b"k").unwrap().as_deref(), Some(b"v".as_slice()));
+    // One that goes gives them back as it does: the default lease would hold the object for seconds.
+    drop(reader);
+    let dropped = Instant::now();
+    while let Err(error) = other.remove(b"k", false) {
+        assert_eq!(error.code(), ErrorCode::ObjectHasLease);
+        assert!(dropped.elapsed() < Duration::from_secs(2), "a reader that is gone holds its lease");
+    }
 }

@@ -39,6 +39,22 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     }
 }
 
+/// Numbers that are as likely large as small: eight bytes, least first, behind their count. A varint would take ten, and five
+/// times as long to read.
+pub(crate) mod fixed {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(crate) fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&number.to_le_bytes())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let bytes = <&'de [u8]>::deserialize(deserializer)?;
+        let wrong = || de::Error::invalid_length(bytes.len(), &"8 bytes");
+        bytes.try_into().map(u64::from_le_bytes).map_err(|_| wrong())
+    }
+}
+
 /// A sequence of `T` that was checked as a whole and is decoded one by one.
 #[derive(Debug)]
 pub struct Items<'a, T> {

@@ -168,8 +168,8 @@ impl Master {
         self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
     }
 
-    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated with the same nonce while
-    /// the put is unfinished, it gives the same space.
+    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated by the same writer with the
+    /// same nonce while the put is unfinished, it gives the same space.
     ///
     /// # Errors
     /// As [`Self::put_start`].
@@ -205,7 +205,7 @@ impl Master {
             return Err(ErrorCode::InvalidParams);
         }
         let found = self.objects.find(key);
-        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask.nonce)) {
+        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask)) {
             return Ok(again);
         }
         if !self.objects.has_room(key.tenant, &retention) {
@@ -241,9 +241,10 @@ impl Master {
         let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         // What was evicted since may have vacated a slot, which the object has now.
         placed.iter().for_each(|placed| self.segments.own(placed, index));
-        self.writers.began(generation, ask.writer, session, key.tenant, index);
+        let allocation = self.allocation(generation, replicas_of(&placed));
+        self.writers.began(&allocation, ask.writer, session, key.tenant, index);
         self.stats.put_starts_total += 1;
-        Ok(self.allocation(generation, replicas_of(&placed)))
+        Ok(allocation)
     }
 
     /// Commits a put; the object is readable from here. Whoever calls it vouches that no write of this put is under way.
@@ -285,9 +286,7 @@ impl Master {
         }
         self.stats.put_bytes_total += entry.len;
         self.objects.complete(now, index, checksum, follows);
-        if let Some(put) = self.writers.ended(generation) {
-            self.writers.let_go(put.writer, generation);
-        }
+        self.writers.ended(generation);
         self.stats.put_ends_total += 1;
         Ok(())
     }
@@ -560,11 +559,13 @@ impl Master {
         self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
     }
 
-    /// What an unfinished put was given, if it is this one whose answer was lost.
-    fn repeated(&self, index: u32, len: u64, nonce: u32) -> Option<Allocation> {
+    /// What an unfinished put was given, if it is this one whose answer was lost. A nonce alone can be guessed, and two
+    /// processes may draw the same; the identity of the writer is random, and told to nobody but nodes.
+    fn repeated(&self, index: u32, len: u64, ask: &PutAsk) -> Option<Allocation> {
         let entry = self.objects.entry(index);
-        let same = nonce != 0 && !entry.is_complete() && entry.checksum == nonce && entry.len == len;
-        same.then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
+        let same = ask.nonce != 0 && !entry.is_complete() && entry.checksum == ask.nonce && entry.len == len;
+        let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == ask.writer);
+        (same && is_its()).then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
     }
 
     fn allocation(&self, generation: u64, replicas: Replicas) -> Allocation {
@@ -573,7 +574,8 @@ impl Master {
 
     /// Whether the asker is who began this put. One that is not there looks the same.
     pub(crate) fn check_handle(&self, generation: u64, handle: u64) -> Result<(), ErrorCode> {
-        let began = handle_of(self.config.handle_key, generation) == handle;
+        let put = self.writers.put(generation).map(|put| put.handle);
+        let began = put.unwrap_or_else(|| handle_of(self.config.handle_key, generation)) == handle;
         if began { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
@@ -599,18 +601,19 @@ impl Master {
     /// Takes an object out of the table and gives its space back, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
         let removed = self.objects.remove(index);
-        let generation = removed.generation;
-        let writer = if removed.complete { None } else { self.writers.ended(generation) };
-        let writer = writer.map_or(0, |put| put.writer);
+        let (generation, complete) = (removed.generation, removed.complete);
         match hold {
             Some((until, reason)) => {
+                let writer = if complete { 0 } else { self.writers.ended_in_limbo(generation) };
                 self.limbo.hold(&mut self.segments, removed, until, reason, writer);
             }
             None => {
                 removed.replicas.as_slice().iter().for_each(|placed| {
                     self.segments.free(placed);
                 });
-                self.writers.let_go(writer, generation);
+                if !complete {
+                    self.writers.ended(generation);
+                }
             }
         }
     }

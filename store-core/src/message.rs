@@ -9,7 +9,7 @@
 //! | [`Mount`] | [`MountSegment`] · – | [`MountAnswer`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | lives, still |
-//! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its nonce, while the put is unfinished; then `ObjectAlreadyExists` |
+//! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
 //! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
 //! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |

@@ -384,16 +384,22 @@ fn batch<O: Operation>(
     mut each: impl FnMut(&mut Master, usize, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
 ) -> Result<(), WireError>
 where
-    for<'a> O::AskItem<'a>: Keyed<'a>,
+    for<'a> O::AskItem<'a>: Keyed<'a> + Copy,
 {
     let (ask, mut items) = O::decode_request(body)?;
     let mut answer = Answer::begin::<O>(out, id, head, items.len())?;
-    let mut at = 0;
-    while !items.is_empty() {
-        if items.len() > 1 {
-            master.warm(items.take(WARM_KEYS).map(|item| item.of(tenant)));
+    if items.len() == 1 {
+        for item in items {
+            answer.item(&each(master, 0, &ask, item))?;
         }
-        for item in items.by_ref().take(WARM_KEYS) {
+        return answer.finish();
+    }
+    let mut at = 0;
+    let mut some = Vec::with_capacity(items.len().min(WARM_KEYS));
+    while !items.is_empty() {
+        some.extend(items.by_ref().take(WARM_KEYS));
+        master.warm(some.iter().map(|item: &O::AskItem<'_>| item.of(tenant)));
+        for item in some.drain(..) {
             answer.item(&each(master, at, &ask, item))?;
             at += 1;
         }

@@ -3,25 +3,50 @@
 //! A writer moves its bytes one-sided, so that only the node it writes to can tell whether anything of it can still land. As
 //! long as the writer says nothing, its space is given to nobody else; when it seems to be gone (its connection to the master
 //! has ended) or is too slow, the nodes are told to cut it off, and their word frees the space.
+//!
+//! Every put passes here twice, so that what a put needs is found without hashing: unfinished puts lie in a ring in the order
+//! of their generations, and name their connection and their writer by slots. The unfinished puts of a writer are a list
+//! through the ring; what is in limbo for it, which is rare, is in a tree.
+//!
+//! ```text
+//!   by generation   ┌────┬────┬────┬────┬────┐        slots of connections    puts
+//!   (ring)          │put │  – │put │put │  – │ ──┬──▶ slots of writers        puts, first, last
+//!                   └─┬──┴────┴▲─┬─┴▲───┴────┘   │
+//!                     └────────┘ └──┘  one writer's
+//! ```
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::TenantNo;
+use crate::message::Allocation;
+
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// A ring that is longer than this and an eighth full or less gives up its oldest puts, so that one put that stays unfinished
+/// for minutes costs one entry of a table and not a ring of everything since.
+const RING_MIN: usize = 1_024;
 
 /// A put that is not finished.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Put {
     /// The identity of the writer's transfer engine; 0: unknown.
     pub(crate) writer: u64,
-    /// The connection that began it; 0: none.
-    session: u64,
-    tenant: TenantNo,
+    /// What its end has to name.
+    pub(crate) handle: u64,
     /// The object's entry.
     pub(crate) index: u32,
+    tenant: TenantNo,
+    /// Slots; [`NONE`]: no connection, an unknown writer.
+    session_slot: u32,
+    writer_slot: u32,
+    /// Generations of the writer's puts before and after this one; 0: none.
+    before: u64,
+    after: u64,
 }
 
 /// What a node is to do.
@@ -35,14 +60,187 @@ pub(crate) struct Order {
     pub(crate) bytes: u64,
 }
 
+/// Unfinished puts of one connection, or of one writer.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    whose: u64,
+    puts: u32,
+    /// Of a writer: its oldest and its latest.
+    first: u64,
+    last: u64,
+}
+
+/// Slots of those who have unfinished puts, and of whoever had the last one.
+#[derive(Debug)]
+struct Slots {
+    list: Vec<Slot>,
+    vacant: Vec<u32>,
+    places: HashMap<u64, u32, FixedState>,
+    /// Whose put began last: the next one is its, too, as a rule.
+    latest: u32,
+}
+
+impl Slots {
+    fn new() -> Self {
+        Self {
+            list: Vec::new(),
+            vacant: Vec::new(),
+            places: HashMap::with_hasher(FixedState::with_seed(0)),
+            latest: NONE,
+        }
+    }
+
+    fn is_latest(&self, whose: u64) -> bool {
+        self.list.get(self.latest as usize).is_some_and(|slot| slot.whose == whose)
+    }
+
+    fn get(&self, whose: u64) -> Option<&Slot> {
+        let at = if self.is_latest(whose) { self.latest } else { *self.places.get(&whose)? };
+        self.list.get(at as usize)
+    }
+
+    /// The slot of somebody who begins a put; [`NONE`] for 0.
+    fn enter(&mut self, whose: u64) -> u32 {
+        if whose == 0 {
+            return NONE;
+        }
+        if !self.is_latest(whose) {
+            let was = core::mem::replace(&mut self.latest, NONE);
+            self.leave(was);
+            let fresh = Slot { whose, puts: 0, first: 0, last: 0 };
+            let (list, vacant) = (&mut self.list, &mut self.vacant);
+            self.latest = *self.places.entry(whose).or_insert_with(|| match vacant.pop() {
+                Some(at) => {
+                    list[at as usize] = fresh;
+                    at
+                }
+                None => {
+                    list.push(fresh);
+                    (list.len() - 1) as u32
+                }
+            });
+        }
+        self.list[self.latest as usize].puts += 1;
+        self.latest
+    }
+
+    /// A put has ended.
+    fn exit(&mut self, at: u32) {
+        if let Some(slot) = self.list.get_mut(at as usize) {
+            slot.puts -= 1;
+            self.leave(at);
+        }
+    }
+
+    /// Forgets who has no puts, unless it had the latest.
+    fn leave(&mut self, at: u32) {
+        if let Some(slot) = self.list.get(at as usize).filter(|slot| slot.puts == 0 && at != self.latest) {
+            self.places.remove(&slot.whose);
+            self.vacant.push(at);
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Slot>()
+            + self.vacant.capacity() * size_of::<u32>()
+            + self.places.allocation_size()
+    }
+}
+
+/// Puts by generation.
+#[derive(Debug)]
+struct Ring {
+    /// The generation of the first.
+    first: u64,
+    list: VecDeque<Option<Put>>,
+    len: usize,
+    /// Those that the ring went past.
+    older: HashMap<u64, Put, FixedState>,
+}
+
+impl Ring {
+    fn new() -> Self {
+        Self {
+            first: 0,
+            list: VecDeque::new(),
+            len: 0,
+            older: HashMap::with_hasher(FixedState::with_seed(0)),
+        }
+    }
+
+    fn get(&self, generation: u64) -> Option<&Put> {
+        match generation.checked_sub(self.first) {
+            Some(at) => self.list.get(at as usize)?.as_ref(),
+            None => self.older.get(&generation),
+        }
+    }
+
+    fn get_mut(&mut self, generation: u64) -> Option<&mut Put> {
+        match generation.checked_sub(self.first) {
+            Some(at) => self.list.get_mut(at as usize)?.as_mut(),
+            None => self.older.get_mut(&generation),
+        }
+    }
+
+    /// Adds the latest; generations grow.
+    fn push(&mut self, generation: u64, put: Put) {
+        if self.list.is_empty() {
+            self.first = generation;
+        }
+        // Copies have generations, too.
+        let gap = (generation - self.first) as usize - self.list.len();
+        if gap > RING_MIN {
+            self.retire(self.list.len());
+            self.first = generation;
+        } else {
+            (0..gap).for_each(|_| self.list.push_back(None));
+        }
+        self.list.push_back(Some(put));
+        self.len += 1;
+        if self.list.len() > RING_MIN && self.len * 8 < self.list.len() {
+            self.retire(self.list.len() / 2);
+        }
+    }
+
+    fn remove(&mut self, generation: u64) -> Option<Put> {
+        let Some(at) = generation.checked_sub(self.first) else { return self.older.remove(&generation) };
+        let put = self.list.get_mut(at as usize)?.take()?;
+        self.len -= 1;
+        while let Some(None) = self.list.front() {
+            self.list.pop_front();
+            self.first += 1;
+        }
+        Some(put)
+    }
+
+    /// The first so many go to the table.
+    fn retire(&mut self, count: usize) {
+        for _ in 0..count {
+            if let Some(put) = self.list.pop_front().flatten() {
+                self.older.insert(self.first, put);
+                self.len -= 1;
+            }
+            self.first += 1;
+        }
+    }
+
+    fn live(&self) -> usize {
+        self.len + self.older.len()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Option<Put>>() + self.older.allocation_size()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Writers {
-    /// Unfinished puts, by generation.
-    puts: HashMap<u64, Put, FixedState>,
-    by_session: HashMap<u64, u32, FixedState>,
+    puts: Ring,
+    sessions: Slots,
+    writers: Slots,
     by_tenant: Vec<u32>,
-    /// Writers that are known, and the generations of what they hold: unfinished puts, and what is in limbo for them.
-    holdings: BTreeSet<(u64, u64)>,
+    /// Writers that are known, and the generations of what is in limbo for them.
+    held: BTreeSet<(u64, u64)>,
     /// By node and writer.
     orders: BTreeMap<(u64, u64), Order>,
     ordered_bytes: u64,
@@ -52,10 +250,11 @@ pub(crate) struct Writers {
 impl Writers {
     pub(crate) fn new() -> Self {
         Self {
-            puts: HashMap::with_hasher(FixedState::with_seed(0)),
-            by_session: HashMap::with_hasher(FixedState::with_seed(0)),
+            puts: Ring::new(),
+            sessions: Slots::new(),
+            writers: Slots::new(),
             by_tenant: Vec::new(),
-            holdings: BTreeSet::new(),
+            held: BTreeSet::new(),
             orders: BTreeMap::new(),
             ordered_bytes: 0,
             tickets: 0,
@@ -69,50 +268,89 @@ impl Writers {
 
     /// Unfinished puts of a connection.
     pub(crate) fn of_session(&self, session: u64) -> u32 {
-        if session == 0 { 0 } else { self.by_session.get(&session).copied().unwrap_or(0) }
+        self.sessions.get(session).map_or(0, |slot| slot.puts)
     }
 
-    pub(crate) fn began(&mut self, generation: u64, writer: u64, session: u64, tenant: TenantNo, index: u32) {
-        if session != 0 {
-            *self.by_session.entry(session).or_default() += 1;
-        }
+    /// A put has begun. Its generation is the highest so far.
+    pub(crate) fn began(
+        &mut self,
+        allocation: &Allocation,
+        writer: u64,
+        session: u64,
+        tenant: TenantNo,
+        index: u32,
+    ) {
+        let Allocation { generation, handle, .. } = *allocation;
         if self.by_tenant.len() <= usize::from(tenant) {
             self.by_tenant.resize(usize::from(tenant) + 1, 0);
         }
         self.by_tenant[usize::from(tenant)] += 1;
-        if writer != 0 {
-            self.holdings.insert((writer, generation));
-        }
-        self.puts.insert(generation, Put { writer, session, tenant, index });
-    }
-
-    /// A put is unfinished no more. What it holds stays its writer's until [`Self::let_go`].
-    pub(crate) fn ended(&mut self, generation: u64) -> Option<Put> {
-        let put = self.puts.remove(&generation)?;
-        if let Some(count) = self.by_session.get_mut(&put.session) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_session.remove(&put.session);
+        let session_slot = self.sessions.enter(session);
+        let writer_slot = self.writers.enter(writer);
+        let mut before = 0;
+        if let Some(slot) = self.writers.list.get_mut(writer_slot as usize) {
+            before = core::mem::replace(&mut slot.last, generation);
+            if before == 0 {
+                slot.first = generation;
+            } else if let Some(put) = self.puts.get_mut(before) {
+                put.after = generation;
             }
         }
+        let put = Put { writer, handle, index, tenant, session_slot, writer_slot, before, after: 0 };
+        self.puts.push(generation, put);
+    }
+
+    /// A put is committed or over: nothing of it is held for its writer.
+    pub(crate) fn ended(&mut self, generation: u64) {
+        self.remove(generation);
+    }
+
+    /// A put is over, and what it has is held until its writer is known to be gone. Gives who that is; 0: unknown.
+    pub(crate) fn ended_in_limbo(&mut self, generation: u64) -> u64 {
+        let writer = self.remove(generation).map_or(0, |put| put.writer);
+        if writer != 0 {
+            self.held.insert((writer, generation));
+        }
+        writer
+    }
+
+    fn remove(&mut self, generation: u64) -> Option<Put> {
+        let put = self.puts.remove(generation)?;
         self.by_tenant[usize::from(put.tenant)] -= 1;
+        if let Some(slot) = self.writers.list.get_mut(put.writer_slot as usize) {
+            match self.puts.get_mut(put.before) {
+                Some(before) => before.after = put.after,
+                None => slot.first = put.after,
+            }
+            match self.puts.get_mut(put.after) {
+                Some(after) => after.before = put.before,
+                None => slot.last = put.before,
+            }
+        }
+        self.sessions.exit(put.session_slot);
+        self.writers.exit(put.writer_slot);
         Some(put)
     }
 
-    /// The writer holds nothing of this put any more.
+    /// Nothing of this put is in limbo for its writer any more.
     pub(crate) fn let_go(&mut self, writer: u64, generation: u64) {
         if writer != 0 {
-            self.holdings.remove(&(writer, generation));
+            self.held.remove(&(writer, generation));
         }
     }
 
     pub(crate) fn put(&self, generation: u64) -> Option<&Put> {
-        self.puts.get(&generation)
+        self.puts.get(generation)
     }
 
-    /// Generations of what a writer holds.
+    /// Generations of what a writer holds: what is in limbo for it, and its unfinished puts.
     pub(crate) fn holdings(&self, writer: u64) -> impl Iterator<Item = u64> {
-        self.holdings.range((writer, 0)..=(writer, u64::MAX)).map(|(_, generation)| *generation)
+        let held = self.held.range((writer, 0)..=(writer, u64::MAX)).map(|(_, generation)| *generation);
+        let first = self.writers.get(writer).map_or(0, |slot| slot.first);
+        let unfinished = core::iter::successors((first != 0).then_some(first), |generation| {
+            self.puts.get(*generation).map(|put| put.after).filter(|after| *after != 0)
+        });
+        held.chain(unfinished)
     }
 
     /// Gives a node an order, or makes more of the one that it has. One that says no more keeps its ticket.
@@ -166,15 +404,126 @@ impl Writers {
 
     pub(crate) fn memory_bytes(&self) -> usize {
         // A tree's nodes are half full at least.
-        self.puts.allocation_size()
-            + self.by_session.allocation_size()
+        self.puts.memory_bytes()
+            + self.sessions.memory_bytes()
+            + self.writers.memory_bytes()
             + self.by_tenant.capacity() * size_of::<u32>()
-            + self.holdings.len() * 2 * size_of::<(u64, u64)>()
+            + self.held.len() * 2 * size_of::<(u64, u64)>()
             + self.orders.len() * 2 * (size_of::<(u64, u64)>() + size_of::<Order>())
     }
 
     /// The same as far as it is needed now.
     pub(crate) fn live_bytes(&self) -> usize {
-        self.puts.len() * (size_of::<(u64, Put)>() + 2) + self.holdings.len() * 2 * size_of::<(u64, u64)>()
+        self.puts.live() * size_of::<Option<Put>>() + self.held.len() * 2 * size_of::<(u64, u64)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// So many generations pass, and a put begins.
+        Begin {
+            gap: u64,
+            writer: u64,
+            session: u64,
+            tenant: TenantNo,
+        },
+        End {
+            which: prop::sample::Index,
+            limbo: bool,
+        },
+        LetGo {
+            which: prop::sample::Index,
+        },
+    }
+
+    fn given(generation: u64) -> Allocation {
+        Allocation { generation, handle: !generation, replicas: Default::default() }
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let gap = prop_oneof![20 => Just(1u64), 3 => 2u64..6, 1 => 100u64..3_000];
+        prop_oneof![
+            5 => (gap, 0u64..4, 0u64..4, 0u16..3)
+                .prop_map(|(gap, writer, session, tenant)| Step::Begin { gap, writer, session, tenant }),
+            4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
+                .prop_map(|(which, limbo)| Step::End { which, limbo }),
+            1 => any::<prop::sample::Index>().prop_map(|which| Step::LetGo { which }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_what_plain_lists_would_be(steps in prop::collection::vec(step(), 1..400)) {
+            let mut writers = Writers::new();
+            // Generation, writer, session, tenant; and what is in limbo.
+            let mut puts: Vec<(u64, u64, u64, TenantNo)> = Vec::new();
+            let mut held: Vec<(u64, u64)> = Vec::new();
+            let mut generation = 0;
+            for step in steps {
+                match step {
+                    Step::Begin { gap, writer, session, tenant } => {
+                        generation += gap;
+                        writers.began(&given(generation), writer, session, tenant, generation as u32);
+                        puts.push((generation, writer, session, tenant));
+                    }
+                    Step::End { which, limbo } if !puts.is_empty() => {
+                        let (generation, writer, ..) = puts.remove(which.index(puts.len()));
+                        if limbo {
+                            prop_assert_eq!(writers.ended_in_limbo(generation), writer);
+                            held.extend((writer != 0).then_some((writer, generation)));
+                        } else {
+                            writers.ended(generation);
+                        }
+                        prop_assert!(writers.put(generation).is_none());
+                    }
+                    Step::LetGo { which } if !held.is_empty() => {
+                        let (writer, generation) = held.remove(which.index(held.len()));
+                        writers.let_go(writer, generation);
+                    }
+                    _ => {}
+                }
+                for (generation, writer, ..) in &puts {
+                    let put = writers.put(*generation);
+                    let same = put.is_some_and(|put| put.index == *generation as u32 && put.writer == *writer && put.handle == !generation);
+                    prop_assert!(same, "{:?} of {}", put, generation);
+                }
+                for who in 0..4 {
+                    let of_session = puts.iter().filter(|put| who != 0 && put.2 == who).count();
+                    let of_tenant = puts.iter().filter(|put| u64::from(put.3) == who).count();
+                    prop_assert_eq!(
+                        writers.count(who, who as TenantNo),
+                        (of_session as u32, of_tenant as u32)
+                    );
+                    let mut wanted: Vec<u64> =
+                        puts.iter().filter(|put| who != 0 && put.1 == who).map(|put| put.0).collect();
+                    wanted.extend(held.iter().filter(|held| held.0 == who).map(|held| held.1));
+                    let mut found: Vec<u64> = writers.holdings(who).collect();
+                    wanted.sort_unstable();
+                    found.sort_unstable();
+                    prop_assert_eq!(found, wanted);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_put_that_stays_costs_no_ring_of_those_after_it() {
+        let mut writers = Writers::new();
+        writers.began(&given(1), 7, 7, 0, 1);
+        for generation in 2..200_000 {
+            writers.began(&given(generation), 7, 7, 0, 1);
+            writers.ended(generation);
+        }
+        assert!(writers.memory_bytes() < 1 << 20, "{} bytes", writers.memory_bytes());
+        assert_eq!(writers.holdings(7).collect::<Vec<_>>(), [1]);
+        assert_eq!(writers.count(7, 0), (1, 1));
+        assert_eq!(writers.ended_in_limbo(1), 7);
+        assert_eq!(writers.live_bytes(), 2 * size_of::<(u64, u64)>());
     }
 }

@@ -156,6 +156,20 @@ fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
 }
 
 #[test]
+fn a_beat_drops_nothing_whatever_incarnation_it_names() {
+    let mut master = Master::new(config()).unwrap();
+    master.mount(at(0), &segment(1, 5, "s", 7)).unwrap();
+    let put = master.put_start(at(0), b"k", KIB, &PutOptions::DEFAULT).unwrap();
+    master.put_end(at(0), b"k", put.generation, 1).unwrap();
+    for incarnation in [0, 4, 6, u64::MAX] {
+        let beat = Heartbeat { node: 1, incarnation, key: 7 };
+        assert_eq!(master.heartbeat(at(1), &beat), Ok(NodeStatus::NeedRemount));
+    }
+    assert_eq!((master.segments_len(), master.stats().objects_lost_total), (1, 0));
+    assert!(master.get(at(2), b"k").is_ok());
+}
+
+#[test]
 fn a_name_belongs_to_who_mounted_it_while_that_one_lives() {
     let mut master = Master::new(config()).unwrap();
     let (mut first, mut second) = (Session::default(), Session::default());
@@ -283,6 +297,32 @@ fn who_guesses_a_generation_neither_ends_nor_revokes_the_put_of_another() {
     assert_eq!(PutEnd::decode_response(&frame).unwrap().1.next(), Some(Ok(())));
 }
 
+/// Its request comes again over whatever connection, so that the nonce is what names it; but a nonce has 32 bits only, and a
+/// batch asks for thousands of them.
+#[test]
+fn who_guesses_a_nonce_is_not_given_the_handle_of_anothers_put() {
+    let mut master = pair();
+    let (mut writer, mut stranger) = (Session::default(), Session::default());
+    let new = NewObject { key: Key(b"k"), len: 16 * KIB };
+    let ask = PutAsk { nonce: 5_000, writer: 3, ..PutAsk::default() };
+    let started = |master: &mut Master, session: &mut Session, ask: PutAsk| {
+        let out = call!(master, 2, session, PutStart, ask, [new; 4_096]);
+        let frame = Frame::parse(&out).unwrap().unwrap().0;
+        PutStart::decode_response(&frame).unwrap().1.filter_map(Result::ok).collect::<Vec<_>>()
+    };
+    let own = started(&mut master, &mut writer, ask);
+    assert_eq!(own.len(), 1);
+    // They know the key and the length from a list, not who writes.
+    for writer in [0, 4] {
+        for nonce in [1, 4_097] {
+            let guess = PutAsk { nonce, writer, ..PutAsk::default() };
+            assert_eq!(started(&mut master, &mut stranger, guess), []);
+        }
+    }
+    // The writer itself is given the same again, over another connection, too.
+    assert_eq!(started(&mut master, &mut Session::default(), ask), own);
+}
+
 #[test]
 fn a_writer_whose_connection_ends_is_cut_off_unless_it_is_connected_and_its_space_comes_back() {
     let mut master = pair();
@@ -378,6 +418,31 @@ fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
     assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
     // Others are not disturbed.
     assert!(master.put_start(at(2), b"other", 64, &PutOptions::DEFAULT).is_ok());
+}
+
+#[test]
+fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
+    let config = MasterConfig { tenant_puts_max: 3, ..config() };
+    let mut master = Master::new(config).unwrap();
+    master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
+    let begin = |master: &mut Master, key: &str| {
+        let new = NewObject { key: Key(key.as_bytes()), len: 64 };
+        let out = call!(master, 1, &mut Session::default(), PutStart, PutAsk::default(), [new]);
+        let frame = Frame::parse(&out).unwrap().unwrap().0;
+        PutStart::decode_response(&frame).unwrap().1.next().unwrap()
+    };
+    let first = begin(&mut master, "0").unwrap();
+    for key in ["1", "2"] {
+        begin(&mut master, key).unwrap();
+    }
+    assert_eq!(begin(&mut master, "3"), Err(ErrorCode::TooManyPuts));
+    // One that is over makes way for the next, however it ended.
+    master.put_end(at(2), b"0", first.generation, 1).unwrap();
+    begin(&mut master, "3").unwrap();
+    assert_eq!(begin(&mut master, "4"), Err(ErrorCode::TooManyPuts));
+    master.remove(at(3), b"1", true).unwrap();
+    begin(&mut master, "4").unwrap();
+    assert_eq!(begin(&mut master, "5"), Err(ErrorCode::TooManyPuts));
 }
 
 // ---- segments out of reach ----

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
-use store_core::message::{MountSegment, Pin, PutOptions, Retention, SegmentOrder, SegmentState};
+use store_core::message::{
+    FetchAsk, MountSegment, Pin, PutAsk, PutOptions, Retention, SegmentOrder, SegmentState, TaskEnd,
+};
 use store_core::{
-    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Placement, TenantConfig,
-    TenantNo,
+    AllocatorKind, ErrorCode, Event, FullKey, Instant, Master, MasterConfig, Place, Placement,
+    ReplicationConfig, ReplicationMode, TenantConfig, TenantNo,
 };
 
 const MIB: u64 = 1 << 20;
@@ -140,6 +142,46 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
 }
 
 #[test]
+fn extra_replicas_go_only_where_they_make_room() {
+    let replication = ReplicationConfig {
+        mode: ReplicationMode::Enforce,
+        gets_per_s_min: 10.0,
+        window_ms: 1_000,
+        replicas_max: 2,
+        tasks_per_s_max: 100,
+    };
+    let mut pool = master(MasterConfig { replication, ..config() }, &[4 * MIB, 4 * MIB]);
+    let pinned =
+        PutOptions { retention: Retention { pin: Pin::Hard, ..Retention::DEFAULT }, ..PutOptions::DEFAULT };
+    let on = |no, options| PutOptions { placement: Placement::on(no), ..options };
+    // It is read so often that it has a second replica soon, on the other segment.
+    put(&mut pool, 0, (0, "hot"), MIB - KIB, &on(1, pinned)).unwrap();
+    for ms in 0..12 {
+        pool.get(at(10 * ms), b"hot").unwrap();
+    }
+    let fetch = FetchAsk { node: 2, incarnation: 1, count_max: 9, key: 0 };
+    let orders = pool.fetch_tasks(at(200), &fetch).unwrap();
+    let end = TaskEnd { id: orders[0].id, attempt: orders[0].attempt, result: Ok(1), quiet: true };
+    pool.end_task(at(200), 2, &end).unwrap();
+    for object in 0..3 {
+        put(&mut pool, 300, (0, &format!("{object}")), MIB - KIB, &on(1, PutOptions::DEFAULT)).unwrap();
+        pool.get(at(2_000), format!("{object}").as_bytes()).unwrap();
+    }
+    // All else there is pinned or leased. What is on the other segment would not help.
+    let before = pool.stats().used_bytes;
+    for turn in 0..8 {
+        let refused = put(&mut pool, 2_001, (0, &format!("refused {turn}")), MIB - KIB, &excluding(&[2]));
+        assert_eq!(refused, Err(ErrorCode::NoAvailableHandle));
+    }
+    assert_eq!((pool.stats().used_bytes, pool.task_report().extras_shed_total), (before, 0));
+    // Where it does help, it goes before any object.
+    for object in 3..7 {
+        put(&mut pool, 2_002, (0, &format!("{object}")), MIB - KIB, &excluding(&[1])).unwrap();
+    }
+    assert_eq!((pool.stats().evictions_total, pool.task_report().extras_shed_total), (0, 1));
+}
+
+#[test]
 fn a_tenant_that_wishes_the_impossible_takes_nothing_from_others() {
     let tenants = vec![tenant("alice", None, 0), tenant("bob", Some(MIB), 0)];
     let config = MasterConfig { multi_tenants: true, tenants, ..config() };
@@ -171,6 +213,34 @@ fn a_quota_that_too_few_can_go_for_costs_none_of_them() {
 }
 
 #[test]
+fn what_would_have_to_go_for_a_limit_stays_while_the_put_has_no_place() {
+    // For the tenant's own quota, for the number of objects, for the watermark.
+    let tenants = vec![tenant("a", Some(4 * MIB), 0)];
+    let of_quota = MasterConfig { multi_tenants: true, tenants, ..config() };
+    let of_count = MasterConfig { objects_max: 4, ..config() };
+    let of_mark = MasterConfig { eviction_high_watermark: 0.1, eviction_ratio: 0.05, ..config() };
+    for (config, of) in [(of_quota, 1), (of_count, 0), (of_mark, 0)] {
+        let mut pool = master(config, &[16 * MIB]);
+        for object in 0..4 {
+            let key = object.to_string();
+            put(&mut pool, 0, (of, &key), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+            pool.get(at(0), FullKey { tenant: of, key: key.as_bytes() }).unwrap();
+        }
+        assert_eq!(pool.stats().evictions_total, 0);
+        let before = pool.stats();
+        for turn in 0..8 {
+            let new = format!("refused {turn}");
+            let refused = put(&mut pool, 2_000, (of, &new), MIB - KIB, &excluding(&[1]));
+            assert_eq!(refused, Err(ErrorCode::SegmentsExcluded));
+        }
+        assert_eq!((pool.stats().evictions_total, pool.stats().used_bytes), (0, before.used_bytes));
+        // As soon as it has one, they go.
+        put(&mut pool, 2_000, (of, "new"), MIB - KIB, &PutOptions::DEFAULT).unwrap();
+        assert!(pool.stats().evictions_total > 0);
+    }
+}
+
+#[test]
 fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refusal() {
     let mut pool = master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
     let key = |n: u32| format!("{n:0>1000}");
@@ -192,11 +262,30 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     }
     assert!((500..1_000).contains(&pool.stats().objects), "{:?}", pool.stats());
     assert!(pool.exists(key(4_999).as_bytes()) && !pool.exists(key(0).as_bytes()));
+
+    // What is known of who writes counts, too: of unfinished puts there are fewer.
+    let short = |n: u32| format!("{n:08}");
+    let begin = |pool: &mut Master, n: u32| {
+        let ask = PutAsk { writer: 7, ..PutAsk::once(PutOptions::DEFAULT) };
+        pool.put_start_in(at(1), short(n).as_bytes(), 1, &ask, Place::ALONE)
+    };
+    let bounded = || master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);
+    let mut pool = bounded();
+    let begun = (0..50_000).take_while(|n| begin(&mut pool, *n).is_ok()).count() as u64;
+    let mut pool = bounded();
+    for n in 0..50_000 {
+        put(&mut pool, 1, (0, &short(n)), 1, &PutOptions::DEFAULT).unwrap();
+    }
+    let objects = pool.stats().objects;
+    assert!(begun > 1_000 && objects < 20_000, "{begun} puts, {objects} objects");
+    assert!(10 * begun < 9 * objects, "{begun} puts in the memory of {objects} objects");
 }
 
 #[test]
 fn what_is_guaranteed_stays_to_the_byte() {
-    for (guaranteed, len) in [(10 * MIB, MIB), (10 * MIB, 4 * MIB), (10 * MIB, 9 * MIB), (10 * MIB, 1_000)] {
+    let cases = [(10 * MIB, MIB), (10 * MIB, 4 * MIB), (10 * MIB, 9 * MIB), (10 * MIB, 1_000)];
+    // Who reads all that he put can give nothing of his own.
+    for ((guaranteed, len), reads) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let tenants = vec![tenant("alice", None, guaranteed), tenant("bob", None, 0)];
         let config = MasterConfig { multi_tenants: true, tenants, ..config() };
         let mut pool = master(config, &[32 * MIB]);
@@ -209,7 +298,11 @@ fn what_is_guaranteed_stays_to_the_byte() {
         // Bob takes all he can get, in pieces of all lengths.
         for turn in 0..400u64 {
             let len = [1_000, 100 * KIB, MIB, 3 * MIB][turn as usize % 4];
-            let _ = put(&mut pool, 20 * turn, (2, &format!("bob {turn}")), len, &PutOptions::DEFAULT);
+            let key = format!("bob {turn}");
+            let stored = put(&mut pool, 20 * turn, (2, &key), len, &PutOptions::DEFAULT);
+            if reads && stored.is_ok() {
+                pool.get(at(20 * turn), FullKey { tenant: 2, key: key.as_bytes() }).unwrap();
+            }
             let left = pool.tenant("alice").unwrap().bytes;
             assert!(left >= guaranteed, "{left} bytes are left of {guaranteed} with objects of {len} bytes");
         }

@@ -218,16 +218,7 @@ async fn tasks(
     let Query(which) = which.map_err(|_| wrong())?;
     let state = match which.state.as_deref() {
         None => None,
-        Some(name) => {
-            let all = [
-                TaskState::Pending,
-                TaskState::Processing,
-                TaskState::Done,
-                TaskState::Failed,
-                TaskState::Canceled,
-            ];
-            Some(all.into_iter().find(|state| state.name() == name).ok_or_else(wrong)?)
-        }
+        Some(name) => Some(TaskState::named(name).ok_or_else(wrong)?),
     };
     let limit = which.limit.unwrap_or(TASKS_DEFAULT);
     if !(1..=KEYS_PER_BATCH_MAX as u32).contains(&limit) {

@@ -290,12 +290,17 @@ impl Connection {
         }
     }
 
-    /// One turn: reads, handles, writes.
-    pub(crate) fn pump(&mut self, lane: Lane, limits: &TurnLimits, handler: &mut impl Handler) -> Pumped {
+    /// One turn: reads, handles, writes. `now` is what the handler's clock said last.
+    pub(crate) fn pump(
+        &mut self,
+        mut now: Instant,
+        lane: Lane,
+        limits: &TurnLimits,
+        handler: &mut impl Handler,
+    ) -> Pumped {
         // The end has to be found; what comes before it is no more than a socket holds.
         let may_buffer = limits.may_buffer || self.ended;
         let backlog_bytes_max = if may_buffer { limits.backlog_bytes_max } else { 1 };
-        let mut now = handler.clock();
         let end = now + limits.turn;
         let mut round_bytes = 0;
         let mut more = false;

@@ -162,9 +162,11 @@ impl Floor {
         }
     }
 
-    /// Gives turns to those who wait for one, until nobody does or `round` is over.
-    pub(crate) fn serve(&mut self, round: Duration, handler: &mut impl Handler) {
-        let end = handler.clock() + round;
+    /// Gives turns to those who wait for one, until nobody does or `round` is over. `now` was read after what waits was read from
+    /// its socket, if any of it was.
+    pub(crate) fn serve(&mut self, now: Instant, round: Duration, handler: &mut impl Handler) {
+        let end = now + round;
+        let mut began = now;
         while let Some(turn) = self.turns.next() {
             let may_buffer = self.buffered_bytes < self.limits.buffered_bytes_max;
             let Some(Some(connection)) = self.connections.get_mut(turn.index) else { continue };
@@ -183,10 +185,10 @@ impl Floor {
                 backlog_bytes_max: self.limits.backlog_bytes_max,
                 may_buffer,
             };
-            let began = handler.clock();
-            let pumped = connection.pump(turn.lane, &limits, handler);
+            let pumped = connection.pump(began, turn.lane, &limits, handler);
             let ended = handler.clock();
             let took = ended.saturating_duration_since(began);
+            began = ended;
             self.turns.ended(&turn, &mut connection.account, took);
             handler.turn_ended(took);
             self.buffered_bytes += connection.buffered_bytes();

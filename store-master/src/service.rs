@@ -91,7 +91,7 @@ impl Service {
             // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
             // time seems to be over have long said that they live.
             let busy = !self.floor.is_idle();
-            self.floor.serve(ROUND, &mut self.answering);
+            self.floor.serve(now, ROUND, &mut self.answering);
             self.timeouts();
             self.answering.tell();
             if busy {
@@ -119,14 +119,14 @@ impl Service {
         let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
         self.floor.wake_all();
         while !self.floor.is_idle() && now < last_request {
-            self.floor.serve(ROUND, &mut self.answering);
+            self.floor.serve(now, ROUND, &mut self.answering);
             now = self.answering.clock();
             self.pulse.works();
         }
         self.floor.close_gracefully();
         loop {
             while !self.floor.is_idle() && now < deadline {
-                self.floor.serve(ROUND, &mut self.answering);
+                self.floor.serve(now, ROUND, &mut self.answering);
                 now = self.answering.clock();
                 self.pulse.works();
             }

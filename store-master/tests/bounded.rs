@@ -9,7 +9,7 @@ mod common;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
-use common::{assert_serves, config, connect, start_with};
+use common::{assert_serves, config, connect, segment, start_with};
 use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutAsk, PutStart, ReadStats};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
 use store_core::{Key, Kind, Stats};
@@ -92,18 +92,8 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
     let mut stream = connect(addr);
     let name = "n".repeat(store_core::message::NAME_BYTES_MAX - 4);
     for node in 0..200_u64 {
-        let segment = MountSegment {
-            node,
-            incarnation: node + 1,
-            name: &format!("{name}{node}"),
-            endpoint: &name,
-            base: 0,
-            len: 1 << 30,
-            export: Default::default(),
-            epoch: 7,
-            key: 0,
-            takeover: false,
-        };
+        let own = format!("{name}{node}");
+        let segment = MountSegment { incarnation: node + 1, endpoint: &name, ..segment(node, &own, 1 << 30) };
         let mut out = Vec::new();
         Mount::encode_request(&mut out, node, &segment, std::iter::empty()).unwrap();
         stream.write_all(&out).unwrap();

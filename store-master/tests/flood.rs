@@ -7,11 +7,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{assert_greets, connect, exists, read_answer, start};
+use common::{assert_greets, connect, exists, read_answer, segment, start};
 use store_core::Key;
 use store_core::message::{
-    ExplainEviction, Find, FindQuery, Get, List, ListQuery, Mount, MountSegment, NewObject, Operation,
-    PutAsk, PutStart,
+    ExplainEviction, Find, FindQuery, Get, List, ListQuery, Mount, NewObject, Operation, PutAsk, PutStart,
 };
 
 /// Far more than anything here may take, and far less than it takes when connections are served to the end one by one.
@@ -22,18 +21,7 @@ const FLOODERS: usize = 40;
 fn fill(addr: SocketAddr) {
     let mut stream = connect(addr);
     let mut out = Vec::new();
-    let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
-        name: "n",
-        endpoint: "n:1",
-        base: 0,
-        len: 1 << 20,
-        export: Default::default(),
-        epoch: 7,
-        key: 0,
-        takeover: false,
-    };
+    let segment = segment(1, "n", 1 << 20);
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
     let mut state = 1_u32;
     let mut letter = || {

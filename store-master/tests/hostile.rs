@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use common::{
-    assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, start, start_with,
+    assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, segment, start, start_with,
 };
 use store_core::message::{
     Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
@@ -291,18 +291,7 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
         stream
     };
     let (mut mine, mut theirs) = (greet("mine", b""), greet("theirs", b""));
-    let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
-        name: "n",
-        endpoint: "n:1",
-        base: 0,
-        len: 1 << 20,
-        export: Default::default(),
-        epoch: epoch.into(),
-        key: 0,
-        takeover: false,
-    };
+    let segment = MountSegment { epoch: epoch.into(), ..segment(1, "n", 1 << 20) };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
     let mut node = greet("", b"sesame");

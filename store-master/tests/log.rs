@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{config, connect, mount_on, read_answer, start_with};
+use common::{config, connect, mount_on, read_answer, segment, start_with};
 use store_core::message::{
     Greeting, Hello, Mount, MountAnswer, MountSegment, Operation, Unmount, UnmountSegment,
 };
@@ -67,18 +67,7 @@ impl Subscriber for Log {
 }
 
 fn mount(stream: &mut TcpStream, node: u64, name: &str, endpoint: &str) -> Option<u32> {
-    let segment = MountSegment {
-        node,
-        incarnation: 1,
-        name,
-        endpoint,
-        base: 0,
-        len: 1 << 20,
-        export: Default::default(),
-        epoch: 7,
-        key: node,
-        takeover: false,
-    };
+    let segment = MountSegment { endpoint, key: node, ..segment(node, name, 1 << 20) };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();
@@ -131,18 +120,7 @@ fn who_comes_goes_and_is_refused_is_told_at_the_default_level() {
     log.wait_for(&["WARN", "wrong secret", "127.0.0.1", "Admin"]);
     let mut stranger = connect(master.rpc_addr());
     let mut out = Vec::new();
-    let segment = MountSegment {
-        node: 9,
-        incarnation: 1,
-        name: "evil",
-        endpoint: "10.0.0.9:7000",
-        base: 0,
-        len: 1 << 20,
-        export: Default::default(),
-        epoch: 7,
-        key: 0,
-        takeover: false,
-    };
+    let segment = MountSegment { endpoint: "10.0.0.9:7000", ..segment(9, "evil", 1 << 20) };
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     stranger.write_all(&out).unwrap();
     log.wait_for(&["WARN", "mount refused", "evil", "10.0.0.9:7000", "127.0.0.1"]);

@@ -8,10 +8,10 @@ mod common;
 use std::io::Write;
 use std::time::Duration;
 
-use common::{connect, read_answer, start};
+use common::{connect, read_answer, segment, start};
 use store_core::Key;
 use store_core::message::{
-    Commit, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
+    Commit, Mount, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
 };
 
 const MIB: usize = 1 << 20;
@@ -26,18 +26,7 @@ fn resident_bytes() -> usize {
 fn memory_of_a_segment_that_is_gone_is_given_back() {
     let master = start();
     let mut stream = connect(master.rpc_addr());
-    let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
-        name: "n",
-        endpoint: "n:1",
-        base: 0,
-        len: 1 << 30,
-        export: Default::default(),
-        epoch: 7,
-        key: 0,
-        takeover: false,
-    };
+    let segment = segment(1, "n", 1 << 30);
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 1, &segment, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();

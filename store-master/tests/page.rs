@@ -3,9 +3,12 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use store_core::Key;
+use store_core::message::{CancelTasks, CreateTasks, NewTask, Operation as _};
 
 fn main() {
     let arguments = Arguments::from_args();
@@ -21,6 +24,7 @@ fn main() {
     let trials = [
         ("the_page_shows_what_the_master_says_and_names_stay_text", shows as fn(&str) -> Result<(), Failed>),
         ("the_page_says_that_a_master_without_nodes_wants_one", wants_a_node),
+        ("the_page_lists_tasks_that_are_not_done", lists_tasks),
     ];
     let trials = trials
         .map(|(title, test)| Trial::test(title, move || test(name)).with_ignored_flag(browser.is_none()));
@@ -69,6 +73,36 @@ fn shows(browser: &str) -> Result<(), Failed> {
     )?;
     if document.contains("<img") {
         return Err("the name of a segment became markup".into());
+    }
+    Ok(())
+}
+
+/// One that no node has fetched, and more that were called off than a page of tasks has.
+fn lists_tasks(browser: &str) -> Result<(), Failed> {
+    let master = common::start();
+    let mut stream = common::connect(master.rpc_addr());
+    common::fill_on(&mut stream, 1, "a");
+    common::mount_on(&mut stream, 2, "b");
+    let mut ids = Vec::new();
+    for round in 0..31_u8 {
+        let task = NewTask { key: Key(&[b'k', round % 10]), source: None, target: None };
+        let mut out = Vec::new();
+        CreateTasks::encode_request(&mut out, 1, &(), std::iter::once(task))?;
+        stream.write_all(&out)?;
+        let answer = common::read_answer(&mut stream)?;
+        ids.push(CreateTasks::decode_response(&answer.frame())?.1.next().ok_or("no answer")??);
+        if round < 30 {
+            out.clear();
+            CancelTasks::encode_request(&mut out, 2, &(), ids.last().copied().into_iter())?;
+            stream.write_all(&out)?;
+            common::read_answer(&mut stream)?;
+        }
+    }
+    let document = dom(browser, &format!("http://{}/", master.http_addr().unwrap()))?;
+    let last = ids.last().ok_or("none")?.to_string();
+    holds(&document, &["1 waiting", "30 canceled", ">pending<", &last])?;
+    if document.contains(">canceled<") {
+        return Err("what is over is listed".into());
     }
     Ok(())
 }

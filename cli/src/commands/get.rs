@@ -137,6 +137,12 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
             let message = format!("{}: the object ends before that part does", brief(&args.key));
             Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
         }
+        // Before anybody was asked: no object of this length could be held here.
+        ErrorCode::BufferOverflow if args.length.is_some() => {
+            let length = args.length.unwrap_or(ByteSize(0));
+            let message = format!("--length {length}: this machine has no memory for as much");
+            Failure::failed(message).hint("`snowskin stat KEY` shows the object's length").into()
+        }
         _ => refused_in(client, &args.key, &error),
     })
 }
@@ -150,11 +156,15 @@ fn miss(args: &Args, client: &Client) -> Failure {
             .hint("put it again with --replace");
     }
     if counters.transfer_misses > 0 {
-        return Failure::failed(format!(
+        let failure = Failure::failed(format!(
             "{key}: none of its nodes could be read over fabric {}",
             args.flags.settings().client.engine.fabrics
-        ))
-        .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
+        ));
+        if let Some(why) = client.why_unreached() {
+            return failure.hint(format!("a node could not be reached: {why}"));
+        }
+        return failure
+            .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
     }
     if counters.lease_misses > 0 {
         return Failure::failed(format!("{key}: reading took longer than the lease"))

@@ -46,7 +46,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let address = args.address.trim_start_matches("http://").trim_end_matches('/');
     let timeout = Duration::from_millis(args.timeout_ms);
     let answer = get(address, path, timeout, ANSWER_BYTES_MAX);
-    let (status, body) = answer.with_context(|| format!("http://{}{path}", printable(address)))?;
+    let (status, body) = answer.map_err(|error| {
+        Failure::failed(format!("http://{}{path}: {error:#}", printable(address)))
+            .hint("it wants the address of --http: 127.0.0.1:9003 of a master, unless it was told another; a node has none by itself")
+    })?;
     if status == 200 {
         return Ok(Exit::Ok);
     }
@@ -66,8 +69,10 @@ pub(crate) fn get(
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut text = String::new();
-    stream.take(bytes_max).read_to_string(&mut text)?;
+    let mut answer = Vec::new();
+    stream.take(bytes_max).read_to_end(&mut answer)?;
+    let text = String::from_utf8_lossy(&answer);
+    anyhow::ensure!(text.starts_with("HTTP/"), "what listens there does not speak HTTP");
     let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP answer")?;
     Ok((status, body.to_owned()))

@@ -125,18 +125,29 @@ pub(crate) fn no_start(error: ConnectError) -> anyhow::Error {
 
 /// The same, and the number under which the master's log has the operation.
 pub(crate) fn refused_in(client: &Client, key: &str, error: &StoreError) -> anyhow::Error {
-    refused(key, error).context(format!("operation {}", client.trace()))
+    let failure = refusal(key, error);
+    let failure = match client.why_unreached() {
+        Some(why) if error.code() == ErrorCode::TransferFail => {
+            failure.hint(format!("a node could not be reached: {why}"))
+        }
+        _ => failure,
+    };
+    anyhow::Error::from(failure).context(format!("operation {}", client.trace()))
 }
 
 /// An operation on `key` that the store refused.
 pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
+    refusal(key, error).into()
+}
+
+fn refusal(key: &str, error: &StoreError) -> Failure {
     let exit = match error.code() {
         ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
         ErrorCode::ChecksumMismatch => Exit::Verification,
         _ => Exit::Failed,
     };
     let failure = Failure::new(exit, format!("{}: {error}", crate::output::brief(key)));
-    let failure = match error.code() {
+    match error.code() {
         ErrorCode::NoSegment => failure.hint("`snowskin node --memory SIZE` lends memory"),
         ErrorCode::NoAvailableHandle => failure.hint(
             "`snowskin stat` shows what is held back and why; `snowskin node --memory SIZE` adds capacity",
@@ -146,8 +157,7 @@ pub(crate) fn refused(key: &str, error: &StoreError) -> anyhow::Error {
             "`snowskin admin segments` shows them; `snowskin admin drain SEGMENT --undo` takes one back",
         ),
         _ => failure,
-    };
-    failure.into()
+    }
 }
 
 /// Refuses a key that no store takes.

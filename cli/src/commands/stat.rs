@@ -9,7 +9,7 @@ use store_core::{Key, Stats, unbound};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
-use crate::output::{Align, Table, printable, rounded, thousands};
+use crate::output::{Align, Table, counted, printable, rounded, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output};
 
@@ -101,7 +101,7 @@ fn render_cluster(master: &str, stats: &Stats, segments: &[Segment]) -> String {
     row(
         "nodes",
         thousands(stats.nodes),
-        format!("{} segments, master {}", stats.segments, printable(master)),
+        format!("{}, master {}", counted(stats.segments, "segment"), printable(master)),
     );
     row("capacity", size(stats.capacity_bytes), String::new());
     row("used", size(stats.used_bytes), share(stats.used_bytes, stats.capacity_bytes));

@@ -267,7 +267,10 @@ impl Loaded {
             }
         }
         let reason = error.map(|error| error.to_string()).unwrap_or_default();
-        let what = format!("{reason}; write {}", entry.key.kind());
+        let what = match reason.contains("write ") {
+            true => reason,
+            false => format!("{reason}; write {}", entry.key.kind()),
+        };
         Err(Problem { at: entry.at, key: entry.key.path.clone(), what })
     }
 

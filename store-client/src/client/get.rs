@@ -280,7 +280,7 @@ impl Client {
     fn get_actions(&mut self, buffers: &Buffers<'_>) {
         loop {
             let now = self.now();
-            let (id, out) = self.rpc.queue_raw();
+            let (id, out) = self.rpc.queue_get();
             match self.get.poll(now, id, out) {
                 Some(Action::Call) => match self.rpc.exchange(id) {
                     Ok(frame) => {

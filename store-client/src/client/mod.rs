@@ -227,6 +227,13 @@ impl Client {
         }
     }
 
+    /// Why the latest segment that this client could not reach could not be reached: its node's address, and what was wrong. For
+    /// whoever has to explain a put that ended `TransferFail`, or a `transfer_miss`.
+    #[must_use]
+    pub fn why_unreached(&self) -> Option<&str> {
+        self.segments.why_unreached()
+    }
+
     /// Counters, times of operations, and the engine's rails, as OpenMetrics text for Prometheus. Names begin with
     /// `snowskin_client_` and `snowskin_engine_`; `docs/reference/metrics.md` says what each is.
     #[must_use]
@@ -436,8 +443,7 @@ const REPORTS_MAX: usize = 256;
 
 /// The state machines of operations.
 fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
-    let config =
-        store_core::client::ClientConfig { rpc_tries_max: config.rpc_tries_max, ..Default::default() };
+    let config = config.machines();
     (GetOp::new(config), PutOp::new(config))
 }
 

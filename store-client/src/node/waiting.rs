@@ -86,6 +86,11 @@ impl<G: FnMut() -> bool> Waiting<G> {
             Some(limit) => format!("for {} ms at most", limit.as_millis()),
             None => "for as long as it takes".to_owned(),
         };
-        log::warn!("node {}: waiting for the master, {limit}: {error}", self.name);
+        match error {
+            ConnectError::Held { .. } => {
+                log::warn!("node {}: waiting to hear of who has its name: {error}", self.name)
+            }
+            error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),
+        }
     }
 }

@@ -136,8 +136,7 @@ impl Master {
     /// Nothing of a writer can land on a node any more: what it held there from puts up to this one is free. Gives how many
     /// bytes.
     fn expelled(&mut self, now: Instant, node: u64, writer: u64, generation_max: u64) -> u64 {
-        let held: Vec<u64> =
-            self.writers.holdings(writer).take_while(|held| *held <= generation_max).collect();
+        let held: Vec<u64> = self.writers.holdings(writer).filter(|held| *held <= generation_max).collect();
         let mut freed = 0;
         for generation in held {
             let on = |segments: &crate::segments::Segments, no| {

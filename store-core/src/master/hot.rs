@@ -9,7 +9,7 @@ use super::tasks::Wish;
 use crate::SegmentNo;
 use crate::heat::{Heat, ReplicationConfig, ReplicationMode};
 use crate::message::TaskCause;
-use crate::segments::Placed;
+use crate::segments::{Placed, Segments};
 
 /// Replicas that are remembered as extra ones; with more, no further ones are made.
 const EXTRAS_MAX: usize = 1 << 16;
@@ -94,20 +94,23 @@ impl Master {
         let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Heat });
     }
 
-    /// Drops an extra replica that nobody reads; gives where it was, and its object's length.
-    pub(super) fn shed_extra(&mut self, now: Instant) -> Option<(Placed, u64)> {
+    /// Drops an extra replica that nobody reads, of those whose place is of use; gives where it was, and its object's length.
+    pub(super) fn shed_extra(
+        &mut self,
+        now: Instant,
+        of_use: impl Fn(&Segments, &Placed) -> bool,
+    ) -> Option<(Placed, u64)> {
         for _ in 0..self.hot.extras.len().min(LOOKS_MAX) {
             let (index, generation, segment) = self.hot.extras.pop_front()?;
             let entry = self.objects.entry(index);
             let replicas = entry.replicas.as_slice();
-            let here = entry.generation == generation
-                && entry.is_complete()
-                && replicas.len() > 1
-                && replicas.iter().any(|placed| placed.segment == segment);
-            if !here {
+            let extra = replicas.iter().find(|placed| placed.segment == segment);
+            let Some(extra) =
+                extra.filter(|_| entry.generation == generation && entry.is_complete() && replicas.len() > 1)
+            else {
                 continue;
-            }
-            if entry.is_leased(now) {
+            };
+            if entry.is_leased(now) || !of_use(&self.segments, extra) {
                 self.hot.extras.push_back((index, generation, segment));
                 continue;
             }

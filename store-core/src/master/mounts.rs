@@ -274,9 +274,7 @@ impl Master {
             if !self.objects.drop_segment(index, no) {
                 let removed = self.objects.remove(index);
                 lost += u64::from(removed.complete);
-                if let Some(put) = self.writers.ended(removed.generation) {
-                    self.writers.let_go(put.writer, removed.generation);
-                }
+                self.writers.ended(removed.generation);
             }
         }
         self.stats.objects_lost_total += lost;

@@ -28,7 +28,7 @@ use crate::event::Event;
 use crate::message::{Pin, PutOptions, REPLICAS_MAX};
 use crate::objects::charge;
 use crate::placement::{Ask, Spared};
-use crate::segments::{HELD, Placed};
+use crate::segments::{HELD, Placed, Segments};
 use crate::{ErrorCode, Placement, SegmentNo, TenantNo};
 
 /// Objects that are looked at, in the order of eviction, for some that make a range together.
@@ -191,11 +191,8 @@ impl Master {
         ask: &Ask<'_>,
         toll: &Toll,
     ) -> Option<Placed> {
-        while let Some((was, _)) = self.shed_extra(now) {
-            let placed = self.segments.place_on(was.segment, ask);
-            if placed.is_some() {
-                return placed;
-            }
+        if let Some((was, _)) = self.shed_extra(now, |segments, extra| makes_room(segments, extra, ask)) {
+            return self.segments.place_on(was.segment, ask);
         }
         // Whoever has to give up something of its own in any case gives it here.
         let own = toll.is_own().then_some(tenant);
@@ -212,12 +209,8 @@ impl Master {
         if self.objects.hold_of(index).0 != Pin::None {
             return None;
         }
-        let no = self.objects.entry(index).replicas.as_slice().iter().find_map(|placed| {
-            let serves = self.segments.would_serve(placed.segment, ask);
-            let alone =
-                || Clearing::default().add(self.segments.allocator(placed.segment)?, placed.block(), ask.len);
-            (serves && alone().is_some()).then_some(placed.segment)
-        })?;
+        let mut replicas = self.objects.entry(index).replicas.as_slice().iter();
+        let no = replicas.find(|placed| makes_room(&self.segments, placed, ask))?.segment;
         let victim = self.evict_at(gives, index);
         self.report.evicted_for_room_total += victim.objects;
         self.segments.place_on(no, ask)
@@ -325,4 +318,10 @@ impl Master {
         });
         enough.then_some(own)
     }
+}
+
+/// Whether there is room for what is asked when this replica alone goes.
+fn makes_room(segments: &Segments, placed: &Placed, ask: &Ask<'_>) -> bool {
+    let alone = || Clearing::default().add(segments.allocator(placed.segment)?, placed.block(), ask.len);
+    segments.would_serve(placed.segment, ask) && alone().is_some()
 }

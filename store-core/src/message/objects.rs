@@ -32,8 +32,8 @@ impl Default for PutOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutAsk {
     /// A random number of this put. A request that comes again, because its answer was lost, carries the same one: the space
-    /// that an unfinished put of the same key, length and nonce was given is given again, instead of being in the way. 0: it
-    /// will not come again.
+    /// that an unfinished put of the same key, length, writer and nonce was given is given again, instead of being in the way.
+    /// 0: it will not come again.
     pub nonce: u32,
     /// Where, how often, for how long.
     pub options: PutOptions,
@@ -124,6 +124,7 @@ pub struct Allocation {
     /// Names this put; [`Commit`] and [`Revocation`] carry it. Never given twice.
     pub generation: u64,
     /// Shows that whoever commits or revokes the put is who started it. Cannot be guessed from others.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// Write all of them.
     pub replicas: Replicas,
@@ -140,6 +141,7 @@ pub struct Commit<'a> {
     /// As given at its start.
     pub generation: u64,
     /// As given at its start.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// CRC-32C of all data, [`bound`](crate::bound) to the key and the generation.
     pub checksum: u32,
@@ -154,6 +156,7 @@ pub struct Revocation<'a> {
     /// As given at its start.
     pub generation: u64,
     /// As given at its start.
+    #[serde(with = "crate::codec::fixed")]
     pub handle: u64,
     /// The writer vouches that no write of this put can land any more: none was sent, all are known to have ended, or the
     /// targets were fenced. Without it the space is held back until the nodes say that the writer is gone.

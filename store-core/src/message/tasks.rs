@@ -63,6 +63,13 @@ impl TaskState {
             Self::Canceled => "canceled",
         }
     }
+
+    /// The one that people call this.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Pending, Self::Processing, Self::Done, Self::Failed, Self::Canceled];
+        all.into_iter().find(|state| state.name() == name)
+    }
 }
 
 /// Why there is a task.

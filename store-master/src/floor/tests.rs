@@ -101,7 +101,8 @@ impl Place {
     }
 
     fn serve(&mut self) {
-        self.floor.serve(ROUND, &mut self.handler);
+        let now = self.handler.clock();
+        self.floor.serve(now, ROUND, &mut self.handler);
     }
 }
 

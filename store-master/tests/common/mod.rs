@@ -128,20 +128,25 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
     }
 }
 
-/// Mounts a node of 1 MiB on a connection that may.
-pub(crate) fn mount_on(stream: &mut TcpStream, node: u64, name: &str) {
-    let segment = MountSegment {
+/// The segment of a node, as it mounts it on the master of [`config`].
+pub(crate) fn segment(node: u64, name: &str, len: u64) -> MountSegment<'_> {
+    MountSegment {
         node,
         incarnation: 1,
         name,
         endpoint: "n:1",
         base: 0,
-        len: 1 << 20,
+        len,
         export: Export::default(),
         epoch: 7,
         key: 0,
         takeover: false,
-    };
+    }
+}
+
+/// Mounts a node of 1 MiB on a connection that may.
+pub(crate) fn mount_on(stream: &mut TcpStream, node: u64, name: &str) {
+    let segment = segment(node, name, 1 << 20);
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();

@@ -6,7 +6,7 @@ use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
-use crate::output::{Align, Table, printable, thousands};
+use crate::output::{Align, Table, counted, printable, thousands};
 use crate::size::ByteSize;
 use crate::{Outcome, output, sys};
 
@@ -103,8 +103,8 @@ fn evict(args: &Args) -> Outcome {
             left_bytes: stats.used_bytes,
         })?;
     } else {
-        let (objects, bytes) = (thousands(all.objects), ByteSize(all.bytes).approximate());
-        output::print(&format!("evicted {objects} objects, {bytes}\n"))?;
+        let (objects, bytes) = (counted(all.objects, "object"), ByteSize(all.bytes).approximate());
+        output::print(&format!("evicted {objects}, {bytes}\n"))?;
     }
     if let Some(exit) = sys::interrupted() {
         return Ok(exit);

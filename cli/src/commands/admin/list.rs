@@ -144,13 +144,13 @@ pub(super) fn segments(args: &Segments) -> Outcome {
     if args.json {
         output::print_json(&rows)?;
     } else {
-        output::print(&segment_table(&rows))?;
+        output::print(&segment_table(&rows, usize::MAX))?;
     }
     Ok(Exit::Ok)
 }
 
-/// Segments, line by line.
-pub(crate) fn segment_table(rows: &[SegmentRow]) -> String {
+/// Segments, line by line, in so many columns if they can be.
+pub(crate) fn segment_table(rows: &[SegmentRow], columns: usize) -> String {
     if rows.is_empty() {
         return "no node lends memory: `snowskin node --memory 1GiB`\n".to_owned();
     }
@@ -176,7 +176,7 @@ pub(crate) fn segment_table(rows: &[SegmentRow]) -> String {
             row.segment.to_string(),
         ]);
     }
-    table.render()
+    table.render_in(columns)
 }
 
 pub(super) fn nodes(args: &Nodes) -> Outcome {
@@ -270,7 +270,7 @@ mod tests {
             used_bytes: 1 << 19,
             free_bytes_largest: 1 << 18,
         };
-        let text = segment_table(&[row]);
+        let text = segment_table(&[row], usize::MAX);
         assert!(!text.contains(['\u{1b}', '\u{7}']) && text.contains("50.0 %"), "{text}");
     }
 }

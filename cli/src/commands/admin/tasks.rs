@@ -331,7 +331,10 @@ pub(crate) fn ask_tasks(
     most: usize,
 ) -> anyhow::Result<Vec<TaskRow>> {
     let mut rows = Vec::new();
-    let mut query = TaskQuery { cursor: 0, limit: PAGE, state };
+    let mut query = TaskQuery { cursor: 0, limit: PAGE.min(u32::try_from(most).unwrap_or(PAGE)), state };
+    if most == 0 {
+        return Ok(rows);
+    }
     loop {
         let (at, found) = rpc.call::<ListTasks>(&query, std::iter::empty()).map_err(no_master)?;
         rows.extend(found.map(TaskRow::from));
@@ -346,15 +349,17 @@ pub(crate) fn ask_tasks(
 pub(super) fn list(args: &Tasks) -> Outcome {
     let mut rpc = args.master.connect()?;
     let mut rows = Vec::new();
-    let mut missing = false;
+    let mut missing = Vec::new();
     if args.ids.is_empty() {
-        rows = ask_tasks(&mut rpc, args.state.as_deref().and_then(state_named), usize::MAX)?;
+        rows = ask_tasks(&mut rpc, args.state.as_deref().and_then(TaskState::named), usize::MAX)?;
     }
     for ids in args.ids.chunks(PAGE as usize) {
+        let mut asked = ids.iter();
         let ids = ids.iter().copied();
-        let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match found {
-            Ok(task) => rows.push(TaskRow::from(task)),
-            Err(_) => missing = true,
+        // An answer for each, in the order of the question.
+        let mut take = |found: Result<TaskInfo<'_>, ErrorCode>| match (asked.next(), found) {
+            (_, Ok(task)) => rows.push(TaskRow::from(task)),
+            (id, Err(error)) => missing.extend(id.map(|id| format!("{id}: {error}"))),
         };
         if args.cancel {
             rpc.call::<CancelTasks>(&(), ids).map_err(no_master)?.1.for_each(&mut take);
@@ -365,14 +370,10 @@ pub(super) fn list(args: &Tasks) -> Outcome {
         }
     }
     let known = ask_segments(&mut rpc)?;
-    show(&rows, &known, args.json)?;
-    Ok(if missing { Exit::NotFound } else { Exit::Ok })
-}
-
-fn state_named(name: &str) -> Option<TaskState> {
-    let all =
-        [TaskState::Pending, TaskState::Processing, TaskState::Done, TaskState::Failed, TaskState::Canceled];
-    all.into_iter().find(|state| state.name() == name)
+    if !rows.is_empty() || missing.is_empty() || args.json {
+        show(&rows, &known, args.json)?;
+    }
+    if missing.is_empty() { Ok(Exit::Ok) } else { fail(Failure::new(Exit::NotFound, missing.join("\n"))) }
 }
 
 pub(super) fn copy(args: &Copy) -> Outcome {
@@ -425,11 +426,11 @@ fn show(rows: &[TaskRow], known: &[SegmentRow], json: bool) -> anyhow::Result<()
     if rows.is_empty() {
         return output::print("no tasks\n");
     }
-    output::print(&task_table(rows, known))
+    output::print(&task_table(rows, known, usize::MAX))
 }
 
-/// Tasks, line by line.
-pub(crate) fn task_table(rows: &[TaskRow], known: &[SegmentRow]) -> String {
+/// Tasks, line by line, in so many columns if they can be.
+pub(crate) fn task_table(rows: &[TaskRow], known: &[SegmentRow], columns: usize) -> String {
     let mut table = Table::new(&[
         ("task", Align::Right),
         ("object", Align::Left),
@@ -457,7 +458,7 @@ pub(crate) fn task_table(rows: &[TaskRow], known: &[SegmentRow]) -> String {
             row.error.clone().unwrap_or_default(),
         ]);
     }
-    table.render()
+    table.render_in(columns)
 }
 
 #[cfg(test)]
@@ -507,7 +508,7 @@ mod tests {
     #[test]
     fn every_state_of_a_task_has_its_name_back() {
         for state in ["pending", "processing", "done", "failed", "canceled"] {
-            assert_eq!(state_named(state).map(TaskState::name), Some(state));
+            assert_eq!(TaskState::named(state).map(TaskState::name), Some(state));
         }
     }
 }

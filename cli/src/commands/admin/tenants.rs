@@ -1,10 +1,11 @@
 //! `snowskin admin tenants`: who shares the store, and what each may use.
 
 use serde::Serialize;
-use store_core::Key;
+use store_client::RpcError;
 use store_core::message::{
     RemoveMany, RemoveQuery, TenantList, TenantRemove, TenantSet, TenantSetting, TenantUsage,
 };
+use store_core::{ErrorCode, Key};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -69,7 +70,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
             guaranteed_bytes: args.guaranteed.map_or(0, |size| size.0),
             secret: secret.as_deref().map(|text| Key(text.trim_end().as_bytes())),
         };
-        rpc.call::<TenantSet>(&setting, std::iter::empty()).map_err(no_master)?;
+        rpc.call::<TenantSet>(&setting, std::iter::empty()).map_err(|error| match error {
+            RpcError::Refused(ErrorCode::InvalidParams) => {
+                anyhow::Error::from(Failure::failed(format!("the master does not take tenant {}: {error}", printable(name)))
+                    .hint("a master that was started without tenants (`snowskin master --tenants FILE`) has the default one alone"))
+            }
+            error => no_master(error),
+        })?;
     }
     if let Some(name) = &args.remove {
         if args.force {

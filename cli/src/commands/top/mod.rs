@@ -1,20 +1,23 @@
 //! `snowskin top`: a store while it works.
 //!
 //! ```text
-//!   look (mod) ──▶ Frame ──▶ view (tables, graphs, tones) ──▶ screen (the terminal, keys)
+//!   look (mod, a thread of its own) ──▶ Frame ──▶ view (tables, graphs, tones) ──▶ screen (the terminal, keys)
 //!     rails: what nodes say of theirs
 //! ```
+//!
+//! A master or a node may take seconds to answer, or never do: whoever has the keys does not wait for them.
 
 mod rails;
 mod screen;
 mod view;
 
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::Stats;
-use store_core::message::{ListNodes, ReadStats, TenantList};
+use store_core::message::{ListNodes, ReadStats, ReadTaskReport, TaskReport, TaskState, TenantList};
 
 use crate::commands::admin::{SegmentRow, TaskRow, ask_segments, ask_tasks, called};
 use crate::commands::{MasterArg, no_master};
@@ -34,7 +37,7 @@ const AFTER_HELP: &str = "Examples:
 Bytes a second are those of objects that readers found and writers committed, as the master counts them: no \
 byte passes it.";
 
-/// Tasks that are looked at.
+/// Tasks that are looked at: those that a node is at, that wait, that have failed.
 const TASKS_MAX: usize = 100;
 
 /// Show the cluster live: capacity, hit rate, throughput, evictions, nodes, rails
@@ -77,6 +80,7 @@ struct Frame {
     rails: Vec<RailRow>,
     tenants: Vec<TenantRow>,
     tasks: Vec<TaskRow>,
+    task_counts: TaskReport,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -105,76 +109,141 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let mut rpc = args.master.connect()?;
-    let live = !args.once && !args.json && sys::terminal_size().is_some();
-    let screen = if live { Some(Screen::open()?) } else { None };
-    let mut view = View::new(args.master.address().to_string(), output::is_coloured());
-    let mut before = look(args, &mut rpc, None)?;
+    let first = look(&args.rails, &mut rpc, None)?;
+    let view = View::new(args.master.address().to_string(), output::is_coloured());
+    match args.once || args.json || sys::terminal_size().is_none() {
+        true => print_each(args, rpc, first, view, interval),
+        false => show_live(args, rpc, first, view, interval),
+    }
+}
+
+/// One look after the other.
+fn print_each(
+    args: &Args,
+    mut rpc: RpcConnection,
+    mut before: Look,
+    mut view: View,
+    interval: Duration,
+) -> Outcome {
+    let columns = sys::terminal_size().map_or(LINE_COLUMNS, |(columns, _)| columns);
     loop {
-        if let Some(exit) = pause(screen.as_ref(), &mut view, interval)? {
+        if let Some(exit) = sys::wait_for_interrupt(Some(interval)) {
             return Ok(exit);
         }
-        let frame = match look(args, &mut rpc, Some(&before)) {
-            Ok(frame) => frame,
-            // A master that restarts is back in a moment: what is shown stays, and says that it is old.
-            Err(error) if live => {
-                view.lost(&format!("{error:#}"));
-                if let Some(screen) = &screen {
-                    screen.show(&view.text())?;
-                }
-                // Whatever became of the connection, the next look dials anew.
-                if let Ok(again) = args.master.connect() {
-                    rpc = again;
-                }
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        view.note(&frame.1);
-        match &screen {
-            _ if args.json => output::print_json(&frame.1)?,
-            Some(screen) => screen.show(&view.text())?,
-            None => output::print(&(view.text() + "\n"))?,
+        before = look(&args.rails, &mut rpc, Some(&before))?;
+        if args.json {
+            output::print_json(&before.1)?;
+        } else {
+            view.note(&before.1);
+            output::print(&(view.text(columns) + "\n"))?;
         }
         if args.once {
             return Ok(Exit::Ok);
         }
-        before = frame;
     }
 }
 
-/// Sleeps until the next look, and does what keys ask for meanwhile. Says how to end, if so.
-fn pause(screen: Option<&Screen>, view: &mut View, interval: Duration) -> anyhow::Result<Option<Exit>> {
-    let end = Instant::now() + interval;
+/// Columns where stdout is no terminal.
+const LINE_COLUMNS: usize = 120;
+
+/// The same on a terminal's other screen, with keys.
+fn show_live(args: &Args, rpc: RpcConnection, first: Look, mut view: View, interval: Duration) -> Outcome {
+    let mut screen = Screen::open()?;
+    view.note(&first.1);
+    let (ask, asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    let looker = Looker { master: args.master.clone(), rails: args.rails.clone(), rpc, before: first };
+    // Nobody waits for it at the end: it may be waiting for a master that is away.
+    std::thread::Builder::new().name("look".to_owned()).spawn(move || looker.work(&asked, &answer))?;
+    // Since when a look is under way, and when the next is due.
+    let (mut waiting, mut due) = (None, Instant::now() + interval.min(FIRST_MAX));
+    let mut stale = true;
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let Some(screen) = screen else { return Ok(sys::wait_for_interrupt(Some(left))) };
-        let key = screen.wait(left);
         if let Some(exit) = sys::interrupted() {
-            return Ok(Some(exit));
+            return Ok(exit);
         }
-        match key {
-            Some(Key::Quit) => return Ok(Some(Exit::Ok)),
-            Some(key) => view.press(key),
-            None => {}
+        let now = Instant::now();
+        while let Ok(answer) = answers.try_recv() {
+            (waiting, due, stale) = (None, (due + interval).max(now), true);
+            match answer {
+                Ok(frame) => view.note(&frame),
+                Err(error) => {
+                    view.lost(&error);
+                }
+            }
         }
-        if key.is_some() {
-            screen.show(&view.text())?;
-        } else if Instant::now() >= end && !view.is_paused() {
-            return Ok(None);
+        match waiting {
+            None if now >= due && !view.is_paused() => waiting = ask.send(()).is_ok().then_some(now),
+            Some(since) if now >= since + PATIENCE => {
+                stale |= view.lost(&format!("no answer for more than {} s", PATIENCE.as_secs()));
+            }
+            _ => {}
         }
-        if Instant::now() >= end && view.is_paused() {
-            // Nothing to do but wait for a key.
-            std::thread::sleep(Duration::from_millis(20));
+        if stale || screen.is_resized() {
+            screen.show(|columns| view.text(columns))?;
+            stale = false;
+        }
+        let turn = match waiting {
+            Some(_) => TURN_MIN,
+            None if view.is_paused() => TURN_MAX,
+            None => due.saturating_duration_since(now).min(TURN_MAX),
+        };
+        for key in screen.wait(turn) {
+            match key {
+                Key::Quit => return Ok(Exit::Ok),
+                Key::Suspend => screen = screen.suspend()?,
+                key => view.press(key),
+            }
+            stale = true;
         }
     }
 }
+
+/// The first figures are there after so long, however long the interval.
+const FIRST_MAX: Duration = Duration::from_secs(1);
+/// A look that takes longer is said to.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Sleeps for an answer, and for anything else: another size of the terminal is seen that late.
+const TURN_MIN: Duration = Duration::from_millis(20);
+const TURN_MAX: Duration = Duration::from_millis(200);
+
+/// Who asks.
+struct Looker {
+    master: MasterArg,
+    rails: Vec<String>,
+    rpc: RpcConnection,
+    before: Look,
+}
+
+impl Looker {
+    /// Looks whenever it is told to, until nobody listens.
+    fn work(mut self, asked: &Receiver<()>, answer: &Sender<Result<Frame, String>>) {
+        for () in asked {
+            let found = match look(&self.rails, &mut self.rpc, Some(&self.before)) {
+                Ok(found) => {
+                    self.before = found;
+                    Ok(self.before.1.clone())
+                }
+                Err(error) => {
+                    // Whatever became of the connection, the next look dials anew.
+                    if let Ok(again) = self.master.connect() {
+                        self.rpc = again;
+                    }
+                    Err(format!("{error:#}"))
+                }
+            };
+            if answer.send(found).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// When it was taken, and what was seen.
+type Look = (Instant, Frame);
 
 /// Asks for everything; rates are since the look before.
-fn look(
-    args: &Args,
-    rpc: &mut RpcConnection,
-    before: Option<&(Instant, Frame)>,
-) -> anyhow::Result<(Instant, Frame)> {
+fn look(rails_of: &[String], rpc: &mut RpcConnection, before: Option<&Look>) -> anyhow::Result<Look> {
     let stats = rpc.call::<ReadStats>(&(), std::iter::empty()).map_err(no_master)?.0;
     let now = Instant::now();
     let segment_list = ask_segments(rpc)?;
@@ -194,16 +263,21 @@ fn look(
         Ok(((), found)) => found.filter_map(Result::ok).map(TenantRow::from).collect(),
         Err(_) => Vec::new(),
     };
-    let tasks = ask_tasks(rpc, None, TASKS_MAX)?;
+    // Those that ended well are counted alone, or they would hide the others.
+    let mut tasks = Vec::new();
+    for state in [TaskState::Processing, TaskState::Pending, TaskState::Failed] {
+        tasks.extend(ask_tasks(rpc, Some(state), TASKS_MAX - tasks.len())?);
+    }
+    let task_counts = rpc.call::<ReadTaskReport>(&(), std::iter::empty()).map_err(no_master)?.0;
     let mut rails = Vec::new();
-    for of in &args.rails {
+    for of in rails_of {
         match rails::ask(of) {
             Ok(found) => rails.extend(found),
             Err(error) => tracing::warn!("{of}: {error:#}"),
         }
     }
     let seconds = before.map_or(0.0, |(at, _)| now.duration_since(*at).as_secs_f64());
-    let lists = Lists { node_list, segment_list, rails, tenants, tasks };
+    let lists = Lists { node_list, segment_list, rails, tenants, tasks, task_counts };
     Ok((now, Frame::new(seconds, stats, before.map(|(_, frame)| frame), lists)))
 }
 
@@ -215,6 +289,7 @@ struct Lists {
     rails: Vec<RailRow>,
     tenants: Vec<TenantRow>,
     tasks: Vec<TaskRow>,
+    task_counts: TaskReport,
 }
 
 impl From<store_core::message::TenantUsage<'_>> for TenantRow {
@@ -232,7 +307,7 @@ impl From<store_core::message::TenantUsage<'_>> for TenantRow {
 
 impl Frame {
     fn new(seconds: f64, stats: Stats, before: Option<&Self>, lists: Lists) -> Self {
-        let Lists { node_list, segment_list, mut rails, tenants, tasks } = lists;
+        let Lists { node_list, segment_list, mut rails, tenants, tasks, task_counts } = lists;
         let last = before.map_or(stats, |before| before.stats);
         // A master that was restarted counts from 0 again.
         let rate = |now: u64, last: u64| {
@@ -262,6 +337,7 @@ impl Frame {
             rails,
             tenants,
             tasks,
+            task_counts,
         }
     }
 }

@@ -8,6 +8,8 @@ use crate::sys::{self, KeyMode};
 /// The other screen of the terminal, until it is dropped.
 pub(super) struct Screen {
     keys: Option<KeyMode>,
+    /// Columns and lines that were written for.
+    size: Option<(usize, usize)>,
 }
 
 /// What a key asks for.
@@ -19,9 +21,28 @@ pub(super) enum Key {
     Help,
     Next,
     Previous,
+    Suspend,
 }
 
 impl Key {
+    /// What all keys ask for that a terminal sent at once: somebody types faster than we look.
+    fn read_all(mut bytes: &[u8]) -> Vec<Self> {
+        let mut keys = Vec::new();
+        while !bytes.is_empty() {
+            let len = match bytes {
+                // A sequence ends with its first letter, or `~`.
+                [0x1b, b'[' | b'O', rest @ ..] => {
+                    rest.iter().position(|byte| (b'@'..=b'~').contains(byte)).map_or(bytes.len(), |at| at + 3)
+                }
+                _ => 1,
+            };
+            let (key, rest) = bytes.split_at(len);
+            keys.extend(Self::read(key));
+            bytes = rest;
+        }
+        keys
+    }
+
     /// The key that the terminal sent these bytes for.
     fn read(bytes: &[u8]) -> Option<Self> {
         Some(match bytes {
@@ -31,6 +52,7 @@ impl Key {
             b"?" | b"h" => Self::Help,
             b"\t" | b"\x1b[C" | b"\x1b[B" | b"\x1bOC" | b"\x1bOB" => Self::Next,
             b"\x1b[Z" | b"\x1b[D" | b"\x1b[A" | b"\x1bOD" | b"\x1bOA" => Self::Previous,
+            b"\x1a" => Self::Suspend,
             _ => return None,
         })
     }
@@ -39,30 +61,56 @@ impl Key {
 impl Screen {
     pub(super) fn open() -> anyhow::Result<Self> {
         output::print("\u{1b}[?1049h\u{1b}[?25l")?;
-        Ok(Self { keys: KeyMode::enter() })
+        Ok(Self { keys: KeyMode::enter(), size: None })
     }
 
-    /// Sleeps until a key is pressed, somebody asks us to end, or `timeout` is over.
-    pub(super) fn wait(&self, timeout: Duration) -> Option<Key> {
+    /// Gives the terminal back to the shell, as Ctrl-Z asks; goes on when that says so.
+    pub(super) fn suspend(self) -> anyhow::Result<Self> {
+        drop(self);
+        sys::suspend();
+        Self::open()
+    }
+
+    /// Whether the terminal has another size than what is there was written for.
+    pub(super) fn is_resized(&self) -> bool {
+        self.size != sys::terminal_size()
+    }
+
+    /// Sleeps until a key is pressed, somebody asks us to end, or `timeout` is over. Gives what the keys ask for, in order.
+    pub(super) fn wait(&self, timeout: Duration) -> Vec<Key> {
         let Some(keys) = &self.keys else {
             sys::wait_for_interrupt(Some(timeout));
-            return None;
+            return Vec::new();
         };
-        let mut bytes = [0; 8];
+        let mut bytes = [0; 64];
         let len = keys.wait(timeout, &mut bytes);
-        Key::read(&bytes[..len])
+        Key::read_all(&bytes[..len])
     }
 
-    /// Writes over what is there, no more than fits.
-    pub(super) fn show(&self, text: &str) -> anyhow::Result<()> {
-        let (columns, lines) = sys::terminal_size().unwrap_or((80, 24));
+    /// Writes over what is there, no more than fits, and says how much does not.
+    pub(super) fn show(&mut self, text: impl Fn(usize) -> String) -> anyhow::Result<()> {
+        self.size = sys::terminal_size();
+        let (columns, lines) = self.size.unwrap_or((80, 24));
         let mut out = "\u{1b}[H".to_owned();
-        for line in text.lines().take(lines.saturating_sub(1)) {
-            out += &clip(line, columns);
+        for line in fit(&text(columns), lines.saturating_sub(1)) {
+            out += &clip(&line, columns);
             out += "\u{1b}[K\r\n";
         }
         output::print(&(out + "\u{1b}[J"))
     }
+}
+
+/// As many of its lines: of a text that is too long its empty ones go first, and the last line says how many more there are.
+fn fit(text: &str, most: usize) -> Vec<String> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    if lines.len() > most {
+        lines.retain(|line| !line.is_empty());
+    }
+    let mut shown: Vec<String> = lines.iter().take(most).map(|line| (*line).to_owned()).collect();
+    if let (Some(last), true) = (shown.last_mut(), lines.len() > most) {
+        *last = format!("… {} more lines", lines.len() - most + 1);
+    }
+    shown
 }
 
 impl Drop for Screen {
@@ -83,6 +131,18 @@ mod tests {
         let wanted =
             [Key::Quit, Key::Pause, Key::Sort, Key::Help, Key::Next, Key::Next, Key::Previous, Key::Previous];
         assert_eq!(known, wanted.map(Some));
+        assert_eq!(Key::read(b"\x1a"), Some(Key::Suspend));
+        let typed = [Key::Sort, Key::Next, Key::Sort, Key::Previous, Key::Quit];
+        assert_eq!(Key::read_all(b"s\x1b[B\x1b[31~xs\x1bODq"), typed);
+        assert_eq!(Key::read_all(b"\x1b"), [Key::Quit]);
         assert_eq!([Key::read(b"x"), Key::read(b""), Key::read(b"\x1b[31~")], [None; 3]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_empty_lines_go_first() {
+        assert_eq!(fit("a\n\nb\n", 3), ["a", "", "b"]);
+        assert_eq!(fit("a\n\nb\n", 2), ["a", "b"]);
+        assert_eq!(fit("a\n\nb\nc\nd\n", 3), ["a", "b", "… 2 more lines"]);
+        assert_eq!(fit("a\n", 0), [""; 0]);
     }
 }

@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use super::screen::Key;
 use super::{Frame, NodeRow};
 use crate::commands::admin::{SegmentRow, segment_table, share, task_table};
-use crate::output::{Align, Table, Tone, figure, printable, thousands};
+use crate::output::{Align, Table, Tone, counted, figure, printable, thousands, width};
 use crate::size::ByteSize;
 
-/// Samples that the little graphs show.
+/// Samples that the little graphs show, where there is room for as many.
 const SAMPLES_MAX: usize = 60;
+/// A graph of fewer shows nothing.
+const SAMPLES_MIN: usize = 8;
 /// The steps of such a graph.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Nodes that went are remembered, the latest.
@@ -102,13 +104,16 @@ impl View {
     pub(super) fn note(&mut self, frame: &Frame) {
         self.away = None;
         let values = [
-            frame.hit_rate.unwrap_or(0.0) * 100.0,
-            frame.read_gb_s,
-            frame.written_gb_s,
+            // When nobody asks there is no rate, which is not a rate of 0.
+            frame.hit_rate.map_or(f64::NAN, |rate| rate * 100.0),
+            frame.read_gb_s * 1e9,
+            frame.written_gb_s * 1e9,
             frame.puts_s,
             frame.evictions_s,
         ];
-        for (samples, value) in self.samples.iter_mut().zip(values) {
+        // The first look is since nothing.
+        let is_since = frame.seconds > 0.0;
+        for (samples, value) in self.samples.iter_mut().zip(values).filter(|_| is_since) {
             if samples.len() == SAMPLES_MAX {
                 samples.pop_front();
             }
@@ -127,9 +132,9 @@ impl View {
         self.frame = Some(frame.clone());
     }
 
-    /// There is no new look.
-    pub(super) fn lost(&mut self, why: &str) {
-        self.away = Some(why.to_owned());
+    /// There is no new look. Says whether that is new.
+    pub(super) fn lost(&mut self, why: &str) -> bool {
+        self.away.replace(why.to_owned()).is_none_or(|before| before != why)
     }
 
     pub(super) fn press(&mut self, key: Key) {
@@ -138,7 +143,7 @@ impl View {
             Tab::ALL[(at + by) % Tab::ALL.len()]
         };
         match key {
-            Key::Quit => {}
+            Key::Quit | Key::Suspend => {}
             Key::Pause => self.paused = !self.paused,
             Key::Help => self.help = !self.help,
             Key::Next => self.tab = turn(1),
@@ -153,8 +158,8 @@ impl View {
         }
     }
 
-    /// All of it.
-    pub(super) fn text(&self) -> String {
+    /// All of it, for lines of so many columns.
+    pub(super) fn text(&self, columns: usize) -> String {
         let Some(frame) = &self.frame else { return String::new() };
         let paint = |tone: Tone, text: &str| tone.paint(text, self.coloured);
         let mut out = paint(Tone::Strong, &format!("snowskin, master {}", printable(&self.master)));
@@ -163,13 +168,13 @@ impl View {
         }
         out += "\n\n";
         if let Some(why) = &self.away {
-            out += &paint(Tone::Bad, "the master does not answer; asking again. What follows is old");
-            out += &format!("\n{}\n\n", printable(why));
+            out += &paint(Tone::Bad, "The master does not answer; asking again. What follows is old.");
+            out += &format!("\n{}\n\n", wrapped(&printable(why), columns));
         }
         if self.help {
             return out + HELP;
         }
-        out += &self.figures(frame);
+        out += &self.figures(frame, columns);
         out += "\n";
         for tab in Tab::ALL {
             let name =
@@ -177,27 +182,53 @@ impl View {
             out += &paint(if tab == self.tab { Tone::Strong } else { Tone::Faint }, &name);
             out.push(' ');
         }
-        out += &paint(Tone::Faint, &format!("  by {}; ? for keys", self.order.name()));
+        let taken: usize = Tab::ALL.iter().map(|tab| tab.name().len() + 3).sum();
+        let keys = match self.tab {
+            Tab::Nodes | Tab::Segments => format!(" by {}; ? for keys", self.order.name()),
+            Tab::Tenants | Tab::Tasks | Tab::Rails => " ? for keys".to_owned(),
+        };
+        let keys = if taken + keys.len() > columns { " ? for keys" } else { &keys };
+        out += &paint(Tone::Faint, keys);
         out += "\n";
         out += &match self.tab {
-            Tab::Nodes => self.nodes(frame),
-            Tab::Segments => segment_table(&self.sorted(frame)),
-            Tab::Tenants => tenants(frame),
-            Tab::Tasks if frame.tasks.is_empty() => "no tasks\n".to_owned(),
-            Tab::Tasks => task_table(&frame.tasks, &frame.segment_list),
-            Tab::Rails => rails(frame),
+            Tab::Nodes => self.nodes(frame, columns),
+            Tab::Segments => segment_table(&self.sorted(frame), columns),
+            Tab::Tenants => tenants(frame, columns),
+            Tab::Tasks => tasks(frame, columns),
+            Tab::Rails => rails(frame, columns),
         };
         out
     }
 
-    fn figures(&self, frame: &Frame) -> String {
+    fn figures(&self, frame: &Frame, columns: usize) -> String {
         let stats = &frame.stats;
         let size = |bytes| ByteSize(bytes).approximate();
         let percent =
             |rate: Option<f64>| rate.map_or_else(|| "–".into(), |rate| format!("{:.1} %", rate * 100.0));
         let ever = (stats.gets_total > 0).then(|| stats.get_hits_total as f64 / stats.gets_total as f64);
         let [hits, read, written, puts, evictions] = &self.samples;
+        let (gets_s, puts_s) = (each(frame.gets_s), each(frame.puts_s));
+        let gb = |value: f64| bytes_each(value * 1e9);
+        let rows = [
+            ["hit rate".to_owned(), percent(frame.hit_rate), format!("ever {}", percent(ever))],
+            ["gets".to_owned(), gets_s, gb(frame.read_gb_s)],
+            ["puts".to_owned(), puts_s, gb(frame.written_gb_s)],
+            [String::new(), String::new(), "puts".to_owned()],
+            ["evictions".to_owned(), each(frame.evictions_s), String::new()],
+        ];
+        let graphs = [
+            (hits, (|value| format!("{} %", figure(value))) as fn(f64) -> String),
+            (read, bytes_each),
+            (written, bytes_each),
+            (puts, each),
+            (evictions, each),
+        ];
         // Graphs stand in one column, so that what happens at one time stands one above the other.
+        let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Right)]);
+        rows.iter().for_each(|row| table.row(row.iter().map(String::as_str)));
+        let scales = graphs.map(|(samples, unit)| scale(samples, SAMPLES_MAX, unit));
+        let taken = table.width() + 4 + scales.iter().map(|scale| width(scale)).max().unwrap_or(0);
+        let room = columns.saturating_sub(taken).min(SAMPLES_MAX);
         let mut table = Table::new(&[
             ("", Align::Left),
             ("", Align::Right),
@@ -205,15 +236,14 @@ impl View {
             ("", Align::Left),
             ("", Align::Left),
         ]);
-        let mut row = |name: &str, value: String, more: String, samples: &VecDeque<f64>, unit: &str| {
-            table.row([name.to_owned(), value, more, graph(samples), scale(samples, unit)]);
-        };
-        row("hit rate", percent(frame.hit_rate), format!("ever {}", percent(ever)), hits, "%");
-        let gb = |value: f64| format!("{} GB/s", figure(value));
-        row("gets", format!("{}/s", figure(frame.gets_s)), gb(frame.read_gb_s), read, "GB/s");
-        row("puts", format!("{}/s", figure(frame.puts_s)), gb(frame.written_gb_s), written, "GB/s");
-        row("", String::new(), "puts".into(), puts, "/s");
-        row("evictions", format!("{}/s", figure(frame.evictions_s)), String::new(), evictions, "/s");
+        for ([name, value, more], (samples, unit)) in rows.into_iter().zip(graphs) {
+            let more = [name, value, more];
+            if room < SAMPLES_MIN {
+                table.row(more);
+            } else {
+                table.row(more.into_iter().chain([graph(samples, room), scale(samples, room, unit)]));
+            }
+        }
         let mut out = table.render();
 
         let mut table = Table::new(&[("", Align::Left), ("", Align::Right), ("", Align::Left)]);
@@ -222,10 +252,10 @@ impl View {
             "used".to_owned(),
             share(stats.used_bytes, stats.capacity_bytes),
             format!(
-                "{} of {}, {} objects, {} held back",
+                "{} of {}, {}, {} held back",
                 size(stats.used_bytes),
                 size(stats.capacity_bytes),
-                thousands(stats.objects),
+                counted(stats.objects, "object"),
                 size(held)
             ),
         ]);
@@ -233,9 +263,9 @@ impl View {
         out += &table.render();
         let lost = (stats.nodes_expired_total, stats.objects_lost_total);
         let line = format!(
-            "lost       {} nodes given up, {} objects with them\n",
-            thousands(lost.0),
-            thousands(lost.1)
+            "lost       {} given up, {} with them\n",
+            counted(lost.0, "node"),
+            counted(lost.1, "object")
         );
         let tone = match lost {
             lost if self.lost_before.is_some_and(|before| lost.0 > before.0 || lost.1 > before.1) => {
@@ -247,7 +277,7 @@ impl View {
         out + &tone.paint(line.trim_end(), self.coloured) + "\n"
     }
 
-    fn nodes(&self, frame: &Frame) -> String {
+    fn nodes(&self, frame: &Frame, columns: usize) -> String {
         let mut rows: Vec<(&NodeRow, bool)> = frame.node_list.iter().map(|node| (node, true)).collect();
         rows.sort_by(|(a, _), (b, _)| {
             self.compare((&a.name, a.used_bytes, a.capacity_bytes), (&b.name, b.used_bytes, b.capacity_bytes))
@@ -272,7 +302,7 @@ impl View {
                 if *there { String::new() } else { "gone".to_owned() },
             ]);
         }
-        let text = table.render();
+        let text = table.render_in(columns);
         let mut lines = text.lines();
         let mut out = lines.next().unwrap_or_default().to_owned() + "\n";
         for (line, (node, there)) in lines.zip(&rows) {
@@ -317,10 +347,28 @@ const HELP: &str = "  q, Esc           end
   s                sort by name, share used, size
   ?                this, and back
 
-Graphs show the last 60 looks, the latest on the right; beside each stand the least and the most that it shows.
+Graphs show the last 60 looks, or as many as fit, the latest on the right.
+Beside each stands its scale. Where nobody asked, a hit rate has gaps.
 ";
 
-fn tenants(frame: &Frame) -> String {
+fn tasks(frame: &Frame, columns: usize) -> String {
+    let counts = &frame.task_counts;
+    let sum = format!(
+        "{} at work, {} waiting, {} done, {} failed, {} canceled; {} copied\n",
+        thousands(counts.processing),
+        thousands(counts.pending),
+        thousands(counts.done_total),
+        thousands(counts.failed_total),
+        thousands(counts.canceled_total),
+        ByteSize(counts.copied_bytes_total).approximate()
+    );
+    match frame.tasks.is_empty() {
+        true => sum,
+        false => sum + &task_table(&frame.tasks, &frame.segment_list, columns),
+    }
+}
+
+fn tenants(frame: &Frame, columns: usize) -> String {
     if frame.tenants.is_empty() {
         return "no tenants, or none that an admin secret would show\n".to_owned();
     }
@@ -342,10 +390,10 @@ fn tenants(frame: &Frame) -> String {
             thousands(row.refusals_total),
         ]);
     }
-    table.render()
+    table.render_in(columns)
 }
 
-fn rails(frame: &Frame) -> String {
+fn rails(frame: &Frame, columns: usize) -> String {
     if frame.rails.is_empty() {
         return "no rails: name a node's --http with --rails ADDR:PORT\n".to_owned();
     }
@@ -365,24 +413,65 @@ fn rails(frame: &Frame) -> String {
             rail.state.to_owned(),
         ]);
     }
-    table.render()
+    table.render_in(columns)
 }
 
-/// A graph of one line, the latest sample on the right, scaled to its highest sample.
-fn graph(samples: &VecDeque<f64>) -> String {
-    let most = samples.iter().copied().fold(0.0, f64::max);
+/// A graph of one line and so many columns, the latest sample on the right, scaled to the highest that it shows.
+fn graph(samples: &VecDeque<f64>, columns: usize) -> String {
+    let most = most(samples, columns);
     let step = |value: f64| match most {
+        _ if value.is_nan() => ' ',
         0.0 => STEPS[0],
         most => STEPS[((value / most * 7.0).round() as usize).min(7)],
     };
-    let blank = std::iter::repeat_n(' ', SAMPLES_MAX.saturating_sub(samples.len()));
-    blank.chain(samples.iter().map(|value| step(*value))).collect()
+    let blank = std::iter::repeat_n(' ', columns.saturating_sub(samples.len()));
+    blank.chain(latest(samples, columns).map(step)).collect()
 }
 
-/// What the steps of a graph mean.
-fn scale(samples: &VecDeque<f64>, unit: &str) -> String {
-    let most = samples.iter().copied().fold(0.0, f64::max);
-    if most == 0.0 { String::new() } else { format!("0–{} {unit}", figure(most)) }
+/// What the steps of such a graph mean.
+fn scale(samples: &VecDeque<f64>, columns: usize, unit: fn(f64) -> String) -> String {
+    let most = most(samples, columns);
+    if most == 0.0 { String::new() } else { format!("0–{}", unit(most)) }
+}
+
+fn latest(samples: &VecDeque<f64>, columns: usize) -> impl Iterator<Item = f64> {
+    samples.iter().copied().skip(samples.len().saturating_sub(columns))
+}
+
+fn most(samples: &VecDeque<f64>, columns: usize) -> f64 {
+    latest(samples, columns).fold(0.0, f64::max)
+}
+
+/// The words in lines of so many columns.
+fn wrapped(text: &str, columns: usize) -> String {
+    let (mut out, mut taken) = (String::new(), 0);
+    for word in text.split(' ') {
+        let room = columns.saturating_sub(taken);
+        match taken {
+            0 => {}
+            _ if width(word) < room => out.push(' '),
+            _ => out.push('\n'),
+        }
+        taken = if width(word) < room && taken > 0 { taken + 1 + width(word) } else { width(word) };
+        out += word;
+    }
+    out
+}
+
+/// So many a second.
+fn each(per_s: f64) -> String {
+    format!("{}/s", figure(per_s))
+}
+
+/// So many bytes a second.
+fn bytes_each(per_s: f64) -> String {
+    let (unit, name) = match per_s {
+        v if v >= 1e9 => (1e9, "GB"),
+        v if v >= 1e6 => (1e6, "MB"),
+        v if v >= 1e3 => (1e3, "kB"),
+        _ => (1.0, "B"),
+    };
+    format!("{} {name}/s", figure(per_s / unit))
 }
 
 #[cfg(test)]
@@ -408,32 +497,63 @@ mod tests {
 
     #[test]
     fn graphs_are_as_wide_as_all_others_and_scaled_to_their_highest_sample() {
-        assert_eq!(graph(&VecDeque::from([0.0, 0.0])).trim_start(), "▁▁");
-        let graph = graph(&VecDeque::from([0.0, 3.5, 7.0]));
-        assert_eq!((graph.chars().count(), graph.trim_start()), (SAMPLES_MAX, "▁▅█"));
-        assert_eq!(scale(&VecDeque::from([0.0, 3.5]), "GB/s"), "0–3.50 GB/s");
+        assert_eq!(graph(&VecDeque::from([0.0, 0.0]), 60).trim_start(), "▁▁");
+        let samples = VecDeque::from([0.0, 3.5e9, f64::NAN, 7e9]);
+        assert_eq!(graph(&samples, 10), "      ▁▅ █");
+        assert_eq!(scale(&samples, 10, bytes_each), "0–7.00 GB/s");
+        // The latest are what fits.
+        let samples = VecDeque::from([8.0, 1.0, 2.0]);
+        assert_eq!((graph(&samples, 2).as_str(), scale(&samples, 2, each).as_str()), ("▅█", "0–2.00/s"));
     }
 
     #[test]
-    fn graphs_stand_in_one_column() {
+    fn graphs_stand_in_one_column_and_end_with_their_scale_where_the_terminal_does() {
         let mut view = View::new("m:1".into(), false);
-        let mut busy = frame(vec![]);
+        let name = "a-node-with-a-name-that-is-longer-than-any-terminal-is-wide-and-then-some";
+        let mut busy = frame(vec![node("1", name)]);
         (busy.gets_s, busy.read_gb_s, busy.evictions_s, busy.written_gb_s) = (123_456.0, 2.0, 7.0, 12.5);
-        view.note(&busy);
-        let text = view.text();
-        let ends: Vec<usize> = text
-            .lines()
-            .filter(|line| line.contains(STEPS))
-            .map(|line| line.chars().take_while(|c| !STEPS.contains(c)).count())
-            .collect();
-        assert!(ends.len() == 5 && ends.iter().all(|end| *end == ends[0]), "{ends:?}:\n{text}");
+        (busy.hit_rate, busy.puts_s) = (Some(0.5), 4321.0);
+        for _ in 0..SAMPLES_MAX {
+            view.note(&busy);
+        }
+        for columns in [60, 80, 120, 500] {
+            let text = view.text(columns);
+            let graphs: Vec<(usize, usize)> = text
+                .lines()
+                .filter(|line| line.contains(STEPS))
+                .map(|line| {
+                    let start = line.chars().take_while(|c| !STEPS.contains(c)).count();
+                    (start, line.chars().filter(|c| STEPS.contains(c)).count())
+                })
+                .collect();
+            assert!(graphs.len() == 5 && graphs.iter().all(|at| *at == graphs[0]), "{graphs:?}:\n{text}");
+            assert!(graphs[0].1 >= SAMPLES_MIN && graphs[0].1 <= SAMPLES_MAX, "{graphs:?}");
+            let longest = text.lines().map(width).max().unwrap_or(0);
+            assert!(longest <= columns && text.contains("0–12.5 GB/s"), "{longest} of {columns}:\n{text}");
+        }
+        assert!(view.text(500).contains(name) && !view.text(80).contains(name));
+    }
+
+    #[test]
+    fn why_the_master_does_not_answer_can_be_read_to_its_end() {
+        assert_eq!(wrapped("one two three four", 9), "one two\nthree\nfour");
+        assert_eq!(wrapped("one two three four", 10), "one two\nthree four");
+        assert_eq!(wrapped("a-long-word b", 4), "a-long-word\nb");
+    }
+
+    #[test]
+    fn rates_of_bytes_have_a_unit_in_which_they_can_be_read() {
+        assert_eq!(
+            [0.0, 900.0, 4_096.0, 12.5e6, 3.5e9].map(bytes_each),
+            ["0 B/s", "900 B/s", "4.10 kB/s", "12.5 MB/s", "3.50 GB/s"]
+        );
     }
 
     #[test]
     fn a_frame_of_an_empty_store_says_how_to_go_on() {
         let mut view = View::new("m:1".into(), false);
         view.note(&frame(vec![]));
-        let text = view.text();
+        let text = view.text(80);
         assert!(text.contains("snowskin node") && text.contains("hit rate"), "{text}");
         assert!(!text.contains('\u{1b}'), "no colour was asked for");
     }
@@ -442,13 +562,13 @@ mod tests {
     fn a_node_that_went_stays_in_red_until_it_is_back_under_its_name() {
         let mut view = View::new("m:1".into(), true);
         view.note(&frame(vec![node("1", "a"), node("2", "b")]));
-        assert!(!view.text().contains("gone"));
+        assert!(!view.text(80).contains("gone"));
         view.note(&frame(vec![node("1", "a")]));
-        let text = view.text();
+        let text = view.text(80);
         let line = text.lines().find(|line| line.contains("gone")).expect("a line");
         assert!(line.starts_with("\u{1b}[31;1mb"), "{line:?}");
         view.note(&frame(vec![node("1", "a"), node("3", "b")]));
-        assert!(!view.text().contains("gone"));
+        assert!(!view.text(80).contains("gone"));
     }
 
     #[test]
@@ -456,7 +576,7 @@ mod tests {
         let mut view = View::new("m:1".into(), false);
         view.note(&frame(vec![node("1", "b"), node("2", "a")]));
         let first = |view: &View| {
-            view.text()
+            view.text(80)
                 .lines()
                 .filter(|line| line.starts_with(['a', 'b']))
                 .map(str::to_owned)
@@ -464,15 +584,16 @@ mod tests {
         };
         assert!(first(&view)[0].starts_with('a'), "by name");
         view.press(Key::Next);
-        assert!(view.text().contains("[segments]"));
+        assert!(view.text(80).contains("[segments]"));
         view.press(Key::Previous);
         view.press(Key::Previous);
-        assert!(view.text().contains("[rails]") && view.text().contains("--rails"));
+        assert!(view.text(80).contains("[rails]") && view.text(80).contains("--rails"));
         view.press(Key::Sort);
-        assert!(view.text().contains("by share used"));
+        view.press(Key::Next);
+        assert!(view.text(80).contains("[nodes]") && view.text(80).contains("by share used"));
         view.press(Key::Pause);
-        assert!(view.is_paused() && view.text().contains("paused"));
+        assert!(view.is_paused() && view.text(80).contains("paused"));
         view.press(Key::Help);
-        assert!(view.text().contains("tab, arrows"));
+        assert!(view.text(80).contains("tab, arrows"));
     }
 }
