@@ -12,6 +12,10 @@
 //! on and after our completions. Nothing allocates while a transport is polled: the suite counts.
 #![allow(unsafe_code, reason = "hands on what `Memory::register`'s caller promised")]
 
+mod apart;
+
+pub(crate) use apart::{Apart, Elsewhere};
+
 use crate::sys::{Mirror, Pages};
 use anyhow::{Context as _, Result, ensure};
 use std::cell::RefCell;
@@ -496,10 +500,10 @@ impl<T: Severable> Served<T> {
 mod unit {
     use super::*;
     use std::net::{SocketAddr, TcpListener};
-    use std::ops::Range;
     use std::thread::JoinHandle;
     use std::time::Duration;
-    use te_core::testkit::{Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
+    use te_core::testkit::{Harness, Pair, Verdict, cases, run_case};
+    use te_fabric::testkit::EndsConfig;
     use te_tcp::{Config, TcpTransport};
 
     impl Severable for TcpTransport {
@@ -517,102 +521,46 @@ mod unit {
         }
     }
 
-    /// A target on a thread of its own; gives its address on the fabric, the way to it, and its thread.
-    fn start(bind: SocketAddr) -> (SocketAddr, TcpStream, JoinHandle<Result<()>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        let (theirs, _) = listener.accept().expect("connected");
-        let transport = TcpTransport::new(Config { bind, ..config() }).expect("a target");
-        let address = transport.local_addr();
-        (address, stream, std::thread::spawn(move || serve(theirs, transport)))
+    /// A target on a thread of its own.
+    struct Thread {
+        bind: SocketAddr,
+        process: Option<JoinHandle<Result<()>>>,
+    }
+
+    impl Elsewhere for Thread {
+        type Transport = TcpTransport;
+
+        fn start(&mut self) -> Result<TcpStream> {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let stream = TcpStream::connect(listener.local_addr()?)?;
+            let (theirs, _) = listener.accept()?;
+            let transport = TcpTransport::new(Config { bind: self.bind, ..config() })?;
+            self.bind = transport.local_addr();
+            self.process = Some(std::thread::spawn(move || serve(theirs, transport)));
+            Ok(stream)
+        }
+
+        fn kill(&mut self, link: &Link) -> Result<()> {
+            // It sees the end of the link, and ends.
+            link.hang_up();
+            self.process.take().map_or(Ok(()), |process| process.join().expect("no panic"))
+        }
+
+        fn identity(transport: &TcpTransport) -> u64 {
+            transport.identity()
+        }
     }
 
     /// Pairs of which one end is reached only through a link.
     struct Linked;
 
-    struct Ends {
-        initiator: Near<TcpTransport>,
-        target: Remote,
-        link: Rc<RefCell<Link>>,
-        address: SocketAddr,
-        process: Option<JoinHandle<Result<()>>>,
-        clock: WallClock,
-    }
-
     impl Harness for Linked {
         fn pair(&mut self) -> Box<dyn Pair + '_> {
-            let (address, stream, process) = start("127.0.0.1:0".parse().expect("an address"));
-            let link = Rc::new(RefCell::new(Link::new(stream).expect("a link")));
+            let mut thread = Thread { bind: "127.0.0.1:0".parse().expect("an address"), process: None };
+            let stream = thread.start().expect("a target");
             let initiator = TcpTransport::new(config()).expect("an initiator");
-            let capabilities = initiator.capabilities();
-            Box::new(Ends {
-                initiator: Near::new(initiator, Rc::clone(&link)),
-                target: Remote::new(Rc::clone(&link), capabilities),
-                link,
-                address,
-                process: Some(process),
-                clock: WallClock::new(Duration::ZERO),
-            })
-        }
-    }
-
-    impl Pair for Ends {
-        fn initiator(&mut self) -> &mut dyn Transport {
-            &mut self.initiator
-        }
-
-        fn target(&mut self) -> &mut dyn Transport {
-            &mut self.target
-        }
-
-        fn tick(&mut self) -> Instant {
-            if self.initiator.linked {
-                self.link.borrow_mut().sync();
-            }
-            self.clock.tick()
-        }
-
-        fn patience(&self) -> Duration {
-            Duration::from_secs(60)
-        }
-
-        fn late_max(&self) -> Duration {
-            Duration::from_millis(20)
-        }
-
-        fn initiator_identity(&self) -> Option<u64> {
-            Some(self.initiator.transport.identity())
-        }
-
-        fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-            46..export.len()
-        }
-
-        fn kill_target(&mut self) -> Hook {
-            self.initiator.linked = false;
-            // Its process sees the end of the link, and ends.
-            self.link.borrow().hang_up();
-            if let Some(process) = self.process.take() {
-                process.join().expect("no panic").expect("no nonsense");
-            }
-            Hook::Done
-        }
-
-        fn restart_target(&mut self) -> Hook {
-            let (_, stream, process) = start(self.address);
-            self.process = Some(process);
-            self.link.borrow_mut().renew(stream).expect("it begins anew");
-            self.initiator.linked = true;
-            Hook::Done
-        }
-
-        fn stall_target(&mut self, _stalled: bool) -> Hook {
-            Hook::Done
-        }
-
-        fn cut(&mut self) -> Hook {
-            self.link.borrow_mut().sever();
-            Hook::Done
+            let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(20) };
+            Box::new(Apart::new(initiator, stream, thread, ends).expect("a link"))
         }
     }
 

@@ -1,7 +1,6 @@
 //! Processes that fork and go on without `exec`, with real children. A child never reads a value through what its parent made, and
 //! its parent never reads a wrong one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-#![allow(unsafe_code, reason = "forks")]
 
 mod common;
 
@@ -9,18 +8,16 @@ use std::cell::RefCell;
 use std::future::Future as _;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Process, client_over, fabrics, master, node, pattern, role, say};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig};
 use store_client::{
     AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, LocalClient, LocalServer, Node,
     NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, StoreError,
 };
 use store_core::message::ReadStats;
+use te_fabric::testkit::{Complaint, fork_and};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 const OBJECTS: u64 = 100;
@@ -34,46 +31,6 @@ fn entry() {
         "forks" => be_forking(&role),
         "forks-rest" => be_forking_rest(&role),
         _ => {}
-    }
-}
-
-type Complaint = Result<(), String>;
-
-/// Runs `child` in a child of this process, while `parent` runs here; both must come to their ends without a complaint.
-fn fork_and(child: impl FnOnce() -> Complaint, parent: impl FnOnce()) {
-    // SAFETY: the child runs what is to be tested, in spite of the threads that it does not have. It never returns into the
-    // test harness.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            let code = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)) {
-                Ok(Ok(())) => 0,
-                Ok(Err(complaint)) => {
-                    // Not `eprintln!`: another thread of the parent may have held its lock.
-                    let _ = nix::unistd::write(std::io::stderr(), format!("child: {complaint}\n").as_bytes());
-                    1
-                }
-                Err(_) => 2,
-            };
-            // SAFETY: ends the process without the parent's handlers.
-            unsafe { libc::_exit(code) }
-        }
-        ForkResult::Parent { child } => {
-            parent();
-            let give_up = Instant::now() + Duration::from_secs(60);
-            loop {
-                match waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap() {
-                    WaitStatus::StillAlive if Instant::now() < give_up => {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                    WaitStatus::StillAlive => {
-                        kill(child, Signal::SIGKILL).unwrap();
-                        waitpid(child, None).unwrap();
-                        panic!("the child hangs");
-                    }
-                    ended => return assert_eq!(ended, WaitStatus::Exited(child, 0)),
-                }
-            }
-        }
     }
 }
 
@@ -105,6 +62,7 @@ fn be_forking(role: &[String]) {
         // Somebody else's memory in the child, and whatever is dropped there is dropped in the middle of it.
         let shared = RefCell::new(Some(client));
         fork_and(
+            "a client",
             || {
                 let mut inherited = shared.borrow_mut().take().unwrap();
                 for object in 0..30 {
@@ -199,6 +157,7 @@ fn be_forking_rest(role: &[String]) {
         let _ = Pin::new(&mut begun).poll(&mut Context::from_waker(Waker::noop()));
         let begun = RefCell::new(Some(begun));
         fork_and(
+            "a client",
             || {
                 let (node, asynchronous, server, mut local, buffer, mut rpc) =
                     all.borrow_mut().take().unwrap();

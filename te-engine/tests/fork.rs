@@ -1,62 +1,20 @@
 //! Processes that fork and go on without `exec`, with real children.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-#![allow(unsafe_code, reason = "forks")]
+#![allow(unsafe_code, reason = "copies what a fork inherits")]
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::*;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
 use te_engine::{
     Access, Engine, ErrorKind, ExpelError, Fabrics, Op, RegisterError, Registration, SegmentError,
     SharedRegion, Status, TransferEngine, TransferError,
 };
+use te_fabric::testkit::in_a_child;
 
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 const LEN: usize = 1 << 20;
-
-/// Runs `child` in a child of this process, which must come to its end, by itself and without a complaint.
-fn in_a_child(what: &str, child: impl FnOnce() -> Result<(), String>) {
-    // SAFETY: the child runs what is to be tested, in spite of the threads that it does not have. It never returns into the
-    // test harness.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            let code = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)) {
-                Ok(Ok(())) => 0,
-                Ok(Err(complaint)) => {
-                    // Not `eprintln!`: another thread of the parent may have held its lock.
-                    let _ = nix::unistd::write(std::io::stderr(), format!("child: {complaint}\n").as_bytes());
-                    1
-                }
-                Err(_) => 2,
-            };
-            // SAFETY: ends the process without the parent's handlers.
-            unsafe { libc::_exit(code) }
-        }
-        ForkResult::Parent { child } => {
-            let give_up = Instant::now() + Duration::from_secs(60);
-            loop {
-                match waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap() {
-                    WaitStatus::StillAlive if Instant::now() < give_up => {
-                        std::thread::sleep(Duration::from_millis(1))
-                    }
-                    WaitStatus::StillAlive => {
-                        kill(child, Signal::SIGKILL).unwrap();
-                        waitpid(child, None).unwrap();
-                        panic!("{what}: the child hangs");
-                    }
-                    ended => {
-                        assert_eq!(ended, WaitStatus::Exited(child, 0), "{what}");
-                        return;
-                    }
-                }
-            }
-        }
-    }
-}
 
 fn is<T: std::fmt::Debug + PartialEq>(what: &str, found: T, wanted: T) -> Result<(), String> {
     if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?}, not {wanted:?}")) }

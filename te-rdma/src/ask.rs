@@ -3,6 +3,8 @@
 use core::time::Duration;
 
 use te_core::{Access, Completion, Error, ErrorKind};
+use te_fabric::net::{error_of, random_u64};
+use te_fabric::table::Name;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -14,8 +16,7 @@ use crate::endpoint::ChannelEnd;
 use crate::exchange::{Chunking, Header, Kind, PortBody, QpEntry, Resolve, Resolved, Status};
 use crate::link::{Link, Phase};
 use crate::region::{Keys, Segment};
-use crate::slab::SLOTS_MAX;
-use crate::transport::{RdmaTransport, error_of, random_u64};
+use crate::transport::RdmaTransport;
 use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// A question about keys carries the segment's index in its low bits.
@@ -47,8 +48,8 @@ impl<V: Verbs> RdmaTransport<V> {
             out.open.extend(self.asked_now.drain(..));
             if out.asked == 0 {
                 let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-                connection.deadline = Some(self.now + silence);
-                self.timers_stale = true;
+                connection.deadline = Some(self.timers.now() + silence);
+                self.timers.changed();
             }
             out.asked += asked;
             self.questions += asked;
@@ -80,10 +81,10 @@ impl<V: Verbs> RdmaTransport<V> {
                 region: U32::new(of.region),
                 generation: U32::new(of.region_generation),
                 key: U64::new(of.key),
-                first: U32::new(of.remote_keys.len() as u32),
+                first: U32::new(of.ext.remote_keys.len() as u32),
                 reserved: U32::ZERO,
             };
-            of.keys = Keys::Asked(id);
+            of.ext.keys = Keys::Asked(id);
             channel.push(&[Header::new(Kind::Resolve, 0, id).as_bytes(), question.as_bytes()]);
         }
     }
@@ -91,7 +92,7 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Makes the queue pairs that are missing and offers them to the target.
     fn offer(&mut self, endpoint: u32, channel: &mut Channel) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        if !channel.has_room() || of.links_rest.pending(self.now).is_some() {
+        if !channel.has_room() || of.links_rest.pending(self.timers.now()).is_some() {
             return;
         }
         let links = of.links;
@@ -131,7 +132,7 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 
     fn make_link(&mut self, endpoint: u32, number: u8) -> Result<QpEntry, Error> {
-        if self.links.len() >= SLOTS_MAX {
+        if self.links.len() as u64 >= <u32 as Name>::SLOTS_MAX {
             return Err(ErrorKind::Full.into());
         }
         let psn = random_u64().map_err(|error| error_of(&error))? as u32 & 0xff_ffff;
@@ -200,8 +201,8 @@ impl<V: Verbs> RdmaTransport<V> {
         channel.push(&[header.as_bytes(), live[..count].as_bytes()]);
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.sweep = false;
-            for fence in of.fences.iter_mut().filter(|fence| fence.asked.is_none()) {
-                fence.asked = Some(id);
+            for fence in of.fences.iter_mut().filter(|fence| fence.sent.is_none()) {
+                fence.sent = Some(id);
             }
         }
     }
@@ -297,27 +298,27 @@ impl<V: Verbs> RdmaTransport<V> {
             return id >> SEGMENT_BITS <= self.next_question;
         };
         let chunking = Chunking::new(of.base.get(), of.len.get(), of.chunk_bytes.get());
-        let fresh = segment.remote_keys.is_empty();
-        let first = of.first.get() as usize == segment.remote_keys.len();
+        let fresh = segment.ext.remote_keys.is_empty();
+        let first = of.first.get() as usize == segment.ext.remote_keys.len();
         if chunking.is_none()
             || of.chunks.get() > CHUNKS_MAX
             || !first
-            || !(fresh || segment.chunking == chunking)
+            || !(fresh || segment.ext.chunking == chunking)
         {
             return false;
         }
-        segment.chunking = chunking;
+        segment.ext.chunking = chunking;
         // The target's word counts, not the export's.
         segment.len = of.len.get();
         segment.access = Access::from_bits_truncate(of.rights);
-        segment.remote_keys.extend(keys.iter().map(|key| key.get()));
-        if segment.remote_keys.len() < of.chunks.get() as usize {
-            segment.keys = Keys::Unknown;
+        segment.ext.remote_keys.extend(keys.iter().map(|key| key.get()));
+        if segment.ext.remote_keys.len() < of.chunks.get() as usize {
+            segment.ext.keys = Keys::Unknown;
             self.want_keys(index);
             return true;
         }
-        segment.keys = Keys::Known;
-        while let Some(slot) = self.segments.get(index).and_then(|segment| segment.waiting.first()) {
+        segment.ext.keys = Keys::Known;
+        while let Some(slot) = self.segments.get(index).and_then(|segment| segment.ext.waiting.first()) {
             self.unqueue(slot);
             self.enqueue(slot, true);
         }
@@ -327,7 +328,7 @@ impl<V: Verbs> RdmaTransport<V> {
     fn asked(&mut self, endpoint: u32, id: u64) -> Option<&mut Segment> {
         let index = id as u32 & ((1 << SEGMENT_BITS) - 1);
         let segment = self.segments.get_mut(index)?;
-        (segment.endpoint == endpoint && matches!(segment.keys, Keys::Asked(asked) if asked == id))
+        (segment.peer == endpoint && matches!(segment.ext.keys, Keys::Asked(asked) if asked == id))
             .then_some(segment)
     }
 
@@ -336,7 +337,7 @@ impl<V: Verbs> RdmaTransport<V> {
         while let Some(of) = self.endpoints.get_mut(endpoint)
             && let Some(fence) = of.fences.get(at).copied()
         {
-            if fence.asked == Some(id) {
+            if fence.sent == Some(id) {
                 of.fences.swap_remove(at);
                 self.stats.fences += 1;
                 self.fence_done(fence.segment, Completion::applied(fence.token));
@@ -363,11 +364,10 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         let index = id as u32 & ((1 << SEGMENT_BITS) - 1);
         if let Some(segment) = self.asked(endpoint, id) {
-            segment.remote_keys.clear();
-            segment.keys = match status {
+            segment.ext.forget(match status {
                 Status::NotFound | Status::Stale => Keys::Withdrawn,
                 _ => Keys::Unknown,
-            };
+            });
             self.fail_segment(index, error);
         }
         id >> SEGMENT_BITS <= self.next_question
@@ -377,11 +377,9 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn withdrawn(&mut self, endpoint: u32, region: u32, generation: u32) {
         for index in 0..self.segments.bound() {
             if let Some(segment) = self.segments.get_mut(index)
-                && (segment.endpoint, segment.region, segment.region_generation)
-                    == (endpoint, region, generation)
+                && (segment.peer, segment.region, segment.region_generation) == (endpoint, region, generation)
             {
-                segment.keys = Keys::Withdrawn;
-                segment.remote_keys.clear();
+                segment.ext.forget(Keys::Withdrawn);
                 self.fail_segment(index, ErrorKind::Stale.into());
             }
         }
@@ -389,7 +387,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Ends what waits for the keys of a segment.
     pub(crate) fn fail_segment(&mut self, segment: u32, error: Error) {
-        while let Some(slot) = self.segments.get(segment).and_then(|segment| segment.waiting.first()) {
+        while let Some(slot) = self.segments.get(segment).and_then(|segment| segment.ext.waiting.first()) {
             self.fail(slot, error);
         }
     }
@@ -397,8 +395,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Queue pairs could not be made or connected: a pause, and an error for what waits, unless others are there.
     fn links_failed(&mut self, endpoint: u32, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
-        of.links_rest.fail(self.now, self.config.reconnect_ms_max);
-        self.timers_stale = true;
+        of.links_rest.fail(self.timers.now(), self.config.reconnect_ms_max);
+        self.timers.changed();
         let links = of.links;
         let live = |index: &u32| self.links.get(*index).is_some_and(|link| link.phase == Phase::Live);
         if !links.iter().flatten().any(live) {

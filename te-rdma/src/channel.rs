@@ -3,8 +3,9 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
+use te_fabric::Interest;
+
 use crate::exchange::FRAME_BYTES_MAX;
-use crate::net::Interest;
 
 /// What waits to be sent, at most; a channel that is not read is not answered any more.
 const OUTBOX_BYTES_MAX: usize = 16 << 10;

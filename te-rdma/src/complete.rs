@@ -5,6 +5,7 @@ use core::time::Duration;
 use te_core::{Error, ErrorKind, Op};
 
 use crate::link::{Failure, Link, Phase, Piece};
+use crate::operation::Ext;
 use crate::port::NOTHING;
 use crate::region::Keys;
 use crate::transport::{Outage, RdmaTransport};
@@ -104,10 +105,9 @@ impl<V: Verbs> RdmaTransport<V> {
     fn forget_keys(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get(slot)
             && let Some(segment) = self.segments.get_mut(operation.segment)
-            && matches!(segment.keys, Keys::Known)
+            && matches!(segment.ext.keys, Keys::Known)
         {
-            segment.keys = Keys::Unknown;
-            segment.remote_keys.clear();
+            segment.ext.forget(Keys::Unknown);
         }
     }
 
@@ -116,16 +116,16 @@ impl<V: Verbs> RdmaTransport<V> {
         operation.open -= 1;
         let write = operation.op == Op::Write;
         match end {
-            End::Done => operation.landed |= write,
+            End::Done => operation.ext.landed |= write,
             End::Failed { error, doubtful } => {
-                operation.doubtful |= write && doubtful;
+                operation.ext.doubtful |= write && doubtful;
                 match error {
                     Some(error) => _ = operation.error.get_or_insert(error),
-                    None => operation.again = true,
+                    None => operation.ext.again = true,
                 }
             }
         }
-        if operation.error.is_some() || operation.again {
+        if operation.error.is_some() || operation.ext.again {
             self.unqueue(piece.slot);
         }
         self.conclude(piece.slot);
@@ -135,19 +135,19 @@ impl<V: Verbs> RdmaTransport<V> {
     fn conclude(&mut self, slot: u32) {
         let replays_max = self.config.replays_max;
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        if operation.open > 0 || operation.queued {
+        if operation.open > 0 || operation.is_queued() {
             return;
         }
-        let whole = operation.issued == operation.len && !operation.again;
+        let whole = operation.issued == operation.len && !operation.ext.again;
         if operation.error.is_some() || whole {
             self.finish(slot);
-        } else if operation.canceled.is_some() {
+        } else if operation.ext.canceled.is_some() {
             self.fail(slot, ErrorKind::Canceled.into());
-        } else if operation.again && operation.replays >= replays_max {
+        } else if operation.ext.again && operation.ext.replays >= replays_max {
             self.fail(slot, ErrorKind::Rail.into());
         } else {
-            if operation.again {
-                operation.replays += 1;
+            if operation.ext.again {
+                operation.ext.replays += 1;
                 self.stats.replays += 1;
             }
             self.again(slot);
@@ -158,12 +158,12 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn again(&mut self, slot: u32) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         if operation.open > 0 {
-            operation.again = true;
+            operation.ext.again = true;
             return;
         }
-        operation.again = false;
+        operation.ext.again = false;
         operation.issued = 0;
-        match self.segments.get(operation.segment).map(|segment| &segment.keys) {
+        match self.segments.get(operation.segment).map(|segment| &segment.ext.keys) {
             Some(Keys::Withdrawn) | None => self.fail(slot, ErrorKind::Stale.into()),
             Some(keys) => {
                 let known = matches!(keys, Keys::Known);
@@ -175,11 +175,11 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Takes a slice out of its queue.
     pub(crate) fn unqueue(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
-        if operation.waiting {
+        if operation.ext.waiting {
             if let Some(segment) = self.segments.get_mut(operation.segment) {
-                self.operations.unlink(&mut segment.waiting, slot);
+                self.operations.unlink(&mut segment.ext.waiting, slot);
             }
-        } else if let Some(endpoint) = self.endpoints.get_mut(operation.endpoint) {
+        } else if let Some(endpoint) = self.endpoints.get_mut(operation.peer) {
             self.operations.unlink(&mut endpoint.pending, slot);
         }
     }
@@ -196,29 +196,26 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn finish(&mut self, slot: u32) {
         let Some(operation) = self.operations.remove(slot) else { return };
-        if operation.canceled.is_some() {
+        if operation.ext.canceled.is_some() {
             self.draining.retain(|&draining| draining != slot);
         }
-        if let Some(region) = self.regions.get_mut(operation.region) {
-            region.own -= 1;
-        }
-        if let Some(segment) = self.segments.get_mut(operation.segment) {
-            segment.users -= 1;
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(operation.endpoint) {
+        self.regions.unpin(operation.region);
+        self.segments.unpin(operation.segment);
+        if let Some(endpoint) = self.endpoints.get_mut(operation.peer) {
             endpoint.operations -= 1;
         }
-        self.operations.done.push_back(operation.completion());
+        let Ext { landed, doubtful, .. } = operation.ext;
+        self.operations.complete(operation.completion(landed, doubtful));
     }
 
     /// Starts the end of a slice: at once, or when its posted pieces have ended, or when they have had time to.
     pub(crate) fn cancel_slot(&mut self, slot: u32) {
-        let until = self.now + Duration::from_millis(u64::from(self.config.cancel_drain_ms));
+        let until = self.timers.now() + Duration::from_millis(u64::from(self.config.cancel_drain_ms));
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        if operation.canceled.is_some() {
+        if operation.ext.canceled.is_some() {
             return;
         }
-        operation.canceled = Some(until);
+        operation.ext.canceled = Some(until);
         if operation.open == 0 {
             self.fail(slot, ErrorKind::Canceled.into());
             return;
@@ -234,10 +231,10 @@ impl<V: Verbs> RdmaTransport<V> {
         while let Some(&slot) = self.draining.get(at) {
             at += 1;
             let Some(operation) = self.operations.get(slot) else { continue };
-            if operation.canceled.is_none_or(|until| self.now < until) {
+            if operation.ext.canceled.is_none_or(|until| self.timers.now() < until) {
                 continue;
             }
-            let links = self.endpoints.get(operation.endpoint).map(|endpoint| endpoint.links);
+            let links = self.endpoints.get(operation.peer).map(|endpoint| endpoint.links);
             for index in links.iter().flatten().flatten() {
                 let holds = |link: &Link| {
                     link.phase == Phase::Live && link.posted.iter().any(|piece| piece.slot == slot)
@@ -296,14 +293,14 @@ impl<V: Verbs> RdmaTransport<V> {
         let flushes = self.verbs.modify_qp(link.qp.handle, QpStep::Error).is_ok()
             && self.outage != Some(Outage::Device);
         let patience = if flushes { u64::from(self.config.flush_ms_max) } else { 0 };
-        let until = self.now + Duration::from_millis(patience);
+        let until = self.timers.now() + Duration::from_millis(patience);
         link.phase = Phase::Flushing { until, verdict: new };
         self.flushing += 1;
         self.due(until);
         if new.is_some_and(|error| error.kind == ErrorKind::Rail)
             && let Some(endpoint) = self.endpoints.get_mut(link.endpoint)
         {
-            endpoint.links_rest.fail(self.now, self.config.reconnect_ms_max);
+            endpoint.links_rest.fail(self.timers.now(), self.config.reconnect_ms_max);
         }
     }
 
@@ -331,7 +328,7 @@ impl<V: Verbs> RdmaTransport<V> {
                     None
                 }
             };
-            let until = self.now + Duration::from_millis(u64::from(self.config.flush_ms_max));
+            let until = self.timers.now() + Duration::from_millis(u64::from(self.config.flush_ms_max));
             link.phase = Phase::Flushing { until, verdict };
             self.due(until);
             self.links.put(index, link);
@@ -373,7 +370,7 @@ impl<V: Verbs> RdmaTransport<V> {
         for index in 0..self.links.bound() {
             if let Some(link) = self.links.get(index)
                 && let Phase::Flushing { until, .. } = link.phase
-                && self.now >= until
+                && self.timers.now() >= until
             {
                 self.bury(index);
             }

@@ -1,9 +1,10 @@
 //! The settings of one transport, their defaults and their limits.
 
-use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
 /// Queue pairs to one peer, at most.
 pub const QPS_MAX: u8 = 16;
@@ -153,7 +154,7 @@ impl Config {
     /// # Errors
     /// The first field that is out of its limits, with the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let ranges = [
+        check_ranges([
             ("port", self.port.map_or(1, u64::from), 1, 254),
             ("proof_ms_max", u64::from(self.proof_ms_max), 0, 60_000),
             ("qps", u64::from(self.qps), 1, u64::from(QPS_MAX)),
@@ -183,12 +184,7 @@ impl Config {
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
             ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),
-        ];
-        for (field, value, min, max) in ranges {
-            if value < min || value > max {
-                return Err(ConfigError { field, value, min, max });
-            }
-        }
+        ])?;
         if !self.mtu_bytes_max.is_power_of_two() {
             let value = u64::from(self.mtu_bytes_max);
             return Err(ConfigError { field: "mtu_bytes_max (a power of two)", value, min: 256, max: 4_096 });
@@ -198,10 +194,7 @@ impl Config {
             let value = self.registration_chunk_bytes;
             return Err(ConfigError { field, value, min: 4_096, max: 1 << 46 });
         }
-        if self.advertise.is_some_and(|ip| ip.is_unspecified()) {
-            return Err(ConfigError { field: "advertise (unspecified)", value: 0, min: 1, max: 1 });
-        }
-        Ok(())
+        check_advertised(self.advertise)
     }
 }
 
@@ -236,27 +229,6 @@ impl Progress {
         self.0.done.fetch_add(bytes, Ordering::Relaxed);
     }
 }
-
-/// A field of [`Config`] that is out of its limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigError {
-    /// Its name.
-    pub field: &'static str,
-    /// What it was.
-    pub value: u64,
-    /// Smallest value allowed.
-    pub min: u64,
-    /// Largest value allowed.
-    pub max: u64,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}: set it to {}..={}", self.field, self.value, self.min, self.max)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,13 +1,12 @@
 //! One poll: completions first, then whoever speaks on a side channel, then deadlines, then what has become possible.
 
-use core::time::Duration;
-
 use te_core::Instant;
+use te_fabric::timers::Earliest;
+use te_fabric::{Event, Interest};
 
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role};
 use crate::connects::{End, Whose};
 use crate::exchange;
-use crate::net::Interest;
 use crate::transport::{Outage, RdmaTransport};
 use crate::verbs::{AsyncEvent, Verbs};
 
@@ -15,17 +14,13 @@ use crate::verbs::{AsyncEvent, Verbs};
 const ASK_EVERY: u32 = 16;
 /// Polls without a completion after which the device is asked for an event, so that the poller may park.
 const VAIN_MAX: u32 = 64;
-/// Deadlines are looked at this often.
-const TIMERS_MS: u64 = 5;
 /// Events of the device taken in one poll.
 const EVENTS_MAX: usize = 64;
 
 impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn drive(&mut self, now: Instant) {
         self.forgive_absence(now);
-        self.now = self.now.max(now);
-        self.fresh = false;
-        self.polls = self.polls.wrapping_add(1);
+        self.timers.begin(now);
         self.peer_qps_left = exchange::QPS_MAX;
         if self.outstanding > 0 {
             match self.reap() {
@@ -39,10 +34,14 @@ impl<V: Verbs> RdmaTransport<V> {
         if self.connects.open > 0 {
             self.take_connected();
         }
-        if self.outstanding == 0 || self.questions > 0 || self.armed || self.polls.is_multiple_of(ASK_EVERY) {
+        if self.outstanding == 0
+            || self.questions > 0
+            || self.armed
+            || self.timers.polls().is_multiple_of(ASK_EVERY)
+        {
             self.drive_ready();
         }
-        if self.now >= self.timers_due {
+        if self.timers.is_due() {
             self.run_timers();
         }
         if !self.listed.is_empty() {
@@ -63,16 +62,16 @@ impl<V: Verbs> RdmaTransport<V> {
         self.stats.arms += 1;
         if self.reap() > 0 {
             self.vain = 0;
-            self.fresh = true;
+            self.timers.wake();
             self.tend_listed();
         }
     }
 
     /// Works on what epoll has to tell.
     fn drive_ready(&mut self) {
-        let count = self.poller.ready();
+        let count = self.poller.ready().unwrap_or(0);
         for at in 0..count {
-            let (token, readable, _) = self.poller.event(at);
+            let Event { token, readable, .. } = self.poller.event(at);
             match token {
                 LISTENER => self.accept_all(),
                 CQ | EVENTS => self.take_events(),
@@ -88,7 +87,7 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         // More than fits into one look.
-        self.fresh |= count == crate::net::EVENTS_MAX;
+        self.timers.wake_if(count == self.poller.events_max());
     }
 
     /// Takes in what the device tells beside completions. Either descriptor brings us here.
@@ -134,17 +133,16 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Has the timers looked at by `at`.
     pub(crate) fn due(&mut self, at: Instant) {
-        self.timers_due = self.timers_due.min(at);
-        self.timers_stale = true;
+        self.timers.due_by(at);
     }
 
     fn run_timers(&mut self) {
-        let now = self.now;
-        self.timers_stale = false;
-        if self.listener_rests.is_some_and(|until| now >= until)
+        let now = self.timers.now();
+        self.timers.looking();
+        if self.listener.is_rested(now)
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
-            self.listener_rests = None;
+            self.listener.resume();
         }
         if !self.draining.is_empty() {
             self.flush_canceled();
@@ -163,50 +161,46 @@ impl<V: Verbs> RdmaTransport<V> {
                 }
             }
         }
-        self.timers_next = self.next_deadline();
-        let often = now + Duration::from_millis(TIMERS_MS);
-        self.timers_due = self.timers_next.map_or(often, |next| next.min(often)).max(now);
+        let next = self.next_deadline();
+        self.timers.looked(next);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let mut next = self.listener_rests;
-        let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
+        let mut next = Earliest::default();
+        next.note(self.listener.rests_until());
         for index in 0..self.connections.bound() {
-            note(self.connections.get(index).and_then(|connection| connection.deadline));
+            next.note(self.connections.get(index).and_then(|connection| connection.deadline));
         }
         for &slot in &self.draining {
             // Whose time is up, its queue pair has been flushed: that one's deadline counts.
-            let until = self.operations.get(slot).and_then(|operation| operation.canceled);
-            note(until.filter(|until| *until > self.now));
+            let until = self.operations.get(slot).and_then(|operation| operation.ext.canceled);
+            next.note(until.filter(|until| *until > self.timers.now()));
         }
         if self.flushing > 0 {
             for index in 0..self.links.bound() {
                 if let Some(link) = self.links.get(index)
                     && let crate::link::Phase::Flushing { until, .. } = link.phase
                 {
-                    note(Some(until));
+                    next.note(Some(until));
                 }
             }
         }
         for endpoint in self.listed.iter().filter_map(|&at| self.endpoints.get(at)) {
-            if let crate::endpoint::Gate::Until(when) = endpoint.gate {
-                note(Some(when));
-            }
-            note(endpoint.links_rest.pending(self.now));
+            next.note(endpoint.contact.paused_until());
+            next.note(endpoint.links_rest.pending(self.timers.now()));
         }
-        next
+        next.get()
     }
 
     /// When we ourselves were away, the peers' silence is not their fault.
     fn forgive_absence(&mut self, now: Instant) {
-        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
-        let away = now.nanos_since(self.now);
-        if self.questions == 0 || away <= limit / 2 || self.polls == 0 {
+        let Some(away) = self.timers.absence(now, self.config.peer_silence_ms_max) else { return };
+        if self.questions == 0 {
             return;
         }
         for index in 0..self.connections.bound() {
             if let Some(connection) = self.connections.get_mut(index) {
-                connection.deadline = connection.deadline.map(|at| at + Duration::from_nanos(away));
+                connection.deadline = connection.deadline.map(|at| at + away);
             }
         }
     }

@@ -94,23 +94,25 @@
 //! **ERROR** (target to initiator) is the last frame on a channel whose initiator broke the protocol: status (4), zero (4).
 
 mod chunking;
-mod export;
 
-use core::fmt;
-
-use te_core::{Error, ErrorKind};
+pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
+use te_fabric::handshake::Protocol;
+pub use te_fabric::handshake::{FrameError, Step, Welcome};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::verbs::GidKind;
 
 pub use chunking::Chunking;
-pub use export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, parse_export};
 
 /// The protocol version of this release.
 pub const VERSION: u16 = 2;
 /// First bytes of HELLO and WELCOME, in every version.
 pub const MAGIC: [u8; 8] = *b"snowrdma";
+/// Both, as the handshake wants them.
+pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
+/// What tells this fabric's exports from others.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: VERSION };
 /// Queue pairs in one CONNECT, at most.
 pub const QPS_MAX: usize = 16;
 /// Remote keys in one RESOLVED, at most.
@@ -144,79 +146,35 @@ pub enum Kind {
     Error = 255,
 }
 
-/// How a handshake or a question ended at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Status {
-    /// Done.
-    Ok = 0,
-    /// No such region.
-    NotFound = 1,
-    /// The region has another generation by now.
-    Stale = 2,
-    /// Wrong key, or a region that peers may not reach.
-    AccessDenied = 3,
-    /// A chunk that the region does not have.
-    OutOfRange = 4,
-    /// The target has another incarnation than the initiator expects.
-    Restarted = 5,
-    /// The target speaks another protocol version.
-    Version = 6,
-    /// The connection did not open with the magic.
-    Magic = 7,
-    /// The target has as many connections as it allows.
-    Full = 8,
-    /// A frame that makes no sense.
-    Protocol = 9,
-    /// The target has no GID of this kind and address family.
-    Family = 10,
-    /// The target's device did not make or connect the queue pairs.
-    Device = 11,
-    /// A connection of this session that is newer is there already.
-    Superseded = 12,
-    /// The target cut this initiator off, for good.
-    Expelled = 13,
-}
-
-impl Status {
-    /// The status with this number on the wire; unknown numbers are [`Status::Protocol`].
-    #[must_use]
-    pub const fn from_wire(number: u32) -> Self {
-        match number {
-            0 => Self::Ok,
-            1 => Self::NotFound,
-            2 => Self::Stale,
-            3 => Self::AccessDenied,
-            4 => Self::OutOfRange,
-            5 => Self::Restarted,
-            6 => Self::Version,
-            7 => Self::Magic,
-            8 => Self::Full,
-            10 => Self::Family,
-            11 => Self::Device,
-            12 => Self::Superseded,
-            13 => Self::Expelled,
-            _ => Self::Protocol,
-        }
-    }
-
-    /// The error that a caller gets for it; `None` for `Ok`.
-    #[must_use]
-    pub const fn error(self) -> Option<Error> {
-        let kind = match self {
-            Self::Ok => return None,
-            Self::NotFound => ErrorKind::NotFound,
-            Self::Stale => ErrorKind::Stale,
-            Self::AccessDenied => ErrorKind::AccessDenied,
-            Self::OutOfRange => ErrorKind::OutOfRange,
-            Self::Restarted => ErrorKind::PeerRestarted,
-            Self::Full | Self::Family => ErrorKind::Unreachable,
-            Self::Device => ErrorKind::Rail,
-            Self::Expelled => ErrorKind::Expelled,
-            Self::Version | Self::Magic | Self::Protocol | Self::Superseded => ErrorKind::Protocol,
-        };
-        Some(Error::with_code(kind, self as i32))
+te_fabric::statuses! {
+    /// How a handshake or a question ended at the target.
+    pub enum Status {
+        /// No such region.
+        NotFound = 1 => NotFound,
+        /// The region has another generation by now.
+        Stale = 2 => Stale,
+        /// Wrong key, or a region that peers may not reach.
+        AccessDenied = 3 => AccessDenied,
+        /// A chunk that the region does not have.
+        OutOfRange = 4 => OutOfRange,
+        /// The target has another incarnation than the initiator expects.
+        Restarted = 5 => PeerRestarted,
+        /// The target speaks another protocol version.
+        Version = 6 => Protocol,
+        /// The connection did not open with the magic.
+        Magic = 7 => Protocol,
+        /// The target has as many connections as it allows.
+        Full = 8 => Unreachable,
+        /// A frame that makes no sense.
+        Protocol = 9 => Protocol,
+        /// The target has no GID of this kind and address family.
+        Family = 10 => Unreachable,
+        /// The target's device did not make or connect the queue pairs.
+        Device = 11 => Rail,
+        /// A connection of this session that is newer is there already.
+        Superseded = 12 => Protocol,
+        /// The target cut this initiator off, for good.
+        Expelled = 13 => Expelled,
     }
 }
 
@@ -238,24 +196,6 @@ pub struct Hello {
     pub target: U64,
     /// Random, one for each initiating engine; never 0. What is expelled goes by it.
     pub identity: U64,
-    /// Zero.
-    pub reserved_end: U64,
-}
-
-/// The target's answer to a [`Hello`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Welcome {
-    /// [`MAGIC`].
-    pub magic: [u8; 8],
-    /// The target's version.
-    pub version: U16,
-    /// Zero.
-    pub reserved: U16,
-    /// A [`Status`].
-    pub status: U32,
-    /// The target's incarnation; 0 when refused.
-    pub incarnation: U64,
     /// Zero.
     pub reserved_end: U64,
 }
@@ -380,68 +320,6 @@ impl Refusal {
     }
 }
 
-/// What a parser made of the bytes at hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<T> {
-    /// Too few: call again when there are at least this many.
-    Need(usize),
-    /// A frame, and how many bytes it took.
-    Frame(T, usize),
-}
-
-/// Why bytes are not a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FrameError {
-    /// Not our magic.
-    Magic,
-    /// Another version of the protocol: this one.
-    Version(u16),
-    /// A kind that this side does not expect.
-    Kind(u8),
-    /// Too few or too many entries.
-    Count(u16),
-    /// Bytes that must be zero are not.
-    Reserved,
-    /// A number that is out of its range: a queue pair's, an MTU, a GID's kind, a chunk's length.
-    Range,
-    /// A HELLO whose identity is 0.
-    Identity,
-    /// An export that is cut short, or too long, or names no address.
-    Length,
-}
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Magic => f.write_str("not a snowskin side channel: check the port"),
-            Self::Version(v) => {
-                write!(f, "protocol version {v}, this side speaks {VERSION}: run the same release on both")
-            }
-            Self::Kind(k) => write!(f, "frame kind {k} is not expected here"),
-            Self::Count(n) => write!(f, "{n} entries do not belong into a frame of this kind"),
-            Self::Reserved => f.write_str("bytes that must be zero are not"),
-            Self::Range => f.write_str("a number in the frame is out of its range"),
-            Self::Identity => f.write_str("an initiator has to say its identity, which is never 0"),
-            Self::Length => f.write_str("an export of this length does not exist"),
-        }
-    }
-}
-
-impl core::error::Error for FrameError {}
-
-impl FrameError {
-    /// What the target tells the initiator.
-    #[must_use]
-    pub const fn status(self) -> Status {
-        match self {
-            Self::Magic => Status::Magic,
-            Self::Version(_) => Status::Version,
-            _ => Status::Protocol,
-        }
-    }
-}
-
 /// A frame that a target may get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -520,21 +398,11 @@ pub enum Response<'a> {
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
-    check_magic(bytes)?;
-    if let Some(&[low, high]) = bytes.get(8..10) {
-        let version = u16::from_le_bytes([low, high]);
-        if version != VERSION {
-            return Err(FrameError::Version(version));
-        }
-    }
-    match Hello::read_from_prefix(bytes) {
-        Ok((hello, _)) if hello.reserved.get() != 0 || hello.reserved_end.get() != 0 => {
-            Err(FrameError::Reserved)
-        }
-        Ok((hello, _)) if hello.identity.get() == 0 => Err(FrameError::Identity),
-        Ok((hello, _)) => Ok(Step::Frame(hello, size_of::<Hello>())),
-        Err(_) => Ok(Step::Need(size_of::<Hello>())),
-    }
+    PROTOCOL.parse_hello(bytes, |hello: &Hello| match hello.identity.get() {
+        _ if hello.reserved.get() != 0 || hello.reserved_end.get() != 0 => Err(FrameError::Reserved),
+        0 => Err(FrameError::Identity),
+        _ => Ok(()),
+    })
 }
 
 /// Parses the first frame that an initiator gets. Another version is no error in a refusal: its status says why.
@@ -542,17 +410,7 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_welcome(bytes: &[u8]) -> Result<Step<Welcome>, FrameError> {
-    check_magic(bytes)?;
-    match Welcome::read_from_prefix(bytes) {
-        Ok((welcome, _)) => {
-            let refused = welcome.status.get() != Status::Ok as u32;
-            if !refused && welcome.version.get() != VERSION {
-                return Err(FrameError::Version(welcome.version.get()));
-            }
-            Ok(Step::Frame(welcome, size_of::<Welcome>()))
-        }
-        Err(_) => Ok(Step::Need(size_of::<Welcome>())),
-    }
+    PROTOCOL.parse_welcome(bytes)
 }
 
 /// Parses the next frame that a target gets.
@@ -606,6 +464,14 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
     }
 }
 
+/// Parses an export.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
+    Export::parse(EXPORT_FORMAT, bytes)
+}
+
 /// The number of a GID's kind on the wire.
 #[must_use]
 pub const fn gid_kind_to_wire(kind: GidKind) -> u8 {
@@ -625,11 +491,6 @@ pub const fn gid_kind_from_wire(number: u8) -> Option<GidKind> {
         2 => Some(GidKind::RoceV2),
         _ => None,
     }
-}
-
-fn check_magic(bytes: &[u8]) -> Result<(), FrameError> {
-    let seen = bytes.len().min(MAGIC.len());
-    if bytes[..seen] == MAGIC[..seen] { Ok(()) } else { Err(FrameError::Magic) }
 }
 
 fn check_port(port: &PortBody, qps: &[QpEntry]) -> Result<(), FrameError> {

@@ -27,6 +27,8 @@
 //!   sys (libibverbs, found at run time)  ·  sim (feature `sim`)
 //! ```
 //!
+//! The slab, the tables, addresses and pauses, exports, the handshake, timers, the listener and epoll are [`te_fabric`]'s.
+//!
 //! **Two planes.** Payload goes by RDMA alone: READ and WRITE on reliable connections, straight between registered memory.
 //! Everything else goes over a *side channel*, one TCP connection from initiator to target that the transport owns
 //! (module [`exchange`] has every byte): queue pairs are made to meet there, remote keys are handed out against the key in the
@@ -140,16 +142,16 @@ mod registration;
 mod sieve;
 #[cfg(feature = "sim")]
 pub mod sim;
-mod slab;
 mod stats;
 pub mod sys;
 mod target;
 mod transport;
 pub mod verbs;
 
-pub use config::{CHUNKS_MAX, Config, ConfigError, Progress, QPS_MAX, SGES_MAX};
+pub use config::{CHUNKS_MAX, Config, Progress, QPS_MAX, SGES_MAX};
 pub use device::{DeviceSummary, devices};
 pub use open_error::OpenError;
 pub use stats::Stats;
 pub use sys::{NoRdma, SystemVerbs};
+pub use te_fabric::ConfigError;
 pub use transport::{Dmabuf, RdmaTransport};

@@ -4,8 +4,8 @@ use core::fmt;
 use std::io;
 
 use te_core::Error;
+use te_fabric::ConfigError;
 
-use crate::config::ConfigError;
 use crate::sys::{self, NoRdma};
 
 /// Why a transport could not be opened.

@@ -198,7 +198,7 @@ impl<V: Verbs> RdmaTransport<V> {
         let inline_max = link.qp.config.inline_bytes.min(self.config.inline_bytes_max);
         self.batch.finish(link, self.config.signal_every, inline_max);
         let count = self.batch.requests.len();
-        // SAFETY: only pieces of mapped regions go inline; every piece lies in a region that the slice's count (`Region::own`) keeps registered, and `register`'s
+        // SAFETY: only pieces of mapped regions go inline; every piece lies in a region that the slice's count (`Region::users`) keeps registered, and `register`'s
         // caller keeps registered memory mapped and unborrowed.
         let (taken, error) =
             unsafe { self.verbs.post(link.qp.handle, &self.batch.requests, &self.batch.sges) };
@@ -252,7 +252,7 @@ impl<V: Verbs> RdmaTransport<V> {
             let Some(operation) = self.operations.get_mut(piece.slot) else { continue };
             operation.issued -= piece.bytes;
             operation.open -= 1;
-            if !operation.queued
+            if !operation.is_queued()
                 && let Some(of) = self.endpoints.get_mut(endpoint)
             {
                 self.operations.push_front(&mut of.pending, piece.slot);
@@ -266,26 +266,26 @@ impl<V: Verbs> RdmaTransport<V> {
         let operation = self.operations.get(slot).ok_or_else(gone)?;
         let segment = self.segments.get(operation.segment).ok_or_else(gone)?;
         let region = self.regions.get(operation.region).ok_or_else(gone)?;
-        let there = match (&segment.keys, segment.chunking) {
+        let there = match (&segment.ext.keys, segment.ext.chunking) {
             (Keys::Known, Some(chunking)) => chunking,
             (Keys::Withdrawn, _) => return Err(Some(ErrorKind::Stale.into())),
             _ => return Err(None),
         };
         segment.check(operation.op, operation.remote_offset, operation.len).map_err(Some)?;
-        let here = region.chunking;
+        let here = region.ext.chunking;
         let done = u64::from(operation.issued);
-        let (local_chunk, local_rest) = here.locate(operation.local_offset + done);
+        let (local_chunk, local_rest) = here.locate(operation.ext.local_offset + done);
         let (remote_chunk, remote_rest) = there.locate(operation.remote_offset + done);
-        let local = region.chunks.get(local_chunk as usize).ok_or_else(gone)?;
-        let remote_key = *segment.remote_keys.get(remote_chunk as usize).ok_or_else(gone)?;
+        let local = region.ext.chunks.get(local_chunk as usize).ok_or_else(gone)?;
+        let remote_key = *segment.ext.remote_keys.get(remote_chunk as usize).ok_or_else(gone)?;
         let rest = u64::from(operation.len - operation.issued);
         let len = rest.min(u64::from(self.config.message_bytes_max)).min(local_rest).min(remote_rest);
-        let addr = here.base + operation.local_offset + done;
+        let addr = here.base + operation.ext.local_offset + done;
         Ok(Cut {
             slot,
             op: operation.op,
             sge: Sge { addr, len: len as u32, local_key: local.local_key },
-            mapped: region.mapped,
+            mapped: region.ext.mapped,
             remote_addr: there.base + operation.remote_offset + done,
             remote_key,
         })

@@ -7,18 +7,21 @@ use std::io;
 use std::net::SocketAddr;
 
 use te_core::{Completion, Error, ErrorKind};
+use te_fabric::Interest;
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
+use te_fabric::peer::{Attempt, Refusal};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::channel::Channel;
 use crate::connection::{Connection, Out, Phase, Role};
-use crate::endpoint::{ChannelEnd, Gate};
+use crate::endpoint::ChannelEnd;
 use crate::exchange::{self, Hello, Kind, MAGIC, Response, Status, Step, VERSION, Welcome};
-use crate::net::{self, Interest};
+use crate::net;
 use crate::region::Keys;
 use crate::sieve::Sign;
 use crate::target::ROUNDS_MAX;
-use crate::transport::{Outage, RdmaTransport, error_of};
+use crate::transport::{Outage, RdmaTransport};
 use crate::verbs::Verbs;
 
 impl<V: Verbs> RdmaTransport<V> {
@@ -62,19 +65,14 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Opens the side channel, if nothing keeps us away.
     fn open_channel(&mut self, endpoint: u32) {
         let Some(of) = self.endpoints.get(endpoint) else { return };
-        match of.gate {
-            Gate::Restarted => {
-                self.fail_waiting(endpoint, ErrorKind::PeerRestarted.into());
+        let (at, address) = match of.contact.attempt(self.timers.now()) {
+            Attempt::To(at, address) => (at, address),
+            Attempt::Later => return,
+            Attempt::Never(error) => {
+                self.fail_waiting(endpoint, error);
                 return;
             }
-            Gate::Expelled => {
-                self.fail_waiting(endpoint, ErrorKind::Expelled.into());
-                return;
-            }
-            Gate::Until(when) if self.now < when => return,
-            _ => {}
-        }
-        let (at, address) = (of.address_at as u8, of.addresses[of.address_at]);
+        };
         if self.connected.len() >= self.config.endpoints_max as usize && !self.evict() {
             // All are busy: somebody will have done.
             return;
@@ -103,13 +101,13 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn start_channel(&mut self, endpoint: u32, at: u8, address: SocketAddr) -> io::Result<()> {
         let stream = net::dial(address, self.config.peer_silence_ms_max)?;
-        let interest = Interest { readable: true, writable: true };
+        let interest = Interest::BOTH;
         let (index, name) = self.connections.reserve();
         if let Err(error) = self.poller.add(&stream, u64::from(name), interest) {
             self.connections.release(index);
             return Err(error);
         }
-        let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
+        let deadline = self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max));
         let role = Out {
             endpoint,
             address: at,
@@ -125,7 +123,7 @@ impl<V: Verbs> RdmaTransport<V> {
         self.questions += 1;
         self.stats.channels_opened += 1;
         self.connected.insert(endpoint);
-        self.timers_stale = true;
+        self.timers.changed();
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.channel = Some(index);
             of.used = true;
@@ -178,7 +176,7 @@ impl<V: Verbs> RdmaTransport<V> {
 
     fn greet(&mut self, out: &mut Out, channel: &mut Channel) {
         self.next_connection = self.next_connection.wrapping_add(1);
-        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.incarnation);
+        let incarnation = self.endpoints.get(out.endpoint).map_or(0, |of| of.contact.incarnation());
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
@@ -186,7 +184,7 @@ impl<V: Verbs> RdmaTransport<V> {
             connection: U32::new(self.next_connection),
             session: U64::new(self.sessions.hash_one(incarnation)),
             target: U64::new(incarnation),
-            identity: U64::new(self.identity),
+            identity: U64::new(self.end.identity),
             reserved_end: U64::ZERO,
         };
         channel.push(&[hello.as_bytes()]);
@@ -248,7 +246,7 @@ impl<V: Verbs> RdmaTransport<V> {
         out.asked -= 1;
         self.questions -= 1;
         let silence = Duration::from_millis(u64::from(self.config.peer_silence_ms_max));
-        *deadline = (out.asked > 0).then_some(self.now + silence);
+        *deadline = (out.asked > 0).then_some(self.timers.now() + silence);
         self.list(out.endpoint);
         Ok(Some(used))
     }
@@ -258,15 +256,14 @@ impl<V: Verbs> RdmaTransport<V> {
             return Err(ChannelEnd::Refused(error));
         }
         let Some(of) = self.endpoints.get_mut(out.endpoint) else { return Err(ChannelEnd::Dropped) };
-        if welcome.incarnation.get() != of.incarnation {
+        if welcome.incarnation.get() != of.contact.incarnation() {
             return Err(ChannelEnd::Refused(ErrorKind::PeerRestarted.into()));
         }
         out.phase = Phase::Up;
         out.asked = 0;
         self.questions -= 1;
-        of.met |= 1 << out.address;
+        of.contact.welcomed(out.address);
         of.up = true;
-        of.connected();
         self.stats.frames += 1;
         self.list(out.endpoint);
         Ok(())
@@ -276,7 +273,7 @@ impl<V: Verbs> RdmaTransport<V> {
     fn fail_slices(&mut self, endpoint: u32, error: Error) {
         self.fail_pending(endpoint, error);
         for index in 0..self.segments.bound() {
-            if self.segments.get(index).is_some_and(|segment| segment.endpoint == endpoint) {
+            if self.segments.get(index).is_some_and(|segment| segment.peer == endpoint) {
                 self.fail_segment(index, error);
             }
         }
@@ -289,7 +286,7 @@ impl<V: Verbs> RdmaTransport<V> {
     pub(crate) fn end_out(&mut self, index: u32, connection: Connection, end: ChannelEnd) {
         let Connection { channel, role, .. } = connection;
         let Role::Out(out) = role else { return };
-        net::reset_on_close(&channel.stream);
+        reset_on_close(&channel.stream);
         drop(channel);
         self.connections.release(index);
         self.questions -= out.asked;
@@ -299,7 +296,7 @@ impl<V: Verbs> RdmaTransport<V> {
         log::debug!("the side channel to endpoint {endpoint} ended: {end:?}");
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
         (of.channel, of.up, of.offered, of.sweep) = (None, false, None, false);
-        of.fences.iter_mut().for_each(|fence| fence.asked = None);
+        of.fences.iter_mut().for_each(|fence| fence.sent = None);
         let links = of.links;
         let error = match end {
             ChannelEnd::Lost(error) | ChannelEnd::Refused(error) => peer_dead(error),
@@ -310,13 +307,12 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         for index in 0..self.segments.bound() {
             if let Some(segment) = self.segments.get_mut(index)
-                && segment.endpoint == endpoint
-                && !matches!(segment.keys, Keys::Withdrawn)
+                && segment.peer == endpoint
+                && !matches!(segment.ext.keys, Keys::Withdrawn)
             {
                 // The next connection has to show the key again.
-                segment.keys = Keys::Unknown;
-                segment.remote_keys.clear();
-                if !segment.waiting.is_empty() {
+                segment.ext.forget(Keys::Unknown);
+                if !segment.ext.waiting.is_empty() {
                     self.want_keys(index);
                 }
             }
@@ -331,9 +327,9 @@ impl<V: Verbs> RdmaTransport<V> {
             // It would go the same way at once.
             ChannelEnd::Lost(_) if !out.answered || error.kind == ErrorKind::Protocol => {
                 if let Some(of) = self.endpoints.get_mut(endpoint) {
-                    of.back_off(self.now, self.config.reconnect_ms_max);
+                    of.contact.back_off(self.timers.now(), self.config.reconnect_ms_max);
                 }
-                self.timers_stale = true;
+                self.timers.changed();
                 self.fail_waiting(endpoint, error);
             }
             _ => {}
@@ -344,40 +340,17 @@ impl<V: Verbs> RdmaTransport<V> {
     /// An attempt to open a side channel to address `at` has failed.
     fn channel_refused(&mut self, endpoint: u32, at: u8, error: Error) {
         let Some(of) = self.endpoints.get_mut(endpoint) else { return };
-        if error.kind == ErrorKind::Expelled {
-            // Only who has the right incarnation says so.
-            of.gate = Gate::Expelled;
-            self.fail_waiting(endpoint, error);
-            return;
+        self.timers.changed();
+        match of.contact.refused(at, error, self.timers.now(), self.config.reconnect_ms_max) {
+            Refusal::NextAddress => self.timers.wake(),
+            Refusal::Final(error) | Refusal::Paused(error) => self.fail_waiting(endpoint, error),
         }
-        if error.kind == ErrorKind::PeerRestarted {
-            if of.has_met(at) {
-                of.gate = Gate::Restarted;
-                self.fail_waiting(endpoint, error);
-                return;
-            }
-            // Somebody else's address: addresses of bridges, for one, are the same on every host.
-            of.strangers += 1;
-        }
-        let error = match error.kind {
-            ErrorKind::PeerRestarted if !of.is_replaced() => {
-                Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)
-            }
-            _ => peer_dead(error),
-        };
-        self.timers_stale = true;
-        if of.try_next_address() {
-            self.fresh = true;
-            return;
-        }
-        of.back_off(self.now, self.config.reconnect_ms_max);
-        self.fail_waiting(endpoint, error);
     }
 
     /// Ends what waits for a side channel that will not come.
     fn fail_waiting(&mut self, endpoint: u32, error: Error) {
         self.fail_slices(endpoint, error);
-        let harmless = self.is_harmless(endpoint);
+        let harmless = self.endpoints.get(endpoint).is_none_or(|of| of.contact.is_harmless(&self.known));
         while let Some(fence) = self.endpoints.get_mut(endpoint).and_then(|of| of.fences.pop()) {
             let completion = if harmless {
                 Completion::applied(fence.token)
@@ -388,20 +361,10 @@ impl<V: Verbs> RdmaTransport<V> {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: a process that is gone holds no queue pairs, nor
-    /// does one that expelled us, and one that was never met never did. One that does not answer may still.
-    fn is_harmless(&self, endpoint: u32) -> bool {
-        let Some(of) = self.endpoints.get(endpoint) else { return true };
-        matches!(of.gate, Gate::Restarted | Gate::Expelled)
-            || (of.met == 0 && !self.acquaintances.knows(of.incarnation))
-    }
-
     pub(crate) fn fence_done(&mut self, segment: u32, completion: Completion) {
-        self.operations.done.push_back(completion);
-        self.fences -= 1;
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.users -= 1;
-        }
+        self.operations.complete(completion);
+        self.fences.end();
+        self.segments.unpin(segment);
     }
 
     /// Closes the side channel to an endpoint that has nothing to do.
@@ -415,8 +378,9 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// Lets go of an endpoint that nothing needs any more.
     pub(crate) fn drop_idle_endpoint(&mut self, endpoint: u32) {
-        let Some(of) = self.endpoints.get(endpoint).filter(|of| of.is_idle()) else { return };
-        let (met, incarnation) = (of.met != 0, of.incarnation);
+        if self.endpoints.get(endpoint).is_none_or(|of| !of.is_idle()) {
+            return;
+        }
         self.drop_channel(endpoint);
         // Queue pairs that would not go have no endpoint any more.
         for index in 0..self.links.bound() {
@@ -427,9 +391,8 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         }
         self.listed.retain(|&listed| listed != endpoint);
-        self.endpoints.remove(endpoint);
-        if met {
-            self.acquaintances.add(incarnation);
+        if let Some(of) = self.endpoints.remove(endpoint) {
+            self.known.remember(&of.contact);
         }
     }
 
@@ -445,7 +408,7 @@ impl<V: Verbs> RdmaTransport<V> {
             let endpoint = out.endpoint;
             self.end_out(index, connection, end);
             if let Some(of) = self.endpoints.get_mut(endpoint) {
-                of.back_off(self.now, self.config.reconnect_ms_max);
+                of.contact.back_off(self.timers.now(), self.config.reconnect_ms_max);
             }
             self.fail_waiting(endpoint, error);
             return;
@@ -477,12 +440,4 @@ impl<V: Verbs> RdmaTransport<V> {
 /// What the end of a side channel says, by how far it was.
 fn lost(phase: Phase, error: Error) -> ChannelEnd {
     if phase == Phase::Up { ChannelEnd::Lost(error) } else { ChannelEnd::Refused(error) }
-}
-
-/// An error of a socket speaks against the peer, not against the rail.
-fn peer_dead(error: Error) -> Error {
-    match error.kind {
-        ErrorKind::System => Error::with_code(ErrorKind::PeerDead, error.code),
-        _ => error,
-    }
 }

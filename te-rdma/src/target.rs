@@ -3,25 +3,25 @@
 use core::time::Duration;
 use std::io;
 
-use te_core::{EXPELLED_MAX, Error, ErrorKind, RegionId};
+use te_core::{Error, ErrorKind, RegionId};
+use te_fabric::Interest;
+use te_fabric::net::{Accepted, random_u64, reset_on_close};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 use crate::channel::Channel;
 use crate::connection::{Accepting, Connection, In, LISTENER, PeerQp, Role, Undead};
 use crate::connects::{Task, Whose};
 use crate::exchange::{
-    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, MAGIC, PortBody, QpEntry, Refusal, Request,
-    Resolve, Resolved, Status, Step, VERSION, Welcome, Withdrawn,
+    self, FrameError, Header, Hello, KEYS_MAX, Kind, LIVE_MAX, PROTOCOL, PortBody, QpEntry, Refusal, Request,
+    Resolve, Resolved, Status, Step, Welcome, Withdrawn,
 };
-use crate::net::{self, Interest};
-use crate::transport::{RdmaTransport, random_u64, remote_rights};
+use crate::net;
+use crate::transport::RdmaTransport;
 use crate::verbs::{Connecting, MrAccess, Path, QpConfig, QpStep, Verbs};
 
 /// Connections accepted in one poll.
 const ACCEPTS_MAX: usize = 16;
-/// When the system has no descriptors left, new connections wait so long.
-const REST_MS: u64 = 100;
 /// Looks into one socket in one poll; then others get a turn.
 pub(crate) const ROUNDS_MAX: u32 = 16;
 
@@ -29,17 +29,14 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Takes in new connections.
     pub(crate) fn accept_all(&mut self) {
         for _ in 0..ACCEPTS_MAX {
-            match net::accept(&self.listener, self.config.peer_silence_ms_max) {
-                Ok(stream) => self.adopt_peer(stream),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It broke before it was accepted, or its network is not what it was (accept(2)).
-                Err(error) if is_the_peers(&error) => {}
-                // Trying again at once would fail again.
-                Err(error) => {
-                    log::warn!("no connection can be accepted at the moment: {error}");
+            match self.listener.accept() {
+                Accepted::Connection(stream) => self.adopt_peer(stream),
+                Accepted::Gone => {}
+                Accepted::Empty => return,
+                Accepted::Failed(error) => {
                     if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-                        let until = self.now + Duration::from_millis(REST_MS);
-                        self.listener_rests = Some(until);
+                        let until =
+                            self.listener.rest(self.timers.now(), &error, self.config.connections_max);
                         self.due(until);
                     }
                     return;
@@ -57,11 +54,12 @@ impl<V: Verbs> RdmaTransport<V> {
             return;
         }
         let (index, name) = self.connections.reserve();
-        if self.poller.add(&stream, u64::from(name), Interest::READ).is_err() {
+        let ready = net::tune(&stream, self.config.peer_silence_ms_max);
+        if ready.and_then(|()| self.poller.add(&stream, u64::from(name), Interest::READ)).is_err() {
             self.connections.release(index);
             return;
         }
-        let deadline = self.now + Duration::from_millis(u64::from(self.config.connect_ms_max));
+        let deadline = self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max));
         let connection = Connection {
             channel: Channel::new(stream, Interest::READ),
             deadline: Some(deadline),
@@ -81,7 +79,7 @@ impl<V: Verbs> RdmaTransport<V> {
                 if matches!(&connection.role, Role::In(role) if role.waits) && !self.unserved.contains(&name)
                 {
                     self.unserved.push_back(name);
-                    self.fresh = true;
+                    self.timers.wake();
                 }
                 self.settle_interest(index, connection);
             }
@@ -119,7 +117,7 @@ impl<V: Verbs> RdmaTransport<V> {
                         self.stats.frames += 1;
                     }
                     Err(error) => {
-                        self.turn_away(role, channel, error.status());
+                        self.turn_away(role, channel, error.into());
                         break;
                     }
                 }
@@ -143,7 +141,9 @@ impl<V: Verbs> RdmaTransport<V> {
                 Step::Need(_) => Ok(0),
                 Step::Frame(hello, used) => {
                     match self.meet(role, &hello) {
-                        Status::Ok => _ = channel.push(&[welcome(Status::Ok, self.incarnation).as_bytes()]),
+                        Status::Ok => {
+                            _ = channel.push(&[welcome(Status::Ok, self.end.incarnation).as_bytes()])
+                        }
                         status => self.turn_away(role, channel, status),
                     }
                     Ok(used)
@@ -202,10 +202,10 @@ impl<V: Verbs> RdmaTransport<V> {
 
     /// A peer says who it is and whom it wants.
     fn meet(&mut self, role: &mut In, hello: &Hello) -> Status {
-        if hello.target.get() != self.incarnation {
+        if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
-        if self.expelled.contains(&hello.identity.get()) {
+        if self.expelled.contains(hello.identity.get()) {
             return Status::Expelled;
         }
         let (session, number) = (hello.session.get(), hello.connection.get());
@@ -378,14 +378,12 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Gives the remote keys of a region to a peer that has the region's key. False: it has not.
     fn resolve(&mut self, channel: &mut Channel, id: u64, of: &Resolve) -> bool {
         let region = RegionId::new(of.region.get(), of.generation.get());
-        let found = match self.regions.get_mut(region.index) {
-            None => Err(Status::NotFound),
-            Some(found) if found.generation != region.generation || found.leaving => Err(Status::Stale),
-            Some(found) if found.key != of.key.get() || !found.access.is_remote() => {
-                Err(Status::AccessDenied)
-            }
-            Some(found) if of.first.get() as usize >= found.chunks.len() => Err(Status::OutOfRange),
-            Some(found) => Ok(found),
+        let found = match self.regions.granted(region, of.key.get()) {
+            Err(ErrorKind::NotFound) => Err(Status::NotFound),
+            Err(ErrorKind::Stale) => Err(Status::Stale),
+            Err(_) => Err(Status::AccessDenied),
+            Ok(found) if of.first.get() as usize >= found.ext.chunks.len() => Err(Status::OutOfRange),
+            Ok(found) => Ok(found),
         };
         let found = match found {
             Ok(found) => found,
@@ -395,20 +393,20 @@ impl<V: Verbs> RdmaTransport<V> {
                 return false;
             }
         };
-        found.shown = true;
+        found.ext.shown = true;
         let mut keys = [U32::ZERO; KEYS_MAX];
-        let chunks = &found.chunks[of.first.get() as usize..];
+        let chunks = &found.ext.chunks[of.first.get() as usize..];
         let count = chunks.len().min(KEYS_MAX);
         for (to, chunk) in keys.iter_mut().zip(chunks) {
             *to = U32::new(chunk.remote_key);
         }
         let body = Resolved {
-            base: U64::new(found.chunking.base),
-            len: U64::new(found.chunking.len),
-            chunk_bytes: U64::new(1 << found.chunking.shift),
-            chunks: U32::new(found.chunks.len() as u32),
+            base: U64::new(found.ext.chunking.base),
+            len: U64::new(found.ext.chunking.len),
+            chunk_bytes: U64::new(1 << found.ext.chunking.shift),
+            chunks: U32::new(found.ext.chunks.len() as u32),
             first: of.first,
-            rights: remote_rights(found.access),
+            rights: found.remote_rights(),
             reserved: [0; 7],
         };
         let header = Header::new(Kind::Resolved, count as u16, id);
@@ -473,22 +471,14 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Closes every side channel of the peer, destroys the queue pairs that belong to it, and refuses it from now on. True:
     /// the device has let go of all of them, so nothing of the peer lands any more.
     pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<bool, Error> {
-        if identity == 0 {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        if !force && self.has_peer(identity) {
-            return Err(ErrorKind::Busy.into());
-        }
-        if !self.expelled.contains(&identity) && self.expelled.len() >= EXPELLED_MAX {
-            return Err(ErrorKind::Full.into());
-        }
-        self.expelled.insert(identity);
+        let connected = self.has_peer(identity);
+        self.expelled.add(identity, force, connected)?;
         for index in 0..self.connections.bound() {
             let is = |role: &Role| matches!(role, Role::In(role) if role.session.is_some() && role.identity == identity);
             if self.connections.get(index).is_some_and(|connection| is(&connection.role))
                 && let Some(connection) = self.connections.take(index)
             {
-                net::reset_on_close(&connection.channel.stream);
+                reset_on_close(&connection.channel.stream);
                 self.end_in(index, *connection);
             }
         }
@@ -538,35 +528,8 @@ impl<V: Verbs> RdmaTransport<V> {
     }
 }
 
-/// Whether accepting failed for a reason that lies in the connection rather than here.
-fn is_the_peers(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ECONNABORTED
-                | libc::EINTR
-                | libc::EPROTO
-                | libc::EPERM
-                | libc::ENETDOWN
-                | libc::ENOPROTOOPT
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ENETUNREACH
-        )
-    )
-}
-
 fn welcome(status: Status, incarnation: u64) -> Welcome {
-    Welcome {
-        magic: MAGIC,
-        version: U16::new(VERSION),
-        reserved: U16::ZERO,
-        status: U32::new(status as u32),
-        incarnation: U64::new(incarnation),
-        reserved_end: U64::ZERO,
-    }
+    PROTOCOL.welcome(status as u32, incarnation, 0)
 }
 
 /// False: there is no room for the answer.

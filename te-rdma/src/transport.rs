@@ -1,67 +1,69 @@
 //! The transport: one object that initiates and serves, driven by `poll` alone.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
-use std::collections::{HashSet, VecDeque};
+use core::net::SocketAddr;
+use std::collections::VecDeque;
 use std::hash::RandomState;
 use std::io;
-use std::net::TcpListener;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
+use te_fabric::net::{Listener, random_u64, reset_on_close};
+use te_fabric::operation::accept_prefix;
+use te_fabric::peer::{Expelled, Fence, FenceCount, KnownIncarnations};
+use te_fabric::{Epoll, Interest, LocalEnd, Slab, Table, Timers};
 
 use crate::config::{Config, SGES_MAX};
 use crate::connection::{CONNECTS, CQ, Connection, EVENTS, LISTENER, Role, Undead};
 use crate::connects::Connects;
-use crate::endpoint::{Acquaintances, ChannelEnd, Endpoint, Fence};
-use crate::exchange::{self, Chunking, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, Kind};
+use crate::endpoint::{ChannelEnd, Endpoint};
+use crate::exchange::{self, Chunking, EXPORT_BYTES_MAX, EXPORT_FORMAT, Kind};
 use crate::link::Link;
-use crate::net::{self, Interest, Poller};
+use crate::net;
 use crate::open_error::OpenError;
-use crate::operation::{Operation, Operations, Queue};
+use crate::operation::{Ext, Operation, Operations};
 use crate::port::LocalPort;
 use crate::post::Batch;
-use crate::region::{Keys, Region, Retired, Segment, Table};
+use crate::region::{Keys, Region, RegionExt, Regions, Retired, Segment, SegmentExt, Segments};
 use crate::registration;
 use crate::sieve::Sieve;
-use crate::slab::Slab;
 use crate::stats::Stats;
 use crate::verbs::{DeviceInfo, Gid, Registration, Verbs};
 
 /// What one more cut is worth on this fabric, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// Descriptors that are looked at in one poll.
+const POLLER_EVENTS_MAX: usize = 64;
 /// Registering again, to be rid of a key that peers may remember.
 const KEY_ATTEMPTS_MAX: usize = 8;
 
 /// One-sided reads and writes over RDMA. See the [crate] for what it is and how it works.
 pub struct RdmaTransport<V: Verbs> {
     pub(crate) verbs: V,
-    pub(crate) poller: Poller,
+    pub(crate) poller: Epoll,
     /// As given, lowered to what the device can do.
     pub(crate) config: Config,
-    pub(crate) incarnation: u64,
-    /// Who peers take us for; never 0.
-    pub(crate) identity: u64,
+    /// What peers learn of us.
+    pub(crate) end: LocalEnd,
     /// What the sessions with targets are made of.
     pub(crate) sessions: RandomState,
-    pub(crate) listener: TcpListener,
-    address: SocketAddr,
-    advertised: Vec<IpAddr>,
+    pub(crate) listener: Listener,
     /// The one that opened it.
     process: u32,
     pub(crate) port: LocalPort,
     /// Why nothing can be sent at the moment, or ever again.
     pub(crate) outage: Option<Outage>,
 
-    pub(crate) regions: Table<Region>,
-    pub(crate) segments: Table<Segment>,
+    pub(crate) regions: Regions,
+    pub(crate) segments: Segments,
     pub(crate) endpoints: Table<Endpoint>,
-    pub(crate) acquaintances: Acquaintances,
+    /// Peers that were met and let go.
+    pub(crate) known: KnownIncarnations,
     pub(crate) operations: Operations,
-    pub(crate) connections: Slab<Box<Connection>>,
-    pub(crate) links: Slab<Box<Link>>,
+    pub(crate) connections: Slab<Box<Connection>, u32>,
+    pub(crate) links: Slab<Box<Link>, u32>,
     /// Of the connections, those that peers opened.
     pub(crate) inbound: usize,
     /// Endpoints with a connection.
@@ -69,7 +71,7 @@ pub struct RdmaTransport<V: Verbs> {
     /// Peers' queue pairs that could not be put out of action.
     pub(crate) undead: Vec<Undead>,
     /// Peers that are refused for good.
-    pub(crate) expelled: HashSet<u64>,
+    pub(crate) expelled: Expelled,
     /// Queue pairs that are being connected.
     pub(crate) connects: Connects,
     /// Queue pairs that may still be made for peers in this poll.
@@ -94,23 +96,15 @@ pub struct RdmaTransport<V: Verbs> {
     pub(crate) asked_now: Vec<(u64, Kind)>,
     /// Questions to peers without an answer, handshakes included.
     pub(crate) questions: u32,
-    pub(crate) fences: u32,
+    pub(crate) fences: FenceCount,
 
-    pub(crate) now: Instant,
-    pub(crate) polls: u32,
+    pub(crate) timers: Timers,
     /// Polls in a row that found no completion.
     pub(crate) vain: u32,
     /// An event is to come with the next completion.
     pub(crate) armed: bool,
     /// The provider has a descriptor for completions.
     pub(crate) can_arm: bool,
-    /// Something was submitted, or came free to be sent, since the last poll began.
-    pub(crate) fresh: bool,
-    pub(crate) timers_due: Instant,
-    pub(crate) timers_next: Option<Instant>,
-    /// A deadline was set since the timers were looked at.
-    pub(crate) timers_stale: bool,
-    pub(crate) listener_rests: Option<Instant>,
     pub(crate) stats: Stats,
 }
 
@@ -145,41 +139,38 @@ impl<V: Verbs> RdmaTransport<V> {
             ErrorKind::Unreachable => OpenError::NoGid { code: error.code },
             _ => OpenError::Device { what: "look at the port", source: error },
         })?;
-        let listener = net::listener(config.bind).map_err(step("listen on the address in `bind`"))?;
-        let address = listener.local_addr().map_err(step("learn the port of the side channel"))?;
-        let poller = Poller::new().map_err(step("create an epoll instance"))?;
+        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let address = listener.local_address().map_err(step("learn the port of the side channel"))?;
+        let poller = Epoll::new(POLLER_EVENTS_MAX).map_err(step("create an epoll instance"))?;
         poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
         let [completions, events] = verbs.event_fds();
         for (fd, token) in [(completions, CQ), (events, EVENTS)] {
             if let Some(fd) = fd {
-                poller.add_raw(fd, token).map_err(step("watch the device's descriptors"))?;
+                net::watch(&poller, fd, token).map_err(step("watch the device's descriptors"))?;
             }
         }
         let connects = Connects::new().map_err(step("make an event descriptor"))?;
         poller.add(connects.fd(), CONNECTS, Interest::READ).map_err(step("watch the event descriptor"))?;
-        let random = || random_u64().map_err(step("get random numbers"));
+        let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
         Ok(Self {
-            incarnation: random()?,
-            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
+            end: end.map_err(step("get random numbers"))?,
             sessions: RandomState::new(),
-            advertised: net::advertised(config.advertise, address.ip()),
             poller,
             listener,
-            address,
             process: std::process::id(),
             port,
             outage: None,
-            regions: Table::new(config.regions_max),
-            segments: Table::new(config.segments_max),
+            regions: Regions::new(config.regions_max),
+            segments: Segments::new(config.segments_max),
             endpoints: Table::new(config.segments_max),
-            acquaintances: Acquaintances::default(),
+            known: KnownIncarnations::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Slab::new(),
             links: Slab::new(),
             inbound: 0,
             connected: Sieve::default(),
             undead: Vec::new(),
-            expelled: HashSet::new(),
+            expelled: Expelled::default(),
             connects,
             peer_qps_left: 0,
             unserved: VecDeque::new(),
@@ -194,17 +185,11 @@ impl<V: Verbs> RdmaTransport<V> {
             next_question: 0,
             asked_now: Vec::new(),
             questions: 0,
-            fences: 0,
-            now: Instant::ZERO,
-            polls: 0,
+            fences: FenceCount::new(config.fences_max),
+            timers: Timers::new(),
             vain: 0,
             armed: false,
             can_arm: completions.is_some(),
-            fresh: false,
-            timers_due: Instant::ZERO,
-            timers_next: None,
-            timers_stale: false,
-            listener_rests: None,
             stats: Stats::default(),
             config,
             verbs,
@@ -214,19 +199,19 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Where the side channel listens.
     #[must_use]
     pub const fn local_address(&self) -> SocketAddr {
-        self.address
+        self.end.address
     }
 
     /// The random number of this transport's life: exports carry it.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.end.incarnation
     }
 
     /// Who peers take it for: [`Config::identity`], or the random number in its place.
     #[must_use]
     pub const fn identity(&self) -> u64 {
-        self.identity
+        self.end.identity
     }
 
     /// The settings, lowered to what the device can do.
@@ -276,7 +261,7 @@ impl<V: Verbs> RdmaTransport<V> {
                     self.end_out(index, *connection, ChannelEnd::Lost(error));
                 }
                 Role::In(_) => {
-                    net::reset_on_close(&connection.channel.stream);
+                    reset_on_close(&connection.channel.stream);
                     self.end_in(index, *connection);
                 }
             }
@@ -342,18 +327,9 @@ impl<V: Verbs> RdmaTransport<V> {
             }
         };
         self.stats.registered_bytes += chunking.len;
-        let region = Region {
-            generation: id.generation,
-            chunking,
-            chunks,
-            access,
-            key,
-            mapped,
-            own: 0,
-            shown: false,
-            leaving: false,
-        };
-        self.regions.insert(id.index, region)
+        let len = chunking.len;
+        let ext = RegionExt { chunking, chunks, mapped, shown: false };
+        self.regions.insert(id.index, Region::new(id, len, access, key, ext))
     }
 
     fn undo(&self, chunks: Vec<Registration>) {
@@ -370,34 +346,16 @@ impl<V: Verbs> RdmaTransport<V> {
         }
         self.regions.check_local(slice)?;
         let segment = self.segments.check_remote(slice)?;
-        let (endpoint, known) = (segment.endpoint, matches!(segment.keys, Keys::Known));
-        let operation = Operation {
-            token: slice.token,
-            op: slice.op,
-            len: slice.len,
-            local_offset: slice.local.1,
-            region: slice.local.0.index,
-            segment: slice.remote.0.index,
-            endpoint,
-            remote_offset: slice.remote.1,
-            issued: 0,
-            open: 0,
-            error: None,
-            landed: false,
-            doubtful: false,
-            again: false,
-            canceled: None,
-            replays: 0,
-            queued: false,
-            waiting: false,
+        let known = match segment.ext.keys {
+            Keys::Withdrawn => return Err(ErrorKind::Stale.into()),
+            Keys::Known => true,
+            Keys::Unknown | Keys::Asked(_) => false,
         };
+        let endpoint = segment.peer;
+        let operation = Operation::new(slice, endpoint, Ext::new(slice.local.1));
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
-        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
-            region.own += 1;
-        }
-        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
-            segment.users += 1;
-        }
+        self.regions.pin(slice.local.0.index);
+        self.segments.pin(slice.remote.0.index);
         if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
             endpoint.operations += 1;
         }
@@ -408,14 +366,14 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Puts a slice where it waits: for work requests, or for keys first.
     pub(crate) fn enqueue(&mut self, slot: u32, keys_known: bool) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        let (endpoint, segment) = (operation.endpoint, operation.segment);
-        operation.waiting = !keys_known;
+        let (endpoint, segment) = (operation.peer, operation.segment);
+        operation.ext.waiting = !keys_known;
         if keys_known {
             if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
                 self.operations.push_back(&mut endpoint.pending, slot);
             }
         } else if let Some(of) = self.segments.get_mut(segment) {
-            self.operations.push_back(&mut of.waiting, slot);
+            self.operations.push_back(&mut of.ext.waiting, slot);
             self.want_keys(segment);
         }
         self.list(endpoint);
@@ -424,8 +382,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// Has somebody ask for a segment's keys, unless that has been done.
     pub(crate) fn want_keys(&mut self, segment: u32) {
         let Some(of) = self.segments.get_mut(segment) else { return };
-        let endpoint = of.endpoint;
-        if matches!(of.keys, Keys::Unknown)
+        let endpoint = of.peer;
+        if matches!(of.ext.keys, Keys::Unknown)
             && let Some(endpoint) = self.endpoints.get_mut(endpoint)
             && !endpoint.wanting.contains(&segment)
         {
@@ -442,7 +400,7 @@ impl<V: Verbs> RdmaTransport<V> {
             of.listed = true;
             self.listed.push(endpoint);
         }
-        self.fresh = true;
+        self.timers.wake();
     }
 }
 
@@ -463,8 +421,8 @@ impl<V: Verbs> fmt::Debug for RdmaTransport<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaTransport")
             .field("device", &self.verbs.info().name)
-            .field("address", &self.address)
-            .field("incarnation", &self.incarnation)
+            .field("address", &self.end.address)
+            .field("incarnation", &self.end.incarnation)
             .field("outage", &self.outage)
             .field("connections", &self.connections.len())
             .field("queue_pairs", &self.links.len())
@@ -505,97 +463,53 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        if region.own > 0 {
+        if region.users > 0 {
             return Err(ErrorKind::Busy.into());
         }
         let Some(region) = self.regions.get_mut(id.index) else { return Err(ErrorKind::NotFound.into()) };
-        region.leaving = true;
-        while let Some(&chunk) = region.chunks.last() {
+        region.closing = true;
+        while let Some(&chunk) = region.ext.chunks.last() {
             // The device ends a peer's access before it says so. What it does not let go of stays ours; call again.
             self.verbs.deregister(chunk)?;
-            region.chunks.pop();
-            if region.shown {
+            region.ext.chunks.pop();
+            if region.ext.shown {
                 self.retired.add(chunk.remote_key);
             }
         }
         let Some(region) = self.regions.remove(id.index) else { return Err(ErrorKind::NotFound.into()) };
-        self.stats.registered_bytes -= region.chunking.len;
-        if region.shown {
+        self.stats.registered_bytes -= region.len;
+        if region.ext.shown {
             self.tell_withdrawn(id);
         }
         Ok(())
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        let region = self.regions.find(id)?;
-        if !region.access.is_remote() || region.leaving {
-            return Err(ErrorKind::AccessDenied.into());
-        }
-        let mut addresses = [self.address.ip(); EXPORT_ADDRESSES_MAX];
-        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
-        addresses[..count].copy_from_slice(&self.advertised[..count]);
-        let export = Export {
-            rights: remote_rights(region.access),
-            addresses,
-            address_count: count as u8,
-            port: self.address.port(),
-            incarnation: self.incarnation,
-            region: id.index,
-            generation: id.generation,
-            key: region.key,
-            len: region.chunking.len,
-        };
-        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+        self.end.export(id, self.regions.find(id)?, out)
     }
 
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = exchange::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         self.segments.vacant(id.index)?;
-        let count = usize::from(export.address_count);
-        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
-        let known = (0..self.endpoints.bound())
-            .find(|&at| self.endpoints.get(at).is_some_and(|known| known.incarnation == export.incarnation));
+        let is = |(_, of): &(u32, &Endpoint)| of.contact.incarnation() == export.incarnation;
+        let known = self.endpoints.iter().find(is).map(|(endpoint, _)| endpoint);
         let endpoint = match known {
             Some(endpoint) => endpoint,
-            None => {
-                let fences = self.config.fences_max as usize;
-                self.endpoints.add(Endpoint::new(export.incarnation, &addresses, count, fences))?
-            }
+            None => self.endpoints.add(Endpoint::new(&export, self.config.fences_max as usize))?,
         };
         if let Some(of) = self.endpoints.get_mut(endpoint) {
-            if !of.is_at(&addresses[..count]) {
-                of.move_to(&addresses, count);
-            }
+            of.contact.learn(&export, of.channel.is_some());
             of.segments += 1;
             // Room for every segment to want keys at once, so that submitting never allocates.
             of.wanting.reserve(of.segments as usize);
         }
         // As many endpoints as segments may be listed.
         self.listed.reserve(self.endpoints.bound() as usize);
-        let segment = Segment {
-            generation: id.generation,
-            endpoint,
-            region: export.region,
-            region_generation: export.generation,
-            key: export.key,
-            len: export.len,
-            access: Access::from_bits_truncate(export.rights),
-            keys: Keys::Unknown,
-            chunking: None,
-            remote_keys: Vec::new(),
-            waiting: Queue::new(),
-            users: 0,
-        };
-        self.segments.insert(id.index, segment)
+        self.segments.insert(id.index, Segment::new(id, endpoint, &export, SegmentExt::new()))
     }
 
     fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        let segment = self.segments.find(id)?;
-        if segment.users > 0 {
-            return Err(ErrorKind::Busy.into());
-        }
-        let endpoint = segment.endpoint;
-        self.segments.remove(id.index);
+        let endpoint = self.segments.detach(id)?.peer;
         if let Some(of) = self.endpoints.get_mut(endpoint) {
             of.segments -= 1;
             of.wanting.retain(|&segment| segment != id.index);
@@ -622,14 +536,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
-        let mut accepted = 0;
-        for slice in batch.iter().take(room) {
-            match self.accept_slice(slice) {
-                Ok(()) => accepted += 1,
-                Err(error) if accepted == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
+        let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
         if accepted > 0 {
             self.post_listed();
         }
@@ -638,23 +545,12 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         self.drive(now);
-        let done = &mut self.operations.done;
-        let count = done.len().min(out.len());
-        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
-            *to = completion;
-        }
-        count
+        self.operations.fetch(out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
         let watching = self.outstanding > 0 && !self.armed;
-        if self.fresh || watching || !self.operations.done.is_empty() {
-            return Some(self.now);
-        }
-        if self.timers_stale {
-            return Some(self.timers_due);
-        }
-        self.timers_next
+        self.timers.next_poll(watching || self.operations.has_completions())
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -666,28 +562,23 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        if let Some(slot) = self.operations.find(token) {
+        if let Some(slot) = self.operations.position(|of| of.token == token) {
             self.cancel_slot(slot);
-            self.fresh = true;
+            self.timers.wake();
             return Ok(());
         }
-        if self.operations.done.iter().any(|completion| completion.token == token) {
+        if self.operations.is_completed(token) {
             return Ok(());
         }
         Err(ErrorKind::NotFound.into())
     }
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
-        let endpoint = self.segments.find(segment)?.endpoint;
-        if self.fences >= self.config.fences_max {
-            return Err(ErrorKind::Full.into());
-        }
+        let endpoint = self.segments.find(segment)?.peer;
         let Some(of) = self.endpoints.get_mut(endpoint) else { return Err(ErrorKind::NotFound.into()) };
-        of.fences.push(Fence { token, segment: segment.index, asked: None });
-        if let Some(segment) = self.segments.get_mut(segment.index) {
-            segment.users += 1;
-        }
-        self.fences += 1;
+        self.fences.begin()?;
+        of.fences.push(Fence { token, segment: segment.index, sent: None });
+        self.segments.pin(segment.index);
         self.list(endpoint);
         Ok(())
     }
@@ -725,39 +616,12 @@ impl<V: Verbs> Drop for RdmaTransport<V> {
         }
         for index in 0..self.regions.bound() {
             if let Some(region) = self.regions.remove(index) {
-                for chunk in region.chunks {
+                for chunk in region.ext.chunks {
                     let _ = self.verbs.deregister(chunk);
                 }
             }
         }
     }
-}
-
-/// The rights of a region that concern peers.
-pub(crate) fn remote_rights(access: Access) -> u8 {
-    (access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits()
-}
-
-/// The contract's error for what a socket said.
-pub(crate) fn error_of(error: &io::Error) -> Error {
-    let code = error.raw_os_error().unwrap_or(0);
-    let kind = match error.kind() {
-        io::ErrorKind::UnexpectedEof
-        | io::ErrorKind::WriteZero
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::ConnectionAborted
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::TimedOut
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
-        _ => ErrorKind::System,
-    };
-    Error::with_code(kind, code)
-}
-
-pub(crate) fn random_u64() -> io::Result<u64> {
-    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Settings that the device can keep.

@@ -3,12 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::alloc::System;
-use std::ops::Range;
 use std::time::Duration;
 
-use te_core::testkit::{CountingAlloc, Harness, Hook, Pair, WallClock};
-use te_core::{Instant, Transport};
-use te_rdma::exchange::Export;
+use te_core::Instant;
+use te_core::testkit::{CountingAlloc, Harness, Pair};
+use te_fabric::testkit::{self, Ends, EndsConfig};
 use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimDevice, SimFabric};
 use te_rdma::{Config, RdmaTransport};
 
@@ -51,88 +50,45 @@ impl Harness for Fabric {
     }
 
     fn pair(&mut self) -> Box<dyn Pair + '_> {
-        let fabric = SimFabric::new(7, SimConfig { link: self.link, ..SimConfig::TIMED });
-        let open =
-            |config: &Config| RdmaTransport::new(fabric.device(self.device.clone()), config.clone()).unwrap();
-        let target = open(&self.config);
-        Box::new(Ends {
-            initiator: open(&self.config),
-            // The restarted target comes back at the same address.
-            restart: Config { bind: target.local_address(), ..self.config.clone() },
-            target: Some(target),
-            device: self.device.clone(),
-            late: self.late,
-            fabric,
-            clock: WallClock::new(Duration::ZERO),
-        })
+        let sim = SimFabric::new(7, SimConfig { link: self.link, ..SimConfig::TIMED });
+        let mut restart = Restart { sim, device: self.device.clone(), config: self.config.clone() };
+        let (initiator, target) = (restart.open(), restart.open());
+        // The restarted target comes back at the same address.
+        restart.config.bind = target.local_address();
+        let config = EndsConfig { patience: Duration::from_secs(30), late_max: self.late };
+        Box::new(Ends::new(initiator, target, restart, config))
     }
 }
 
-struct Ends {
-    initiator: RdmaTransport<SimDevice>,
-    target: Option<RdmaTransport<SimDevice>>,
-    restart: Config,
+struct Restart {
+    sim: SimFabric,
     device: DeviceConfig,
-    late: Duration,
-    fabric: SimFabric,
-    clock: WallClock,
+    config: Config,
 }
 
-impl Pair for Ends {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
+impl Restart {
+    fn open(&self) -> RdmaTransport<SimDevice> {
+        RdmaTransport::new(self.sim.device(self.device.clone()), self.config.clone()).unwrap()
+    }
+}
+
+impl testkit::Fabric for Restart {
+    type Transport = RdmaTransport<SimDevice>;
+
+    fn reopen(&mut self) -> Self::Transport {
+        self.open()
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        self.target.as_mut().unwrap()
+    fn identity(transport: &Self::Transport) -> u64 {
+        transport.identity()
     }
 
-    fn tick(&mut self) -> Instant {
-        let now = self.clock.tick();
-        self.fabric.advance_to(now);
-        now
+    fn cut(transport: &mut Self::Transport) {
+        transport.close_connections();
     }
 
-    fn patience(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    fn late_max(&self) -> Duration {
-        self.late
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        Some(self.initiator.identity())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        Export::ADDRESSES_AT..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(Export::KEY_AT..Export::KEY_AT + 8)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        // What the system does to the queue pairs and sockets of a killed process.
-        self.target = None;
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        let device = self.fabric.device(self.device.clone());
-        self.target = Some(RdmaTransport::new(device, self.restart.clone()).unwrap());
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // Its device goes on, as a real one does; its process is polled by nobody but the suite.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        self.target.as_mut().unwrap().close_connections();
-        Hook::Done
+    fn advance(&mut self, now: Instant) {
+        self.sim.advance_to(now);
     }
 }
 

@@ -31,9 +31,9 @@ fn three() -> Net {
 #[test]
 fn a_poll_does_not_wait_for_our_own_neighbour() {
     let mut net = three();
-    net.fabric.set_neighbours(net.nodes[0].port, false);
+    net.fabric.set_neighbours(net.ports[0], false);
     net.nodes[0].submit(&[write(1, 0, 0, 4_096)]);
-    net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(net.nodes[0].port) == 1);
+    net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(net.ports[0]) == 1);
     // The others go on, and so does the transport itself: it serves as a target, once its own neighbour is not needed.
     net.nodes[2].submit(&[write(2, 0, 8_192, 64)]);
     net.drive("somebody else's WRITE ends", |net| net.nodes[2].ended(2).is_some());
@@ -41,9 +41,9 @@ fn a_poll_does_not_wait_for_our_own_neighbour() {
     for _ in 0..1_000 {
         net.step();
     }
-    assert_eq!(net.fabric.waiting_for_neighbours(net.nodes[0].port), 1, "it is still being waited for");
+    assert_eq!(net.fabric.waiting_for_neighbours(net.ports[0]), 1, "it is still being waited for");
     assert!(net.nodes[0].ended(1).is_none());
-    net.fabric.set_neighbours(net.nodes[0].port, true);
+    net.fabric.set_neighbours(net.ports[0], true);
     assert!(net.finish(1).result.is_ok());
 }
 
@@ -52,7 +52,7 @@ fn a_target_serves_others_while_it_waits_for_one_peers_neighbour() {
     let mut net = three();
     net.nodes[2].submit(&[write(1, 0, 0, 8)]);
     net.drive("the first peer is connected", |net| net.nodes[2].ended(1).is_some());
-    let target = net.nodes[1].port;
+    let target = net.ports[1];
     net.fabric.set_neighbours(target, false);
     net.nodes[0].submit(&[write(2, 0, 0, 4_096), read(3, 8_192, 0, 64)]);
     net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(target) == 1);
@@ -76,11 +76,11 @@ fn a_target_serves_others_while_it_waits_for_one_peers_neighbour() {
 #[test]
 fn a_neighbour_that_cannot_be_found_fails_the_rail() {
     let mut net = three();
-    net.fabric.set_neighbours(net.nodes[0].port, false);
+    net.fabric.set_neighbours(net.ports[0], false);
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
-    net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(net.nodes[0].port) == 1);
-    net.fabric.fail_qp_steps(net.nodes[0].port, libc::EHOSTUNREACH, 2);
-    net.fabric.set_neighbours(net.nodes[0].port, true);
+    net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(net.ports[0]) == 1);
+    net.fabric.fail_qp_steps(net.ports[0], libc::EHOSTUNREACH, 2);
+    net.fabric.set_neighbours(net.ports[0], true);
     let end = net.finish(1);
     assert_eq!((common::kind(&end), end.outcome), (ErrorKind::Rail, Outcome::NotApplied));
     net.nodes[0].submit(&[write(2, 0, 0, 8)]);
@@ -99,7 +99,7 @@ fn a_neighbour_that_cannot_be_found_fails_the_rail() {
 fn queue_pairs_given_up_while_they_are_being_connected_are_destroyed_afterwards() {
     for side in [0, 1] {
         let mut net = three();
-        let port = net.nodes[side].port;
+        let port = net.ports[side];
         net.fabric.set_neighbours(port, false);
         net.nodes[0].submit(&[write(1, 0, 0, 8)]);
         net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(port) == 1);
@@ -123,7 +123,7 @@ fn queue_pairs_given_up_while_they_are_being_connected_are_destroyed_afterwards(
 #[test]
 fn a_transport_that_is_dropped_waits_for_what_is_being_connected_and_leaves_nothing() {
     let mut net = three();
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     net.fabric.set_neighbours(port, false);
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
     net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(port) == 1);
@@ -141,7 +141,7 @@ fn a_transport_that_is_dropped_waits_for_what_is_being_connected_and_leaves_noth
 fn offers_that_wait_for_neighbours_have_a_limit() {
     let mut net = Net::new(1);
     let target = net.add(&Config { connections_max: 1_024, ..patient() }, BYTES);
-    let port = net.nodes[target].port;
+    let port = net.ports[target];
     net.fabric.set_neighbours(port, false);
     let mut initiators = Vec::new();
     for _ in 0..300 {

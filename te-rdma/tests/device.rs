@@ -4,14 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::alloc::System;
-use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
-use te_core::testkit::{CountingAlloc, Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
-use te_core::{Instant, Transport};
-use te_rdma::exchange::Export;
+use te_core::testkit::{CountingAlloc, Harness, Pair, Verdict, cases, run_case};
+use te_fabric::testkit::{Ends, EndsConfig, Fabric};
 use te_rdma::{Config, RdmaTransport, SystemVerbs, devices};
 
 #[global_allocator]
@@ -97,67 +95,32 @@ impl Harness for Loopback {
     }
 
     fn pair(&mut self) -> Box<dyn Pair + '_> {
-        let target = RdmaTransport::open(self.0.clone()).unwrap();
-        Box::new(Ends {
-            initiator: RdmaTransport::open(self.0.clone()).unwrap(),
-            // The restarted target comes back at the same address.
-            restart: Config { bind: target.local_address(), ..self.0.clone() },
-            target: Some(target),
-            clock: WallClock::new(Duration::ZERO),
-        })
+        let (initiator, target) = (self.open(), self.open());
+        // The restarted target comes back at the same address.
+        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
+        let config = EndsConfig { patience: PATIENCE, late_max: Duration::from_millis(100) };
+        Box::new(Ends::new(initiator, target, restart, config))
     }
 }
 
-struct Ends {
-    initiator: RdmaTransport<SystemVerbs>,
-    target: Option<RdmaTransport<SystemVerbs>>,
-    restart: Config,
-    clock: WallClock,
+impl Loopback {
+    fn open(&self) -> RdmaTransport<SystemVerbs> {
+        RdmaTransport::open(self.0.clone()).unwrap()
+    }
 }
 
-impl Pair for Ends {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
+impl Fabric for Loopback {
+    type Transport = RdmaTransport<SystemVerbs>;
+
+    fn reopen(&mut self) -> Self::Transport {
+        self.open()
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        self.target.as_mut().unwrap()
+    fn identity(transport: &Self::Transport) -> u64 {
+        transport.identity()
     }
 
-    fn tick(&mut self) -> Instant {
-        self.clock.tick()
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        Export::ADDRESSES_AT..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(Export::KEY_AT..Export::KEY_AT + 8)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        // What the system does to the queue pairs and sockets of a killed process.
-        self.target = None;
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        self.target = Some(RdmaTransport::open(self.restart.clone()).unwrap());
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // The device goes on; nothing but the suite polls the process.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        self.target.as_mut().unwrap().close_connections();
-        Hook::Done
+    fn cut(transport: &mut Self::Transport) {
+        transport.close_connections();
     }
 }

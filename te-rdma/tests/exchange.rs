@@ -160,7 +160,7 @@ fn other_versions_are_told_apart_from_noise() {
         reserved: U16::ZERO,
         status: U32::new(Status::Version as u32),
         incarnation: U64::ZERO,
-        reserved_end: U64::ZERO,
+        detail: U64::ZERO,
     };
     assert!(matches!(parse_welcome(refusal.as_bytes()), Ok(Step::Frame(_, 32))));
     let welcome = Welcome { status: U32::ZERO, ..refusal };
@@ -187,7 +187,7 @@ proptest! {
         all[..addresses.len()].copy_from_slice(&addresses);
         let address_count = addresses.len() as u8;
         let export =
-            Export { rights, addresses: all, address_count, port, incarnation, region, generation, key, len };
+            Export { format: EXPORT_FORMAT, rights, addresses: all, address_count, port, incarnation, region, generation, key, len };
         let mut blob = [0; EXPORT_BYTES_MAX];
         let written = export.write(&mut blob).unwrap();
         prop_assert_eq!(parse_export(&blob[..written]), Ok(export));

@@ -72,7 +72,7 @@ fn what_is_on_the_wire_of_an_expelled_peer_lands_nowhere() {
     net.nodes[2].submit(&[write(2, 0, 512 << 10, 8)]);
     net.drive("the other goes on", |net| net.nodes[2].ended(2).is_some());
     assert!(net.nodes[2].ended(2).unwrap().result.is_ok());
-    let blob = net.nodes[0].export(REGION);
+    let blob = net.nodes[0].export_of(REGION);
     net.nodes[1].transport.attach(SEGMENT, &blob).unwrap();
     net.nodes[1].submit(&[write(3, 0, 0, 8)]);
     net.drive("the target writes", |net| net.nodes[1].ended(3).is_some());
@@ -87,7 +87,7 @@ fn a_peer_without_a_connection_is_refused_when_it_comes() {
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Expelled, Outcome::NotApplied));
-    assert_eq!(net.fabric.qp_count(net.nodes[1].port), 0);
+    assert_eq!(net.fabric.qp_count(net.ports[1]), 0);
     // Another attachment is no way round it.
     net.nodes[0].transport.detach(SEGMENT).unwrap();
     net.attach(0, SEGMENT, 1, REGION);
@@ -98,7 +98,7 @@ fn a_peer_without_a_connection_is_refused_when_it_comes() {
 #[test]
 fn a_peer_is_not_gone_before_the_device_has_let_go_of_its_queue_pairs() {
     let mut net = three();
-    let target = net.nodes[1].port;
+    let target = net.ports[1];
     net.fabric.set_neighbours(target, false);
     net.nodes[0].submit(&[write(1, 0, 0, 8)]);
     net.drive("its queue pairs are being connected", |net| net.fabric.waiting_for_neighbours(target) == 1);

@@ -163,7 +163,7 @@ fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
         for _ in 0..rng.index(80) {
             net.step();
         }
-        let (here, there) = (net.nodes[0].port, net.nodes[1].port);
+        let (here, there) = (net.ports[0], net.ports[1]);
         let time = Duration::from_micros(rng.below(4_000));
         match rng.below(FAULTS) {
             0 | 1 => {
@@ -234,7 +234,7 @@ fn a_region_registered_while_the_port_is_down_joins_the_rail_when_it_is_back() {
     use te_core::Memory;
     let mut net = Net::pair(&config(), 1 << 20);
     net.warm_up();
-    let (ours, theirs) = (net.nodes[0].port, net.nodes[1].port);
+    let (ours, theirs) = (net.ports[0], net.ports[1]);
     for port in [ours, theirs] {
         net.fabric.set_port(port, false);
     }

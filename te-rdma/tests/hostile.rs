@@ -118,7 +118,7 @@ fn connect(id: u64, generations: impl Iterator<Item = u32>) -> Vec<u8> {
 }
 
 fn resolve(net: &Net, id: u64, key_xor: u64, first: u32) -> Vec<u8> {
-    let export = parse_export(&net.nodes[1].export(REGION)).unwrap();
+    let export = parse_export(&net.nodes[1].export_of(REGION)).unwrap();
     let body = Resolve {
         region: U32::new(export.region),
         generation: U32::new(export.generation),
@@ -220,13 +220,13 @@ fn who_has_shown_no_key_gets_no_queue_pair() {
     let answer = raw.receive(&mut net, 24);
     let refused = Response::Refused { id: 2, status: Status::AccessDenied };
     assert_eq!(parse_response(&answer), Ok(Step::Frame(refused, 24)));
-    assert_eq!(net.fabric.qp_count(net.nodes[1].port), 0);
+    assert_eq!(net.fabric.qp_count(net.ports[1]), 0);
 }
 
 #[test]
 fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
     let mut net = Net::pair(&config(), 4 * KIB);
-    let port = net.nodes[1].port;
+    let port = net.ports[1];
     let before = net.fabric.qp_count(port);
     let mut raw = Raw::proven(&mut net, 5);
     for round in 0..4_u32 {
@@ -248,7 +248,7 @@ fn queue_pairs_for_one_peer_are_bounded_and_go_with_its_connection() {
 #[test]
 fn a_generation_that_is_offered_twice_leaves_no_queue_pair_behind() {
     let mut net = Net::pair(&config(), 4 * KIB);
-    let port = net.nodes[1].port;
+    let port = net.ports[1];
     let mut raw = Raw::proven(&mut net, 5);
     raw.send(&connect(3, [7, 8, 7].into_iter()));
     let answer = raw.receive(&mut net, 24);
@@ -259,7 +259,7 @@ fn a_generation_that_is_offered_twice_leaves_no_queue_pair_behind() {
 #[test]
 fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer() {
     let mut net = Net::pair(&config(), 4 * KIB);
-    let port = net.nodes[1].port;
+    let port = net.ports[1];
     let mut first = Raw::to(&net);
     first.send(hello(&net, 5, 10).as_bytes());
     first.receive(&mut net, 32);
@@ -282,7 +282,7 @@ fn a_newer_connection_of_a_session_ends_the_older_one_and_no_older_one_the_newer
 #[test]
 fn a_fence_ends_what_it_does_not_name() {
     let mut net = Net::pair(&config(), 4 * KIB);
-    let port = net.nodes[1].port;
+    let port = net.ports[1];
     let mut raw = Raw::proven(&mut net, 5);
     raw.send(&connect(1, 0..6));
     raw.receive(&mut net, 16 + 32 + 6 * 16);
@@ -337,6 +337,7 @@ fn connections_beyond_the_limit_are_told_so() {
 
 fn false_export(address: std::net::SocketAddr, incarnation: u64) -> Vec<u8> {
     let export = Export {
+        format: EXPORT_FORMAT,
         rights: 12,
         addresses: [address.ip(); EXPORT_ADDRESSES_MAX],
         address_count: 1,
@@ -375,7 +376,7 @@ fn greet(stream: &mut TcpStream, incarnation: u64) {
         reserved: U16::ZERO,
         status: U32::ZERO,
         incarnation: U64::new(incarnation),
-        reserved_end: U64::ZERO,
+        detail: U64::ZERO,
     };
     stream.write_all(welcome.as_bytes()).unwrap();
 }

@@ -174,7 +174,7 @@ fn a_queue_pair_that_fails_from_outside_is_replaced_and_its_slices_are_sent_agai
     net.warm_up();
     net.set_link(0, 1, SLOW);
     net.nodes[0].memory.paint(4);
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     for round in 0..5_u64 {
         let slices: Vec<Slice> =
             (0..40).map(|i| write(round * 100 + i, i * 1_000, i * 1_200, 1_000)).collect();
@@ -210,7 +210,7 @@ fn a_port_that_goes_down_ends_its_slices_at_once_and_comes_back() {
     net.warm_up();
     net.set_link(0, 1, SLOW);
     net.nodes[0].submit(&[write(1, 0, 0, 500)]);
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     net.fabric.set_port(port, false);
     let end = net.finish(1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Rail, Outcome::Unknown));
@@ -229,7 +229,7 @@ fn an_address_that_changes_costs_the_connections_and_no_more() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
     for (node, token) in [(0, 10), (1, 20)] {
-        let (port, gid) = (net.nodes[node].port, net.nodes[node].transport.gid());
+        let (port, gid) = (net.ports[node], net.nodes[node].transport.gid());
         let mut raw = gid.raw;
         raw[15] ^= 0x55;
         net.fabric.set_gid(port, gid.index, Some((raw, GidKind::RoceV2)));
@@ -249,7 +249,7 @@ fn a_device_that_dies_gives_everything_back() {
     net.warm_up();
     net.set_link(0, 1, SLOW);
     net.nodes[0].submit(&[write(1, 0, 0, 500), read(2, 0, 0, 500)]);
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     net.fabric.kill(port);
     for token in [1, 2] {
         assert_eq!(kind(&net.finish(token)), ErrorKind::Rail);
@@ -263,7 +263,7 @@ fn a_device_that_dies_gives_everything_back() {
 fn a_target_that_fails_in_carrying_out_is_reported_for_that_slice_alone() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
     net.warm_up();
-    let port = net.nodes[1].port;
+    let port = net.ports[1];
     net.fabric.refuse_requests(port, Refusal::Failed, 1);
     net.nodes[0].submit(&[write(1, 0, 0, 500), write(2, 600, 1_000, 500)]);
     assert_eq!((kind(&net.finish(1)), net.finish(1).outcome), (ErrorKind::Rail, Outcome::Unknown));
@@ -283,7 +283,7 @@ fn a_status_of_any_kind_ends_its_slice_once_and_the_queue_pair_is_replaced() {
     for (status, expected) in statuses {
         let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
         net.warm_up();
-        let port = net.nodes[0].port;
+        let port = net.ports[0];
         net.fabric.corrupt_status(port, 0, status);
         net.nodes[0].submit(&[write(1, 0, 0, 8_000)]);
         let end = net.finish(1);
@@ -296,7 +296,7 @@ fn a_status_of_any_kind_ends_its_slice_once_and_the_queue_pair_is_replaced() {
 #[test]
 fn a_registration_that_fails_half_way_leaves_nothing_behind() {
     let mut net = Net::pair(&Config { registration_chunk_bytes: 4_096, ..config() }, 64 * KIB);
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     let before = net.fabric.mr_count(port);
     let memory = Block::new(256 * KIB);
     net.fabric.fail_registrations(port, libc::ENOMEM, 1);
@@ -395,7 +395,7 @@ fn a_transport_reaches_itself() {
 fn queue_pairs_go_with_the_segment_that_needed_them() {
     let mut net = Net::pair(&config(), 64 * KIB);
     net.warm_up();
-    let (here, there) = (net.nodes[0].port, net.nodes[1].port);
+    let (here, there) = (net.ports[0], net.ports[1]);
     assert_eq!((net.fabric.qp_count(here), net.fabric.qp_count(there)), (2, 2));
     net.nodes[0].transport.detach(SEGMENT).unwrap();
     net.drive("they are gone", |net| net.fabric.qp_count(here) + net.fabric.qp_count(there) == 0);
@@ -405,7 +405,7 @@ fn queue_pairs_go_with_the_segment_that_needed_them() {
 fn a_failed_queue_pair_does_not_linger_at_the_target() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
     net.warm_up();
-    let port = net.nodes[0].port;
+    let port = net.ports[0];
     for round in 1..20 {
         net.fabric.corrupt_status(port, 0, WcStatus::RetriesExceeded);
         net.nodes[0].submit(&[write(2 * round, 0, 0, 10)]);
@@ -413,7 +413,7 @@ fn a_failed_queue_pair_does_not_linger_at_the_target() {
         net.transfer(&[write(2 * round + 1, 0, 0, 10)]);
     }
     net.linger(Duration::from_millis(5));
-    assert_eq!(net.fabric.qp_count(net.nodes[1].port), 1);
+    assert_eq!(net.fabric.qp_count(net.ports[1]), 1);
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn rights_that_only_the_export_claims_are_not_granted() {
     let (region, memory) = (RegionId::new(3, 1), Block::new(KIB));
     // SAFETY: the block outlives the region, which is deregistered below.
     unsafe { net.nodes[1].transport.register(region, memory.span(), Access::REMOTE_READ) }.unwrap();
-    let mut blob = net.nodes[1].export(region);
+    let mut blob = net.nodes[1].export_of(region);
     blob[6] = 12;
     net.nodes[0].transport.attach(SEGMENT, &blob).unwrap();
     net.nodes[0].submit(&[write(1, 0, 0, 10)]);

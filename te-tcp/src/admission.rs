@@ -13,18 +13,21 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 
-use te_core::{EXPELLED_MAX, Error, ErrorKind, Instant};
+use te_core::{Error, Instant};
+use te_fabric::Interest;
+use te_fabric::net::{Accepted, reset_on_close, set_liveness};
+use te_fabric::peer::Expelled;
 use zerocopy::IntoBytes;
 
 use crate::connections::Connection;
 use crate::frame::{Header, Hello, Kind, Status};
 use crate::lane::{Lane, Reading};
-use crate::sys::{Interest, Socket};
+use crate::sys::Socket;
 use crate::target::{InLane, Phase};
-use crate::transport::TcpTransport;
+use crate::transport::{LISTENER, TcpTransport};
 
 /// Connections accepted in one poll, at most.
 const ACCEPTS_MAX: usize = 64;
@@ -40,8 +43,6 @@ const IDLE_MS: u64 = 1_000;
 const SILENT_MS: u64 = 5_000;
 /// How long a lane that has had its last word may take to hang up.
 const LAST_WORD_MS: u64 = 1_000;
-/// How long the listener rests when connections cannot be accepted.
-const LISTENER_REST_MS: u64 = 100;
 /// Identities of peers whose lanes were closed from here, remembered at most.
 const SENT_AWAY_MAX: usize = 4_096;
 
@@ -57,9 +58,7 @@ pub(crate) struct Admission {
     /// Peers that may be alive without a lane, because it was we who closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
-    expelled: HashSet<u64>,
-    /// The last attempt to accept failed, and that has been logged.
-    complained: bool,
+    expelled: Expelled,
 }
 
 /// A lane that may have to make room.
@@ -76,16 +75,14 @@ impl TcpTransport {
     pub(crate) fn accept_all(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
-                Ok(socket) => {
-                    self.admission.complained = false;
-                    if let Err(error) = self.adopt(socket) {
+                Accepted::Connection(stream) => {
+                    if let Err(error) = self.adopt(stream.into()) {
                         log::debug!("a connection was given up: {error}");
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer hung up before we looked, or its network is not what it was (accept(2)).
-                Err(error) if is_the_peers(&error) => {}
-                Err(error) => {
+                Accepted::Gone => {}
+                Accepted::Empty => return,
+                Accepted::Failed(error) => {
                     self.cannot_accept(&error);
                     return;
                 }
@@ -93,23 +90,19 @@ impl TcpTransport {
         }
         // There may be more, and not every driver says so twice.
         self.listener_waits = true;
-        self.fresh = true;
+        self.timers.wake();
     }
 
     /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for nothing.
     fn cannot_accept(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.admission.complained, true) {
-            log::warn!(
-                "cannot accept connections for the moment: {error}; raise the limit of open files (LimitNOFILE, ulimit -n) \
-                 above {}",
-                self.config.connections_max
-            );
-        }
         let silent = self.candidates().into_iter().filter(|lane| self.is_silent(lane));
         if let Some(lane) = silent.min_by_key(|lane| lane.used) {
             self.retire(lane.index);
         }
-        self.rest_listener(self.now + Duration::from_millis(LISTENER_REST_MS));
+        if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
+            self.listener.rest(self.timers.now(), error, self.config.connections_max);
+            self.timers.due_by(self.timers.now());
+        }
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<()> {
@@ -117,20 +110,21 @@ impl TcpTransport {
         let group = group_of(socket.peer_address()?.ip());
         self.tune(&socket)?;
         self.suit(&socket);
-        socket.set_liveness(self.config.peer_silence_ms_max)?;
-        let interest = Interest { readable: true, writable: false };
+        set_liveness(&socket, self.config.peer_silence_ms_max)?;
+        let interest = Interest::READ;
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(&socket, name, interest) {
             self.connections.release(index);
             return Err(error);
         }
-        let role = InLane::new(name, group, self.now);
+        let role = InLane::new(name, group, self.timers.now());
         let mut lane = Lane::new(socket, interest, role);
-        lane.deadline = Some(self.now + Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        lane.deadline =
+            Some(self.timers.now() + Duration::from_millis(u64::from(self.config.connect_ms_max)));
         self.connections.put(index, Connection::In(Box::new(lane)));
         self.admission.inbound += 1;
         self.wait_outside(name, group);
-        self.timers_stale = true;
+        self.timers.changed();
         Ok(())
     }
 
@@ -158,10 +152,10 @@ impl TcpTransport {
     /// What a HELLO is answered. `Ok`: its lane is admitted, and counted.
     pub(crate) fn admit(&mut self, hello: &Hello, lane: &mut Lane<InLane>) -> Status {
         let identity = hello.identity.get();
-        if hello.target.get() != self.incarnation {
+        if hello.target.get() != self.end.incarnation {
             return Status::Restarted;
         }
-        if self.admission.expelled.contains(&identity) {
+        if self.admission.expelled.contains(identity) {
             self.stats.turned_away += 1;
             return Status::Expelled;
         }
@@ -174,9 +168,9 @@ impl TcpTransport {
         self.admission.admitted += 1;
         lane.role.phase = Phase::Live;
         lane.deadline = None;
-        lane.role.used = self.now;
+        lane.role.used = self.timers.now();
         // It may stay silent.
-        self.timers_stale = true;
+        self.timers.changed();
         Status::Ok
     }
 
@@ -252,7 +246,7 @@ impl TcpTransport {
     }
 
     fn quiet_ms(&self, lane: &Candidate) -> u64 {
-        self.now.nanos_since(lane.used) / 1_000_000
+        self.timers.now().nanos_since(lane.used) / 1_000_000
     }
 
     /// Whether it has had its chance to carry something and has not.
@@ -275,17 +269,8 @@ impl TcpTransport {
     /// byte of it lands any more: nothing is under way in a transport that nobody polls, no request to the kernel outlives
     /// a poll, and a connection without a WELCOME holds no WRITE.
     pub(crate) fn expel_peer(&mut self, identity: u64, force: bool) -> Result<(), Error> {
-        if identity == 0 {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        if !force && self.has_peer(identity) {
-            return Err(ErrorKind::Busy.into());
-        }
-        let known = self.admission.expelled.contains(&identity);
-        if !known && self.admission.expelled.len() >= EXPELLED_MAX {
-            return Err(ErrorKind::Full.into());
-        }
-        self.admission.expelled.insert(identity);
+        let connected = self.has_peer(identity);
+        self.admission.expelled.add(identity, force, connected)?;
         self.admission.sent_away.retain(|&known| known != identity);
         for index in 0..self.connections.bound() {
             if let Some(lane) = self.connections.in_mut(index)
@@ -293,7 +278,7 @@ impl TcpTransport {
                 && lane.role.identity == identity
                 && let Some(lane) = self.connections.take_in(index)
             {
-                lane.socket.reset_on_close();
+                reset_on_close(&lane.socket);
                 self.end_in(index, lane);
             }
         }
@@ -327,8 +312,8 @@ impl TcpTransport {
             self.wait_outside(lane.role.name, lane.role.group);
         }
         lane.role.phase = Phase::Ending;
-        lane.deadline = Some(self.now + Duration::from_millis(LAST_WORD_MS));
-        self.timers_stale = true;
+        lane.deadline = Some(self.timers.now() + Duration::from_millis(LAST_WORD_MS));
+        self.timers.changed();
     }
 
     /// A peer's lane is gone.
@@ -372,26 +357,6 @@ impl Lane<InLane> {
     fn is_idle(&self) -> bool {
         self.inbox.announced().is_empty() && self.outbox.is_empty() && !self.paused
     }
-}
-
-/// Whether accepting failed for a reason that lies in the connection rather than here.
-fn is_the_peers(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ECONNABORTED
-                | libc::EINTR
-                | libc::EPROTO
-                | libc::EPERM
-                | libc::ENETDOWN
-                | libc::ENOPROTOOPT
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ENETUNREACH
-        )
-    )
 }
 
 /// Whom an address counts for: itself, or for IPv6 its /64, of which one host has all addresses.

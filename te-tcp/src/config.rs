@@ -1,7 +1,8 @@
 //! The settings of one transport, their defaults and their limits.
 
-use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
 /// Lanes to one peer, at most.
 pub const LANES_MAX: u8 = 16;
@@ -130,7 +131,7 @@ impl Config {
     /// # Errors
     /// The first field that is out of its limits, with the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let ranges = [
+        check_ranges([
             ("lanes", u64::from(self.lanes), 1, u64::from(LANES_MAX)),
             ("peer_silence_ms_max", u64::from(self.peer_silence_ms_max), 20, 3_600_000),
             ("connect_ms_max", u64::from(self.connect_ms_max), 1, 3_600_000),
@@ -144,57 +145,16 @@ impl Config {
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
             ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),
-        ];
-        for (field, value, min, max) in ranges {
-            if value < min || value > max {
-                return Err(ConfigError { field, value, min, max });
-            }
-        }
-        for (field, bytes) in [
+        ])?;
+        let buffers = [
             ("send_buffer_bytes", self.send_buffer_bytes),
             ("receive_buffer_bytes", self.receive_buffer_bytes),
             ("window_bytes_max", self.window_bytes_max),
-        ] {
-            if let Some(bytes) = bytes
-                && !(4_096..=1 << 30).contains(&bytes)
-            {
-                return Err(ConfigError { field, value: u64::from(bytes), min: 4_096, max: 1 << 30 });
-            }
-        }
-        if let Some(name) = &self.congestion
-            && !(1..16).contains(&name.len())
-        {
-            return Err(ConfigError {
-                field: "congestion (length)",
-                value: name.len() as u64,
-                min: 1,
-                max: 15,
-            });
-        }
-        if self.advertise.is_some_and(|ip| ip.is_unspecified()) {
-            return Err(ConfigError { field: "advertise (unspecified)", value: 0, min: 1, max: 1 });
-        }
-        Ok(())
+        ];
+        let set =
+            |(field, bytes): (_, Option<u32>)| bytes.map(|bytes| (field, u64::from(bytes), 4_096, 1 << 30));
+        check_ranges(buffers.into_iter().filter_map(set))?;
+        check_ranges(self.congestion.as_ref().map(|name| ("congestion (length)", name.len() as u64, 1, 15)))?;
+        check_advertised(self.advertise)
     }
 }
-
-/// A field of [`Config`] that is out of its limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigError {
-    /// Its name.
-    pub field: &'static str,
-    /// What it was.
-    pub value: u64,
-    /// Smallest value allowed.
-    pub min: u64,
-    /// Largest value allowed.
-    pub max: u64,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}: set it to {}..={}", self.field, self.value, self.min, self.max)
-    }
-}
-
-impl std::error::Error for ConfigError {}

@@ -1,13 +1,12 @@
 //! Who gets a turn in `poll`: lanes that are ready, lanes that are warm, and deadlines that have come.
 
-use core::time::Duration;
-
 use te_core::{Error, ErrorKind, Instant};
+use te_fabric::Interest;
+use te_fabric::timers::Earliest;
 
 use crate::connections::Connection;
-use crate::endpoint::{Gate, LaneEnd};
+use crate::endpoint::LaneEnd;
 use crate::lane::{Lane, Reading};
-use crate::sys::Interest;
 #[cfg(feature = "uring")]
 use crate::sys::Poller;
 use crate::transport::{LISTENER, TcpTransport};
@@ -18,9 +17,6 @@ const HEAT: u16 = 64;
 /// Every so many polls the system is asked, however warm the lanes are: new connections and cold lanes want their turn.
 const ASK_EVERY: u32 = 16;
 
-/// Deadlines are looked at this often.
-const TIMERS_MS: u64 = 5;
-
 impl TcpTransport {
     pub(crate) fn drive_all(&mut self) {
         self.drive_deferred();
@@ -29,7 +25,7 @@ impl TcpTransport {
             self.drive_changes();
             return;
         }
-        if self.hot.is_empty() || self.waiting_to_write > 0 || self.polls.is_multiple_of(ASK_EVERY) {
+        if self.hot.is_empty() || self.waiting_to_write > 0 || self.timers.polls().is_multiple_of(ASK_EVERY) {
             self.drive_ready();
         } else {
             self.drive_hot();
@@ -133,7 +129,7 @@ impl TcpTransport {
             None => false,
         });
         let news = matches!(&self.poller, Poller::Ring(ring) if ring.has_news());
-        self.fresh |= news || !self.hot.is_empty();
+        self.timers.wake_if(news || !self.hot.is_empty());
     }
 
     /// Works on the lanes that had something to say a moment ago, without asking first.
@@ -211,7 +207,7 @@ impl TcpTransport {
         if self.poller.tells_changes() {
             *heat = u16::from(!drained);
             if !drained {
-                self.fresh = true;
+                self.timers.wake();
                 if !self.hot.contains(&index) {
                     self.hot.push(index);
                 }
@@ -226,7 +222,7 @@ impl TcpTransport {
             return;
         }
         let name = self.connections.name(index);
-        if self.poller.modify(lane.socket.raw_fd(), name, wanted).is_ok() {
+        if self.poller.modify(&lane.socket, name, wanted).is_ok() {
             self.waiting_to_write -= u32::from(lane.interest.writable);
             self.waiting_to_write += u32::from(wanted.writable);
             lane.interest = wanted;
@@ -241,41 +237,27 @@ impl TcpTransport {
         self.connections.release(index);
     }
 
-    pub(crate) fn rest_listener(&mut self, until: Instant) {
-        let none = Interest { readable: false, writable: false };
-        if self.poller.modify(self.listener.raw_fd(), LISTENER, none).is_ok() {
-            self.listener_rests = Some(until);
-            self.timers_due = self.now;
+    pub(crate) fn run_timers(&mut self) {
+        let now = self.timers.now();
+        self.timers.looking();
+        let mut next = Earliest::default();
+        if self.listener.is_rested(now)
+            && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
+        {
+            self.listener.resume();
+            self.listener_waits = true;
+            self.timers.wake();
         }
-    }
-
-    pub(crate) fn run_timers(&mut self, now: Instant) {
-        let mut next: Option<Instant> = None;
-        let mut note = |at: Option<Instant>| next = [next, at].into_iter().flatten().min();
-        if let Some(until) = self.listener_rests {
-            let interest = Interest { readable: true, writable: false };
-            if now < until {
-                note(Some(until));
-            } else if self.poller.modify(self.listener.raw_fd(), LISTENER, interest).is_ok() {
-                self.listener_rests = None;
-                self.listener_waits = true;
-                self.fresh = true;
-            }
-        }
+        next.note(self.listener.rests_until());
         for index in 0..self.connections.bound() {
-            note(self.check_deadline_in(index, now));
-            note(self.check_deadline_out(index, now));
+            next.note(self.check_deadline_in(index, now));
+            next.note(self.check_deadline_out(index, now));
         }
-        note(self.check_pulses(now));
+        next.note(self.check_pulses(now));
         for peer in &self.listed {
-            if let Some(Gate::Until(when)) = self.peers.get(*peer).map(|endpoint| endpoint.gate) {
-                note(Some(when));
-            }
+            next.note(self.peers.get(*peer).and_then(|endpoint| endpoint.contact.paused_until()));
         }
-        self.timers_next = next;
-        self.timers_stale = false;
-        let often = now + Duration::from_millis(TIMERS_MS);
-        self.timers_due = next.map_or(often, |next| next.min(often));
+        self.timers.looked(next.get());
     }
 
     fn check_deadline_out(&mut self, index: u32, now: Instant) -> Option<Instant> {
@@ -291,8 +273,7 @@ impl TcpTransport {
 
     /// When we ourselves were away, the peers' silence is not their fault.
     pub(crate) fn forgive_absence(&mut self, now: Instant) {
-        let limit = u64::from(self.config.peer_silence_ms_max) * 1_000_000;
-        if now.nanos_since(self.now) > limit / 2 {
+        if self.timers.absence(now, self.config.peer_silence_ms_max).is_some() {
             for peer in 0..self.peers.bound() {
                 if let Some(endpoint) = self.peers.get_mut(peer) {
                     endpoint.pulse = endpoint.pulse.map(|_| now);

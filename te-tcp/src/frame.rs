@@ -84,10 +84,9 @@
 //!
 //! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses the other's.
 
-use core::fmt;
-use core::net::{IpAddr, Ipv6Addr};
-
-use te_core::{Error, ErrorKind};
+pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
+use te_fabric::handshake::Protocol;
+pub use te_fabric::handshake::{FrameError, Step, Welcome};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -95,6 +94,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const VERSION: u16 = 2;
 /// First bytes of HELLO and WELCOME, in every version.
 pub const MAGIC: [u8; 8] = *b"snowskin";
+/// Both, as the handshake wants them.
+pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
 /// Operations, statuses or lanes in one frame, at most.
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
@@ -104,10 +105,8 @@ pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
-/// Addresses in one export, at most.
-pub const EXPORT_ADDRESSES_MAX: usize = 4;
-/// The longest export, bytes.
-pub const EXPORT_BYTES_MAX: usize = size_of::<ExportHead>() + 16 * EXPORT_ADDRESSES_MAX;
+/// What tells this fabric's exports from others.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: VERSION };
 
 /// What the kind byte of a [`Header`] can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,83 +134,37 @@ pub enum Kind {
     Error = 255,
 }
 
-/// How an operation or a handshake ended at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Status {
-    /// Done.
-    Ok = 0,
-    /// Zero length.
-    Empty = 1,
-    /// Longer than the target accepts.
-    TooLong = 2,
-    /// No such region.
-    NotFound = 3,
-    /// The region has another generation by now, or is being withdrawn.
-    Stale = 4,
-    /// Not inside the region.
-    OutOfRange = 5,
-    /// Wrong key, or the export does not grant this.
-    AccessDenied = 6,
-    /// The payload does not have the checksum that came with it.
-    Corrupt = 7,
-    /// The target has another incarnation than the initiator expects.
-    Restarted = 8,
-    /// The target speaks another protocol version.
-    Version = 9,
-    /// The connection did not open with the magic.
-    Magic = 10,
-    /// The target has as many connections as it allows.
-    Full = 11,
-    /// A frame that makes no sense.
-    Protocol = 12,
-    /// The region was withdrawn while a payload was on its way; some of its bytes may be in place.
-    Withdrawn = 13,
-    /// The target cut this initiator off, for good.
-    Expelled = 14,
-}
-
-impl Status {
-    /// The status with this number on the wire; unknown numbers are [`Status::Protocol`].
-    #[must_use]
-    pub const fn from_wire(number: u32) -> Self {
-        match number {
-            0 => Self::Ok,
-            1 => Self::Empty,
-            2 => Self::TooLong,
-            3 => Self::NotFound,
-            4 => Self::Stale,
-            5 => Self::OutOfRange,
-            6 => Self::AccessDenied,
-            7 => Self::Corrupt,
-            8 => Self::Restarted,
-            9 => Self::Version,
-            10 => Self::Magic,
-            11 => Self::Full,
-            13 => Self::Withdrawn,
-            14 => Self::Expelled,
-            _ => Self::Protocol,
-        }
-    }
-
-    /// The error that a caller gets for it; `None` for `Ok`.
-    #[must_use]
-    pub const fn error(self) -> Option<Error> {
-        let kind = match self {
-            Self::Ok => return None,
-            Self::Empty | Self::TooLong => ErrorKind::InvalidArgument,
-            Self::NotFound => ErrorKind::NotFound,
-            Self::Stale | Self::Withdrawn => ErrorKind::Stale,
-            Self::OutOfRange => ErrorKind::OutOfRange,
-            Self::AccessDenied => ErrorKind::AccessDenied,
-            Self::Corrupt => ErrorKind::Corrupt,
-            Self::Restarted => ErrorKind::PeerRestarted,
-            Self::Full => ErrorKind::Full,
-            Self::Expelled => ErrorKind::Expelled,
-            Self::Version | Self::Magic | Self::Protocol => ErrorKind::Protocol,
-        };
-        Some(Error::with_code(kind, self as i32))
+te_fabric::statuses! {
+    /// How an operation or a handshake ended at the target.
+    pub enum Status {
+        /// Zero length.
+        Empty = 1 => InvalidArgument,
+        /// Longer than the target accepts.
+        TooLong = 2 => InvalidArgument,
+        /// No such region.
+        NotFound = 3 => NotFound,
+        /// The region has another generation by now, or is being withdrawn.
+        Stale = 4 => Stale,
+        /// Not inside the region.
+        OutOfRange = 5 => OutOfRange,
+        /// Wrong key, or the export does not grant this.
+        AccessDenied = 6 => AccessDenied,
+        /// The payload does not have the checksum that came with it.
+        Corrupt = 7 => Corrupt,
+        /// The target has another incarnation than the initiator expects.
+        Restarted = 8 => PeerRestarted,
+        /// The target speaks another protocol version.
+        Version = 9 => Protocol,
+        /// The connection did not open with the magic.
+        Magic = 10 => Protocol,
+        /// The target has as many connections as it allows.
+        Full = 11 => Full,
+        /// A frame that makes no sense.
+        Protocol = 12 => Protocol,
+        /// The region was withdrawn while a payload was on its way; some of its bytes may be in place.
+        Withdrawn = 13 => Stale,
+        /// The target cut this initiator off, for good.
+        Expelled = 14 => Expelled,
     }
 }
 
@@ -235,24 +188,6 @@ pub struct Hello {
     pub target: U64,
     /// Random, one for each initiating engine; never 0. What is expelled goes by it.
     pub identity: U64,
-}
-
-/// The target's answer to a [`Hello`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Welcome {
-    /// [`MAGIC`].
-    pub magic: [u8; 8],
-    /// The target's version.
-    pub version: U16,
-    /// Zero.
-    pub reserved: U16,
-    /// A [`Status`].
-    pub status: U32,
-    /// The target's incarnation; 0 when refused.
-    pub incarnation: U64,
-    /// Longest operation that the target accepts, bytes.
-    pub operation_bytes_max: U64,
 }
 
 /// What opens every frame after the handshake.
@@ -324,71 +259,6 @@ pub struct LaneEntry {
     pub reserved: U16,
     /// Lane generation.
     pub generation: U32,
-}
-
-/// What a parser made of the bytes at hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<T> {
-    /// Too few: call again when there are at least this many.
-    Need(usize),
-    /// A frame, and how many bytes its head took. Payload follows.
-    Frame(T, usize),
-}
-
-/// Why bytes are not a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FrameError {
-    /// Not our magic.
-    Magic,
-    /// Another version of the protocol: this one.
-    Version(u16),
-    /// A kind that this side does not expect.
-    Kind(u8),
-    /// No entries where there must be some, or more than [`ENTRIES_MAX`].
-    Count(u16),
-    /// Bytes that must be zero are not.
-    Reserved,
-    /// A flag that this version does not know.
-    Flags(u8),
-    /// Operations are not numbered one after the other.
-    Sequence,
-    /// A HELLO whose identity is 0.
-    Identity,
-    /// An export that is cut short, or too long, or names no address.
-    Length,
-}
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Magic => f.write_str("not a snowskin connection: check the port"),
-            Self::Version(v) => {
-                write!(f, "protocol version {v}, this side speaks {VERSION}: run the same release on both")
-            }
-            Self::Kind(k) => write!(f, "frame kind {k} is not expected here"),
-            Self::Count(n) => write!(f, "{n} entries in a frame; 1 to {ENTRIES_MAX} are allowed"),
-            Self::Reserved => f.write_str("bytes that must be zero are not"),
-            Self::Flags(flags) => write!(f, "unknown flags {flags:#x}"),
-            Self::Sequence => f.write_str("operations are not numbered one after the other"),
-            Self::Identity => f.write_str("an initiator has to say its identity, which is never 0"),
-            Self::Length => f.write_str("an export of this length does not exist"),
-        }
-    }
-}
-
-impl core::error::Error for FrameError {}
-
-impl FrameError {
-    /// What the target tells the initiator.
-    #[must_use]
-    pub const fn status(self) -> Status {
-        match self {
-            Self::Magic => Status::Magic,
-            Self::Version(_) => Status::Version,
-            _ => Status::Protocol,
-        }
-    }
 }
 
 /// A frame that a target may get.
@@ -472,33 +342,19 @@ pub enum Response<'a> {
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
-    check_opening(bytes)?;
-    match Hello::read_from_prefix(bytes) {
-        Ok((hello, _)) if hello.identity.get() == 0 => Err(FrameError::Identity),
-        Ok((hello, _)) => Ok(Step::Frame(hello, size_of::<Hello>())),
-        Err(_) => Ok(Step::Need(size_of::<Hello>())),
-    }
+    PROTOCOL.parse_hello(bytes, |hello: &Hello| match hello.identity.get() {
+        0 => Err(FrameError::Identity),
+        _ => Ok(()),
+    })
 }
 
-/// Parses the first frame that an initiator gets. Another version is no error here: its status says why it refused.
+/// Parses the first frame that an initiator gets; its detail is the longest operation that the target accepts, bytes.
+/// Another version is no error in a refusal: its status says why.
 ///
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_welcome(bytes: &[u8]) -> Result<Step<Welcome>, FrameError> {
-    let seen = bytes.len().min(MAGIC.len());
-    if bytes[..seen] != MAGIC[..seen] {
-        return Err(FrameError::Magic);
-    }
-    match Welcome::read_from_prefix(bytes) {
-        Ok((welcome, _)) => {
-            let refused = welcome.status.get() != Status::Ok as u32;
-            if !refused && welcome.version.get() != VERSION {
-                return Err(FrameError::Version(welcome.version.get()));
-            }
-            Ok(Step::Frame(welcome, size_of::<Welcome>()))
-        }
-        Err(_) => Ok(Step::Need(size_of::<Welcome>())),
-    }
+    PROTOCOL.parse_welcome(bytes)
 }
 
 /// Parses the head of the next frame that a target gets.
@@ -544,134 +400,12 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
     }
 }
 
-/// First bytes of an export. The addresses follow, 16 bytes each; IPv4 is written as IPv4-mapped IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct ExportHead {
-    magic: [u8; 4],
-    version: U16,
-    rights: u8,
-    addresses: u8,
-    incarnation: U64,
-    region: U32,
-    generation: U32,
-    key: U64,
-    len: U64,
-    reserved: [u8; 6],
-    port: U16,
-}
-
-const EXPORT_MAGIC: [u8; 4] = *b"stcp";
-
-/// What a peer needs to reach an exported region.
-///
-/// On the wire: magic `stcp` (4 bytes), version (2), rights (1: 4 = read, 8 = write), number of addresses (1), incarnation
-/// (8), region index (4), generation (4), key (8), length (8), zero (6), port (2), then 1 to 4 addresses (16 each).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// The bits of [`te_core::Access`] that the peer has.
-    pub rights: u8,
-    /// Where the target listens; the first `address_count` count.
-    pub addresses: [IpAddr; EXPORT_ADDRESSES_MAX],
-    /// How many addresses there are.
-    pub address_count: u8,
-    /// TCP port.
-    pub port: u16,
-    /// Who exported it.
-    pub incarnation: u64,
-    /// Region index at the target.
-    pub region: u32,
-    /// Region generation at the target.
-    pub generation: u32,
-    /// The key.
-    pub key: u64,
-    /// Bytes of the region.
-    pub len: u64,
-}
-
-impl Export {
-    /// Writes the export into `out`; gives its length, or `None` when `out` is too short.
-    #[must_use]
-    pub fn write(&self, out: &mut [u8]) -> Option<usize> {
-        let count = usize::from(self.address_count).min(EXPORT_ADDRESSES_MAX);
-        let head = ExportHead {
-            magic: EXPORT_MAGIC,
-            version: U16::new(VERSION),
-            rights: self.rights,
-            addresses: count as u8,
-            port: U16::new(self.port),
-            reserved: [0; 6],
-            incarnation: U64::new(self.incarnation),
-            region: U32::new(self.region),
-            generation: U32::new(self.generation),
-            key: U64::new(self.key),
-            len: U64::new(self.len),
-        };
-        let total = size_of::<ExportHead>() + 16 * count;
-        let out = out.get_mut(..total)?;
-        let (first, rest) = out.split_at_mut(size_of::<ExportHead>());
-        first.copy_from_slice(head.as_bytes());
-        for (to, address) in rest.chunks_exact_mut(16).zip(&self.addresses) {
-            let v6 = match address {
-                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-                IpAddr::V6(v6) => *v6,
-            };
-            to.copy_from_slice(&v6.octets());
-        }
-        Some(total)
-    }
-}
-
 /// Parses an export.
 ///
 /// # Errors
 /// See [`FrameError`].
 pub fn parse_export(bytes: &[u8]) -> Result<Export, FrameError> {
-    let (head, rest) = ExportHead::read_from_prefix(bytes).map_err(|_| FrameError::Length)?;
-    if head.magic != EXPORT_MAGIC {
-        return Err(FrameError::Magic);
-    }
-    if head.version.get() != VERSION {
-        return Err(FrameError::Version(head.version.get()));
-    }
-    let count = usize::from(head.addresses);
-    if head.reserved != [0; 6] {
-        return Err(FrameError::Reserved);
-    }
-    if count == 0 || count > EXPORT_ADDRESSES_MAX || rest.len() != 16 * count || head.port.get() == 0 {
-        return Err(FrameError::Length);
-    }
-    let mut addresses = [IpAddr::V6(Ipv6Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
-    for (to, from) in addresses.iter_mut().zip(rest.chunks_exact(16)) {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(from);
-        *to = IpAddr::V6(Ipv6Addr::from(octets)).to_canonical();
-    }
-    Ok(Export {
-        rights: head.rights,
-        addresses,
-        address_count: head.addresses,
-        port: head.port.get(),
-        incarnation: head.incarnation.get(),
-        region: head.region.get(),
-        generation: head.generation.get(),
-        key: head.key.get(),
-        len: head.len.get(),
-    })
-}
-
-fn check_opening(bytes: &[u8]) -> Result<(), FrameError> {
-    let seen = bytes.len().min(MAGIC.len());
-    if bytes[..seen] != MAGIC[..seen] {
-        return Err(FrameError::Magic);
-    }
-    if let Some(&[low, high]) = bytes.get(8..10) {
-        let version = u16::from_le_bytes([low, high]);
-        if version != VERSION {
-            return Err(FrameError::Version(version));
-        }
-    }
-    Ok(())
+    Export::parse(EXPORT_FORMAT, bytes)
 }
 
 /// The header and what follows it; `None` when it is not all there yet.

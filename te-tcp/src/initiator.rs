@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use te_core::{Error, ErrorKind, Op};
+use te_fabric::net::error_of;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -14,7 +15,7 @@ use crate::frame::{
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
 use crate::sys::Pinned;
-use crate::transport::{TcpTransport, error_of};
+use crate::transport::TcpTransport;
 
 /// Pieces on one lane without an answer, at most.
 const PIECES_MAX: usize = 1_024;
@@ -140,8 +141,8 @@ impl TcpTransport {
         {
             endpoint.listed = true;
             self.listed.push(peer);
-            self.fresh = true;
-            self.timers_stale = true;
+            self.timers.wake();
+            self.timers.changed();
         }
     }
 
@@ -241,7 +242,7 @@ impl TcpTransport {
                 break;
             }
             let Some(segment) = self.segments.get(operation.segment) else { break };
-            let Ok(part) = operation.local.part(u64::from(offset), u64::from(len)) else { break };
+            let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
             let with_crc = kind == Op::Write && self.config.checksum;
             entries[count] = Operation {
                 region: U32::new(segment.region),
@@ -329,7 +330,7 @@ impl TcpTransport {
                 && let Some(endpoint) = self.peers.get_mut(lane.role.peer)
             {
                 // The peer makes room: it reads. What merely fits into the socket says nothing about it.
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             lane.blocked = false;
             if lane.role.phase == Phase::Connecting {
@@ -367,7 +368,7 @@ impl TcpTransport {
             self.stats.receives += 1;
             self.stats.bytes_received += received.bytes as u64;
             if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             self.answers(lane)?;
             budget = budget.saturating_sub(received.bytes);
@@ -396,15 +397,15 @@ impl TcpTransport {
                         if let Some(error) = Status::from_wire(welcome.status.get()).error() {
                             return Err(LaneEnd::Refused(error));
                         }
-                        let known = self.peers.get(lane.role.peer).map(|endpoint| endpoint.incarnation);
+                        let known =
+                            self.peers.get(lane.role.peer).map(|endpoint| endpoint.contact.incarnation());
                         if known != Some(welcome.incarnation.get()) {
                             return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol)));
                         }
                         lane.role.phase = Phase::Live;
                         lane.deadline = None;
                         if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                            endpoint.met |= 1 << lane.role.address;
-                            endpoint.connected();
+                            endpoint.connected(lane.role.address);
                         }
                         self.list_peer(lane.role.peer);
                         head
@@ -426,10 +427,15 @@ impl TcpTransport {
                             if piece.op != Op::Read || entry.len.get() != expected {
                                 return Err(PROTOCOL);
                             }
-                            let live = self.operations.get(piece.slot).filter(|op| op.live && status == 0);
+                            let live =
+                                self.operations.get(piece.slot).filter(|op| op.ext.live && status == 0);
                             plan.push(Destination {
                                 memory: live.and_then(|operation| {
-                                    operation.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+                                    operation
+                                        .ext
+                                        .local
+                                        .part(u64::from(piece.offset), u64::from(piece.len))
+                                        .ok()
                                 }),
                                 len: expected,
                                 done: 0,
@@ -514,11 +520,11 @@ impl TcpTransport {
     pub(crate) fn settle(&mut self, slot: u32, error: Option<Error>, touched: bool) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.open -= 1;
-        operation.touched |= touched;
+        operation.ext.touched |= touched;
         if operation.error.is_none() {
             operation.error = error;
         }
-        if operation.error.is_some() && operation.queued {
+        if operation.error.is_some() && operation.is_queued() {
             // What is not yet on a lane would only prolong it.
             let peer = operation.peer;
             if let Some(endpoint) = self.peers.get_mut(peer) {
@@ -531,10 +537,10 @@ impl TcpTransport {
     /// Completes `slot` if nothing of it is left anywhere.
     pub(crate) fn finish(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
-        if operation.open > 0 || operation.queued {
+        if operation.open > 0 || operation.is_queued() {
             return;
         }
-        if operation.live {
+        if operation.ext.live {
             self.complete(slot);
         }
         self.operations.remove(slot);
@@ -543,19 +549,15 @@ impl TcpTransport {
     /// Hands the completion out and lets go of region, segment and peer. The slot stays.
     fn complete(&mut self, slot: u32) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        operation.live = false;
+        operation.ext.live = false;
         let operation = *operation;
-        let completion = operation.completion();
+        let completion = operation.completion(operation.ext.touched, false);
         if completion.result.is_err() {
             self.stats.failed += 1;
         }
-        self.operations.done.push_back(completion);
-        if let Some(region) = self.regions.get_mut(operation.region) {
-            region.own -= 1;
-        }
-        if let Some(segment) = self.segments.get_mut(operation.segment) {
-            segment.users -= 1;
-        }
+        self.operations.complete(completion);
+        self.regions.unpin(operation.region);
+        self.segments.unpin(operation.segment);
         if let Some(endpoint) = self.peers.get_mut(operation.peer) {
             endpoint.operations -= 1;
             if !endpoint.is_awaited() {
@@ -589,7 +591,7 @@ impl TcpTransport {
                 }
             }
         }
-        if self.operations.get(slot).is_some_and(|operation| operation.live) {
+        if self.operations.get(slot).is_some_and(|operation| operation.ext.live) {
             self.complete(slot);
             self.finish(slot);
         }
@@ -614,7 +616,7 @@ impl TcpTransport {
                 continue;
             }
             if let Some(operation) = self.operations.get_mut(slot) {
-                operation.touched = true;
+                operation.ext.touched = true;
             }
             aside += outbox.unsent(owner);
             if aside > u64::from(self.config.aside_bytes_max) {

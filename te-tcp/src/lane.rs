@@ -16,9 +16,10 @@ use std::collections::VecDeque;
 use std::io;
 
 use te_core::Instant;
+use te_fabric::Interest;
 
 use crate::frame::{ENTRIES_MAX, HEAD_BYTES_MAX, OPERATION_LEN_AT};
-use crate::sys::{AsIncoming, Buffers, IOV_MAX, Incoming, Interest, Job, Outgoing, Pinned, Socket};
+use crate::sys::{AsIncoming, Buffers, IOV_MAX, Incoming, Job, Outgoing, Pinned, Socket};
 
 /// Pieces that wait to be sent on one lane, at most.
 const ITEMS_MAX: usize = 2_048;

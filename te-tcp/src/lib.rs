@@ -21,8 +21,10 @@
 //!   │                    lane          one connection: outbox and inbox   │
 //!   │                     │            frame: the bytes on the wire       │
 //!   └─────────────────────┼───────────────────────────────────────────────┘
-//!                        sys           sockets, epoll or io_uring, registered memory: the only unsafe
+//!                        sys           sockets, io_uring, registered memory: the only unsafe
 //! ```
+//!
+//! The slab, the tables, addresses and pauses, exports, the handshake, timers, the listener and epoll are [`te_fabric`]'s.
 //!
 //! Payloads go from registered memory to the socket and from the socket to registered memory without a stop: a frame
 //! announces its payloads, so the receiver knows where each byte belongs before it reads it. One `sendmsg` takes up to
@@ -114,6 +116,7 @@ mod sys;
 mod target;
 mod transport;
 
-pub use config::{Config, ConfigError, Driver, LANES_MAX};
+pub use config::{Config, Driver, LANES_MAX};
 pub use stats::Stats;
+pub use te_fabric::ConfigError;
 pub use transport::{OpenError, TcpTransport};

@@ -3,17 +3,20 @@
 use std::io;
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op};
+use te_fabric::Interest;
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
+use te_fabric::peer::{Attempt, Fence, Refusal};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::config::LANES_MAX;
 use crate::connections::Connection;
-use crate::endpoint::{Gate, LaneEnd};
+use crate::endpoint::{LaneEnd, Sent};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry, MAGIC, VERSION};
 use crate::initiator::{OutLane, Phase, Stage};
 use crate::lane::{Lane, Reading};
-use crate::sys::{Interest, Socket};
-use crate::transport::{TcpTransport, error_of};
+use crate::sys::Socket;
+use crate::transport::TcpTransport;
 
 /// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
 const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
@@ -23,20 +26,16 @@ const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
 impl TcpTransport {
     /// Opens one more lane, if there may be one and nothing keeps us away.
     pub(crate) fn open_lane(&mut self, peer: u32) {
-        let now = self.now;
+        let now = self.timers.now();
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        match endpoint.gate {
-            Gate::Restarted => {
-                self.fail_waiting(peer, ErrorKind::PeerRestarted.into());
+        let (at, address) = match endpoint.contact.attempt(now) {
+            Attempt::To(at, address) => (at, address),
+            Attempt::Later => return,
+            Attempt::Never(error) => {
+                self.fail_waiting(peer, error);
                 return;
             }
-            Gate::Expelled => {
-                self.fail_waiting(peer, ErrorKind::Expelled.into());
-                return;
-            }
-            Gate::Until(when) if now < when => return,
-            _ => {}
-        }
+        };
         let opening = endpoint
             .lanes
             .iter()
@@ -46,15 +45,13 @@ impl TcpTransport {
         if opening {
             return;
         }
-        let at = endpoint.address_at;
-        let address = endpoint.addresses[at];
         let (all, own) = (self.connections.len(), self.connections.len() - self.admission.inbound);
         if all >= self.config.connections_max as usize && own >= self.config.connections_kept() {
-            self.lane_refused(peer, at as u8, ErrorKind::Full.into());
+            self.lane_refused(peer, at, ErrorKind::Full.into());
             return;
         }
-        if let Err(error) = self.start_lane(peer, number, at as u8, address) {
-            self.lane_refused(peer, at as u8, error_of(&error));
+        if let Err(error) = self.start_lane(peer, number, at, address) {
+            self.lane_refused(peer, at, error_of(&error));
         }
     }
 
@@ -69,9 +66,9 @@ impl TcpTransport {
         self.tune(&socket)?;
         socket.connect(address)?;
         self.lane_generation = self.lane_generation.wrapping_add(1);
-        let interest = Interest { readable: true, writable: true };
+        let interest = Interest::BOTH;
         let (index, name) = self.connections.reserve();
-        if let Err(error) = self.poller.add(socket.raw_fd(), name, interest) {
+        if let Err(error) = self.poller.add(&socket, name, interest) {
             self.connections.release(index);
             return Err(error);
         }
@@ -79,14 +76,15 @@ impl TcpTransport {
         let role = OutLane::new(peer, number as u8, at, self.lane_generation);
         let mut lane = Lane::new(socket, interest, role);
         lane.blocked = true;
-        lane.deadline =
-            Some(self.now + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)));
+        lane.deadline = Some(
+            self.timers.now() + core::time::Duration::from_millis(u64::from(self.config.connect_ms_max)),
+        );
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.lanes[number] = Some(index);
         }
         self.connections.put(index, Connection::Out(Box::new(lane)));
         self.stats.lanes_opened += 1;
-        self.timers_stale = true;
+        self.timers.changed();
         Ok(())
     }
 
@@ -94,16 +92,16 @@ impl TcpTransport {
         let same_host = self.suit(&lane.socket);
         let fitting = if same_host { WINDOW_BYTES_SAME_HOST } else { WINDOW_BYTES_ELSEWHERE };
         lane.role.window = u64::from(self.config.window_bytes_max.unwrap_or(fitting));
-        let target = self.peers.get(lane.role.peer).map_or(0, |endpoint| endpoint.incarnation);
+        let target = self.peers.get(lane.role.peer).map_or(0, |endpoint| endpoint.contact.incarnation());
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
             lane: U16::new(u16::from(lane.role.number)),
             lane_generation: U32::new(lane.role.generation),
             session: U64::new(self.session),
-            initiator: U64::new(self.incarnation),
+            initiator: U64::new(self.end.incarnation),
             target: U64::new(target),
-            identity: U64::new(self.identity),
+            identity: U64::new(self.end.identity),
         };
         lane.outbox.push_head(&[hello.as_bytes()]);
         lane.role.phase = Phase::Greeting;
@@ -112,7 +110,7 @@ impl TcpTransport {
     /// A lane of ours has ended: its pieces are settled by how far they got.
     pub(crate) fn end_out(&mut self, index: u32, lane: Box<Lane<OutLane>>, end: LaneEnd) {
         let Lane { socket, role, interest, .. } = *lane;
-        socket.reset_on_close();
+        reset_on_close(&socket);
         self.forget(index, interest);
         // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of ours (L2).
         drop(socket);
@@ -122,10 +120,7 @@ impl TcpTransport {
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.lane_lost(usize::from(role.number));
         }
-        let error = match end.error() {
-            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
-            other => other,
-        };
+        let error = peer_dead(end.error());
         if end == LaneEnd::Retired {
             self.send_again(peer, &role);
             self.list_peer(peer);
@@ -144,7 +139,7 @@ impl TcpTransport {
     /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if for the first.
     fn send_again(&mut self, peer: u32, role: &OutLane) {
         for piece in &role.pieces {
-            if self.operations.get(piece.slot).is_some_and(|operation| operation.live)
+            if self.operations.get(piece.slot).is_some_and(|operation| operation.ext.live)
                 && let Some(endpoint) = self.peers.get_mut(peer)
             {
                 endpoint.again.push_back(*piece);
@@ -158,39 +153,23 @@ impl TcpTransport {
     /// An attempt to open a lane to address `at` has failed.
     fn lane_refused(&mut self, peer: u32, at: u8, error: Error) {
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        if error.kind == ErrorKind::Expelled {
-            // Only who has the right incarnation says so.
-            endpoint.gate = Gate::Expelled;
-            self.fail_peer(peer, error);
-            return;
-        }
-        if error.kind == ErrorKind::PeerRestarted {
-            if endpoint.has_met(at) {
-                endpoint.gate = Gate::Restarted;
+        self.timers.changed();
+        let error = match endpoint.contact.refused(at, error, self.timers.now(), self.config.reconnect_ms_max)
+        {
+            Refusal::Final(error) => {
                 self.fail_peer(peer, error);
                 return;
             }
-            // Somebody else's address: addresses of bridges, for one, are the same on every host.
-            endpoint.strangers += 1;
-        }
-        let replaced = endpoint.is_replaced();
-        let error = match error {
-            Error { kind: ErrorKind::System, code } => Error::with_code(ErrorKind::PeerDead, code),
-            Error { kind: ErrorKind::PeerRestarted, .. } if !replaced => {
-                Error::with_code(ErrorKind::PeerDead, libc::EHOSTUNREACH)
+            Refusal::NextAddress => {
+                self.timers.wake();
+                return;
             }
-            other => other,
+            Refusal::Paused(error) => error,
         };
-        self.timers_stale = true;
-        if endpoint.try_next_address() {
-            self.fresh = true;
-            return;
-        }
-        endpoint.back_off(self.now, self.config.reconnect_ms_max);
         if error.kind == ErrorKind::Full {
             // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow to come.
-            let since = *endpoint.crowded.get_or_insert(self.now);
-            if self.now.nanos_since(since) < u64::from(self.config.connect_ms_max) * 1_000_000 {
+            let since = *endpoint.crowded.get_or_insert(self.timers.now());
+            if self.timers.now().nanos_since(since) < u64::from(self.config.connect_ms_max) * 1_000_000 {
                 return;
             }
             endpoint.crowded = None;
@@ -225,7 +204,7 @@ impl TcpTransport {
             }
             self.finish(slot);
         }
-        let harmless = self.is_harmless(peer);
+        let harmless = self.peers.get(peer).is_none_or(|endpoint| endpoint.contact.is_harmless(&self.known));
         while let Some(fence) = self.peers.get_mut(peer).and_then(|endpoint| endpoint.fences.pop()) {
             let completion = if harmless {
                 Completion::applied(fence.token)
@@ -236,25 +215,10 @@ impl TcpTransport {
         }
     }
 
-    /// Whether nothing of ours can land at the peer any more, or ever could: one that was never met was sent nothing, one
-    /// whose process is gone has no memory, and one that expelled us has closed every lane. One that does not answer may
-    /// still hold our bytes.
-    fn is_harmless(&self, peer: u32) -> bool {
-        let Some(endpoint) = self.peers.get(peer) else { return true };
-        if matches!(endpoint.gate, Gate::Restarted | Gate::Expelled) {
-            return true;
-        }
-        let incarnation = endpoint.incarnation;
-        let met_now = (0..self.peers.bound())
-            .filter_map(|peer| self.peers.get(peer))
-            .any(|known| known.incarnation == incarnation && known.met != 0);
-        !met_now && !self.acquaintances.knows(incarnation)
-    }
-
     /// Sends a fence that is not yet on its way, if there is one and a live lane to carry it. True: there was.
     pub(crate) fn send_fence(&mut self, peer: u32) -> bool {
         let Some(endpoint) = self.peers.get_mut(peer) else { return false };
-        if endpoint.fences.iter().all(|fence| fence.waiting.is_some()) {
+        if endpoint.fences.iter().all(|fence| fence.sent.is_some()) {
             return false;
         }
         let mut lanes =
@@ -275,11 +239,12 @@ impl TcpTransport {
         if live == 0 {
             return false;
         }
-        let Some(fence) = endpoint.fences.iter_mut().find(|fence| fence.waiting.is_none()) else {
+        let Some(fence) = endpoint.fences.iter_mut().find(|fence| fence.sent.is_none()) else {
             return false;
         };
-        fence.waiting = Some(live);
-        let header = Header::new(Kind::Fence, 0, count as u16, fence.id);
+        self.next_fence += 1;
+        fence.sent = Some(Sent { id: self.next_fence, lanes: live });
+        let header = Header::new(Kind::Fence, 0, count as u16, self.next_fence);
         let indexes = endpoint.lanes;
         for (_, index) in indexes.iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
             let Some(index) = *index else { continue };
@@ -294,22 +259,20 @@ impl TcpTransport {
 
     pub(crate) fn fence_answered(&mut self, peer: u32, number: u8, id: u64) {
         let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        let Some(at) = endpoint.fences.iter().position(|fence| fence.id == id) else { return };
-        let fence = &mut endpoint.fences[at];
-        let Some(waiting) = &mut fence.waiting else { return };
-        *waiting &= !(1 << number);
-        if *waiting == 0 {
+        let is = |fence: &Fence<Sent>| fence.sent.is_some_and(|sent| sent.id == id);
+        let Some(at) = endpoint.fences.iter().position(is) else { return };
+        let Some(sent) = &mut endpoint.fences[at].sent else { return };
+        sent.lanes &= !(1 << number);
+        if sent.lanes == 0 {
             let fence = endpoint.fences.swap_remove(at);
             self.fence_done(fence.segment, Completion::applied(fence.token));
         }
     }
 
     fn fence_done(&mut self, segment: u32, completion: Completion) {
-        self.operations.done.push_back(completion);
-        self.fences -= 1;
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.users -= 1;
-        }
+        self.operations.complete(completion);
+        self.fences.end();
+        self.segments.unpin(segment);
     }
 
     /// Looks after the peers' pulses; gives the next time to look.
@@ -331,7 +294,7 @@ impl TcpTransport {
             let silent = now.nanos_since(endpoint.pulse.unwrap_or(now));
             if silent >= limit && endpoint.lane_count() > 0 {
                 log::warn!("peer {peer} is silent for {} ms: given up", silent / 1_000_000);
-                endpoint.back_off(now, self.config.reconnect_ms_max);
+                endpoint.contact.back_off(now, self.config.reconnect_ms_max);
                 self.stats.peers_lost += 1;
                 self.fail_peer(peer, Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT));
                 continue;
@@ -352,7 +315,7 @@ impl TcpTransport {
             if unacknowledged < lane.role.unacknowledged
                 && let Some(endpoint) = self.peers.get_mut(peer)
             {
-                endpoint.pulse = Some(self.now);
+                endpoint.pulse = Some(self.timers.now());
             }
             lane.role.unacknowledged = unacknowledged;
             let ask = lane.role.phase == Phase::Live && !lane.role.pinged && lane.outbox.has_room(0);

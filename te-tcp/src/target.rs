@@ -4,15 +4,17 @@ use core::net::IpAddr;
 use std::io;
 
 use te_core::{Access, Instant};
+use te_fabric::net::reset_on_close;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 use crate::connections::Connection;
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry,
-    MAGIC, Request, Status, Step, VERSION, Welcome,
+    PROTOCOL, Request, Status, Step,
 };
 use crate::lane::{Destination, Lane, Owner, Progress, Reading};
+use crate::region::{granted, peer_begins, peer_ends};
 use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
 
 /// Requests are not read while more answers than this wait to be sent on their lane, bytes.
@@ -119,7 +121,7 @@ impl TcpTransport {
                 if !self.deferred.contains(&index) {
                     self.deferred.push(index);
                 }
-                self.fresh = true;
+                self.timers.wake();
                 return Ok(());
             }
             lane.paused = false;
@@ -145,7 +147,7 @@ impl TcpTransport {
             self.stats.bytes_received += received.bytes as u64;
             self.heat_up(index, &mut lane.heat);
             if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
-                lane.role.used = self.now;
+                lane.role.used = self.timers.now();
             }
             self.requests(lane);
             budget = budget.saturating_sub(received.bytes);
@@ -168,7 +170,7 @@ impl TcpTransport {
             }
             while let Some(destination) = lane.inbox.next_complete() {
                 if destination.memory.is_some() {
-                    self.regions.peer_ends(destination.owner);
+                    peer_ends(&mut self.regions, destination.owner);
                     self.stats.bytes_served += destination.len;
                 }
                 if !destination.is_intact() {
@@ -231,7 +233,7 @@ impl TcpTransport {
                 let bytes_max = self.config.slice_bytes_max;
                 let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
                 for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
-                    match self.regions.remote(asked, Access::REMOTE_READ, bytes_max) {
+                    match granted(&mut self.regions, asked, Access::REMOTE_READ, bytes_max) {
                         Ok(_) if checksum && asked.len.get() > checksums_left => {
                             self.stats.refused += 1;
                             entry.status = U32::new(Status::TooLong as u32);
@@ -243,10 +245,10 @@ impl TcpTransport {
                                 checksums_left -= asked.len.get();
                                 self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
                             }
-                            self.regions.peer_begins(asked.region.get());
+                            peer_begins(&mut self.regions, asked.region.get());
                             self.stats.bytes_served += asked.len.get();
                             *to = Some((part, asked.region.get()));
-                            (role.used, role.carried) = (self.now, true);
+                            (role.used, role.carried) = (self.timers.now(), true);
                         }
                         Err(status) => {
                             self.stats.refused += 1;
@@ -269,14 +271,18 @@ impl TcpTransport {
                 role.writing = seq;
                 role.next += operations.len() as u64;
                 for asked in operations {
-                    let (memory, status) =
-                        match self.regions.remote(asked, Access::REMOTE_WRITE, self.config.slice_bytes_max) {
-                            Ok(part) => (Some(part), Status::Ok),
-                            Err(status) => (None, status),
-                        };
+                    let (memory, status) = match granted(
+                        &mut self.regions,
+                        asked,
+                        Access::REMOTE_WRITE,
+                        self.config.slice_bytes_max,
+                    ) {
+                        Ok(part) => (Some(part), Status::Ok),
+                        Err(status) => (None, status),
+                    };
                     if memory.is_some() {
-                        self.regions.peer_begins(asked.region.get());
-                        (role.used, role.carried) = (self.now, true);
+                        peer_begins(&mut self.regions, asked.region.get());
+                        (role.used, role.carried) = (self.timers.now(), true);
                     } else {
                         self.stats.refused += 1;
                     }
@@ -323,15 +329,8 @@ impl TcpTransport {
     }
 
     fn welcome(&self, lane: &mut Lane<InLane>, status: Status) {
-        let welcome = Welcome {
-            magic: MAGIC,
-            version: U16::new(VERSION),
-            reserved: U16::ZERO,
-            status: U32::new(status as u32),
-            // Who does not know it has no business here, and does not learn it by asking.
-            incarnation: U64::new(if status == Status::Ok { self.incarnation } else { 0 }),
-            operation_bytes_max: U64::new(u64::from(self.config.slice_bytes_max)),
-        };
+        let longest = u64::from(self.config.slice_bytes_max);
+        let welcome = PROTOCOL.welcome(status as u32, self.end.incarnation, longest);
         lane.outbox.push_head(&[welcome.as_bytes()]);
     }
 
@@ -340,9 +339,9 @@ impl TcpTransport {
         log::warn!("a peer broke the protocol: {error}");
         self.stats.protocol_errors += 1;
         match lane.role.phase {
-            Phase::Greeting => self.welcome(lane, error.status()),
+            Phase::Greeting => self.welcome(lane, error.into()),
             _ => {
-                let header = Header::new(Kind::Error, 0, 0, error.status() as u64);
+                let header = Header::new(Kind::Error, 0, 0, Status::from(error) as u64);
                 lane.outbox.push_head(&[header.as_bytes()]);
             }
         }
@@ -352,13 +351,13 @@ impl TcpTransport {
     fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
         while !lane.blocked && !lane.outbox.is_empty() {
             let Lane { outbox, socket, role, .. } = lane;
-            let (regions, now) = (&mut self.regions, self.now);
+            let (regions, now) = (&mut self.regions, self.timers.now());
             let flushed = outbox.flush(socket, &mut self.buffers, |owner, progress| {
                 if let Owner::Region(_) = owner {
                     role.used = now;
                 }
                 if let (Owner::Region(index), Progress::Finished) = (owner, progress) {
-                    regions.peer_ends(index);
+                    peer_ends(regions, index);
                 }
             });
             match flushed {
@@ -381,7 +380,7 @@ impl TcpTransport {
         self.drop_plan(&mut lane);
         for owner in lane.outbox.owners() {
             if let Owner::Region(region) = owner {
-                self.regions.peer_ends(region);
+                peer_ends(&mut self.regions, region);
             }
         }
         self.forget(index, lane.interest);
@@ -390,7 +389,7 @@ impl TcpTransport {
     fn drop_plan(&mut self, lane: &mut Lane<InLane>) {
         for destination in lane.inbox.open_payloads() {
             if destination.memory.is_some() {
-                self.regions.peer_ends(destination.owner);
+                peer_ends(&mut self.regions, destination.owner);
             }
         }
         lane.inbox.clear_plan();
@@ -406,14 +405,14 @@ impl TcpTransport {
             let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
             let outgoing = lane.outbox.owners().filter(|&known| known == owner).count();
             if lane.outbox.unsent(owner) > u64::from(self.config.aside_bytes_max) {
-                lane.socket.reset_on_close();
+                reset_on_close(&lane.socket);
                 self.end_in(index, lane);
                 continue;
             }
             lane.inbox.redirect(region, Status::Withdrawn as u32);
             lane.outbox.detach(owner);
             for _ in 0..incoming + outgoing {
-                self.regions.peer_ends(region);
+                peer_ends(&mut self.regions, region);
             }
             self.connections.put(index, Connection::In(lane));
         }

@@ -1,25 +1,29 @@
 //! The transport: one object that initiates and serves, driven by `poll` alone.
 
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::SocketAddr;
 use std::io;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
+use te_fabric::net::{Listener, error_of, random_u64, reset_on_close, set_congestion};
+use te_fabric::operation::accept_prefix;
+use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
+use te_fabric::{ConfigError, Epoll, Interest, LocalEnd, Table, Timers};
 
 use crate::admission::Admission;
-use crate::config::{Config, ConfigError, Driver};
+use crate::config::{Config, Driver};
 use crate::connections::{Connection, Connections};
-use crate::endpoint::{Acquaintances, Endpoint, Fence, LaneEnd};
-use crate::frame::{self, EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export};
-use crate::operation::{Operation, Operations};
-use crate::region::{Region, Segment, Table};
+use crate::endpoint::{Endpoint, LaneEnd};
+use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
+use crate::operation::{Ext, Operation, Operations};
+use crate::region::{Ext as RegionExt, Region, Regions, Segment, Segments};
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
 use crate::sys::Ring;
-use crate::sys::{Buffers, Epoll, Interest, Pinned, Poller, Socket, host_addresses};
+use crate::sys::{Buffers, Pinned, Poller, Socket};
 
 /// Received from one lane before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
@@ -38,19 +42,17 @@ pub struct TcpTransport {
     /// First, so that it lets go of the sockets before they are closed.
     pub(crate) poller: Poller,
     pub(crate) config: Config,
-    pub(crate) incarnation: u64,
+    /// What peers learn of us.
+    pub(crate) end: LocalEnd,
     pub(crate) session: u64,
-    /// Who peers take us for; never 0.
-    pub(crate) identity: u64,
-    pub(crate) listener: Socket,
-    address: SocketAddr,
-    advertised: Vec<IpAddr>,
+    pub(crate) listener: Listener,
 
     pub(crate) buffers: Buffers,
-    pub(crate) regions: Table<Region>,
-    pub(crate) segments: Table<Segment>,
+    pub(crate) regions: Regions,
+    pub(crate) segments: Segments,
     pub(crate) peers: Table<Endpoint>,
-    pub(crate) acquaintances: Acquaintances,
+    /// Peers that were met and let go.
+    pub(crate) known: KnownIncarnations,
     pub(crate) operations: Operations,
     pub(crate) connections: Connections,
     /// Who is there of those, and what became of the others.
@@ -66,17 +68,10 @@ pub struct TcpTransport {
     /// Lanes of which epoll is to tell when they can be written.
     pub(crate) waiting_to_write: u32,
     pub(crate) lane_generation: u32,
-    pub(crate) fences: u32,
-    next_fence: u64,
-    pub(crate) now: Instant,
-    pub(crate) polls: u32,
-    /// Something was submitted, or came free to be sent, since the last poll began.
-    pub(crate) fresh: bool,
-    pub(crate) timers_due: Instant,
-    pub(crate) timers_next: Option<Instant>,
-    /// A deadline was set since the timers were looked at.
-    pub(crate) timers_stale: bool,
-    pub(crate) listener_rests: Option<Instant>,
+    pub(crate) fences: FenceCount,
+    /// The last FENCE frame that was sent.
+    pub(crate) next_fence: u64,
+    pub(crate) timers: Timers,
     /// Connections may be waiting to be accepted.
     pub(crate) listener_waits: bool,
     pub(crate) stats: Stats,
@@ -90,9 +85,9 @@ impl TcpTransport {
     pub fn new(config: Config) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
-        let listener = Socket::listen(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
         if let Some(name) = &config.congestion {
-            listener.set_congestion(name).map_err(step("use the algorithm in `congestion`"))?;
+            set_congestion(&listener, name).map_err(step("use the algorithm in `congestion`"))?;
         }
         let address = listener.local_address().map_err(step("learn the port"))?;
         let mut poller = match config.driver {
@@ -104,22 +99,18 @@ impl TcpTransport {
                 Poller::Ring(Box::new(ring.map_err(what)?))
             }
         };
-        let interest = Interest { readable: true, writable: false };
-        poller.add(listener.raw_fd(), LISTENER, interest).map_err(step("watch the listener"))?;
-        let random = || random_u64().map_err(step("get random numbers"));
+        poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
+        let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
         Ok(Self {
-            incarnation: random()?,
-            session: random()?,
-            identity: if config.identity == 0 { random()?.max(1) } else { config.identity },
-            advertised: advertised(&config, address.ip()),
+            end: end.map_err(step("get random numbers"))?,
+            session: random_u64().map_err(step("get random numbers"))?,
             listener,
-            address,
             poller,
             buffers: Buffers::new(),
-            regions: Table::new(config.regions_max),
-            segments: Table::new(config.segments_max),
+            regions: Regions::new(config.regions_max),
+            segments: Segments::new(config.segments_max),
             peers: Table::new(config.segments_max),
-            acquaintances: Acquaintances::default(),
+            known: KnownIncarnations::default(),
             operations: Operations::new(config.inflight_max, config.fences_max),
             connections: Connections::default(),
             admission: Admission::default(),
@@ -129,15 +120,9 @@ impl TcpTransport {
             deferred: Vec::new(),
             waiting_to_write: 0,
             lane_generation: 0,
-            fences: 0,
+            fences: FenceCount::new(config.fences_max),
             next_fence: 0,
-            now: Instant::ZERO,
-            polls: 0,
-            fresh: false,
-            timers_due: Instant::ZERO,
-            timers_next: None,
-            timers_stale: false,
-            listener_rests: None,
+            timers: Timers::new(),
             listener_waits: false,
             stats: Stats::default(),
             config,
@@ -147,19 +132,19 @@ impl TcpTransport {
     /// Where it listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+        self.end.address
     }
 
     /// Who it is: random, another one after each restart.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.end.incarnation
     }
 
     /// Who peers take it for: [`Config::identity`], or the random number in its place.
     #[must_use]
     pub const fn identity(&self) -> u64 {
-        self.identity
+        self.end.identity
     }
 
     /// What it has done so far.
@@ -190,7 +175,7 @@ impl TcpTransport {
                     self.end_out(index, lane, LaneEnd::Lost(error));
                 }
                 Some(Connection::In(lane)) => {
-                    lane.socket.reset_on_close();
+                    reset_on_close(&lane.socket);
                     self.end_in(index, lane);
                 }
                 None => {}
@@ -208,7 +193,7 @@ impl TcpTransport {
             socket.set_receive_buffer(bytes)?;
         }
         if let Some(name) = &self.config.congestion {
-            socket.set_congestion(name)?;
+            set_congestion(socket, name)?;
         }
         Ok(())
     }
@@ -219,7 +204,7 @@ impl TcpTransport {
         let same_host = there.ip().is_loopback() || here.ip() == there.ip();
         if same_host && self.config.congestion.is_none() {
             // Pacing within one host only costs. A kernel without cubic keeps what it has.
-            let _ = socket.set_congestion("cubic");
+            let _ = set_congestion(socket, "cubic");
         }
         same_host
     }
@@ -228,35 +213,17 @@ impl TcpTransport {
         if slice.len == 0 || slice.len > self.config.slice_bytes_max {
             return Err(ErrorKind::InvalidArgument.into());
         }
-        let local = self.regions.local(slice)?;
-        let segment = *self.segments.remote(slice)?;
-        let operation = Operation {
-            token: slice.token,
-            op: slice.op,
-            len: slice.len,
-            local,
-            region: slice.local.0.index,
-            segment: slice.remote.0.index,
-            peer: segment.peer,
-            remote_offset: slice.remote.1,
-            issued: 0,
-            open: 0,
-            error: None,
-            touched: false,
-            live: true,
-            queued: false,
-        };
-        let Some(endpoint) = self.peers.get_mut(segment.peer) else { return Err(ErrorKind::NotFound.into()) };
+        let region = self.regions.check_local(slice)?;
+        let local = region.ext.memory.part(slice.local.1, u64::from(slice.len))?;
+        let peer = self.segments.check_remote(slice)?.peer;
+        let operation = Operation::new(slice, peer, Ext::new(local));
+        let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
         self.operations.push_back(&mut endpoint.pending, slot);
         endpoint.operations += 1;
-        if let Some(region) = self.regions.get_mut(slice.local.0.index) {
-            region.own += 1;
-        }
-        if let Some(segment) = self.segments.get_mut(slice.remote.0.index) {
-            segment.users += 1;
-        }
-        self.list_peer(segment.peer);
+        self.regions.pin(slice.local.0.index);
+        self.segments.pin(slice.remote.0.index);
+        self.list_peer(peer);
         Ok(())
     }
 
@@ -265,10 +232,8 @@ impl TcpTransport {
         if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
             self.fail_peer(peer, ErrorKind::Canceled.into());
             self.listed.retain(|&known| known != peer);
-            if let Some(endpoint) = self.peers.remove(peer)
-                && endpoint.met != 0
-            {
-                self.acquaintances.add(endpoint.incarnation);
+            if let Some(endpoint) = self.peers.remove(peer) {
+                self.known.remember(&endpoint.contact);
             }
         }
     }
@@ -277,8 +242,8 @@ impl TcpTransport {
 impl fmt::Debug for TcpTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TcpTransport")
-            .field("address", &self.address)
-            .field("incarnation", &self.incarnation)
+            .field("address", &self.end.address)
+            .field("incarnation", &self.end.incarnation)
             .field("connections", &self.connections.len())
             .field("slots_in_use", &self.operations.len())
             .finish_non_exhaustive()
@@ -296,94 +261,54 @@ impl Memory for TcpTransport {
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when no
         // operation, own or a peer's, holds the `Pinned` or a part of it.
         let memory = unsafe { Pinned::new(span) };
-        let region =
-            Region { generation: id.generation, memory, access, key, own: 0, peers: 0, withdrawn: false };
-        self.regions.insert(id.index, region)
+        let ext = RegionExt { memory, peers: 0 };
+        self.regions.insert(id.index, Region::new(id, span.len() as u64, access, key, ext))
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         let region = self.regions.find(id)?;
-        if region.own > 0 {
+        if region.users > 0 {
             return Err(ErrorKind::Busy.into());
         }
-        if region.peers > 0 {
-            if !region.withdrawn {
+        if region.ext.peers > 0 {
+            if !region.closing {
                 // New operations of peers are refused from here on; those that run get until the next call.
                 if let Some(region) = self.regions.get_mut(id.index) {
-                    region.withdrawn = true;
+                    region.closing = true;
                 }
                 return Err(ErrorKind::Busy.into());
             }
             self.withdraw(id.index);
         }
-        match self.regions.find(id)?.peers {
+        match self.regions.find(id)?.ext.peers {
             0 => self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into()),
             _ => Err(ErrorKind::Busy.into()),
         }
     }
 
     fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
-        let region = self.regions.find(id)?;
-        if !region.access.is_remote() {
-            return Err(ErrorKind::AccessDenied.into());
-        }
-        let mut addresses = [IpAddr::V4(Ipv4Addr::UNSPECIFIED); EXPORT_ADDRESSES_MAX];
-        let count = self.advertised.len().min(EXPORT_ADDRESSES_MAX);
-        addresses[..count].copy_from_slice(&self.advertised[..count]);
-        let export = Export {
-            rights: (region.access & (Access::REMOTE_READ | Access::REMOTE_WRITE)).bits(),
-            addresses,
-            address_count: count as u8,
-            port: self.address.port(),
-            incarnation: self.incarnation,
-            region: id.index,
-            generation: id.generation,
-            key: region.key,
-            len: region.memory.len() as u64,
-        };
-        export.write(out).ok_or_else(|| ErrorKind::OutOfRange.into())
+        self.end.export(id, self.regions.find(id)?, out)
     }
 
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
-        if id.index >= self.config.segments_max {
-            return Err(ErrorKind::Full.into());
-        }
-        if self.segments.get(id.index).is_some() {
-            return Err(ErrorKind::Busy.into());
-        }
-        let count = usize::from(export.address_count);
-        let addresses = export.addresses.map(|ip| SocketAddr::new(ip, export.port));
-        let known = (0..self.peers.bound()).find(|&peer| {
-            self.peers.get(peer).is_some_and(|endpoint| endpoint.is(export.incarnation, &addresses[..count]))
-        });
+        self.segments.vacant(id.index)?;
+        let is = |(_, endpoint): &(u32, &Endpoint)| endpoint.contact.incarnation() == export.incarnation;
+        let known = self.peers.iter().find(is).map(|(peer, _)| peer);
         let peer = match known {
             Some(peer) => peer,
-            None => self.peers.add(Endpoint::new(export.incarnation, &addresses, count))?,
+            None => self.peers.add(Endpoint::new(&export))?,
         };
         if let Some(endpoint) = self.peers.get_mut(peer) {
+            let connecting = endpoint.lane_count() > 0;
+            endpoint.contact.learn(&export, connecting);
             endpoint.segments += 1;
         }
-        let segment = Segment {
-            generation: id.generation,
-            peer,
-            region: export.region,
-            region_generation: export.generation,
-            key: export.key,
-            len: export.len,
-            access: Access::from_bits_truncate(export.rights),
-            users: 0,
-        };
-        self.segments.insert(id.index, segment)
+        self.segments.insert(id.index, Segment::new(id, peer, &export, ()))
     }
 
     fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        let segment = self.segments.find(id)?;
-        if segment.users > 0 {
-            return Err(ErrorKind::Busy.into());
-        }
-        let peer = segment.peer;
-        self.segments.remove(id.index);
+        let peer = self.segments.detach(id)?.peer;
         if let Some(endpoint) = self.peers.get_mut(peer) {
             endpoint.segments -= 1;
         }
@@ -415,53 +340,33 @@ impl Transport for TcpTransport {
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let room = self.operations.room();
-        let mut accepted = 0;
-        for slice in batch.iter().take(room) {
-            match self.accept_slice(slice) {
-                Ok(()) => accepted += 1,
-                Err(error) if accepted == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        self.fresh |= accepted > 0;
+        let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
+        self.timers.wake_if(accepted > 0);
         Ok(accepted)
     }
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
         self.forgive_absence(now);
-        self.now = self.now.max(now);
-        self.fresh = false;
-        self.polls = self.polls.wrapping_add(1);
+        self.timers.begin(now);
         self.checksums_left = CHECKSUMS_BYTES_MAX;
         if !self.listed.is_empty() {
             self.feed_all();
         }
         self.drive_all();
-        if std::mem::take(&mut self.listener_waits) && self.listener_rests.is_none() {
+        if std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none() {
             self.accept_all();
         }
-        if self.now >= self.timers_due {
-            self.run_timers(self.now);
+        if self.timers.is_due() {
+            self.run_timers();
         }
         if !self.listed.is_empty() {
             self.feed_all();
         }
-        let done = &mut self.operations.done;
-        let count = done.len().min(out.len());
-        for (to, completion) in out.iter_mut().zip(done.drain(..count)) {
-            *to = completion;
-        }
-        count
+        self.operations.fetch(out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        if self.fresh || !self.operations.done.is_empty() {
-            return Some(self.now);
-        }
-        if self.timers_stale {
-            return Some(self.timers_due);
-        }
-        self.timers_next
+        self.timers.next_poll(self.operations.has_completions())
     }
 
     fn event_source(&self) -> Option<EventSource> {
@@ -473,12 +378,12 @@ impl Transport for TcpTransport {
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        if let Some(slot) = self.operations.find(token) {
+        if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
             self.cancel_slot(slot);
-            self.fresh = true;
+            self.timers.wake();
             return Ok(());
         }
-        if self.operations.done.iter().any(|completion| completion.token == token) {
+        if self.operations.is_completed(token) {
             return Ok(());
         }
         Err(ErrorKind::NotFound.into())
@@ -486,18 +391,12 @@ impl Transport for TcpTransport {
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
         let peer = self.segments.find(segment)?.peer;
-        if self.fences >= self.config.fences_max {
-            return Err(ErrorKind::Full.into());
-        }
         let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
-        self.next_fence += 1;
-        endpoint.fences.push(Fence { token, segment: segment.index, id: self.next_fence, waiting: None });
-        if let Some(segment) = self.segments.get_mut(segment.index) {
-            segment.users += 1;
-        }
-        self.fences += 1;
+        self.fences.begin()?;
+        endpoint.fences.push(Fence { token, segment: segment.index, sent: None });
+        self.segments.pin(segment.index);
         self.list_peer(peer);
-        self.fresh = true;
+        self.timers.wake();
         Ok(())
     }
 
@@ -544,47 +443,6 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// The contract's error for what a socket said.
-pub(crate) fn error_of(error: &io::Error) -> Error {
-    let code = error.raw_os_error().unwrap_or(0);
-    let kind = match error.kind() {
-        io::ErrorKind::UnexpectedEof
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::ConnectionRefused
-        | io::ErrorKind::ConnectionAborted
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::TimedOut
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::NetworkUnreachable => ErrorKind::PeerDead,
-        _ => ErrorKind::System,
-    };
-    Error::with_code(kind, code)
-}
-
-fn random_u64() -> io::Result<u64> {
-    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
-}
-
-fn advertised(config: &Config, bound: IpAddr) -> Vec<IpAddr> {
-    if let Some(address) = config.advertise {
-        return vec![address];
-    }
-    if !bound.is_unspecified() {
-        return vec![bound];
-    }
-    let mut found = host_addresses();
-    found.retain(|address| address.is_ipv4() || bound.is_ipv6());
-    found.truncate(EXPORT_ADDRESSES_MAX);
-    if found.is_empty() {
-        found.push(if bound.is_ipv4() {
-            IpAddr::V4(Ipv4Addr::LOCALHOST)
-        } else {
-            core::net::Ipv6Addr::LOCALHOST.into()
-        });
-    }
-    found
-}
-
 /// Slices in flight, for tests of this crate.
 impl TcpTransport {
     /// Slices that hold a slot, ghosts of cancelled ones included.
@@ -593,12 +451,12 @@ impl TcpTransport {
         self.operations.len()
     }
 
-    /// Bytes that peers' operations and this transport's own have in `id` at this moment: for reports and tests.
+    /// Slices of this transport, and payloads of peers, that use region `id` at this moment: for reports and tests.
     ///
     /// # Errors
     /// `NotFound`, `Stale`.
     pub fn region_users(&self, id: RegionId) -> Result<(u32, u32), Error> {
-        self.regions.find(id).map(|region| (region.own, region.peers))
+        self.regions.find(id).map(|region| (region.users, region.ext.peers))
     }
 }
 

@@ -1,11 +1,10 @@
 //! The contract's conformance suite over loopback.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::ops::Range;
 use std::time::Duration;
 
-use te_core::testkit::{CountingAlloc, Harness, Hook, Pair, WallClock};
-use te_core::{Instant, Transport};
+use te_core::testkit::{CountingAlloc, Harness, Pair};
+use te_fabric::testkit::{Ends, EndsConfig, Fabric};
 use te_tcp::{Config, TcpTransport};
 
 #[global_allocator]
@@ -14,74 +13,34 @@ static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::al
 /// Pairs of transports on this machine.
 struct Loopback(Config);
 
+impl Loopback {
+    fn open(&self) -> TcpTransport {
+        TcpTransport::new(self.0.clone()).unwrap()
+    }
+}
+
 impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
-        let open = |config: &Config| TcpTransport::new(config.clone()).unwrap();
-        let target = open(&self.0);
-        Box::new(Ends {
-            initiator: open(&self.0),
-            restart: Config { bind: target.local_addr(), ..self.0.clone() },
-            target: Some(target),
-            clock: WallClock::new(Duration::ZERO),
-        })
+        let (initiator, target) = (self.open(), self.open());
+        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
+        let config = EndsConfig { patience: Duration::from_secs(10), late_max: Duration::from_millis(30) };
+        Box::new(Ends::new(initiator, target, restart, config))
     }
 }
 
-struct Ends {
-    initiator: TcpTransport,
-    target: Option<TcpTransport>,
-    restart: Config,
-    clock: WallClock,
-}
+impl Fabric for Loopback {
+    type Transport = TcpTransport;
 
-impl Pair for Ends {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
+    fn reopen(&mut self) -> TcpTransport {
+        self.open()
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        self.target.as_mut().unwrap()
+    fn identity(transport: &TcpTransport) -> u64 {
+        transport.identity()
     }
 
-    fn tick(&mut self) -> Instant {
-        self.clock.tick()
-    }
-
-    fn late_max(&self) -> Duration {
-        Duration::from_millis(30)
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        Some(self.initiator.identity())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        46..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(24..32)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        // What the system does to the sockets of a killed process.
-        self.target = None;
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        self.target = Some(TcpTransport::new(self.restart.clone()).unwrap());
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // Nothing but the suite polls it.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        self.target.as_mut().unwrap().close_connections();
-        Hook::Done
+    fn cut(transport: &mut TcpTransport) {
+        transport.close_connections();
     }
 }
 

@@ -66,10 +66,10 @@ fn reads(raw: &mut Raw, target: &mut Node, seq: u64) {
 
 #[test]
 fn silent_lanes_make_room_for_whoever_comes() {
-    let mut target = Node::new(small(), BYTES);
+    let mut target = common::node(small(), BYTES);
     let silent: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
     skip(FIRST_WORD);
-    let mut newcomers: Vec<Node> = (0..12).map(|_| Node::new(common::config(), BYTES)).collect();
+    let mut newcomers: Vec<Node> = (0..12).map(|_| common::node(common::config(), BYTES)).collect();
     for (token, newcomer) in (1..).zip(&mut newcomers) {
         newcomer.attach(&target);
         writes_through(newcomer, &mut target, token);
@@ -90,7 +90,7 @@ fn silent_lanes_make_room_for_whoever_comes() {
 
 #[test]
 fn the_lane_that_has_been_silent_for_longest_goes_first_and_is_told() {
-    let mut target = Node::new(small(), BYTES);
+    let mut target = common::node(small(), BYTES);
     let mut lanes: Vec<Raw> = (0..12)
         .map(|session| {
             skip(Duration::from_millis(20));
@@ -108,7 +108,7 @@ fn the_lane_that_has_been_silent_for_longest_goes_first_and_is_told() {
 
 #[test]
 fn a_lane_that_never_carries_anything_is_closed_though_there_is_room() {
-    let mut target = Node::new(small(), BYTES);
+    let mut target = common::node(small(), BYTES);
     let (mut silent, mut used) = (Raw::greeted(&mut target, 1, 0), Raw::greeted(&mut target, 2, 0));
     reads(&mut used, &mut target, 0);
     skip(Duration::from_secs(6));
@@ -194,8 +194,8 @@ fn a_slice_that_waits_for_another_lane_can_be_cancelled_and_fails_with_its_peer(
 
 #[test]
 fn more_initiators_than_connections_all_get_their_turn() {
-    let mut target = Node::new(Config { connections_max: 4, ..common::config() }, BYTES);
-    let mut initiators: Vec<Node> = (0..9).map(|_| Node::new(common::config(), BYTES)).collect();
+    let mut target = common::node(Config { connections_max: 4, ..common::config() }, BYTES);
+    let mut initiators: Vec<Node> = (0..9).map(|_| common::node(common::config(), BYTES)).collect();
     initiators.iter_mut().for_each(|initiator| initiator.attach(&target));
     for round in 0..3 {
         for (i, initiator) in initiators.iter_mut().enumerate() {
@@ -227,7 +227,7 @@ fn half_a_hello_holds_no_connection() {
 
 #[test]
 fn one_address_does_not_keep_the_others_out() {
-    let mut target = Node::new(small(), BYTES);
+    let mut target = common::node(small(), BYTES);
     let mut seqs = 0;
     // They are never silent, and there are as many as there may be.
     let mut greedy: Vec<Raw> = (0..12)
@@ -238,7 +238,7 @@ fn one_address_does_not_keep_the_others_out() {
             raw
         })
         .collect();
-    let mut newcomers: Vec<Node> = (0..6).map(|_| Node::new(common::config(), BYTES)).collect();
+    let mut newcomers: Vec<Node> = (0..6).map(|_| common::node(common::config(), BYTES)).collect();
     for (token, newcomer) in (1..).zip(&mut newcomers) {
         newcomer.attach(&target);
         writes_through(newcomer, &mut target, token);
@@ -258,7 +258,7 @@ fn one_address_does_not_keep_the_others_out() {
 
 #[test]
 fn one_process_has_so_many_lanes_however_many_sessions_it_opens() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let mut held = Vec::new();
     for session in 0..33 {
         let mut raw = Raw::new(&target);

@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
+use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
 use te_core::{ErrorKind, Outcome, SegmentId, Slice};
 use te_tcp::Config;
 
@@ -19,7 +19,7 @@ fn target_process() {
     if std::env::var_os(TARGET).is_none() {
         return;
     }
-    let mut node = Node::new(common::config(), BYTES);
+    let mut node = common::node(common::config(), BYTES);
     println!("\nexport {}", hex(&node.export()));
     std::io::stdout().flush().unwrap();
     loop {

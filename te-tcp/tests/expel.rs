@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
-use common::{Node, Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
+use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
@@ -18,7 +18,7 @@ const BYTES: usize = 1 << 20;
 
 #[test]
 fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let (mut writer, mut other) = (Raw::greeted(&mut target, 1, 0), Raw::greeted(&mut target, 2, 0));
     for raw in [&mut writer, &mut other] {
         raw.say(&mut target, &frame_of(Kind::Write, 0, 0, &[raw.operation(0, 1_000)]));
@@ -93,7 +93,7 @@ fn a_peer_that_was_sent_away_for_being_idle_is_not_taken_for_a_dead_one() {
 
 #[test]
 fn the_expelled_are_counted_and_there_is_a_limit() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     for identity in 1..=EXPELLED_MAX as u64 {
         assert_eq!(target.transport.expel(identity, false), Ok(true));
     }
@@ -112,7 +112,7 @@ fn writer_process() {
     let Ok(hex) = std::env::var(TARGET) else { return };
     let blob = bytes_of(&hex);
     let mut node =
-        Node::new(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
+        common::node(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
     node.transport.attach(SEGMENT, &blob).unwrap();
     node.memory.set(0, &[0xbb; BYTES]);
     let mut token = 0;
@@ -135,7 +135,7 @@ fn writer_process() {
 
 #[test]
 fn a_writer_that_was_stopped_and_goes_on_is_expelled_and_writes_nothing() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["writer_process", "--exact", "--nocapture"])
         .env(TARGET, hex(&target.export()))

@@ -3,35 +3,21 @@
 
 mod common;
 
-use common::{Node, SEGMENT, finish, pair, read, write};
+use common::{Node, SEGMENT, finish, in_a_child, pair, read, write};
 use te_core::{Completion, EventSource, Memory, Token, Transport};
 use te_tcp::Config;
 
 const BYTES: usize = 1 << 20;
-
-/// Runs `child` in a fork and waits for its end; gives its exit status. The child allocates nothing that another thread's lock
-/// could keep from it but what the C library's allocator, which survives a fork, gives.
-fn in_a_child(child: impl FnOnce()) -> i32 {
-    // SAFETY: the child runs `child` and leaves by `_exit`: no destructor of the harness and no other test's thread.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
-    if pid == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(i32::from(done.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` lives across the call; the child is ours.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    status
-}
 
 /// Both go on in the parent; a child drops its copies.
 fn survive(a: Node, target: Node) -> (Node, Node) {
     let Node { transport: ours, memory, done } = a;
     let Node { transport: theirs, memory: remote, done: others } = target;
     let mut moved = Some((ours, theirs));
-    assert_eq!(in_a_child(|| drop(moved.take())), 0, "the child came to harm");
+    in_a_child("transports are dropped", || {
+        drop(moved.take());
+        Ok(())
+    });
     let (ours, theirs) = moved.unwrap();
     (Node { transport: ours, memory, done }, Node { transport: theirs, memory: remote, done: others })
 }
@@ -69,7 +55,7 @@ fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
         assert_eq!(a.transport.stats().lanes_lost, 0, "no lane was lost");
         assert_eq!(target.transport.stats().accepted, a.transport.stats().lanes_opened);
         // And a newcomer is accepted.
-        let mut newcomer = Node::new(config.clone(), BYTES);
+        let mut newcomer = common::node(config.clone(), BYTES);
         newcomer.transport.attach(SEGMENT, &target.export()).unwrap();
         newcomer.submit(&[write(5, 0, 0, 8)]);
         assert!(finish(&mut [&mut newcomer, &mut target], 5).result.is_ok());

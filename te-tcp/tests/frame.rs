@@ -88,7 +88,7 @@ proptest! {
             reserved: U16::ZERO,
             status: U32::new(status),
             incarnation: U64::new(incarnation),
-            operation_bytes_max: U64::new(longest),
+            detail: U64::new(longest),
         };
         prop_assert_eq!(welcome.as_bytes().len(), 32);
         check(welcome.as_bytes(), parse_welcome, &welcome);
@@ -149,15 +149,17 @@ proptest! {
     #[test]
     fn an_export_comes_back(
         ips in prop::collection::vec(any::<IpAddr>(), 1..=EXPORT_ADDRESSES_MAX),
-        port in 1_u16.., numbers: (u8, u64, u32, u32, u64, u64),
+        port in 1_u16.., numbers: (u8, u64, u32, u32, u64), len in 1_u64..,
     ) {
-        let (rights, incarnation, region, generation, key, len) = numbers;
+        let (rights, incarnation, region, generation, key) = numbers;
         let mut addresses = [IpAddr::from([0; 16]); EXPORT_ADDRESSES_MAX];
         for (to, ip) in addresses.iter_mut().zip(&ips) {
             *to = ip.to_canonical();
         }
         let address_count = ips.len() as u8;
-        let export = Export { rights, addresses, address_count, port, incarnation, region, generation, key, len };
+        let format = EXPORT_FORMAT;
+        let export =
+            Export { format, rights, addresses, address_count, port, incarnation, region, generation, key, len };
         let mut bytes = [0; EXPORT_BYTES_MAX];
         let written = export.write(&mut bytes).unwrap();
         prop_assert_eq!(parse_export(&bytes[..written]), Ok(export));

@@ -76,7 +76,7 @@ fn a_conversation_cut_at_any_byte_harms_nobody() {
 
 #[test]
 fn a_conversation_byte_by_byte_is_understood() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     target.memory.paint(3);
     let mut raw = Raw::new(&target);
     let hello = raw.hello(5, 0);
@@ -115,7 +115,7 @@ fn garbage_ends_its_own_lane_only() {
 
 #[test]
 fn what_was_not_granted_is_refused_and_the_connection_survives() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     target.memory.paint(1);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     let good = raw.operation(0, 8);
@@ -184,7 +184,7 @@ fn sixteen_gib_are_refused_and_drained() {
 #[test]
 fn rights_are_the_targets_to_check() {
     let access = Access::LOCAL | Access::REMOTE_READ;
-    let mut target = Node::with_access(common::config(), BYTES, access);
+    let mut target = common::node_with(common::config(), BYTES, access);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     raw.say(
         &mut target,
@@ -198,7 +198,7 @@ fn rights_are_the_targets_to_check() {
 
 #[test]
 fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     let payload = common::pattern(4, 0, 10_000);
     for (crc, status) in
@@ -221,7 +221,7 @@ fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
 
 #[test]
 fn after_a_fence_nothing_of_an_older_lane_is_applied() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let mut old = Raw::greeted(&mut target, 42, 0);
     let mut other = Raw::greeted(&mut target, 43, 0);
     let mut new = Raw::greeted(&mut target, 42, 1);
@@ -256,7 +256,7 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
 #[test]
 fn a_peer_that_stalls_in_mid_write_does_not_keep_a_region_for_ever() {
     use te_core::{ErrorKind, Memory};
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let mut raw = Raw::greeted(&mut target, 1, 0);
     raw.say(&mut target, &frame_of(Kind::Write, 0, 0, &[raw.operation(0, 1_000)]));
     raw.say(&mut target, &[1; 400]);
@@ -277,7 +277,7 @@ fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
     use te_core::{ErrorKind, Memory};
     for aside_bytes_max in [64 << 20, 0] {
         let config = Config { aside_bytes_max, send_buffer_bytes: Some(65_536), ..common::config() };
-        let mut target = Node::new(config, 16 << 20);
+        let mut target = common::node(config, 16 << 20);
         target.memory.paint(6);
         let mut raw = Raw::greeted(&mut target, 1, 0);
         raw.say(&mut target, &frame_of(Kind::Read, 0, 0, &[raw.operation(0, 16 << 20)]));
@@ -296,7 +296,7 @@ fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let mut target = Node::new(Config { connections_max: 3, ..common::config() }, BYTES);
+    let mut target = common::node(Config { connections_max: 3, ..common::config() }, BYTES);
     let _first = Raw::greeted(&mut target, 1, 0);
     let _second = Raw::greeted(&mut target, 2, 0);
     let mut third = Raw::new(&target);
@@ -309,7 +309,7 @@ fn one_connection_too_many_is_told_so() {
 
 #[test]
 fn a_connection_that_never_says_hello_is_closed() {
-    let mut target = Node::new(Config { connect_ms_max: 30, ..common::config() }, BYTES);
+    let mut target = common::node(Config { connect_ms_max: 30, ..common::config() }, BYTES);
     let mut raw = Raw::new(&target);
     assert_eq!(raw.hear_out(&mut target), []);
     assert_eq!(target.transport.connections(), 0);
@@ -318,7 +318,7 @@ fn a_connection_that_never_says_hello_is_closed() {
 #[test]
 fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
-    let mut crowded = Node::new(Config { connections_max: 8, ..common::config() }, BYTES);
+    let mut crowded = common::node(Config { connections_max: 8, ..common::config() }, BYTES);
     crowded.attach(&target);
     let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut crowded, session, 0)).collect();
     let more: Vec<Raw> = (0..20).map(|_| Raw::new(&crowded)).collect();
@@ -332,7 +332,7 @@ fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
 #[test]
 fn a_lane_that_does_nothing_is_closed_when_there_are_many() {
     let config = Config { connections_max: 8, idle_ms_max: 100, ..common::config() };
-    let mut target = Node::new(config, BYTES);
+    let mut target = common::node(config, BYTES);
     let mut few: Vec<Raw> = (0..3).map(|session| Raw::greeted(&mut target, session, 0)).collect();
     common::linger(&mut [&mut target], Duration::from_millis(200));
     assert_eq!(target.transport.connections(), 3, "there is room for everybody");
@@ -359,7 +359,7 @@ fn a_lane_that_does_nothing_is_closed_when_there_are_many() {
 
 #[test]
 fn one_session_has_so_many_lanes_and_no_more() {
-    let mut target = Node::new(common::config(), BYTES);
+    let mut target = common::node(common::config(), BYTES);
     let _held: Vec<Raw> = (0..32).map(|lane| Raw::greeted(&mut target, 1, lane)).collect();
     let mut surplus = Raw::new(&target);
     let hello = surplus.hello(1, 32);
@@ -391,7 +391,7 @@ fn checksums_of_more_than_the_limit_are_not_computed() {
 
 #[test]
 fn one_poll_computes_so_many_checksums_and_the_next_ones_the_rest() {
-    let mut target = Node::new(common::config(), 4 << 20);
+    let mut target = common::node(common::config(), 4 << 20);
     target.memory.paint(2);
     let mut raws: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
     for raw in &mut raws {

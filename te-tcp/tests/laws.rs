@@ -6,9 +6,10 @@ mod common;
 use std::net::TcpListener;
 use std::time::Duration;
 
+use common::raw::export_of;
 use common::{Node, REGION, SEGMENT, drive, finish, kind, linger, now, pair, pattern, read, write};
 use te_core::{Completion, ErrorKind, Memory, Outcome, RegionId, SegmentId, Token, Transport};
-use te_tcp::frame::{self, DataEntry, Export, FLAG_CHECKSUM, Header, Kind, MAGIC, VERSION, Welcome};
+use te_tcp::frame::{DataEntry, FLAG_CHECKSUM, Header, Kind, MAGIC, VERSION, Welcome};
 use te_tcp::{Config, TcpTransport};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -204,7 +205,7 @@ fn fences_end_by_what_is_known_of_the_target() {
     let address = b.transport.local_addr();
     drop(b);
     drive(&mut [&mut a], |node| node.transport.connections() == 0);
-    let mut b = Node::new(Config { bind: address, ..common::config() }, 4_096);
+    let mut b = common::node(Config { bind: address, ..common::config() }, 4_096);
     a.transport.fence(Token(1), SEGMENT).unwrap();
     a.submit(&[write(2, 0, 0, 8), read(3, 0, 0, 8)]);
     assert_eq!(finish(&mut [&mut a, &mut b], 1), Completion::applied(Token(1)));
@@ -306,7 +307,7 @@ fn a_target_that_is_not_polled_pushes_back() {
 fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
     let config = Config { peer_silence_ms_max: 250, ..tight() };
     let (mut a, mut silent) = pair(&config, 16 << 20);
-    let mut lively = Node::new(config, 1 << 20);
+    let mut lively = common::node(config, 1 << 20);
     let other = SegmentId::new(1, 1);
     a.transport.attach(other, &lively.export()).unwrap();
     connect(&mut a, &mut silent);
@@ -349,7 +350,7 @@ fn nobody_at_the_address_is_a_dead_peer() {
 #[test]
 fn a_listener_that_never_answers_is_a_dead_peer() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut a = Node::new(Config { connect_ms_max: 50, ..common::config() }, 4_096);
+    let mut a = common::node(Config { connect_ms_max: 50, ..common::config() }, 4_096);
     a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
     a.submit(&[write(1, 0, 0, 8), read(2, 0, 0, 8)]);
     assert!(a.transport.poll_at().is_some());
@@ -389,7 +390,7 @@ fn a_parked_owner_is_woken_for_everything() {
 #[test]
 fn a_target_that_sends_wrong_bytes_is_caught() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut a = Node::new(Config { checksum: true, ..common::config() }, 4_096);
+    let mut a = common::node(Config { checksum: true, ..common::config() }, 4_096);
     a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
     let server = std::thread::spawn(move || {
         use std::io::{Read, Write};
@@ -401,7 +402,7 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
             reserved: U16::ZERO,
             status: U32::ZERO,
             incarnation: U64::new(5),
-            operation_bytes_max: U64::new(1 << 30),
+            detail: U64::new(1 << 30),
         };
         stream.write_all(welcome.as_bytes()).unwrap();
         stream.read_exact(&mut [0; 56]).unwrap();
@@ -422,24 +423,6 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
     let end = finish(&mut [&mut a], 2);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Protocol, Outcome::NotApplied));
     server.join().unwrap();
-}
-
-fn export_of(listener: &TcpListener) -> Vec<u8> {
-    let address = listener.local_addr().unwrap();
-    let export = Export {
-        rights: 12,
-        addresses: [address.ip(); 4],
-        address_count: 1,
-        port: address.port(),
-        incarnation: 5,
-        region: 0,
-        generation: 1,
-        key: 1,
-        len: 4_096,
-    };
-    let mut blob = [0; frame::EXPORT_BYTES_MAX];
-    let len = export.write(&mut blob).unwrap();
-    blob[..len].to_vec()
 }
 
 #[test]

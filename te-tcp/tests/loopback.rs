@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Node, drive, finish, pair, pattern, read, write};
+use common::{drive, finish, pair, pattern, read, write};
 use te_core::{Completion, Op, Token, Transport};
 use te_tcp::Config;
 
@@ -66,7 +66,7 @@ fn many_small_slices_of_both_kinds_share_a_lane() {
 
 #[test]
 fn a_transport_reaches_its_own_regions() {
-    let mut a = Node::new(common::config(), 1 << 16);
+    let mut a = common::node(common::config(), 1 << 16);
     let blob = a.export();
     te_core::Memory::attach(&mut a.transport, common::SEGMENT, &blob).unwrap();
     a.memory.set(0, b"to myself");

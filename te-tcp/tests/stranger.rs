@@ -22,13 +22,13 @@ fn config(bind: &str) -> Config {
 /// A target, somebody else at its port of another address, and an export that carries both addresses.
 fn street() -> (Node, Node, Vec<u8>) {
     for _ in 0..20 {
-        let target = Node::new(config("127.0.0.1:0"), 4_096);
+        let target = common::node(config("127.0.0.1:0"), 4_096);
         let port = target.transport.local_addr().port();
         let bind = format!("127.0.0.2:{port}");
         if std::net::TcpListener::bind(&bind).is_err() {
             continue;
         }
-        let other = Node::new(config(&bind), 4_096);
+        let other = common::node(config(&bind), 4_096);
         let mut export = frame::parse_export(&target.export()).unwrap();
         export.addresses[1] = "127.0.0.2".parse().unwrap();
         export.address_count = 2;
@@ -43,7 +43,7 @@ fn street() -> (Node, Node, Vec<u8>) {
 #[test]
 fn a_strangers_word_does_not_complete_a_fence() {
     let (mut target, mut other, blob) = street();
-    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    let mut a = common::node(config("127.0.0.1:0"), 4_096);
     a.transport.attach(SEGMENT, &blob).unwrap();
     a.submit(&[write(1, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
@@ -70,7 +70,7 @@ fn a_strangers_word_does_not_complete_a_fence() {
 #[test]
 fn a_peer_that_was_let_go_is_not_taken_for_one_never_met() {
     let (mut target, mut other, blob) = street();
-    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    let mut a = common::node(config("127.0.0.1:0"), 4_096);
     a.transport.attach(SEGMENT, &blob).unwrap();
     a.submit(&[write(1, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut target], 1).result.is_ok());
@@ -86,7 +86,7 @@ fn a_peer_that_was_let_go_is_not_taken_for_one_never_met() {
 fn a_peer_never_met_has_nothing_to_fence() {
     let (target, mut other, blob) = street();
     drop(target);
-    let mut a = Node::new(config("127.0.0.1:0"), 4_096);
+    let mut a = common::node(config("127.0.0.1:0"), 4_096);
     a.transport.attach(SEGMENT, &blob).unwrap();
     a.submit(&[write(1, 0, 0, 8)]);
     let end = finish(&mut [&mut a, &mut other], 1);

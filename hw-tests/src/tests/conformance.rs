@@ -3,21 +3,17 @@
 
 use crate::agent;
 use crate::facts::Rail;
-use crate::far::{Link, Near, Remote};
+use crate::far::{Apart, Elsewhere, Link};
 use crate::host::{Host, Need};
 use crate::remote::{Peer, Process};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
-use std::cell::RefCell;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
-use te_core::Transport;
-use te_core::testkit::{Harness, Hook, Pair, Verdict, WallClock, cases, run_case};
-use te_rdma::exchange::Export;
+use te_core::testkit::{Harness, Pair, Verdict, cases, run_case};
+use te_fabric::testkit::{Ends, EndsConfig, Fabric};
 use te_rdma::sys::{Device, SystemVerbs};
 use te_rdma::{Config, RdmaTransport};
 
@@ -126,84 +122,33 @@ impl OneDevice {
 
 impl Harness for OneDevice {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
-        let config = self.config();
-        let target = self.open(&config);
-        Box::new(Ends {
-            initiator: self.open(&config),
-            // The restarted target comes back at the same address.
-            restart: Config { bind: target.local_address(), ..config },
-            target: Some(target),
-            clock: WallClock::new(Duration::ZERO),
-            device: self,
-        })
+        let mut config = self.config();
+        let (initiator, target) = (self.open(&config), self.open(&config));
+        // The restarted target comes back at the same address.
+        config.bind = target.local_address();
+        let ends = EndsConfig { patience: Duration::from_secs(60), late_max: Duration::from_millis(100) };
+        Box::new(Ends::new(initiator, target, Restart { device: self, config }, ends))
     }
 }
 
-struct Ends<'a> {
-    initiator: RdmaTransport<SystemVerbs>,
-    target: Option<RdmaTransport<SystemVerbs>>,
-    restart: Config,
-    clock: WallClock,
+struct Restart<'a> {
     device: &'a OneDevice,
+    config: Config,
 }
 
-impl Pair for Ends<'_> {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
+impl Fabric for Restart<'_> {
+    type Transport = RdmaTransport<SystemVerbs>;
+
+    fn reopen(&mut self) -> Self::Transport {
+        self.device.open(&self.config)
     }
 
-    fn target(&mut self) -> &mut dyn Transport {
-        match &mut self.target {
-            Some(target) => target,
-            None => panic!("the suite polls a target that it killed"),
-        }
+    fn identity(transport: &Self::Transport) -> u64 {
+        transport.identity()
     }
 
-    fn tick(&mut self) -> te_core::Instant {
-        self.clock.tick()
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::from_secs(60)
-    }
-
-    fn late_max(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        Some(self.initiator.identity())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        Export::ADDRESSES_AT..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(Export::KEY_AT..Export::KEY_AT + 8)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        // What the system does to the queue pairs and sockets of a killed process.
-        self.target = None;
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        self.target = Some(self.device.open(&self.restart));
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // The device goes on; the process is polled by nobody but the suite.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        if let Some(target) = &mut self.target {
-            target.close_connections();
-        }
-        Hook::Done
+    fn cut(transport: &mut Self::Transport) {
+        transport.close_connections();
     }
 }
 
@@ -215,25 +160,37 @@ struct TwoMachines {
 }
 
 /// A target's process on the peer.
-struct Target {
-    process: Process,
+struct OnPeer<'a> {
+    machines: &'a TwoMachines,
     /// Where its side channel listens.
     address: String,
+    process: Option<Process>,
 }
 
-impl TwoMachines {
-    /// Starts a target; gives it and the way to it.
-    fn start(&self, address: &str) -> Result<(Target, TcpStream)> {
-        let (port, control) = (self.theirs.port.to_string(), self.peer.management().1);
-        let control = control.to_string();
-        let argv = ["self", "helper", "far", &self.theirs.device, &port, address, &control];
-        let mut process = self.peer.start(&argv)?;
+impl Elsewhere for OnPeer<'_> {
+    type Transport = RdmaTransport<SystemVerbs>;
+
+    fn start(&mut self) -> Result<TcpStream> {
+        let TwoMachines { peer, theirs, .. } = self.machines;
+        let (port, control) = (theirs.port.to_string(), peer.management().1.to_string());
+        let argv = ["self", "helper", "far", &theirs.device, &port, &self.address, &control];
+        let mut process = peer.start(&argv)?;
         let ready = process.hear()?;
         let words: Vec<&str> = ready.split_whitespace().collect();
         let ["ready", address, control] = words[..] else { bail!("the target says `{ready}`") };
         let mut stream = TcpStream::connect(control).context("the target does not listen")?;
         stream.write_all(agent::token()?.as_bytes())?;
-        Ok((Target { process, address: address.to_owned() }, stream))
+        address.clone_into(&mut self.address);
+        self.process = Some(process);
+        Ok(stream)
+    }
+
+    fn kill(&mut self, _link: &Link) -> Result<()> {
+        self.process.take().map_or(Ok(()), Process::kill)
+    }
+
+    fn identity(transport: &Self::Transport) -> u64 {
+        transport.identity()
     }
 }
 
@@ -242,103 +199,16 @@ impl Harness for TwoMachines {
         let open = || -> Result<_> {
             let (_, here) = self.ours.address().context("the rail has no address")?;
             let (_, there) = self.theirs.address().context("the peer's rail has no address")?;
-            let (target, stream) = self.start(&SocketAddr::new(there, 0).to_string())?;
-            let link = Rc::new(RefCell::new(Link::new(stream)?));
+            let address = SocketAddr::new(there, 0).to_string();
+            let mut target = OnPeer { machines: self, address, process: None };
+            let stream = target.start()?;
             let port = u8::try_from(self.ours.port).context("a port's number")?;
             let device = OneDevice { device: self.ours.device.clone(), port, address: here };
             let initiator = device.open(&device.config());
-            let capabilities = initiator.capabilities();
-            Ok(Apart {
-                initiator: Near::new(initiator, Rc::clone(&link)),
-                remote: Remote::new(Rc::clone(&link), capabilities),
-                link,
-                address: target.address.clone(),
-                target: Some(target),
-                clock: WallClock::new(Duration::ZERO),
-                machines: self,
-            })
+            let ends =
+                EndsConfig { patience: Duration::from_secs(120), late_max: Duration::from_millis(100) };
+            Apart::new(initiator, stream, target, ends)
         };
         Box::new(open().unwrap_or_else(|error| panic!("no pair of machines: {error:#}")))
-    }
-}
-
-struct Apart<'a> {
-    initiator: Near<RdmaTransport<SystemVerbs>>,
-    remote: Remote,
-    link: Rc<RefCell<Link>>,
-    address: String,
-    target: Option<Target>,
-    clock: WallClock,
-    machines: &'a TwoMachines,
-}
-
-impl Pair for Apart<'_> {
-    fn initiator(&mut self) -> &mut dyn Transport {
-        &mut self.initiator
-    }
-
-    fn target(&mut self) -> &mut dyn Transport {
-        &mut self.remote
-    }
-
-    fn tick(&mut self) -> te_core::Instant {
-        if self.initiator.linked {
-            self.link.borrow_mut().sync();
-        }
-        self.clock.tick()
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::from_secs(120)
-    }
-
-    fn late_max(&self) -> Duration {
-        Duration::from_millis(100)
-    }
-
-    fn initiator_identity(&self) -> Option<u64> {
-        Some(self.initiator.transport.identity())
-    }
-
-    fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        Export::ADDRESSES_AT..export.len()
-    }
-
-    fn key_bytes(&self, _export: &[u8]) -> Option<Range<usize>> {
-        Some(Export::KEY_AT..Export::KEY_AT + 8)
-    }
-
-    fn kill_target(&mut self) -> Hook {
-        self.initiator.linked = false;
-        if let Some(target) = self.target.take()
-            && let Err(error) = target.process.kill()
-        {
-            panic!("the target cannot be killed: {error:#}");
-        }
-        Hook::Done
-    }
-
-    fn restart_target(&mut self) -> Hook {
-        let started = self.machines.start(&self.address);
-        let renewed = started.and_then(|(target, stream)| {
-            self.link.borrow_mut().renew(stream)?;
-            self.target = Some(target);
-            Ok(())
-        });
-        if let Err(error) = renewed {
-            panic!("the target does not come back: {error:#}");
-        }
-        self.initiator.linked = true;
-        Hook::Done
-    }
-
-    fn stall_target(&mut self, _stalled: bool) -> Hook {
-        // Its device goes on; its process polls only when the suite asks it to.
-        Hook::Done
-    }
-
-    fn cut(&mut self) -> Hook {
-        self.link.borrow_mut().sever();
-        Hook::Done
     }
 }

@@ -1,18 +1,14 @@
-//! The only unsafe code of this crate: raw memory, vectored socket I/O, epoll. What it offers upwards is safe, given the
+//! The only unsafe code of this crate: raw memory, vectored socket I/O, io_uring. What it offers upwards is safe, given the
 //! one promise that [`Pinned::new`] asks for.
 #![allow(unsafe_code, reason = "system calls and raw memory live here and nowhere else in the crate")]
 
-mod epoll;
 mod mem;
-mod net;
 mod poller;
 #[cfg(feature = "uring")]
 mod ring;
 mod socket;
 
-pub(crate) use epoll::{Epoll, Event, Interest};
 pub(crate) use mem::Pinned;
-pub(crate) use net::host_addresses;
 pub(crate) use poller::Poller;
 #[cfg(feature = "uring")]
 pub(crate) use ring::{JOBS_MAX, Ring};

@@ -1,10 +1,12 @@
 //! Who is ready: epoll, or io_uring where asked for.
 
 use std::io;
-use std::os::fd::RawFd;
+#[cfg(feature = "uring")]
+use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, RawFd};
 
-use super::Event;
-use super::epoll::{Epoll, Interest};
+use te_fabric::{Epoll, Event, Interest};
+
 #[cfg(feature = "uring")]
 use super::ring::Ring;
 
@@ -33,15 +35,15 @@ impl Poller {
         }
     }
 
-    pub(crate) fn add(&mut self, fd: RawFd, name: u64, interest: Interest) -> io::Result<()> {
+    pub(crate) fn add(&mut self, fd: &impl AsFd, name: u64, interest: Interest) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.add(fd, name, interest),
             #[cfg(feature = "uring")]
-            Self::Ring(ring) => ring.add(fd, name),
+            Self::Ring(ring) => ring.add(fd.as_fd().as_raw_fd(), name),
         }
     }
 
-    pub(crate) fn modify(&mut self, fd: RawFd, name: u64, interest: Interest) -> io::Result<()> {
+    pub(crate) fn modify(&mut self, fd: &impl AsFd, name: u64, interest: Interest) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.modify(fd, name, interest),
             // Changes of all kinds are told anyway.

@@ -9,8 +9,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, cqueue, opcode, types};
+use te_fabric::Event;
 
-use super::epoll::Event;
 use super::socket::{AsIncoming, Buffers, Job};
 
 /// Requests that one submission takes.

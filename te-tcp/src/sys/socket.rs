@@ -1,10 +1,11 @@
 //! Non-blocking TCP sockets and vectored I/O straight from and to registered memory.
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use super::net::{from_kernel, to_kernel};
+use te_fabric::net;
+
 use super::{Pinned, check, check_len};
 
 /// Pieces of memory that one system call takes.
@@ -130,50 +131,17 @@ impl Buffers {
 
 /// A TCP socket that never blocks. Closed on drop.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct Socket(TcpStream);
 
 impl Socket {
-    /// Listens on `address`.
-    pub(crate) fn listen(address: SocketAddr) -> io::Result<Self> {
-        let socket = Self::new(address)?;
-        socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-        let (storage, len) = to_kernel(address);
-        // SAFETY: `storage` is a socket address of `len` bytes and lives across the call.
-        check(unsafe { libc::bind(socket.raw_fd(), (&raw const storage).cast(), len) })?;
-        // SAFETY: takes no pointer.
-        check(unsafe { libc::listen(socket.raw_fd(), 1_024) })?;
-        Ok(socket)
-    }
-
     /// A socket that can [`connect`](Self::connect) to addresses of this family.
     pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
-        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: takes no pointer.
-        let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        net::socket(address).map(Self)
     }
 
     /// Starts to connect; writability tells the end, [`Self::take_error`] which.
     pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<()> {
-        let (storage, len) = to_kernel(address);
-        // SAFETY: `storage` is a socket address of `len` bytes and lives across the call.
-        match check(unsafe { libc::connect(self.raw_fd(), (&raw const storage).cast(), len) }) {
-            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
-            other => other.map(|_| ()),
-        }
-    }
-
-    /// The next connection; `WouldBlock` when there is none.
-    pub(crate) fn accept(&self) -> io::Result<Self> {
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: null asks for no address.
-        let fd = check(unsafe {
-            libc::accept4(self.raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
-        })?;
-        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        net::start_connect(&self.0, address)
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
@@ -181,42 +149,20 @@ impl Socket {
     }
 
     pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
-        self.address(libc::getsockname)
+        self.0.local_addr().map(net::canonical)
     }
 
     pub(crate) fn peer_address(&self) -> io::Result<SocketAddr> {
-        self.address(libc::getpeername)
+        self.0.peer_addr().map(net::canonical)
     }
 
     /// The error that a connect or the network left, once.
     pub(crate) fn take_error(&self) -> io::Result<()> {
-        let mut value: i32 = 0;
-        let mut len = size_of::<i32>() as libc::socklen_t;
-        // SAFETY: `value` and `len` live across the call and agree.
-        check(unsafe {
-            libc::getsockopt(
-                self.raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_ERROR,
-                (&raw mut value).cast(),
-                &raw mut len,
-            )
-        })?;
-        if value == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(value)) }
+        self.0.take_error()?.map_or(Ok(()), Err)
     }
 
     pub(crate) fn set_nodelay(&self) -> io::Result<()> {
-        self.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
-    }
-
-    /// Asks the kernel to look after a silent connection: probes when idle, and ends it when sent bytes stay unread.
-    pub(crate) fn set_liveness(&self, silence_ms: u32) -> io::Result<()> {
-        let seconds = (silence_ms / 1_000).clamp(1, 3_600) as i32;
-        self.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds)?;
-        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds)?;
-        self.set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
-        self.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence_ms.saturating_mul(4).min(1 << 30) as i32)
+        self.0.set_nodelay(true)
     }
 
     pub(crate) fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
@@ -227,39 +173,9 @@ impl Socket {
         self.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes as i32)
     }
 
-    pub(crate) fn set_congestion(&self, name: &str) -> io::Result<()> {
-        // SAFETY: `name` is as long as we say and lives across the call.
-        check(unsafe {
-            libc::setsockopt(
-                self.raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_CONGESTION,
-                name.as_ptr().cast(),
-                name.len() as libc::socklen_t,
-            )
-        })
-        .map(|_| ())
-    }
-
-    /// Makes the close that follows throw unsent bytes away and reset the connection.
-    pub(crate) fn reset_on_close(&self) {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: `linger` lives across the call. A failure leaves an ordinary close, which is correct too.
-        unsafe {
-            libc::setsockopt(
-                self.raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const linger).cast(),
-                size_of::<libc::linger>() as libc::socklen_t,
-            );
-        }
-    }
-
-    /// Says that nothing more will be sent.
+    /// Says that nothing more will be sent. It fails only when the connection is gone, which the next read tells.
     pub(crate) fn finish_sending(&self) {
-        // SAFETY: takes no pointer. It fails only when the connection is gone, which the next read tells.
-        unsafe { libc::shutdown(self.raw_fd(), libc::SHUT_WR) };
+        let _ = self.0.shutdown(Shutdown::Write);
     }
 
     /// Bytes that the peer's kernel has not acknowledged.
@@ -304,18 +220,6 @@ impl Socket {
         Ok((sent, offered))
     }
 
-    fn address(
-        &self,
-        call: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
-    ) -> io::Result<SocketAddr> {
-        // SAFETY: all zeroes is a value of this type.
-        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-        let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        // SAFETY: `storage` and `len` live across the call and agree.
-        check(unsafe { call(self.raw_fd(), (&raw mut storage).cast(), &raw mut len) })?;
-        from_kernel(&storage).ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
-    }
-
     fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
         // SAFETY: `value` lives across the call and has the size we say.
         check(unsafe {
@@ -328,5 +232,18 @@ impl Socket {
             )
         })
         .map(|_| ())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<TcpStream> for Socket {
+    /// One that does not block already.
+    fn from(stream: TcpStream) -> Self {
+        Self(stream)
     }
 }

@@ -1,7 +1,7 @@
 //! A client without a transport: it says on a connection what it likes, to a target that is polled meanwhile.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Instant as Clock;
 
 use te_tcp::frame::{self, Export, Header, Hello, Kind, MAGIC, Operation, Response, Status, Step, VERSION};
@@ -139,4 +139,24 @@ impl Raw {
         }
         std::mem::take(&mut self.heard)
     }
+}
+
+/// An export of 4 KiB that leads to this listener.
+pub(crate) fn export_of(listener: &TcpListener) -> Vec<u8> {
+    let address = listener.local_addr().unwrap();
+    let export = Export {
+        format: frame::EXPORT_FORMAT,
+        rights: 12,
+        addresses: [address.ip(); 4],
+        address_count: 1,
+        port: address.port(),
+        incarnation: 5,
+        region: 0,
+        generation: 1,
+        key: 1,
+        len: 4_096,
+    };
+    let mut blob = [0; frame::EXPORT_BYTES_MAX];
+    let len = export.write(&mut blob).unwrap();
+    blob[..len].to_vec()
 }

@@ -1,0 +1,133 @@
+//! What network fabrics share, below their protocols: a fabric is a `Transport` built from these parts and its own wire.
+//!
+//! This crate holds mechanisms, not policy. It has no connection, no protocol and no `Transport`: how bytes travel, how many
+//! connections there are and when one is given up is decided by each fabric. Whatever two fabrics would otherwise write
+//! twice, and fix twice, is here once, with its tests.
+//!
+//! ```text
+//!                    submit                     poll                        poll_at
+//!                      │                         ▲                             ▲
+//!  ┌───────────────────▼─────────────────────────┴─────────────────────────────┴──────┐
+//!  │ region   Regions, Segments: ids, rights,   operation  Operations, Queue: slices  │
+//!  │          ranges, users, closing                       in flight, completions     │
+//!  │    │                                          │                                  │
+//!  │ export   Export, LocalEnd: the bytes       peer       Contact: addresses, pauses;│
+//!  │          that lead a peer to a region                 fences, expelled peers     │
+//!  │    │                                          │                                  │
+//!  │ handshake  HELLO and WELCOME, statuses,    timers     Timers: now, deadlines,    │
+//!  │          parser steps and errors                      when to poll again         │
+//!  │    │                                          │                                  │
+//!  │ table    Table (caller's numbers), Slab (own numbers and names)                  │
+//!  └──────────────────────────────────────┬───────────────────────────────────────────┘
+//!         net   sockets, Listener, addresses, errors       epoll   readiness
+//! ```
+//!
+//! | module | what it settles for every fabric |
+//! |---|---|
+//! | [`operation`] | a slab of slices that does not allocate, queues through it, completions in order |
+//! | [`region`] | what an id refers to, which rights a slice or a peer needs (L6), what keeps a region busy |
+//! | [`export`] | one layout of exports, and what a parser refuses |
+//! | [`handshake`] | magic and version first, refusals that say why, one set of reasons why bytes are no frame |
+//! | [`peer`] | a peer is its incarnation; when an address, a restart or an expulsion counts; how long a pause is |
+//! | [`timers`] | when a transport has to be polled again, and whose fault a silence is |
+//! | [`net`], [`epoll`] | sockets that do not block, a listener that rests, errors that speak against peer or system |
+//! | [`config`] | limits of settings and one error for them |
+//!
+//! Feature `testkit` adds what the tests of fabrics share.
+//!
+//! # Limits
+//!
+//! Linux. 4 addresses in an export; 4,096 incarnations are remembered, and with more every one counts as met.
+//!
+//! # Example
+//!
+//! Accepting a slice: the region and the segment are checked, the operation takes a slot and waits in its peer's queue.
+//!
+//! ```
+//! use te_core::{Access, Completion, Op, RegionId, SegmentId, Slice, Token};
+//! use te_fabric::operation::{Operation, Operations, Queue, accept_prefix};
+//! use te_fabric::region::{Region, Regions, Segment, Segments};
+//! # use te_fabric::export::{Export, ExportFormat};
+//! # let export = Export {
+//! #     format: ExportFormat { magic: *b"demo", version: 1 }, rights: Access::REMOTE_WRITE.bits(),
+//! #     addresses: [[127, 0, 0, 1].into(); 4], address_count: 1, port: 1, incarnation: 7, region: 0, generation: 1,
+//! #     key: 99, len: 4096,
+//! # };
+//! let (mut regions, mut segments) = (Regions::new(8), Segments::new(8));
+//! let (mut operations, mut pending) = (Operations::new(16, 4), Queue::new());
+//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! regions.insert(region.index, Region::new(region, 4096, Access::LOCAL, 0, ()))?;
+//! segments.insert(segment.index, Segment::new(segment, 0, &export, ()))?;
+//!
+//! let slice = |len| Slice { token: Token(1), local: (region, 0), remote: (segment, 0), len, op: Op::Write };
+//! let accepted = accept_prefix(&[slice(4096), slice(4097)], operations.room(), |slice| {
+//!     regions.check_local(slice)?;
+//!     let peer = segments.check_remote(slice)?.peer;
+//!     let slot = operations.insert(Operation::new(slice, peer, ())).ok_or(te_core::ErrorKind::Full)?;
+//!     operations.push_back(&mut pending, slot);
+//!     regions.pin(slice.local.0.index);
+//!     segments.pin(slice.remote.0.index);
+//!     Ok(())
+//! })?;
+//! assert_eq!(accepted, 1);
+//!
+//! // The wire has carried it.
+//! let slot = pending.first().expect("accepted");
+//! operations.unlink(&mut pending, slot);
+//! let done = operations.remove(slot).expect("in flight");
+//! regions.unpin(done.region);
+//! segments.unpin(done.segment);
+//! operations.complete(done.completion(true, false));
+//!
+//! let mut out = [Completion::applied(Token(0)); 4];
+//! assert_eq!((operations.fetch(&mut out), out[0]), (1, Completion::applied(Token(1))));
+//! # Ok::<(), te_core::Error>(())
+//! ```
+#![deny(unsafe_code)]
+
+pub mod config;
+pub mod epoll;
+pub mod export;
+pub mod handshake;
+pub mod net;
+pub mod operation;
+pub mod peer;
+pub mod region;
+pub mod table;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+pub mod timers;
+
+pub use config::ConfigError;
+pub use epoll::{Epoll, Event, Interest};
+pub use export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat, LocalEnd};
+pub use handshake::{FrameError, Protocol, Step, Welcome};
+pub use operation::{Operation, Operations, Queue};
+pub use region::{Region, Regions, Segment, Segments};
+pub use table::{Slab, Table};
+pub use timers::Timers;
+
+/// For `statuses!`.
+#[doc(hidden)]
+pub use te_core;
+
+#[cfg(test)]
+mod testing {
+    use crate::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
+    use core::net::{IpAddr, Ipv4Addr};
+
+    pub(crate) fn export() -> Export {
+        Export {
+            format: ExportFormat { magic: *b"test", version: 1 },
+            rights: 12,
+            addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); EXPORT_ADDRESSES_MAX],
+            address_count: 1,
+            port: 9_999,
+            incarnation: 11,
+            region: 1,
+            generation: 2,
+            key: 3,
+            len: 4_096,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Fences of an initiator, towards a target that answers when the test says so.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use common::raw::export_of;
+use common::{Node, PATIENCE, SEGMENT, write};
+use te_core::{Completion, Memory, Token, Transport};
+use te_tcp::Config;
+use te_tcp::frame::{self, Header, Kind, PROTOCOL, Request, Step};
+use zerocopy::IntoBytes;
+
+/// The target's end of one lane.
+struct Lane {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+    greeted: bool,
+    writes: usize,
+    /// The ids of the FENCE frames that have come.
+    fences: Vec<u64>,
+}
+
+impl Lane {
+    fn say(&mut self, parts: &[&[u8]]) {
+        self.stream.write_all(&parts.concat()).unwrap();
+    }
+
+    fn hear(&mut self) {
+        let mut more = [0; 4_096];
+        loop {
+            match self.stream.read(&mut more) {
+                Ok(0) => break,
+                Ok(count) => self.bytes.extend_from_slice(&more[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        while let Some(used) = self.take() {
+            self.bytes.drain(..used);
+        }
+    }
+
+    /// Takes in one frame; returns its bytes.
+    fn take(&mut self) -> Option<usize> {
+        if !self.greeted {
+            let Step::Frame(_, used) = frame::parse_hello(&self.bytes).unwrap() else { return None };
+            self.greeted = true;
+            self.say(&[PROTOCOL.welcome(0, 5, 1 << 30).as_bytes()]);
+            return Some(used);
+        }
+        let Step::Frame(request, head) = frame::parse_request(&self.bytes).unwrap() else { return None };
+        match request {
+            Request::Write { operations, .. } => {
+                let payload: u64 = operations.iter().map(|operation| operation.len.get()).sum();
+                let all = head + payload as usize;
+                let whole = self.bytes.len() >= all;
+                self.writes += usize::from(whole);
+                whole.then_some(all)
+            }
+            Request::Fence { id, .. } => {
+                self.fences.push(id);
+                Some(head)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+struct Target {
+    listener: TcpListener,
+    lanes: Vec<Lane>,
+}
+
+impl Target {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self { listener, lanes: Vec::new() }
+    }
+
+    /// Both sides go on until `done`.
+    fn drive(&mut self, a: &mut Node, what: &str, done: impl Fn(&Self, &Node) -> bool) {
+        let start = std::time::Instant::now();
+        while !done(self, a) {
+            assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+            a.poll();
+            if let Ok((stream, _)) = self.listener.accept() {
+                stream.set_nonblocking(true).unwrap();
+                let lane = Lane { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
+                self.lanes.push(lane);
+            }
+            self.lanes.iter_mut().for_each(Lane::hear);
+        }
+    }
+}
+
+#[test]
+fn an_answer_from_before_a_lane_was_lost_ends_no_fence() {
+    let config = Config { lanes: 2, window_bytes_max: Some(4_096), ..common::config() };
+    let mut target = Target::new();
+    let mut a = common::node(config, 8_192);
+    a.transport.attach(SEGMENT, &export_of(&target.listener)).unwrap();
+
+    // The first WRITE fills the window of the first lane, so the second one opens another.
+    a.submit(&[write(1, 0, 0, 4_096)]);
+    target.drive(&mut a, "the first lane has a WRITE", |target, _| {
+        target.lanes.first().is_some_and(|lane| lane.writes == 1)
+    });
+    a.submit(&[write(2, 4_096, 0, 4_096)]);
+    target.drive(&mut a, "the second lane has one", |target, _| {
+        target.lanes.get(1).is_some_and(|lane| lane.writes == 1)
+    });
+    a.transport.fence(Token(3), SEGMENT).unwrap();
+    target.drive(&mut a, "both lanes have a FENCE", |target, _| {
+        target.lanes.iter().all(|lane| lane.fences.len() == 1)
+    });
+
+    // The second lane is lost. What the target has of it unread is not covered by the first FENCE, which names that lane as one
+    // that is in use.
+    drop(target.lanes.pop());
+    target.drive(&mut a, "the first lane has another FENCE", |target, _| target.lanes[0].fences.len() == 2);
+    let lane = &mut target.lanes[0];
+    let (first, second) = (lane.fences[0], lane.fences[1]);
+    lane.say(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
+    lane.say(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
+    target.drive(&mut a, "the WRITE behind the answer has ended", |_, a| a.ended(1).is_some());
+    assert_eq!(a.ended(3), None, "the target has not dropped the lost lane");
+
+    target.lanes[0].say(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
+    target.drive(&mut a, "the fence has ended", |_, a| a.ended(3).is_some());
+    assert_eq!(a.ended(3), Some(Completion::applied(Token(3))));
+}
