@@ -461,6 +461,13 @@ impl Core {
 
     /// Somebody's connection to the master ends.
     pub(crate) fn hang_up(&mut self, party: Party, life: u64) {
+        if let Party::Node(index) = party {
+            // What it sent before and comes late is on no connection that stands.
+            let node = index as u64 + 1;
+            if self.heard.get(&node).is_some_and(|(_, heard)| *heard == life) {
+                self.heard.remove(&node);
+            }
+        }
         if let Some(session) = self.sessions.remove(&(party, life)) {
             let now = self.shown();
             self.master.session_ended(now, session);
