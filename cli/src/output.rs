@@ -349,10 +349,13 @@ mod tests {
     #[test]
     fn wide_characters_take_two_columns() {
         let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right)]);
-        table.row(["问候", "1"]);
+        table.row(["\u{95ee}\u{5019}", "1"]);
         table.row(["e\u{301}", "2"]);
-        assert_eq!(table.render(), "name  bytes\n问候      1\ne\u{301}         2\n");
-        assert_eq!([clip("问候a", 3), clip("问候a", 4)], ["问", "问候"]);
+        assert_eq!(table.render(), "name  bytes\n\u{95ee}\u{5019}      1\ne\u{301}         2\n");
+        assert_eq!(
+            [clip("\u{95ee}\u{5019}a", 3), clip("\u{95ee}\u{5019}a", 4)],
+            ["\u{95ee}", "\u{95ee}\u{5019}"]
+        );
     }
 
     #[test]

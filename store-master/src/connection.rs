@@ -427,7 +427,8 @@ impl Connection {
             Ok(len) => {
                 self.input.filled(*len);
                 // A stream that gave less than was asked is drained; the next edge tells of more.
-                self.readable = *len == asked || *len == 0;
+                // But for its end: that edge may have been the same.
+                self.readable = *len == asked || *len == 0 || self.ended;
             }
             Err(_) => self.readable = false,
         }
@@ -441,8 +442,8 @@ impl Connection {
             return Pumped::Closed;
         }
         self.state = State::Discarding { bytes: DISCARD_BYTES_MAX };
-        let _ = self.flush(self.last_progress);
-        if self.backlog_bytes() == 0 { Pumped::Closed } else { Pumped::Idle }
+        let gone = self.flush(self.last_progress).is_err();
+        if gone || self.backlog_bytes() == 0 { Pumped::Closed } else { Pumped::Idle }
     }
 
     fn flush(&mut self, now: Instant) -> io::Result<()> {
