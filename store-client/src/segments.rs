@@ -105,7 +105,7 @@ fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Ope
         let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
         match fabric.open_export(&endpoint, export) {
             Ok(Some(handle)) => return Opened::Here(handle),
-            Ok(None) => why = format!("segment {endpoint:?}: something else is exported there now"),
+            Ok(None) => why = format!("{endpoint}: something else is exported there now"),
             Err(error) => return Opened::Unreached(error.to_string()),
         }
     }

@@ -86,8 +86,8 @@ pub struct MasterConfig {
     /// mount memory, to speak for a node, or to drain one has to know one of them. Default none: anybody may who reaches the
     /// master.
     pub cluster_secret: Secret,
-    /// Most memory that what the master knows of objects, unfinished puts and readers' leases may need, bytes. At the limit, a put evicts
-    /// objects for as much as it needs; if none can go it is refused. Default 16 GiB.
+    /// Most memory that what the master knows of objects, unfinished puts and readers' leases may need, bytes. At the limit,
+    /// a put evicts objects for as much as it needs; if none can go it is refused. Default 16 GiB.
     pub metadata_bytes_max: u64,
     /// Most puts that one connection may have begun and not ended. Default 65,536.
     pub session_puts_max: u32,

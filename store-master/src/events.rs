@@ -141,7 +141,7 @@ impl Events {
                     %name,
                     left_objects,
                     left_bad,
-                    "a drain cannot move all: no other segment has room for some objects, or their bytes are damaged"
+                    "a drain cannot move all: no other segment has room, or bytes are damaged; add memory, or remove these objects"
                 )
             }
             // How far drains are is told by `drains`. Others are of a later release.

@@ -148,8 +148,8 @@ impl Objects {
         }
     }
 
-    /// A reader gives back a lease that has not run out, or a node a hold. With the last of them the object's lease is over. What a group's members were leased
-    /// for stays theirs together until it runs out.
+    /// A reader gives back a lease that has not run out, or a node a hold. With the last of them the object's lease is over. What
+    /// a group's members were leased for stays theirs together until it runs out.
     pub(crate) fn return_lease(&mut self, now: Instant, index: u32, generation: u64) {
         let entry = &self.entries[index];
         let count = entry.marks & Entry::LEASES_MANY;
