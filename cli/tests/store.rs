@@ -194,6 +194,10 @@ fn a_missing_key_ends_with_3_and_writes_nothing() {
     assert!(stderr(&got).contains("nobody: no such object"), "{}", stderr(&got));
     assert!(!file.exists());
     assert_exit(&store.run(&["stat", "nobody"]), 3);
+    let removed = store.run(&["rm", "nobody"]);
+    assert_exit(&removed, 3);
+    let text = stderr(&removed);
+    assert!(text.contains("nobody: no such object") && !text.contains("compute it"), "{text}");
     let removed = store.run(&["rm", "nobody", "--json"]);
     assert_exit(&removed, 3);
     assert_eq!(

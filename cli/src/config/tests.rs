@@ -224,8 +224,18 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
     assert!(read("", &both, &[]).unwrap_err().contains("leave one of them out"));
 }
 
-/// Containers that share a host's name have the same process id, too.
+/// Containers that share a host's name share process ids, too, so the name ends with 32 random bits: neither a counter nor a clock.
 #[test]
 fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
-    assert_ne!(super::process_name(), super::process_name());
+    let names: Vec<String> = (0..16).map(|_| super::process_name()).collect();
+    let suffixes: Vec<u32> = names
+        .iter()
+        .map(|name| u32::from_str_radix(name.rsplit('-').next().unwrap(), 16).unwrap())
+        .collect();
+    let distinct: std::collections::BTreeSet<u32> = suffixes.iter().copied().collect();
+    assert_eq!(distinct.len(), suffixes.len(), "{names:?}");
+    // One in 16! that they rise by chance.
+    assert!(suffixes.windows(2).any(|pair| pair[0] > pair[1]), "the suffixes only rise: {names:?}");
+    // One in 2^16 that the same upper half comes up twice in a row by chance; all of them alike is a counter.
+    assert!(suffixes.windows(2).any(|pair| pair[0] >> 16 != pair[1] >> 16), "{names:?}");
 }
