@@ -19,6 +19,12 @@ mod on_a_stormy_fabric {
     te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY));
 }
 
+mod in_granules {
+    use te_core::sim::SimConfig;
+    use te_core::testkit::SimHarness;
+    te_core::conformance_tests!(SimHarness::new(8, SimConfig { granule_bytes: 512, ..SimConfig::CALM }));
+}
+
 mod over_two_rails {
     use te_core::sim::{SimConfig, SimTransport};
     use te_core::testkit::SimHarness;
