@@ -181,7 +181,10 @@ impl LocationError {
 impl fmt::Display for LocationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(text) = self;
-        write!(f, "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others")
+        write!(
+            f,
+            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others"
+        )
     }
 }
 

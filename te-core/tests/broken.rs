@@ -251,7 +251,9 @@ impl Memory for Broken {
             Flaw::GrantsEveryRight => (span, Access::all()),
             // The suite's buffers have guards behind them.
             Flaw::TakesMemoryOfAnyKind => (span.at(Location::Host), access),
-            Flaw::KeepsTheRegionItRefused if span.location().kind() != MemoryKinds::HOST => {
+            Flaw::KeepsTheRegionItRefused
+                if span.location().kind() != MemoryKinds::HOST && access == Access::all() =>
+            {
                 // SAFETY: the simulated fabric touches a region only for slices, and no slice is of this one.
                 unsafe { self.inner.register(id, span.at(Location::Host), access)? };
                 return Err(ErrorKind::Unsupported.into());
@@ -332,20 +334,21 @@ impl Transport for Broken {
         if self.flaw == Flaw::AllocatesInSubmit {
             drop(std::hint::black_box(batch.to_vec()));
         }
-        let mut shorter = Vec::new();
-        let mut batch = batch;
-        if self.flaw == Flaw::ForgetsTheLastBytes {
-            shorter.extend(batch.iter().map(|slice| Slice { len: slice.len.div_ceil(2), ..*slice }));
-            batch = &shorter;
-        }
-        if self.flaw == Flaw::MovesPartsOfGranules {
-            let granule = self.inner.capabilities().granule_bytes;
-            shorter.extend(batch.iter().map(|slice| Slice {
+        let granule = self.inner.capabilities().granule_bytes;
+        let other = |slice: &Slice| match self.flaw {
+            Flaw::ForgetsTheLastBytes => Slice { len: slice.len.div_ceil(2), ..*slice },
+            Flaw::MovesPartsOfGranules => Slice {
                 remote: (slice.remote.0, slice.remote.1 / u64::from(granule) * u64::from(granule)),
                 len: slice.len.next_multiple_of(granule),
                 ..*slice
-            }));
-            batch = &shorter;
+            },
+            _ => *slice,
+        };
+        let mut others = Vec::new();
+        let mut batch = batch;
+        if matches!(self.flaw, Flaw::ForgetsTheLastBytes | Flaw::MovesPartsOfGranules) {
+            others.extend(batch.iter().map(other));
+            batch = &others;
         }
         if let (Flaw::AcceptsNothingSlices, [Slice { len: 0, token, .. }, ..]) = (self.flaw, batch) {
             self.extra.push_back(Completion::applied(*token));

@@ -1,8 +1,8 @@
 //! Topologies that cannot be are refused, and what can be is ordered and measured as documented.
 
 use te_core::topology::{
-    BRIDGES_MAX, Distance, Gpu, GpuVendor, MatrixError, MatrixRow, NICS_MAX, NODES_MAX, Nic, NumaNode,
-    LOCATIONS_MAX, PciAddress, PciPath, Location, PriorityMatrix, Topology, TopologyError,
+    BRIDGES_MAX, Distance, Gpu, GpuVendor, LOCATIONS_MAX, Location, MatrixError, MatrixRow, NICS_MAX,
+    NODES_MAX, Nic, NumaNode, PciAddress, PciPath, PriorityMatrix, Topology, TopologyError,
 };
 
 fn node(id: u16, distances: &[u8]) -> NumaNode {
@@ -99,10 +99,16 @@ fn a_gpu_whose_bus_tells_nothing_goes_by_its_node() {
     let nics = vec![nic("a", Some(0)), nic("b", Some(1)), nic("c", None)];
     let nodes = vec![node(0, &[10, 32]), node(1, &[32, 10])];
     let topology = Topology::new(nodes, nics, vec![gpu]).expect("sound");
-    let far: Vec<_> =
-        topology.nics().iter().map(|nic| topology.distance(Location::Device(GpuVendor::Amd, 0), nic)).collect();
+    let far: Vec<_> = topology
+        .nics()
+        .iter()
+        .map(|nic| topology.distance(Location::Device(GpuVendor::Amd, 0), nic))
+        .collect();
     assert_eq!(far, [Distance::Remote(32), Distance::Node, Distance::Unknown]);
-    assert_eq!(topology.distance(Location::Device(GpuVendor::Amd, 1), &topology.nics()[1]), Distance::Unknown);
+    assert_eq!(
+        topology.distance(Location::Device(GpuVendor::Amd, 1), &topology.nics()[1]),
+        Distance::Unknown
+    );
 }
 
 #[test]

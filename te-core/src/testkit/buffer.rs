@@ -26,11 +26,21 @@ pub(super) struct Buffer {
 impl Buffer {
     /// `bytes` to register, in the memory that the pair gives for `side`, or on the heap.
     pub(super) fn new(bytes: usize, pair: &mut dyn Pair, side: Side) -> Self {
+        let given = pair.allocate(side, bytes + 2 * GUARD_BYTES);
+        Self::within(bytes, given.map(|span| (span, pair.peek_poke())))
+    }
+
+    /// `bytes` to register, on the heap.
+    pub(super) fn on_heap(bytes: usize) -> Self {
+        Self::within(bytes, None)
+    }
+
+    fn within(bytes: usize, given: Option<(MemSpan, Rc<dyn PeekPoke>)>) -> Self {
         let whole_bytes = bytes + 2 * GUARD_BYTES;
-        let (whole, owned, access) = match pair.allocate(side, whole_bytes) {
-            Some(span) => {
+        let (whole, owned, access) = match given {
+            Some((span, access)) => {
                 assert!(span.len() >= whole_bytes, "the harness gave {} bytes for {whole_bytes}", span.len());
-                (span, None, pair.peek_poke())
+                (span, None, access)
             }
             None => {
                 let Ok(layout) = Layout::from_size_align(whole_bytes, 4096) else {
@@ -41,7 +51,7 @@ impl Buffer {
                 if ptr.is_null() {
                     handle_alloc_error(layout);
                 }
-                (MemSpan::new(ptr, whole_bytes), Some(layout), Rc::new(ByPointer) as Rc<dyn PeekPoke>)
+                (MemSpan::new(ptr, whole_bytes), Some(layout), Rc::new(ByPointer) as _)
             }
         };
         let buffer = Self { whole, bytes, owned, access };

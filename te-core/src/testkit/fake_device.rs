@@ -268,7 +268,9 @@ impl Stager for FakeStager {
             }
             // Any of those that are ready.
             let nth = self.rng.index(ready);
-            let Some(at) = (0..self.running.len()).filter(|&at| self.running[at].1 == 0).nth(nth) else { break };
+            let Some(at) = (0..self.running.len()).filter(|&at| self.running[at].1 == 0).nth(nth) else {
+                break;
+            };
             let (hop, _) = self.running.swap_remove(at);
             self.carry_out(&hop);
             out[ended] = HopEnd { token: hop.token, result: Ok(()) };

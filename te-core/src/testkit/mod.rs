@@ -283,7 +283,9 @@ pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str]) {
         (Verdict::Skipped(reason), false) => {
             panic!("{name} was skipped ({reason}): declare it with `skips [{name}]`, or make it run")
         }
-        (Verdict::Passed, true) => panic!("{name} passed, though it is declared as skipped: take it off `skips`"),
+        (Verdict::Passed, true) => {
+            panic!("{name} passed, though it is declared as skipped: take it off `skips`")
+        }
     }
 }
 

@@ -222,7 +222,8 @@ impl<'h> Rig<'h> {
     pub(super) fn slice(&mut self, op: Op, local: usize, remote: usize, len: usize) -> Slice {
         let (remote, len) = (self.granule_down(remote), self.granule_up(len));
         // A slice that grew at the end of the region begins earlier at our end.
-        let local = if self.caps.granule_bytes == 1 { local } else { local.min(REGION_BYTES.saturating_sub(len)) };
+        let local =
+            if self.caps.granule_bytes == 1 { local } else { local.min(REGION_BYTES.saturating_sub(len)) };
         Slice {
             token: self.fresh_token(),
             local: (REGION, local as u64),
@@ -232,7 +233,7 @@ impl<'h> Rig<'h> {
         }
     }
 
-    fn granule_down(&self, bytes: usize) -> usize {
+    pub(super) fn granule_down(&self, bytes: usize) -> usize {
         bytes - bytes % self.caps.granule_bytes as usize
     }
 
@@ -247,7 +248,8 @@ impl<'h> Rig<'h> {
         (0..count)
             .map(|i| {
                 let op = op.unwrap_or(ops[self.rng.index(ops.len())]);
-                let len = self.granule_up(1 + self.rng.index(cell - 1));
+                let len = 1 + self.rng.index(cell - 1);
+                let len = self.granule_up(len);
                 let (local, remote) = (self.rng.index(cell - len + 1), self.rng.index(cell - len + 1));
                 self.slice(op, i * cell + local, i * cell + remote, len)
             })

@@ -43,8 +43,15 @@ pub fn stager_conformance(
         Ok(stager) => stager,
         Err(error) => broken!("S1", "no stager for {location}: {error}"),
     };
-    let mut bench =
-        Bench { stager, access, device, rng: Rng::new(7), next_token: 0, running: BTreeMap::new(), allocated: 0 };
+    let mut bench = Bench {
+        stager,
+        access,
+        device,
+        rng: Rng::new(7),
+        next_token: 0,
+        running: BTreeMap::new(),
+        allocated: 0,
+    };
     bench.slots_run_out_and_come_back();
     bench.what_cannot_be_is_refused();
     for round in 0..20 {
@@ -157,7 +164,8 @@ impl Bench<'_> {
             self.rng.fill(&mut bytes);
             self.poke(slot.span, &bytes);
             let len = 1 + self.rng.index(cell);
-            let (offset, in_cell) = (self.rng.index(slot.span.len() - len + 1), self.rng.index(cell - len + 1));
+            let (offset, in_cell) =
+                (self.rng.index(slot.span.len() - len + 1), self.rng.index(cell - len + 1));
             let (there, way) = (at * cell + in_cell, self.rng.below(2));
             if way == 0 {
                 expected_device[there..there + len].copy_from_slice(&bytes[offset..offset + len]);
@@ -174,7 +182,11 @@ impl Bench<'_> {
         }
         for (slot, expected) in slots.iter().zip(&expected_slots) {
             if self.peek(slot.span) != *expected {
-                broken!("S2", "round {round}: slot {} is not what the hops should have made of it", slot.index);
+                broken!(
+                    "S2",
+                    "round {round}: slot {} is not what the hops should have made of it",
+                    slot.index
+                );
             }
         }
         // A copy that comes now shows, whichever way it goes.
