@@ -52,13 +52,10 @@ impl Transport for InstantRail {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE,
-            slice_bytes_max: 1 << 30,
-            slice_bytes_preferred: 64 << 10,
-            inflight_max: self.inflight_max,
-            export_bytes_max: 1,
-        }
+        Capabilities::new(Features::READ | Features::WRITE)
+            .with_slice_bytes(64 << 10, 1 << 30)
+            .with_inflight_max(self.inflight_max)
+            .with_export_bytes_max(1)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

@@ -41,13 +41,10 @@ impl Transport for Rail {
         self.name
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ,
-            slice_bytes_max: 1 << 20,
-            slice_bytes_preferred: 1 << 16,
-            inflight_max: 16,
-            export_bytes_max: 64,
-        }
+        Capabilities::new(Features::READ)
+            .with_slice_bytes(1 << 16, 1 << 20)
+            .with_inflight_max(16)
+            .with_export_bytes_max(64)
     }
     fn submit(&mut self, _: &[Slice]) -> Result<usize, Error> {
         Ok(0)

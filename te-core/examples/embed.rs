@@ -58,13 +58,10 @@ impl Transport for Dma {
         "dma"
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE,
-            slice_bytes_max: 1 << 20,
-            slice_bytes_preferred: 4096,
-            inflight_max: 16,
-            export_bytes_max: 8,
-        }
+        Capabilities::new(Features::READ | Features::WRITE)
+            .with_slice_bytes(4096, 1 << 20)
+            .with_inflight_max(16)
+            .with_export_bytes_max(8)
     }
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         for (accepted, slice) in batch.iter().enumerate() {

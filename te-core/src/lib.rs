@@ -19,11 +19,12 @@
 //!   Task ─► Batch ─► caller
 //! ```
 //!
-//! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L7 in their documentation bind every fabric. The first
+//! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L8 in their documentation bind every fabric. The first
 //!   among them: when a slice has ended, whichever way, nothing touches its memory again.
 //! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
 //! * [`topology`] says how far memory and NICs are from each other.
 //! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
+//! * [`Location`] says where memory is, and [`device`] how memory that the CPU cannot touch is found and staged.
 //! * [`Mailbox`] hands work to whoever polls.
 //! * [`Fault`], [`Trace`], [`Throttle`] and [`Delay`] are transports around a transport, to test and to debug with.
 //! * With feature `testkit`: `sim`, a seeded fabric in virtual time, and `testkit`, the conformance suite.
@@ -87,6 +88,7 @@ extern crate std;
 mod batch;
 mod crc32c;
 mod decorator;
+pub mod device;
 mod error;
 mod id;
 mod mailbox;
@@ -110,7 +112,9 @@ pub use decorator::{Delay, Fault, FaultConfig, FaultCounters, Throttle, Trace, T
 pub use error::{Error, ErrorKind};
 pub use id::{RegionId, SegmentId, Token};
 pub use mailbox::Mailbox;
-pub use memory::{Access, Location, MemSpan, VolatileSpan, copy_bytes};
+pub use memory::{
+    Access, GpuVendor, Location, LocationError, MemSpan, MemoryKinds, VolatileSpan, copy_bytes,
+};
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};

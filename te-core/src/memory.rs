@@ -7,6 +7,9 @@
 //!    [`VolatileSpan`], which copies them out.
 #![allow(unsafe_code, reason = "raw memory is this module's business; the two rules above are its contract")]
 
+use alloc::string::String;
+use core::fmt;
+
 use crate::{Error, ErrorKind};
 
 bitflags::bitflags! {
@@ -35,16 +38,157 @@ impl Access {
     }
 }
 
-/// Where memory lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+bitflags::bitflags! {
+    /// Kinds of memory, by what has to be able to touch them. A transport declares those that it can touch
+    /// ([`Capabilities::memory`](crate::Capabilities::memory)); a [`Location`] is of exactly one kind.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct MemoryKinds: u32 {
+        /// Memory that the CPU loads from and stores to.
+        const HOST = 1;
+        /// Memory of an NVIDIA GPU.
+        const CUDA = 1 << 1;
+        /// Memory of an AMD GPU.
+        const HIP = 1 << 2;
+        /// Memory of an Intel GPU.
+        const XPU = 1 << 3;
+    }
+}
+
+/// Who made a GPU; its memory's name begins with [`prefix`](Self::prefix).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum GpuVendor {
+    /// `cuda:N`.
+    Nvidia,
+    /// `hip:N`.
+    Amd,
+    /// `xpu:N`.
+    Intel,
+}
+
+impl GpuVendor {
+    /// The vendors there are.
+    pub const ALL: [Self; 3] = [Self::Nvidia, Self::Amd, Self::Intel];
+
+    /// What the name of its memory begins with.
+    #[must_use]
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Nvidia => "cuda",
+            Self::Amd => "hip",
+            Self::Intel => "xpu",
+        }
+    }
+
+    /// The kind of its memory.
+    #[must_use]
+    pub const fn kind(self) -> MemoryKinds {
+        match self {
+            Self::Nvidia => MemoryKinds::CUDA,
+            Self::Amd => MemoryKinds::HIP,
+            Self::Intel => MemoryKinds::XPU,
+        }
+    }
+
+    /// By PCI vendor id (<https://pcisig.com/membership/member-companies>).
+    #[must_use]
+    pub const fn from_pci(vendor: u16) -> Option<Self> {
+        match vendor {
+            0x10de => Some(Self::Nvidia),
+            0x1002 => Some(Self::Amd),
+            0x8086 => Some(Self::Intel),
+            _ => None,
+        }
+    }
+}
+
+/// Where memory is. Written as `cpu:0`, `cuda:3`, or `*` for [`Host`](Self::Host).
+///
+/// ```
+/// use te_core::{GpuVendor, Location, MemoryKinds};
+///
+/// let location: Location = "cuda:3".parse()?;
+/// assert_eq!(location, Location::Device(GpuVendor::Nvidia, 3));
+/// assert_eq!((location.kind(), Location::Numa(1).kind()), (MemoryKinds::CUDA, MemoryKinds::HOST));
+/// assert_eq!(Location::Numa(1).to_string(), "cpu:1");
+/// assert!("tpu:0".parse::<Location>().is_err());
+/// # Ok::<(), te_core::LocationError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Location {
-    /// Host memory, node unknown or irrelevant.
+    /// Host memory, NUMA node unknown or irrelevant. In a priority matrix: every location without a row.
     #[default]
     Host,
-    /// Host memory of a NUMA node.
+    /// Host memory of the NUMA node with this number.
     Numa(u16),
+    /// Memory of a GPU: the vendor, and the number among its GPUs in PCI order, from 0.
+    Device(GpuVendor, u16),
 }
+
+impl Location {
+    /// The one kind of memory that is there.
+    #[must_use]
+    pub const fn kind(self) -> MemoryKinds {
+        match self {
+            Self::Host | Self::Numa(_) => MemoryKinds::HOST,
+            Self::Device(vendor, _) => vendor.kind(),
+        }
+    }
+}
+
+/// `cpu:0`, `cuda:3`, `*`: what [`FromStr`](core::str::FromStr) understands.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("*"),
+            Self::Numa(node) => write!(f, "cpu:{node}"),
+            Self::Device(vendor, index) => write!(f, "{}:{index}", vendor.prefix()),
+        }
+    }
+}
+
+impl core::str::FromStr for Location {
+    type Err = LocationError;
+
+    fn from_str(text: &str) -> Result<Self, LocationError> {
+        let wrong = || LocationError(text.chars().take(LocationError::CHARS_MAX).collect());
+        if text == "*" {
+            return Ok(Self::Host);
+        }
+        let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
+        // `parse` would take "+1".
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        let number = number.parse().map_err(|_| wrong())?;
+        if kind == "cpu" {
+            return Ok(Self::Numa(number));
+        }
+        let vendor = GpuVendor::ALL.into_iter().find(|vendor| vendor.prefix() == kind);
+        vendor.map(|vendor| Self::Device(vendor, number)).ok_or_else(wrong)
+    }
+}
+
+/// A text that names no [`Location`]; holds its first 64 characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocationError(String);
+
+impl LocationError {
+    const CHARS_MAX: usize = 64;
+}
+
+impl fmt::Display for LocationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        write!(
+            f,
+            "{text:?} is not a location: write cpu:0, cuda:0, hip:0 or xpu:0 with its number, or * for all others"
+        )
+    }
+}
+
+impl core::error::Error for LocationError {}
 
 /// A range of bytes somewhere: address, length, location. An address, not a borrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +238,17 @@ impl MemSpan {
     #[must_use]
     pub const fn location(self) -> Location {
         self.location
+    }
+
+    /// Checks that the memory is of one of these kinds: what a transport's `register` begins with (L8).
+    ///
+    /// # Errors
+    /// `Unsupported` when it is not.
+    pub fn require(self, kinds: MemoryKinds) -> Result<(), Error> {
+        match kinds.contains(self.location.kind()) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Unsupported)),
+        }
     }
 
     /// Whether `len` bytes from `offset` on lie inside.

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 use crate::route::to_tenths;
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
+    MemoryKinds, Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
 };
 use slot::{FENCE_TAG, Slot, slot_of};
 
@@ -573,17 +573,16 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
 
     fn capabilities(&self) -> Capabilities {
         let each = || self.rails.iter().map(Transport::capabilities);
-        Capabilities {
-            features: self.features,
-            slice_bytes_max: each().map(|c| c.slice_bytes_max).min().unwrap_or(0),
-            slice_bytes_preferred: each().map(|c| c.slice_bytes_preferred).min().unwrap_or(0),
-            inflight_max: self.slots.len() as u32,
-            export_bytes_max: 1 + self
-                .rails
-                .iter()
-                .map(|rail| 4 + rail.name().len() as u32 + rail.capabilities().export_bytes_max)
-                .sum::<u32>(),
-        }
+        let of_rail = |rail: &C| 4 + rail.name().len() as u32 + rail.capabilities().export_bytes_max;
+        let least = |bytes: fn(Capabilities) -> u32| each().map(bytes).min().unwrap_or(0);
+        Capabilities::new(self.features)
+            .with_slice_bytes(least(|rail| rail.slice_bytes_preferred), least(|rail| rail.slice_bytes_max))
+            .with_inflight_max(self.slots.len() as u32)
+            .with_export_bytes_max(1 + self.rails.iter().map(of_rail).sum::<u32>())
+            // A region is registered with the rails that can touch it.
+            .with_memory(each().map(|rail| rail.memory).fold(MemoryKinds::empty(), MemoryKinds::union))
+            // Any rail may get any slice. Powers of two: the greatest is a multiple of all.
+            .with_granule_bytes(each().map(|rail| rail.granule_bytes).max().unwrap_or(1))
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

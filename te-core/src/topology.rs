@@ -5,12 +5,12 @@
 //! percent for the route, and the [`PriorityMatrix`] that people know:
 //!
 //! ```text
-//!   Place (cpu:0, cuda:3)  ── PCI path, NUMA node, SLIT ──►  Distance  ──►  percent, for HealthRoute
+//!   Location (cpu:0, cuda:3)  ── PCI path, NUMA node, SLIT ──►  Distance  ──►  percent, for HealthRoute
 //!        Nic (mlx5_2)                                            └────────►  {"cuda:3": [["mlx5_2"], ["mlx5_0", …]]}
 //! ```
 //!
 //! ```
-//! use te_core::topology::{Nic, NumaNode, Place, Topology};
+//! use te_core::topology::{Location, Nic, NumaNode, Topology};
 //!
 //! let nodes = [0, 1].map(|id| NumaNode { id, distances: [[10, 21], [21, 10]][id as usize].into(), ..NumaNode::default() });
 //! let nic = |name: &str, node| Nic { numa_node: Some(node), ..Nic::named(name) };
@@ -18,8 +18,8 @@
 //!
 //! let matrix = topology.matrix();
 //! let row = &matrix.rows()[1];
-//! assert_eq!((row.place, row.preferred[0].as_str(), row.secondary[0].as_str()), (Place::Cpu(1), "mlx5_1", "mlx5_0"));
-//! assert_eq!((matrix.penalty_percent(Place::Cpu(1), "mlx5_1"), matrix.penalty_percent(Place::Cpu(0), "mlx5_1")), (100, 300));
+//! assert_eq!((row.location, row.preferred[0].as_str(), row.secondary[0].as_str()), (Location::Numa(1), "mlx5_1", "mlx5_0"));
+//! assert_eq!((matrix.penalty_percent(Location::Numa(1), "mlx5_1"), matrix.penalty_percent(Location::Numa(0), "mlx5_1")), (100, 300));
 //! # Ok::<(), te_core::topology::TopologyError>(())
 //! ```
 
@@ -30,7 +30,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-pub use matrix::{MatrixError, MatrixRow, PLACES_MAX, PriorityMatrix};
+pub use matrix::{LOCATIONS_MAX, MatrixError, MatrixRow, PriorityMatrix};
+
+pub use crate::memory::{GpuVendor, Location};
 pub use pci::{BRIDGES_MAX, PciAddress, PciLink, PciPath};
 
 /// NUMA nodes in a host, at most.
@@ -132,29 +134,6 @@ pub struct Gpu {
     pub link: Option<PciLink>,
 }
 
-/// Who made a GPU; which name its memory goes by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum GpuVendor {
-    /// `cuda:N`.
-    Nvidia,
-    /// `hip:N`.
-    Amd,
-    /// `xpu:N`.
-    Intel,
-}
-
-/// A place where memory can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
-    /// Host memory of a NUMA node: `cpu:N`.
-    Cpu(u16),
-    /// Memory of a GPU: `cuda:N`, `hip:N`, `xpu:N`.
-    Gpu(GpuVendor, u16),
-    /// Nobody knows: `*`.
-    Anywhere,
-}
-
 /// How far a NIC is from memory; nearer is less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
@@ -210,8 +189,8 @@ impl Topology {
                 return Err(TopologyError::NicTwice(nic.name.clone()));
             }
         }
-        if let Some(pair) = gpus.windows(2).find(|pair| pair[0].place() == pair[1].place()) {
-            return Err(TopologyError::GpuTwice(pair[0].place()));
+        if let Some(pair) = gpus.windows(2).find(|pair| pair[0].location() == pair[1].location()) {
+            return Err(TopologyError::GpuTwice(pair[0].location()));
         }
         let named = nics.iter().map(|nic| nic.numa_node).chain(gpus.iter().map(|gpu| gpu.numa_node));
         for id in named.flatten() {
@@ -247,24 +226,24 @@ impl Topology {
         self.nics.iter().find(|nic| nic.name == name).or_else(by_netdev)
     }
 
-    /// Every place where memory can be: NUMA nodes, then GPUs.
-    pub fn places(&self) -> impl Iterator<Item = Place> + '_ {
-        let nodes = self.nodes.iter().map(|node| Place::Cpu(node.id));
-        nodes.chain(self.gpus.iter().map(Gpu::place))
+    /// Every location where memory can be: NUMA nodes, then GPUs.
+    pub fn locations(&self) -> impl Iterator<Item = Location> + '_ {
+        let nodes = self.nodes.iter().map(|node| Location::Numa(node.id));
+        nodes.chain(self.gpus.iter().map(Gpu::location))
     }
 
-    /// Whether there is nothing to choose between: no NIC, or one place and one NIC.
+    /// Whether there is nothing to choose between: no NIC, or one location and one NIC.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
-        self.nics.is_empty() || (self.nics.len() == 1 && self.places().count() <= 1)
+        self.nics.is_empty() || (self.nics.len() == 1 && self.locations().count() <= 1)
     }
 
-    /// How far `nic` is from memory at `place`.
+    /// How far `nic` is from memory at `location`.
     #[must_use]
-    pub fn distance(&self, place: Place, nic: &Nic) -> Distance {
-        let node = match place {
-            Place::Cpu(id) => Some(id),
-            Place::Gpu(vendor, index) => {
+    pub fn distance(&self, location: Location, nic: &Nic) -> Distance {
+        let node = match location {
+            Location::Numa(id) => Some(id),
+            Location::Device(vendor, index) => {
                 let Some(gpu) = self.gpus.iter().find(|gpu| gpu.vendor == vendor && gpu.index == index)
                 else {
                     return Distance::Unknown;
@@ -274,7 +253,7 @@ impl Topology {
                 }
                 gpu.numa_node
             }
-            Place::Anywhere => None,
+            Location::Host => None,
         };
         match (node, nic.numa_node) {
             (Some(a), Some(b)) if a == b => Distance::Node,
@@ -297,20 +276,20 @@ impl Topology {
         self.nics.iter().filter(move |nic| Some(nic.kind) == kind && nic.may_have_link())
     }
 
-    /// For every place, the NICs at the least distance, and the others with the nearest first.
+    /// For every location, the NICs at the least distance, and the others with the nearest first.
     #[must_use]
     pub fn matrix(&self) -> PriorityMatrix {
-        let row = |place| {
+        let row = |location| {
             let mut nics: Vec<(Distance, &Nic)> =
-                self.rail_nics().map(|nic| (self.distance(place, nic), nic)).collect();
+                self.rail_nics().map(|nic| (self.distance(location, nic), nic)).collect();
             // Stable: NICs of one distance stay in the order of their names.
             nics.sort_by_key(|&(distance, _)| distance);
             let least = nics.first().map(|&(distance, _)| distance);
             let near = nics.iter().take_while(|&&(distance, _)| Some(distance) == least).count();
             let names = |nics: &[(Distance, &Nic)]| nics.iter().map(|(_, nic)| nic.name.clone()).collect();
-            MatrixRow { place, preferred: names(&nics[..near]), secondary: names(&nics[near..]) }
+            MatrixRow { location, preferred: names(&nics[..near]), secondary: names(&nics[near..]) }
         };
-        PriorityMatrix::from_checked(self.places().map(row).collect())
+        PriorityMatrix::from_checked(self.locations().map(row).collect())
     }
 }
 
@@ -350,34 +329,8 @@ impl Nic {
 impl Gpu {
     /// Its memory.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place::Gpu(self.vendor, self.index)
-    }
-}
-
-impl GpuVendor {
-    /// The vendors there are.
-    pub const ALL: [Self; 3] = [Self::Nvidia, Self::Amd, Self::Intel];
-
-    /// What its memory is called in a [`Place`].
-    #[must_use]
-    pub const fn prefix(self) -> &'static str {
-        match self {
-            Self::Nvidia => "cuda",
-            Self::Amd => "hip",
-            Self::Intel => "xpu",
-        }
-    }
-
-    /// By PCI vendor id (<https://pcisig.com/membership/member-companies>).
-    #[must_use]
-    pub const fn from_pci(vendor: u16) -> Option<Self> {
-        match vendor {
-            0x10de => Some(Self::Nvidia),
-            0x1002 => Some(Self::Amd),
-            0x8086 => Some(Self::Intel),
-            _ => None,
-        }
+    pub fn location(&self) -> Location {
+        Location::Device(self.vendor, self.index)
     }
 }
 
@@ -414,39 +367,6 @@ impl fmt::Display for Distance {
     }
 }
 
-/// `cpu:0`, `cuda:3`, `*`: what [`FromStr`](core::str::FromStr) understands.
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu(node) => write!(f, "cpu:{node}"),
-            Self::Gpu(vendor, index) => write!(f, "{}:{index}", vendor.prefix()),
-            Self::Anywhere => f.write_str("*"),
-        }
-    }
-}
-
-impl core::str::FromStr for Place {
-    type Err = MatrixError;
-
-    fn from_str(text: &str) -> Result<Self, MatrixError> {
-        let wrong = || MatrixError::Place(text.chars().take(NAME_BYTES_MAX).collect());
-        if text == "*" {
-            return Ok(Self::Anywhere);
-        }
-        let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
-        // `parse` would take "+1".
-        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(wrong());
-        }
-        let number = number.parse().map_err(|_| wrong())?;
-        if kind == "cpu" {
-            return Ok(Self::Cpu(number));
-        }
-        let vendor = GpuVendor::ALL.into_iter().find(|vendor| vendor.prefix() == kind);
-        vendor.map(|vendor| Self::Gpu(vendor, number)).ok_or_else(wrong)
-    }
-}
-
 /// Why parts do not make a [`Topology`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -476,7 +396,7 @@ pub enum TopologyError {
     /// Two NICs of one name.
     NicTwice(String),
     /// Two GPUs of one number.
-    GpuTwice(Place),
+    GpuTwice(Location),
 }
 
 impl fmt::Display for TopologyError {
@@ -501,7 +421,7 @@ impl fmt::Display for TopologyError {
                  {PORTS_MAX} ports"
             ),
             Self::NicTwice(name) => write!(f, "NIC {name:?} is there twice"),
-            Self::GpuTwice(place) => write!(f, "GPU {place} is there twice"),
+            Self::GpuTwice(location) => write!(f, "GPU {location} is there twice"),
         }
     }
 }

@@ -20,11 +20,17 @@
 //!   generation or a wrong key is refused before a byte moves, and the connection survives.
 //! * **L7 No references.** Peer-writable bytes are never a `&[u8]`: they are read through a
 //!   [`VolatileSpan`](crate::VolatileSpan), or copied out.
+//! * **L8 Memory is what it says.** A transport touches memory only of the kinds that it declares
+//!   ([`Capabilities::memory`]): registering a span of any other kind is `Unsupported`, before a byte of it is read or
+//!   written, and nothing is left behind. A slice whose remote offset or length is not a multiple of
+//!   [`Capabilities::granule_bytes`] is `InvalidArgument`, before a byte moves.
 #![allow(unsafe_code, reason = "declares and forwards `register`, whose promise only the caller can make")]
 
 use alloc::boxed::Box;
 
-use crate::{Access, Completion, Error, ErrorKind, Instant, MemSpan, RegionId, SegmentId, Slice, Token};
+use crate::{
+    Access, Completion, Error, ErrorKind, Instant, MemSpan, MemoryKinds, RegionId, SegmentId, Slice, Token,
+};
 
 bitflags::bitflags! {
     /// What a transport can do. The conformance suite skips, by name, what is not offered.
@@ -47,7 +53,18 @@ bitflags::bitflags! {
 }
 
 /// What a transport offers, and its limits. Constant over its life.
+///
+/// ```
+/// use te_core::{Capabilities, Features, MemoryKinds};
+///
+/// let capabilities = Capabilities::new(Features::READ | Features::WRITE)
+///     .with_slice_bytes(64 << 10, 1 << 30)
+///     .with_inflight_max(4096)
+///     .with_export_bytes_max(64);
+/// assert_eq!((capabilities.memory, capabilities.granule_bytes), (MemoryKinds::HOST, 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Optional abilities.
     pub features: Features,
@@ -59,6 +76,62 @@ pub struct Capabilities {
     pub inflight_max: u32,
     /// Length of an export, bytes, at most.
     pub export_bytes_max: u32,
+    /// Kinds of memory that it can touch: those that [`Memory::register`] takes (L8).
+    pub memory: MemoryKinds,
+    /// Remote offsets and lengths of slices are multiples of this, bytes (L8). A power of two; 1: any.
+    pub granule_bytes: u32,
+}
+
+impl Capabilities {
+    /// These features over host memory, at any offset. Slices of up to `u32::MAX` bytes, cut to 64 KiB; one in flight; exports of
+    /// no bytes.
+    #[must_use]
+    pub const fn new(features: Features) -> Self {
+        Self {
+            features,
+            slice_bytes_max: u32::MAX,
+            slice_bytes_preferred: 64 << 10,
+            inflight_max: 1,
+            export_bytes_max: 0,
+            memory: MemoryKinds::HOST,
+            granule_bytes: 1,
+        }
+    }
+
+    /// The length at which one more cut no longer pays, and the longest slice, bytes.
+    #[must_use]
+    pub const fn with_slice_bytes(mut self, preferred: u32, max: u32) -> Self {
+        (self.slice_bytes_preferred, self.slice_bytes_max) = (preferred, max);
+        self
+    }
+
+    /// Slices accepted and not yet completed, at most.
+    #[must_use]
+    pub const fn with_inflight_max(mut self, slices: u32) -> Self {
+        self.inflight_max = slices;
+        self
+    }
+
+    /// Length of an export, bytes, at most.
+    #[must_use]
+    pub const fn with_export_bytes_max(mut self, bytes: u32) -> Self {
+        self.export_bytes_max = bytes;
+        self
+    }
+
+    /// The kinds of memory that it can touch, all of them.
+    #[must_use]
+    pub const fn with_memory(mut self, kinds: MemoryKinds) -> Self {
+        self.memory = kinds;
+        self
+    }
+
+    /// What remote offsets and lengths are multiples of, bytes; a power of two.
+    #[must_use]
+    pub const fn with_granule_bytes(mut self, bytes: u32) -> Self {
+        self.granule_bytes = bytes;
+        self
+    }
 }
 
 /// A file descriptor that becomes readable when `poll` has something to do. For parking an idle poller.
@@ -70,7 +143,8 @@ pub trait Memory {
     /// Makes a span usable as the local side of slices and, with remote rights, exportable.
     ///
     /// # Errors
-    /// `InvalidArgument` for an empty span, `Busy` when the index is taken, `Full`, `System`.
+    /// `Unsupported` for memory of a kind that it does not declare (L8), `InvalidArgument` for an empty span, `Busy` when the
+    /// index is taken, `Full`, `System`.
     ///
     /// # Safety
     /// Until [`deregister`](Self::deregister) returned `Ok` for `id`, `span` stays mapped, and no `&` or `&mut` exists to

@@ -60,13 +60,10 @@ impl Transport for Loop {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE,
-            slice_bytes_max: u32::MAX,
-            slice_bytes_preferred: SLICE_BYTES,
-            inflight_max: 256,
-            export_bytes_max: 1,
-        }
+        Capabilities::new(Features::READ | Features::WRITE)
+            .with_slice_bytes(SLICE_BYTES, u32::MAX)
+            .with_inflight_max(256)
+            .with_export_bytes_max(1)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

@@ -50,13 +50,9 @@ impl Transport for Stub {
         "stub"
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE,
-            slice_bytes_max: 1 << 20,
-            slice_bytes_preferred: 1 << 16,
-            inflight_max: 16,
-            export_bytes_max: 0,
-        }
+        Capabilities::new(Features::READ | Features::WRITE)
+            .with_slice_bytes(1 << 16, 1 << 20)
+            .with_inflight_max(16)
     }
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         match self.rail {

@@ -1,8 +1,8 @@
 //! Topologies that cannot be are refused, and what can be is ordered and measured as documented.
 
 use te_core::topology::{
-    BRIDGES_MAX, Distance, Gpu, GpuVendor, MatrixError, MatrixRow, NICS_MAX, NODES_MAX, Nic, NumaNode,
-    PLACES_MAX, PciAddress, PciPath, Place, PriorityMatrix, Topology, TopologyError,
+    BRIDGES_MAX, Distance, Gpu, GpuVendor, LOCATIONS_MAX, Location, MatrixError, MatrixRow, NICS_MAX,
+    NODES_MAX, Nic, NumaNode, PciAddress, PciPath, PriorityMatrix, Topology, TopologyError,
 };
 
 fn node(id: u16, distances: &[u8]) -> NumaNode {
@@ -99,18 +99,24 @@ fn a_gpu_whose_bus_tells_nothing_goes_by_its_node() {
     let nics = vec![nic("a", Some(0)), nic("b", Some(1)), nic("c", None)];
     let nodes = vec![node(0, &[10, 32]), node(1, &[32, 10])];
     let topology = Topology::new(nodes, nics, vec![gpu]).expect("sound");
-    let far: Vec<_> =
-        topology.nics().iter().map(|nic| topology.distance(Place::Gpu(GpuVendor::Amd, 0), nic)).collect();
+    let far: Vec<_> = topology
+        .nics()
+        .iter()
+        .map(|nic| topology.distance(Location::Device(GpuVendor::Amd, 0), nic))
+        .collect();
     assert_eq!(far, [Distance::Remote(32), Distance::Node, Distance::Unknown]);
-    assert_eq!(topology.distance(Place::Gpu(GpuVendor::Amd, 1), &topology.nics()[1]), Distance::Unknown);
+    assert_eq!(
+        topology.distance(Location::Device(GpuVendor::Amd, 1), &topology.nics()[1]),
+        Distance::Unknown
+    );
 }
 
 #[test]
 fn a_matrix_has_limits() {
-    let row = |place| MatrixRow { place, preferred: vec![], secondary: vec![] };
-    let many = (0..=PLACES_MAX as u16).map(|id| row(Place::Cpu(id))).collect();
-    assert_eq!(PriorityMatrix::new(many), Err(MatrixError::TooManyPlaces(PLACES_MAX + 1)));
+    let row = |location| MatrixRow { location, preferred: vec![], secondary: vec![] };
+    let many = (0..=LOCATIONS_MAX as u16).map(|id| row(Location::Numa(id))).collect();
+    assert_eq!(PriorityMatrix::new(many), Err(MatrixError::TooManyLocations(LOCATIONS_MAX + 1)));
     let names = (0..=NICS_MAX).map(|i| format!("n{i}")).collect();
-    let wide = MatrixRow { preferred: names, ..row(Place::Anywhere) };
+    let wide = MatrixRow { preferred: names, ..row(Location::Host) };
     assert!(matches!(PriorityMatrix::new(vec![wide]), Err(MatrixError::TooManyNics { .. })));
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use te_engine::topology::{
-    Distance, Found, GpuVendor, HwlocError, HwlocSource, NODES_MAX, NicKind, Place, PortState, Topology,
+    Distance, Found, GpuVendor, HwlocError, HwlocSource, NODES_MAX, NicKind, Location, PortState, Topology,
     matrix_to_json, read_hwloc,
 };
 
@@ -61,17 +61,17 @@ fn xml_of_another_host_is_read_in_full() {
         (path.root, path.bridges.len(), path.address.to_string().as_str()),
         ((0, 0x16), 2, "0000:1a:00.0")
     );
-    let gpus: Vec<_> = host.gpus().iter().map(|gpu| (gpu.place(), gpu.numa_node)).collect();
-    assert_eq!(gpus, [0, 1].map(|nth| (Place::Gpu(GpuVendor::Nvidia, nth), Some(nth))));
+    let gpus: Vec<_> = host.gpus().iter().map(|gpu| (gpu.location(), gpu.numa_node)).collect();
+    assert_eq!(gpus, [0, 1].map(|nth| (Location::Device(GpuVendor::Nvidia, nth), Some(nth))));
 }
 
 #[test]
 fn its_distances_are_those_that_sysfs_would_give() {
     let host = two_sockets();
-    let far = |place, nic| host.distance(place, host.nic(nic).expect("a NIC"));
-    let cuda_0 = Place::Gpu(GpuVendor::Nvidia, 0);
+    let far = |location, nic| host.distance(location, host.nic(nic).expect("a NIC"));
+    let cuda_0 = Location::Device(GpuVendor::Nvidia, 0);
     assert_eq!((far(cuda_0, "mlx5_0"), far(cuda_0, "mlx5_1")), (Distance::Switch(2), Distance::HostBridge));
-    assert_eq!((far(cuda_0, "mlx5_2"), far(Place::Cpu(1), "eno1")), (Distance::Remote(21), Distance::Node));
+    assert_eq!((far(cuda_0, "mlx5_2"), far(Location::Numa(1), "eno1")), (Distance::Remote(21), Distance::Node));
     assert_eq!(
         matrix_to_json(&host.matrix()),
         r#"{

@@ -13,7 +13,7 @@ use te_core::{
     Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RailHealth,
     RailState, RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_engine::topology::{GpuVendor, Nic, Place, Topology, read_sysfs};
+use te_engine::topology::{GpuVendor, Location, Nic, Topology, read_sysfs};
 
 const REGION: RegionId = RegionId::new(0, 1);
 const SEGMENT: SegmentId = SegmentId::new(0, 1);
@@ -37,7 +37,7 @@ struct Rails {
 }
 
 impl Rails {
-    /// `penalties` of the region's place, one for each rail.
+    /// `penalties` of the region's location, one for each rail.
     fn new(seed: u64, penalties: &[u32]) -> Self {
         Self::between(seed, penalties, &vec![100; penalties.len()])
     }
@@ -65,9 +65,9 @@ impl Rails {
         Self { nets, here, there, now: Instant::ZERO, next: 0, _memory: memory }
     }
 
-    /// Rails over the NICs of `topology`, for memory at `place`.
-    fn of(seed: u64, topology: &Topology, place: Place) -> Self {
-        let penalty = |nic: &Nic| topology.distance(place, nic).penalty_percent();
+    /// Rails over the NICs of `topology`, for memory at `location`.
+    fn of(seed: u64, topology: &Topology, location: Location) -> Self {
+        let penalty = |nic: &Nic| topology.distance(location, nic).penalty_percent();
         Self::new(seed, &topology.rail_nics().map(penalty).collect::<Vec<_>>())
     }
 
@@ -209,10 +209,10 @@ proptest! {
         seed: u64, gpu in 0u16..8, len in prop::sample::select(vec![4096, 16 << 10, SLICE]),
     ) {
         let dgx = host("dgx");
-        let place = Place::Gpu(GpuVendor::Nvidia, gpu);
-        let mut rails = Rails::of(seed >> 8, &dgx, place);
+        let location = Location::Device(GpuVendor::Nvidia, gpu);
+        let mut rails = Rails::of(seed >> 8, &dgx, location);
         let matrix = dgx.matrix();
-        let row = matrix.rows().iter().find(|row| row.place == place).expect("a row");
+        let row = matrix.rows().iter().find(|row| row.location == location).expect("a row");
         let near: Vec<bool> = dgx.rail_nics().map(|nic| row.preferred.contains(&nic.name)).collect();
         let near_share = |bytes: &[u64]| -> f64 {
             shares(bytes).iter().zip(&near).filter(|&(_, &near)| near).map(|(share, _)| share).sum()
@@ -232,7 +232,7 @@ proptest! {
 fn memory_of_each_node_goes_over_the_nics_of_its_node() {
     let dgx = host("dgx");
     for node in [0, 1] {
-        let mut rails = Rails::of(7, &dgx, Place::Cpu(node));
+        let mut rails = Rails::of(7, &dgx, Location::Numa(node));
         let bytes = rails.run(500, 1);
         let used: Vec<u16> = (0..8).filter(|&rail| bytes[rail as usize] > 0).map(|rail| rail / 4).collect();
         assert!(!used.is_empty() && used.iter().all(|&side| side == node), "{bytes:?}");

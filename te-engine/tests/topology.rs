@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sysfs::Sysfs;
 use te_engine::topology::{
-    Distance, GPUS_MAX, GpuVendor, NICS_MAX, NODES_MAX, NicKind, Place, PortState, PriorityMatrix, SYSFS,
+    Distance, GPUS_MAX, GpuVendor, NICS_MAX, NODES_MAX, NicKind, Location, PortState, PriorityMatrix, SYSFS,
     SysfsError, Topology, matrix_to_json, parse_matrix, read_matrix, read_sysfs,
 };
 
@@ -26,7 +26,7 @@ fn read_odd(sysfs: &Sysfs) -> (Topology, Vec<String>) {
     (found.topology, found.warnings)
 }
 
-const CUDA_0: Place = Place::Gpu(GpuVendor::Nvidia, 0);
+const CUDA_0: Location = Location::Device(GpuVendor::Nvidia, 0);
 
 #[test]
 fn a_dgx_is_read_in_full() {
@@ -50,11 +50,11 @@ fn a_gpu_prefers_the_nics_of_its_switch_then_its_node_then_the_others() {
     assert_eq!((far("mlx5_0"), far("mlx5_1")), (Distance::Switch(2), Distance::Switch(2)));
     assert_eq!((far("mlx5_2"), far("mlx5_4")), (Distance::Node, Distance::Remote(21)));
     let matrix = dgx.matrix();
-    let row = |place| matrix.rows().iter().find(|row| row.place == place).expect("a row");
+    let row = |location| matrix.rows().iter().find(|row| row.location == location).expect("a row");
     assert_eq!(row(CUDA_0).preferred, ["mlx5_0", "mlx5_1"]);
     assert_eq!(row(CUDA_0).secondary, ["mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]);
-    assert_eq!(row(Place::Gpu(GpuVendor::Nvidia, 7)).preferred, ["mlx5_6", "mlx5_7"]);
-    assert_eq!(row(Place::Cpu(1)).preferred, ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]);
+    assert_eq!(row(Location::Device(GpuVendor::Nvidia, 7)).preferred, ["mlx5_6", "mlx5_7"]);
+    assert_eq!(row(Location::Numa(1)).preferred, ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]);
     assert!(
         !matrix_to_json(&matrix).contains("eno1"),
         "sockets serve where there is no RDMA, and only there"
@@ -97,7 +97,7 @@ fn software_rdma_is_where_its_network_device_is() {
     let names: Vec<_> = lab.nics().iter().map(|nic| (nic.name.as_str(), nic.numa_node)).collect();
     assert_eq!(names, [("rxe0", Some(0)), ("rxe1", Some(1))], "and the device below is not listed again");
     assert_eq!(lab.nics()[0].mbit_per_s(), Some(2500));
-    assert_eq!(lab.distance(Place::Cpu(2), &lab.nics()[0]), Distance::Remote(17), "memory without CPUs");
+    assert_eq!(lab.distance(Location::Numa(2), &lab.nics()[0]), Distance::Remote(17), "memory without CPUs");
     assert_eq!(lab.rail_nics().count(), 1, "rxe1 is down");
 }
 
@@ -130,7 +130,7 @@ fn missing_files_cost_what_they_would_have_said() {
     assert_eq!((topology.slit(0, 1), topology.nodes()[0].memory_bytes), (Some(20), 0));
     let nic = &topology.nics()[0];
     assert_eq!((nic.pci.as_ref(), nic.numa_node, nic.may_have_link()), (None, None, true));
-    assert_eq!(topology.distance(Place::Cpu(0), nic), Distance::Unknown);
+    assert_eq!(topology.distance(Location::Numa(0), nic), Distance::Unknown);
     assert_eq!(topology.matrix().rows()[1].preferred, ["mlx5_0"], "it is all there is");
 }
 
@@ -238,12 +238,12 @@ fn a_matrix_survives_the_way_to_json_and_back() {
 #[test]
 fn a_matrix_says_what_each_nic_costs() {
     let matrix = parse_matrix(r#"{"cpu:0": [["a"], ["b"]], "*": [["c"], []]}"#).expect("it parses");
-    let cost = |place, nic| matrix.penalty_percent(place, nic);
+    let cost = |location, nic| matrix.penalty_percent(location, nic);
     assert_eq!(
-        (cost(Place::Cpu(0), "a"), cost(Place::Cpu(0), "b"), cost(Place::Cpu(0), "c")),
+        (cost(Location::Numa(0), "a"), cost(Location::Numa(0), "b"), cost(Location::Numa(0), "c")),
         (100, 300, 2000)
     );
-    assert_eq!((cost(Place::Cpu(1), "c"), cost(CUDA_0, "a")), (100, 2000), "the row of *");
+    assert_eq!((cost(Location::Numa(1), "c"), cost(CUDA_0, "a")), (100, 2000), "the row of *");
 }
 
 #[test]
@@ -256,11 +256,11 @@ fn a_matrix_that_is_wrong_says_where() {
         (r#"{"cpu:0": [["a"], [1]]}"#, "expected a string"),
         (r#"{"cpu:0": [["a"], ["a"]]}"#, "named twice"),
         (r#"{"cpu:0": [["a"], []], "cpu:0": [["b"], []]}"#, "two rows"),
-        (r#"{"cpu:-1": [["a"], []]}"#, "no place"),
-        (r#"{"cpu:+1": [["a"], []]}"#, "no place"),
-        (r#"{"cpu:70000": [["a"], []]}"#, "no place"),
-        (r#"{"cpu:": [["a"], []]}"#, "no place"),
-        (r#"{"tpu:0": [["a"], []]}"#, "no place"),
+        (r#"{"cpu:-1": [["a"], []]}"#, "not a location"),
+        (r#"{"cpu:+1": [["a"], []]}"#, "not a location"),
+        (r#"{"cpu:70000": [["a"], []]}"#, "not a location"),
+        (r#"{"cpu:": [["a"], []]}"#, "not a location"),
+        (r#"{"tpu:0": [["a"], []]}"#, "not a location"),
         (r#"{"cpu:0": [[""], []]}"#, "no NIC's name"),
         (r#"{"cpu:0": [["\u001b[2J"], []]}"#, "no NIC's name"),
         (r#"{} x"#, "trailing"),

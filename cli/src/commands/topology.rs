@@ -6,7 +6,7 @@ mod picture;
 
 use std::path::PathBuf;
 
-use te_engine::topology::{Found, Place, PriorityMatrix, SYSFS, read_matrix, read_sysfs};
+use te_engine::topology::{Found, Location, PriorityMatrix, SYSFS, read_matrix, read_sysfs};
 #[cfg(feature = "topology-hwloc")]
 use te_engine::topology::{HwlocSource, read_hwloc};
 
@@ -25,8 +25,8 @@ JSON, one object:
   nics       [{name, kind, netdev, numa_node, pci, link, ports: [{number, state, mbit_per_s}]}]
   gpus       [{name, numa_node, pci, link}]
              pci is {address, root, bridges}, link is {lanes, lanes_max, mt_per_s, mt_per_s_max}; both may be null
-  distances  [{place, nic, distance, penalty_percent}]
-  matrix     {place: [[preferred NICs], [secondary NICs]]}
+  distances  [{location, nic, distance, penalty_percent}]
+  matrix     {location: [[preferred NICs], [secondary NICs]]}
   warnings   [text]";
 
 /// Show NUMA nodes, NICs and GPUs, and which NICs serve which memory
@@ -99,8 +99,8 @@ fn strangers(found: &Found, matrix: &PriorityMatrix) -> Vec<String> {
     let topology = &found.topology;
     let mut all: Vec<String> = Vec::new();
     for row in matrix.rows() {
-        if row.place != Place::Anywhere && !topology.places().any(|place| place == row.place) {
-            all.push(format!("the matrix has a row for {}, which this host does not have", row.place));
+        if row.location != Location::Host && !topology.locations().any(|location| location == row.location) {
+            all.push(format!("the matrix has a row for {}, which this host does not have", row.location));
         }
         let nics = row.preferred.iter().chain(&row.secondary);
         for nic in nics.filter(|nic| topology.nic(nic).is_none()) {

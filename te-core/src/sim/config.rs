@@ -69,6 +69,8 @@ pub struct SimConfig {
     pub slice_bytes_preferred: u32,
     /// `READ`, `WRITE` or both; fences always work.
     pub features: Features,
+    /// What remote offsets and lengths have to be multiples of, bytes; a power of two.
+    pub granule_bytes: u32,
 }
 
 impl SimConfig {
@@ -83,6 +85,7 @@ impl SimConfig {
         slice_bytes_max: 1 << 20,
         slice_bytes_preferred: 64 << 10,
         features: Features::READ.union(Features::WRITE),
+        granule_bytes: 1,
     };
 
     /// [`LinkConfig::STORMY`] everywhere.

@@ -6,8 +6,8 @@ use super::lock::Guard;
 use super::world::{Segment, World};
 use super::{NodeId, SimNet};
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, RegionId,
-    SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, MemoryKinds,
+    RegionId, SegmentId, Slice, Token, Transport,
 };
 
 /// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
@@ -68,6 +68,7 @@ impl SimTransport {
 
 impl Memory for SimTransport {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        span.require(MemoryKinds::HOST)?;
         self.world()?.register(self.node, id, span, access)
     }
 
@@ -132,19 +133,23 @@ impl Transport for SimTransport {
 
     fn capabilities(&self) -> Capabilities {
         let config = self.net.world.lock().config;
-        Capabilities {
-            features: config.features.union(Features::FENCE),
-            slice_bytes_max: config.slice_bytes_max,
-            slice_bytes_preferred: config.slice_bytes_preferred,
-            inflight_max: config.inflight_max,
-            export_bytes_max: BLOB_BYTES as u32,
-        }
+        Capabilities::new(config.features.union(Features::FENCE))
+            .with_slice_bytes(config.slice_bytes_preferred, config.slice_bytes_max)
+            .with_inflight_max(config.inflight_max)
+            .with_export_bytes_max(BLOB_BYTES as u32)
+            .with_granule_bytes(config.granule_bytes)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
         let mut world = self.world()?;
+        let granule = u64::from(world.config.granule_bytes);
         for (accepted, slice) in batch.iter().enumerate() {
-            match world.submit(self.node, slice) {
+            let is_whole = slice.remote.1 % granule == 0 && u64::from(slice.len) % granule == 0;
+            let submitted = match is_whole {
+                true => world.submit(self.node, slice),
+                false => Err(ErrorKind::InvalidArgument.into()),
+            };
+            match submitted {
                 Ok(true) => {}
                 Ok(false) => return Ok(accepted),
                 Err(error) if accepted == 0 => return Err(error),

@@ -5,10 +5,12 @@
 )]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::{MemSpan, VolatileSpan};
+use super::{ByPointer, Pair, PeekPoke, Side, Skip};
+use crate::{MemSpan, MemoryKinds, VolatileSpan};
 
 /// Bytes before and after the registered part.
 pub(super) const GUARD_BYTES: usize = 4096;
@@ -18,16 +20,27 @@ pub(super) struct Buffer {
     whole: MemSpan,
     bytes: usize,
     owned: Option<Layout>,
+    access: Rc<dyn PeekPoke>,
 }
 
 impl Buffer {
-    /// `bytes` to register, in `memory` or on the heap.
-    pub(super) fn new(bytes: usize, memory: impl FnOnce(usize) -> Option<MemSpan>) -> Self {
+    /// `bytes` to register, in the memory that the pair gives for `side`, or on the heap.
+    pub(super) fn new(bytes: usize, pair: &mut dyn Pair, side: Side) -> Self {
+        let given = pair.allocate(side, bytes + 2 * GUARD_BYTES);
+        Self::within(bytes, given.map(|span| (span, pair.peek_poke())))
+    }
+
+    /// `bytes` to register, on the heap.
+    pub(super) fn on_heap(bytes: usize) -> Self {
+        Self::within(bytes, None)
+    }
+
+    fn within(bytes: usize, given: Option<(MemSpan, Rc<dyn PeekPoke>)>) -> Self {
         let whole_bytes = bytes + 2 * GUARD_BYTES;
-        let (whole, owned) = match memory(whole_bytes) {
-            Some(span) => {
+        let (whole, owned, access) = match given {
+            Some((span, access)) => {
                 assert!(span.len() >= whole_bytes, "the harness gave {} bytes for {whole_bytes}", span.len());
-                (span, None)
+                (span, None, access)
             }
             None => {
                 let Ok(layout) = Layout::from_size_align(whole_bytes, 4096) else {
@@ -38,10 +51,10 @@ impl Buffer {
                 if ptr.is_null() {
                     handle_alloc_error(layout);
                 }
-                (MemSpan::new(ptr, whole_bytes), Some(layout))
+                (MemSpan::new(ptr, whole_bytes), Some(layout), Rc::new(ByPointer) as _)
             }
         };
-        let buffer = Self { whole, bytes, owned };
+        let buffer = Self { whole, bytes, owned, access };
         buffer.raw_write(0, &[GUARD; GUARD_BYTES]);
         buffer.raw_write(GUARD_BYTES + bytes, &[GUARD; GUARD_BYTES]);
         buffer
@@ -77,18 +90,30 @@ impl Buffer {
 
     fn raw_read(&self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        let read = self.volatile().read(at as u64, &mut bytes);
-        assert!(read.is_ok(), "the suite reads inside its buffer");
+        // SAFETY: allocated by us or by the pair, until `self` drops; no reference to the bytes is ever made.
+        unsafe { self.access.peek(self.part(at, len), &mut bytes) };
         bytes
     }
 
     fn raw_write(&self, at: usize, bytes: &[u8]) {
-        assert!(self.volatile().write(at as u64, bytes).is_ok(), "the suite writes inside its buffer");
+        // SAFETY: as in `raw_read`.
+        unsafe { self.access.poke(self.part(at, bytes.len()), bytes) };
     }
 
-    pub(super) fn volatile(&self) -> VolatileSpan<'_> {
-        // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes is ever made.
-        unsafe { VolatileSpan::new(self.whole) }
+    fn part(&self, at: usize, len: usize) -> MemSpan {
+        match self.whole.part(at as u64, len as u64) {
+            Ok(part) => part,
+            Err(error) => panic!("the suite stays inside its buffer: {error}"),
+        }
+    }
+
+    /// The whole buffer, guards and all, as its owner reads and writes it.
+    pub(super) fn volatile(&self) -> Result<VolatileSpan<'_>, Skip> {
+        match self.whole.location().kind() {
+            // SAFETY: mapped until `self` drops, by us or by the harness's promise; no reference to the bytes is ever made.
+            MemoryKinds::HOST => Ok(unsafe { VolatileSpan::new(self.whole) }),
+            kind => Err(Skip(alloc::format!("the CPU does not touch memory of the kind {kind:?}"))),
+        }
     }
 }
 

@@ -7,8 +7,11 @@
 //! use te_core::sim::SimConfig;
 //! use te_core::testkit::SimHarness;
 //!
-//! // In the fabric's tests: one named test a case.
-//! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM));
+//! // In the fabric's tests: one named test per case, and the cases that cannot run on it.
+//! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
+//!     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+//!     a_slice_off_the_granule_is_refused_before_a_byte_moves,
+//! ]);
 //!
 //! // Or all at once, with a table of what passed and what was skipped, and why.
 //! fn main() {
@@ -17,29 +20,38 @@
 //! ```
 //!
 //! A broken law panics with a sentence that starts with the law's number. What a fabric does not offer
-//! ([`Capabilities`](crate::Capabilities)) or a harness cannot do ([`Hook`]) is *skipped* with a reason; a skipped case
-//! never counts as passed. Fabrics that lose packets may fail slices in every case: the suite resubmits what failed for the
+//! ([`Capabilities`](crate::Capabilities)) or a harness cannot do ([`Hook`]) is *skipped* with a reason; a test of a skipped case
+//! fails unless the harness declares it. Fabrics that lose packets may fail slices in every case: the suite resubmits what failed for the
 //! fabric's reasons, and holds each failure to its [`Outcome`](crate::Outcome).
+
+#![allow(unsafe_code, reason = "reads and writes memory under test by its address")]
 
 mod buffer;
 mod cases;
 mod counting;
 pub mod failover;
+#[cfg(feature = "std")]
+mod fake_device;
 mod rig;
 mod sim_harness;
+mod stager;
 
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
 use core::time::Duration;
 
-use crate::{Instant, MemSpan, Transport};
+use crate::{Instant, MemSpan, Transport, VolatileSpan};
 
 pub use counting::{CountingAlloc, allocations, is_counting};
+#[cfg(feature = "std")]
+pub use fake_device::{FakeDevices, FakeStaging};
 pub use rig::{Rig, Skip};
 pub use sim_harness::SimHarness;
+pub use stager::stager_conformance;
 #[cfg(feature = "std")]
 pub use wall_clock::WallClock;
 
@@ -78,10 +90,16 @@ pub trait Pair {
         Duration::from_millis(100)
     }
 
-    /// Memory for one side, where heap memory will not do. Valid until the pair is dropped, aligned to 4096.
+    /// Memory for one side, where heap memory will not do: shared memory, a device's. Valid until the pair is dropped, aligned
+    /// to 4096.
     fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
         let _ = (side, bytes);
         None
+    }
+
+    /// How the suite reads and writes memory under test. Memory that the CPU cannot touch needs one of its own.
+    fn peek_poke(&self) -> Rc<dyn PeekPoke> {
+        Rc::new(ByPointer)
     }
 
     /// The bytes of an export that name the peer's address: the suite leaves them alone when it forges, lest it knock
@@ -126,6 +144,39 @@ pub trait Pair {
     }
 }
 
+/// Reads and writes memory under test, while a transport may be writing it.
+pub trait PeekPoke {
+    /// Copies the bytes of `span` into `out`, which is as long.
+    ///
+    /// # Safety
+    /// `span` lies in memory that the pair [allocated](Pair::allocate), or in mapped host memory to which no reference exists.
+    unsafe fn peek(&self, span: MemSpan, out: &mut [u8]);
+
+    /// Copies `bytes` into `span`, which is as long.
+    ///
+    /// # Safety
+    /// As for [`peek`](Self::peek).
+    unsafe fn poke(&self, span: MemSpan, bytes: &[u8]);
+}
+
+/// Host memory, by its address.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByPointer;
+
+impl PeekPoke for ByPointer {
+    unsafe fn peek(&self, span: MemSpan, out: &mut [u8]) {
+        // SAFETY: mapped host memory without references to it, as the caller promised.
+        let read = unsafe { VolatileSpan::new(span) }.read(0, out);
+        assert!(read.is_ok(), "{} bytes were asked of a span of {}", out.len(), span.len());
+    }
+
+    unsafe fn poke(&self, span: MemSpan, bytes: &[u8]) {
+        // SAFETY: as in `peek`.
+        let written = unsafe { VolatileSpan::new(span) }.write(0, bytes);
+        assert!(written.is_ok(), "{} bytes do not go into a span of {}", bytes.len(), span.len());
+    }
+}
+
 /// Which end of a [`Pair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
@@ -156,6 +207,7 @@ pub enum Law {
     L5,
     L6,
     L7,
+    L8,
 }
 
 /// One case of the suite.
@@ -219,6 +271,24 @@ pub fn run_case(name: &str, harness: &mut dyn Harness) -> Verdict {
     }
 }
 
+/// Runs one case for a test: it passes, or it is skipped and stands in `skips`.
+///
+/// # Panics
+/// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when `skips` names no case.
+pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str]) {
+    let unknown = skips.iter().find(|skip| cases().iter().all(|case| case.name != **skip));
+    assert!(unknown.is_none(), "the suite has no case {unknown:?}, which is declared as skipped");
+    match (run_case(name, harness), skips.contains(&name)) {
+        (Verdict::Passed, false) | (Verdict::Skipped(_), true) => {}
+        (Verdict::Skipped(reason), false) => {
+            panic!("{name} was skipped ({reason}): declare it with `skips [{name}]`, or make it run")
+        }
+        (Verdict::Passed, true) => {
+            panic!("{name} passed, though it is declared as skipped: take it off `skips`")
+        }
+    }
+}
+
 fn run(case: &Case, harness: &mut dyn Harness) -> Verdict {
     if let Some(reason) = harness.skip(case.name) {
         return Verdict::Skipped(reason.into());
@@ -258,16 +328,30 @@ impl fmt::Display for Report {
 }
 
 /// Expands to one `#[test]` for each case of the suite, so that a failure has a name. Takes an expression that makes a
-/// [`Harness`]; several in one crate go into modules of their own.
+/// [`Harness`], and the cases that cannot run on it: any other case that is skipped fails, and so does one of these that passes.
+/// Several in one crate go into modules of their own.
+///
+/// ```
+/// # mod tests {
+/// use te_core::sim::SimConfig;
+/// use te_core::testkit::SimHarness;
+///
+/// te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
+///     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+///     a_slice_off_the_granule_is_refused_before_a_byte_moves,
+/// ]);
+/// # }
+/// ```
 #[macro_export]
 macro_rules! conformance_tests {
-    (@tests ($harness:expr) [$($law:ident $module:ident $name:ident,)*]) => {$(
+    (@names [$($skip:ident),* $(,)?]) => {
+        &[$(stringify!($skip)),*]
+    };
+    (@tests ($harness:expr, $skips:tt) [$($law:ident $module:ident $name:ident,)*]) => {$(
         #[test]
         fn $name() {
-            let verdict = $crate::testkit::run_case(stringify!($name), &mut $harness);
-            if let $crate::testkit::Verdict::Skipped(reason) = verdict {
-                ::std::println!("skipped: {reason}");
-            }
+            let skips: &[&str] = $crate::conformance_tests!(@names $skips);
+            $crate::testkit::check_case(stringify!($name), &mut $harness, skips);
         }
     )*};
     (@table () [$($law:ident $module:ident $name:ident,)*]) => {
@@ -341,10 +425,15 @@ macro_rules! conformance_tests {
             L6 expel expelling_another_disturbs_nobody,
             L6 expel nobody_has_the_identity_0,
             L1 death a_cut_connection_ends_every_slice_and_heals,
+            L8 kinds memory_of_another_kind_is_refused_before_it_is_touched,
+            L8 kinds a_slice_off_the_granule_is_refused_before_a_byte_moves,
         ] }
     };
     ($harness:expr $(,)?) => {
-        $crate::conformance_tests! { @for tests ($harness) }
+        $crate::conformance_tests! { @for tests ($harness, []) }
+    };
+    ($harness:expr, skips $skips:tt $(,)?) => {
+        $crate::conformance_tests! { @for tests ($harness, $skips) }
     };
 }
 

@@ -74,8 +74,8 @@ struct Entry {
 impl<'h> Rig<'h> {
     pub(super) fn new(law: Law, mut pair: Box<dyn Pair + 'h>) -> Result<Self, Skip> {
         let caps = pair.initiator().capabilities();
-        let local = Buffer::new(REGION_BYTES, |bytes| pair.allocate(Side::Initiator, bytes));
-        let remote = Buffer::new(REGION_BYTES, |bytes| pair.allocate(Side::Target, bytes));
+        let local = Buffer::new(REGION_BYTES, &mut *pair, Side::Initiator);
+        let remote = Buffer::new(REGION_BYTES, &mut *pair, Side::Target);
         let mut rig = Self {
             pair,
             law,
@@ -133,10 +133,7 @@ impl<'h> Rig<'h> {
         buffer: &Buffer,
         access: Access,
     ) -> Result<(), Error> {
-        let end = match side {
-            Side::Initiator => self.pair.initiator(),
-            Side::Target => self.pair.target(),
-        };
+        let end = self.end(side);
         // SAFETY: the suite keeps each buffer in `more` or in the rig, dropped after the pair.
         unsafe { end.register(region, buffer.span(), access) }
     }
@@ -153,6 +150,13 @@ impl<'h> Rig<'h> {
             Err(error) => broken!(self.law, "a region with remote rights could not be exported: {error}"),
         }
         blob
+    }
+
+    pub(super) fn end(&mut self, side: Side) -> &mut dyn crate::Transport {
+        match side {
+            Side::Initiator => self.pair.initiator(),
+            Side::Target => self.pair.target(),
+        }
     }
 
     pub(super) fn initiator(&mut self) -> &mut dyn crate::Transport {
@@ -210,12 +214,16 @@ impl<'h> Rig<'h> {
 
     /// More memory of one side, kept until after the pair has gone.
     pub(super) fn allocate(&mut self, side: Side, bytes: usize) -> usize {
-        let pair = &mut self.pair;
-        self.more.push(Buffer::new(bytes, |bytes| pair.allocate(side, bytes)));
+        self.more.push(Buffer::new(bytes, &mut *self.pair, side));
         self.more.len() - 1
     }
 
+    /// A slice, grown to the transport's granule where that is more than a byte.
     pub(super) fn slice(&mut self, op: Op, local: usize, remote: usize, len: usize) -> Slice {
+        let (remote, len) = (self.granule_down(remote), self.granule_up(len));
+        // A slice that grew at the end of the region begins earlier at our end.
+        let local =
+            if self.caps.granule_bytes == 1 { local } else { local.min(REGION_BYTES.saturating_sub(len)) };
         Slice {
             token: self.fresh_token(),
             local: (REGION, local as u64),
@@ -225,14 +233,23 @@ impl<'h> Rig<'h> {
         }
     }
 
+    pub(super) fn granule_down(&self, bytes: usize) -> usize {
+        bytes - bytes % self.caps.granule_bytes as usize
+    }
+
+    fn granule_up(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.caps.granule_bytes as usize)
+    }
+
     /// `count` slices at odd places, each within a cell of its own at both ends.
     pub(super) fn random_slices(&mut self, count: usize, op: Option<Op>) -> Vec<Slice> {
-        let cell = REGION_BYTES / count;
+        let cell = self.granule_down(REGION_BYTES / count);
         let ops = self.ops();
         (0..count)
             .map(|i| {
                 let op = op.unwrap_or(ops[self.rng.index(ops.len())]);
                 let len = 1 + self.rng.index(cell - 1);
+                let len = self.granule_up(len);
                 let (local, remote) = (self.rng.index(cell - len + 1), self.rng.index(cell - len + 1));
                 self.slice(op, i * cell + local, i * cell + remote, len)
             })

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::string::String;
 use std::vec::Vec;
 
-use te_core::Location;
-use te_core::topology::{Place, PriorityMatrix, Topology};
+use te_core::topology::{Location, PriorityMatrix, Topology};
 
 use super::{MatrixFileError, SYSFS, read_matrix, read_sysfs};
 use crate::config::TopologySource;
@@ -55,7 +54,7 @@ impl Affinity {
         let of_nodes = match self {
             Self::Unknown => false,
             Self::Found(topology) => topology.nodes().len() > 1,
-            Self::Written(matrix) => matrix.rows().iter().any(|row| matches!(row.place, Place::Cpu(_))),
+            Self::Written(matrix) => matrix.rows().iter().any(|row| matches!(row.location, Location::Numa(_))),
         };
         of_nodes && devices.iter().filter(|device| !device.is_empty()).count() > 1
     }
@@ -65,11 +64,7 @@ impl Affinity {
     /// another.
     #[must_use]
     pub fn penalties(&self, location: Location, devices: &[String]) -> Option<Vec<u32>> {
-        let place = match location {
-            Location::Numa(node) => Place::Cpu(node),
-            _ => Place::Anywhere,
-        };
-        if matches!(self, Self::Found(_)) && place == Place::Anywhere {
+        if matches!(self, Self::Found(_)) && location == Location::Host {
             return None;
         }
         let percent = |device: &String| {
@@ -79,9 +74,9 @@ impl Affinity {
             }
             match self {
                 Self::Unknown => 100,
-                Self::Written(matrix) => matrix.penalty_percent(place, nic),
+                Self::Written(matrix) => matrix.penalty_percent(location, nic),
                 Self::Found(topology) => {
-                    topology.nic(nic).map_or(100, |nic| topology.distance(place, nic).penalty_percent())
+                    topology.nic(nic).map_or(100, |nic| topology.distance(location, nic).penalty_percent())
                 }
             }
         };
@@ -91,7 +86,7 @@ impl Affinity {
     }
 }
 
-/// `unknown`, `2 NUMA nodes, 8 GPUs, 9 NICs`, `a matrix of 10 places`.
+/// `unknown`, `2 NUMA nodes, 8 GPUs, 9 NICs`, `a matrix of 10 locations`.
 impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -103,7 +98,7 @@ impl fmt::Display for Affinity {
                 topology.gpus().len(),
                 topology.nics().len()
             ),
-            Self::Written(matrix) => write!(f, "a matrix of {} places", matrix.rows().len()),
+            Self::Written(matrix) => write!(f, "a matrix of {} locations", matrix.rows().len()),
         }
     }
 }
@@ -120,8 +115,8 @@ mod tests {
         Affinity::Found(Topology::new(nodes.collect(), vec![], vec![]).unwrap())
     }
 
-    fn written(place: Place) -> Affinity {
-        let row = MatrixRow { place, preferred: vec!["mlx5_0".into()], secondary: vec![] };
+    fn written(location: Location) -> Affinity {
+        let row = MatrixRow { location, preferred: vec!["mlx5_0".into()], secondary: vec![] };
         Affinity::Written(PriorityMatrix::new(vec![row]).unwrap())
     }
 
@@ -133,8 +128,8 @@ mod tests {
             (Affinity::Unknown, false),
             (of_nodes(1), false),
             (of_nodes(2), true),
-            (written(Place::Cpu(0)), true),
-            (written(Place::Anywhere), false),
+            (written(Location::Numa(0)), true),
+            (written(Location::Host), false),
         ] {
             assert_eq!(affinity.depends_on_node(&two_nics), matters, "{affinity}");
             assert!(!affinity.depends_on_node(&one_nic), "{affinity}");

@@ -27,20 +27,20 @@ pub fn read_matrix(path: &Path) -> Result<PriorityMatrix, MatrixFileError> {
     parse_matrix(&text)
 }
 
-/// Parses a matrix: an object that gives each place an array of two, preferred NICs and secondary ones.
+/// Parses a matrix: an object that gives each location an array of two, preferred NICs and secondary ones.
 ///
 /// # Errors
 /// `Json` says where the text is not that; `Matrix` what its rows have wrong.
 pub fn parse_matrix(text: &str) -> Result<PriorityMatrix, MatrixFileError> {
     let Rows(rows) = serde_json::from_str(text).map_err(MatrixFileError::Json)?;
-    let row = |(place, (preferred, secondary)): (String, Lists)| {
-        Ok(MatrixRow { place: place.parse()?, preferred, secondary })
+    let row = |(location, (preferred, secondary)): (String, Lists)| {
+        Ok::<_, MatrixError>(MatrixRow { location: location.parse()?, preferred, secondary })
     };
     let rows: Result<Vec<MatrixRow>, MatrixError> = rows.into_iter().map(row).collect();
     rows.and_then(PriorityMatrix::new).map_err(MatrixFileError::Matrix)
 }
 
-/// The matrix as [`parse_matrix`] reads it, one place a line.
+/// The matrix as [`parse_matrix`] reads it, one location per line.
 #[must_use]
 pub fn matrix_to_json(matrix: &PriorityMatrix) -> String {
     // Names are printable ASCII: `Debug` escapes what JSON does, quotes and backslashes.
@@ -49,7 +49,7 @@ pub fn matrix_to_json(matrix: &PriorityMatrix) -> String {
         format!("[{}]", names.join(", "))
     };
     let row = |row: &MatrixRow| {
-        format!("  \"{}\": [{}, {}]", row.place, list(&row.preferred), list(&row.secondary))
+        format!("  \"{}\": [{}, {}]", row.location, list(&row.preferred), list(&row.secondary))
     };
     let rows: Vec<String> = matrix.rows().iter().map(row).collect();
     if rows.is_empty() { "{}\n".into() } else { format!("{{\n{}\n}}\n", rows.join(",\n")) }
@@ -57,7 +57,7 @@ pub fn matrix_to_json(matrix: &PriorityMatrix) -> String {
 
 type Lists = (Vec<String>, Vec<String>);
 
-/// Rows in the order of the file; a map would lose that, and hide a place that stands there twice.
+/// Rows in the order of the file; a map would lose that, and hide a location that stands there twice.
 struct Rows(Vec<(String, Lists)>);
 
 impl<'de> Deserialize<'de> for Rows {
@@ -119,7 +119,7 @@ impl fmt::Display for MatrixFileError {
             }
             Self::Json(error) => write!(
                 f,
-                "a priority matrix gives each place two lists, {{\"cpu:0\": [[\"mlx5_0\"], [\"mlx5_1\"]]}}: {error}"
+                "a priority matrix gives each location two lists, {{\"cpu:0\": [[\"mlx5_0\"], [\"mlx5_1\"]]}}: {error}"
             ),
             Self::Matrix(error) => write!(f, "priority matrix: {error}"),
         }

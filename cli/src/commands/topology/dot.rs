@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use te_engine::topology::{Nic, Place};
+use te_engine::topology::{Location, Nic};
 
 use super::Shown;
 use super::picture::{cpus, memory, speed};
@@ -15,15 +15,15 @@ pub(super) fn graph(shown: &Shown) -> String {
     for id in nodes {
         let mut inside = String::new();
         if let Some(node) = topology.nodes().iter().find(|node| Some(node.id) == id) {
-            let place = Place::Cpu(node.id);
-            let label = format!("{place}\\nCPUs {}\\n{}", cpus(node), memory(node));
+            let location = Location::Numa(node.id);
+            let label = format!("{location}\\nCPUs {}\\n{}", cpus(node), memory(node));
             // Lines of the label end in \n, which is Graphviz's own escape.
-            let _ = writeln!(inside, "    \"{place}\" [label=\"{label}\", style=rounded];");
+            let _ = writeln!(inside, "    \"{location}\" [label=\"{label}\", style=rounded];");
         }
         for gpu in topology.gpus().iter().filter(|gpu| gpu.numa_node == id) {
-            let place = gpu.place();
+            let location = gpu.location();
             let address = gpu.pci.address;
-            let _ = writeln!(inside, "    \"{place}\" [label=\"{place}\\n{address}\", style=bold];");
+            let _ = writeln!(inside, "    \"{location}\" [label=\"{location}\\n{address}\", style=bold];");
         }
         for nic in topology.nics().iter().filter(|nic| nic.numa_node == id) {
             let _ =
@@ -46,14 +46,14 @@ pub(super) fn graph(shown: &Shown) -> String {
             let _ = writeln!(out, "  \"cpu:{}\" -- \"cpu:{}\" [label=\"{far}\", style=dashed];", a.id, b.id);
         }
     }
-    for row in shown.matrix.rows().iter().filter(|row| matches!(row.place, Place::Gpu(..))) {
+    for row in shown.matrix.rows().iter().filter(|row| matches!(row.location, Location::Device(..))) {
         for nic in row.preferred.iter().filter_map(|name| topology.nic(name)) {
             let _ = writeln!(
                 out,
                 "  \"{}\" -- {} [label=\"{}\"];",
-                row.place,
+                row.location,
                 node_of(nic),
-                topology.distance(row.place, nic)
+                topology.distance(row.location, nic)
             );
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn graph(shown: &Shown) -> String {
     out
 }
 
-/// A NIC's identifier: no NIC can have the name of a place.
+/// A NIC's identifier: no NIC can have the name of a location.
 fn node_of(nic: &Nic) -> String {
     format!("\"nic {}\"", escaped(&nic.name))
 }

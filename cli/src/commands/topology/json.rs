@@ -56,7 +56,7 @@ fn port(port: &NicPort) -> Value {
 
 fn gpu(gpu: &Gpu) -> Value {
     json!({
-        "name": gpu.place().to_string(),
+        "name": gpu.location().to_string(),
         "numa_node": gpu.numa_node,
         "pci": pci(&gpu.pci),
         "link": gpu.link.map(link),
@@ -81,11 +81,11 @@ fn link(link: PciLink) -> Value {
 }
 
 fn distances(topology: &Topology) -> Vec<Value> {
-    let pairs = topology.places().flat_map(|place| topology.nics().iter().map(move |nic| (place, nic)));
-    let pair = |(place, nic): (te_engine::topology::Place, &Nic)| {
-        let distance = topology.distance(place, nic);
+    let pairs = topology.locations().flat_map(|location| topology.nics().iter().map(move |nic| (location, nic)));
+    let pair = |(location, nic): (te_engine::topology::Location, &Nic)| {
+        let distance = topology.distance(location, nic);
         json!({
-            "place": place.to_string(),
+            "location": location.to_string(),
             "nic": nic.name,
             "distance": distance.to_string(),
             "penalty_percent": distance.penalty_percent(),

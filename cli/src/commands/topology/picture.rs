@@ -86,7 +86,7 @@ fn devices(topology: &Topology, node: Option<u16>) -> Vec<Device<'_>> {
 }
 
 fn gpu(gpu: &Gpu) -> Device<'_> {
-    Device { pci: Some(&gpu.pci), name: gpu.place().to_string(), text: "GPU".into() }
+    Device { pci: Some(&gpu.pci), name: gpu.location().to_string(), text: "GPU".into() }
 }
 
 fn nic(nic: &Nic) -> Device<'_> {
@@ -156,7 +156,7 @@ fn matrix(shown: &Shown) -> String {
     let mut table =
         Table::new(&[("memory", Align::Left), ("preferred", Align::Left), ("secondary", Align::Left)]);
     for row in shown.matrix.rows() {
-        table.row([format!("  {}", row.place), row.preferred.join(" "), row.secondary.join(" ")]);
+        table.row([format!("  {}", row.location), row.preferred.join(" "), row.secondary.join(" ")]);
     }
     table.render()
 }

@@ -12,7 +12,8 @@ pub(super) fn out_of_range_by_one_is_refused(rig: &mut Rig<'_>) -> Result<(), Sk
     for op in rig.ops() {
         rig.scramble();
         let good = rig.slice(op, 0, 0, 100);
-        for offset in [end - 99, end, end + 1, u64::MAX - 99, u64::MAX] {
+        let len = u64::from(good.len);
+        for offset in [end - len + 1, end, end + 1, u64::MAX - len + 1, u64::MAX] {
             let remote = Slice { remote: (good.remote.0, offset), ..good };
             rig.refused(remote, RANGE, "a slice that leaves the segment");
             let local = Slice { local: (good.local.0, offset), ..good };
@@ -150,7 +151,8 @@ pub(super) fn a_registered_again_region_does_not_answer_to_its_old_export(
         broken!(rig.law, "the new export of a region could not be attached beside the old one: {error}");
     }
     for op in rig.ops() {
-        let slice = Slice { remote: (segment, 7), ..rig.slice(op, 9, 7, 500) };
+        let slice = rig.slice(op, 9, 7, 500);
+        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -197,7 +199,8 @@ pub(super) fn a_taken_index_is_busy(rig: &mut Rig<'_>) -> Result<(), Skip> {
     }
     rig.more = buffers;
     let id = RegionId::new(rig.fresh_index(), 1);
-    let empty = MemSpan::new(rig.local.span().as_ptr(), 0);
+    let whole = rig.local.span();
+    let empty = MemSpan::new(whole.as_ptr(), 0).at(whole.location());
     match rig.register_span(id, empty).map_err(|error| error.kind) {
         Err(ErrorKind::InvalidArgument) => {}
         other => broken!(rig.law, "registering no bytes gave {other:?}, not InvalidArgument"),
@@ -217,7 +220,7 @@ fn one_right_only(rig: &mut Rig<'_>, right: Access, denied: Op, granted: Op) -> 
     }
     for offset in [0, 1, REGION_BYTES - 100] {
         let slice = rig.slice(denied, 0, offset, 100);
-        let slice = Slice { remote: (segment, offset as u64), ..slice };
+        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
         rig.refused(slice, &[ErrorKind::AccessDenied], "an operation that the export does not grant");
     }
     if rig.ops().contains(&granted) {

@@ -30,6 +30,7 @@ pub(super) fn overlapping_reads_agree(rig: &mut Rig<'_>) -> Result<(), Skip> {
 
 pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let longest = (rig.caps.slice_bytes_max as usize).min(4 << 20);
+    let granule = rig.caps.granule_bytes;
     let (here, there) = (rig.allocate(Side::Initiator, longest + 1), rig.allocate(Side::Target, longest + 1));
     let id = RegionId::new(rig.fresh_index(), 1);
     let segment = SegmentId::new(id.index, 1);
@@ -59,7 +60,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
         }
         if longest as u64 == u64::from(rig.caps.slice_bytes_max) {
             let token = rig.fresh_token();
-            let longer = Slice { token, local: (id, 0), len: longest as u32 + 1, ..slice };
+            let longer = Slice { token, local: (id, 0), len: longest as u32 + granule, ..slice };
             let kinds = [ErrorKind::InvalidArgument, ErrorKind::OutOfRange];
             rig.refused(longer, &kinds, "a slice longer than slice_bytes_max");
         }
@@ -94,8 +95,9 @@ fn odd_offsets_and_lengths(rig: &mut Rig<'_>, op: Op) {
     rig.scramble();
     for &len in &LENGTHS {
         let (local, remote) = (rig.rng.index(REGION_BYTES - len), rig.rng.index(REGION_BYTES - len));
-        let (before_here, before_there) = (rig.local.read(0, REGION_BYTES), rig.remote.read(0, REGION_BYTES));
         let slice = rig.slice(op, local, remote, len);
+        let (local, remote, len) = (slice.local.1 as usize, slice.remote.1 as usize, slice.len as usize);
+        let (before_here, before_there) = (rig.local.read(0, REGION_BYTES), rig.remote.read(0, REGION_BYTES));
         rig.transfer(&[slice]);
         rig.check_content(&slice);
         let (mut here, mut there) = (before_here.clone(), before_there.clone());

@@ -93,7 +93,8 @@ pub(super) fn after_a_restart_a_new_export_works(rig: &mut Rig<'_>) -> Result<()
     rig.export_remote(RegionId::new(0, 1), segment);
     rig.scramble();
     for op in rig.ops() {
-        let slice = Slice { remote: (segment, 21), ..rig.slice(op, 17, 21, 5000) };
+        let slice = rig.slice(op, 17, 21, 5000);
+        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }

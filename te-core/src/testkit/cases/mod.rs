@@ -9,6 +9,7 @@ mod death;
 mod expel;
 mod export;
 mod fence;
+mod kinds;
 mod late;
 mod volatile;
 

@@ -13,10 +13,10 @@ pub(super) fn what_a_peer_writes_shows_through_a_volatile_span(rig: &mut Rig<'_>
         rig.scramble();
         let slice = rig.slice(Op::Write, round * 100, round * 333, 1234);
         rig.transfer(&[slice]);
-        let mut seen = vec![0; 1234];
+        let mut seen = vec![0; slice.len as usize];
         // The region is still registered; the peer could write again at this moment.
-        let read = rig.remote.volatile().read((GUARD_BYTES + round * 333) as u64, &mut seen);
-        if read.is_err() || seen != rig.local.read(round * 100, 1234) {
+        let read = rig.remote.volatile()?.read(GUARD_BYTES as u64 + slice.remote.1, &mut seen);
+        if read.is_err() || seen != rig.local.read(slice.local.1 as usize, seen.len()) {
             broken!(rig.law, "an applied WRITE does not show in the target's registered memory");
         }
         rig.fence_for_sure();
@@ -27,11 +27,11 @@ pub(super) fn what_a_peer_writes_shows_through_a_volatile_span(rig: &mut Rig<'_>
 pub(super) fn a_peer_reads_what_was_written_through_a_volatile_span(rig: &mut Rig<'_>) -> Result<(), Skip> {
     rig.need(Features::READ)?;
     for round in 0..16u8 {
-        let at = usize::from(round) * 777;
-        let wrote = rig.remote.volatile().write((GUARD_BYTES + at) as u64, &[round ^ 0x55; 500]);
-        let slice = rig.slice(Op::Read, REGION_BYTES - 500, at, 500);
+        let slice = rig.slice(Op::Read, REGION_BYTES - 500, usize::from(round) * 777, 500);
+        let bytes = vec![round ^ 0x55; slice.len as usize];
+        let wrote = rig.remote.volatile()?.write(GUARD_BYTES as u64 + slice.remote.1, &bytes);
         rig.transfer(&[slice]);
-        if wrote.is_err() || rig.local.read(REGION_BYTES - 500, 500) != [round ^ 0x55; 500] {
+        if wrote.is_err() || rig.local.read(slice.local.1 as usize, bytes.len()) != bytes {
             broken!(rig.law, "a READ brought other bytes than the target's registered memory holds");
         }
     }

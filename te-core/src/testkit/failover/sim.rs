@@ -165,8 +165,7 @@ impl<R: Route> Run<R> {
             .collect();
         let Ok(mut here) = MultiTransport::new(rails, route, 256) else { unreachable!("three rails") };
         let there = nets.iter().map(SimNet::node).collect();
-        let (local, remote) =
-            (Buffer::new(PLACES * PLACE_BYTES, |_| None), Buffer::new(PLACES * PLACE_BYTES, |_| None));
+        let (local, remote) = (Buffer::on_heap(PLACES * PLACE_BYTES), Buffer::on_heap(PLACES * PLACE_BYTES));
         #[allow(unsafe_code, reason = "registers the run's own memory")]
         // SAFETY: the transports are dropped before the buffer, to whose bytes no reference is ever made.
         let registered = unsafe { here.register(LOCAL, local.span(), Access::LOCAL) };

@@ -1,6 +1,6 @@
 //! The kernel, CPUs and NUMA nodes.
 
-use te_engine::topology::{MatrixRow, Place};
+use te_engine::topology::{Location, MatrixRow};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Fabric, Facts};
@@ -113,8 +113,8 @@ fn numa(facts: &Facts) -> Judgement {
         // As the engine routes: every memory, and the NICs nearest to it.
         let nearest = facts.topology.iter().flat_map(|found| {
             let rows = found.topology.matrix();
-            let of = |row: &MatrixRow| format!("{} {}", row.place, row.preferred.join("+"));
-            rows.rows().iter().filter(|row| row.place != Place::Anywhere).map(of).collect::<Vec<_>>()
+            let of = |row: &MatrixRow| format!("{} {}", row.location, row.preferred.join("+"));
+            rows.rows().iter().filter(|row| row.location != Location::Host).map(of).collect::<Vec<_>>()
         });
         return ok(format!("{nodes}, each with an RDMA NIC; nearest: {}", list(nearest)));
     }
