@@ -2,7 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use te_engine::fuzzing::{control_frame, shm_message};
+use te_engine::fuzzing::control_frame;
+use te_host::fuzzing::shm_message;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&which, bytes)) = bytes.split_first() else { return };

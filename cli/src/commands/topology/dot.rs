@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use te_engine::topology::{Nic, Place};
+use te_core::topology::{Nic, Place};
 
 use super::Shown;
 use super::picture::{cpus, memory, speed};

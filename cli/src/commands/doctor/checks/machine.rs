@@ -1,6 +1,6 @@
 //! The kernel, CPUs and NUMA nodes.
 
-use te_engine::topology::{MatrixRow, Place};
+use te_core::topology::{MatrixRow, Place};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Fabric, Facts};
