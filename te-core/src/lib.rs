@@ -22,6 +22,7 @@
 //! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L7 in their documentation bind every fabric. The first
 //!   among them: when a slice has ended, whichever way, nothing touches its memory again.
 //! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
+//! * [`grant`] is how an owner lends memory to peers that map it, and gets it back.
 //! * [`topology`] says how far memory and NICs are from each other.
 //! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
 //! * [`Mailbox`] hands work to whoever polls.
@@ -88,6 +89,7 @@ mod batch;
 mod crc32c;
 mod decorator;
 mod error;
+pub mod grant;
 mod id;
 mod mailbox;
 mod memory;

@@ -80,8 +80,6 @@
 
 mod copier;
 pub mod fork;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 pub mod keys;
 mod lend;
 mod local;

@@ -38,7 +38,6 @@
 //! The export, 66 bytes: `version u8 = 1 | boot id 16 | socket 16 | region u64 | key 16 | len u64 | access
 //! u8`.
 
-mod message;
 mod owner;
 mod peer;
 #[cfg(test)]
@@ -49,6 +48,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use te_core::grant::{Offer, Want};
 use te_core::{Access, Error, ErrorKind, EventSource, Instant, RegionId, Slice};
 use te_fabric::config::{ConfigError, check_ranges};
 use te_fabric::{Epoll, Interest};
@@ -60,8 +60,8 @@ use crate::keys::{identity, random, remote_access, remote_bits};
 use crate::open_error::OpenError;
 use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, SharedMemory, Use};
-use owner::{Owner, Shared};
-use peer::{Ask, Peers};
+use owner::Owner;
+use peer::Peers;
 
 const VERSION: u8 = 1;
 /// Events taken from the kernel at a time.
@@ -221,7 +221,7 @@ impl Reach for Shm {
         let key = random()?;
         self.owner.listen(&self.epoll, &socket_name(&self.socket))?;
         let len = held.span().len() as u64;
-        self.owner.share(id, Shared { generation: id.generation, key, memory, offset, len, access });
+        self.owner.share(id, Offer { key, offset, len, access }, memory);
         Ok(Some(key))
     }
 
@@ -261,8 +261,8 @@ impl Reach for Shm {
         if export.boot != self.boot {
             return Err(Error::new(ErrorKind::Unreachable));
         }
-        let ask = Ask { region: RegionId::from_bits(export.region.get()), key: export.key, len, access };
-        Ok((self.peers.attach(&self.epoll, export.socket, ask)?, len, access))
+        let want = Want { region: RegionId::from_bits(export.region.get()), key: export.key, len, access };
+        Ok((self.peers.attach(&self.epoll, export.socket, want)?, len, access))
     }
 
     fn detach(&mut self, link: u32) {
@@ -286,7 +286,7 @@ impl Reach for Shm {
     fn poll(&mut self, now: Instant) {
         self.events();
         self.owner.poll(&self.epoll, now);
-        self.peers.flush(now);
+        self.peers.poll(now);
     }
 
     fn poll_at(&self) -> Option<Instant> {
@@ -321,16 +321,6 @@ fn socket_name(socket: &[u8; 16]) -> [u8; 41] {
         (pair[0], pair[1]) = (digit(byte >> 4), digit(byte & 15));
     }
     name
-}
-
-/// Takes `bytes` for a message: what is understood comes back the same.
-#[cfg(fuzzing)]
-pub(crate) fn fuzz_message(bytes: &[u8]) {
-    let Ok(understood) = message::Message::decode(bytes) else { return };
-    let mut out = [0; 128];
-    let len = understood.encode(&mut out);
-    assert!(len <= message::MESSAGE_BYTES_MAX);
-    assert_eq!(message::Message::decode(&out[..len]), Ok(understood));
 }
 
 fn watch(epoll: &Epoll, socket: impl AsFd, tag: Tag) -> Result<(), Error> {

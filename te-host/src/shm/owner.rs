@@ -1,18 +1,16 @@
-//! The owner's side: whom our memory was handed to, and how it comes back.
+//! The owner's side: whom our memory was handed to, and the sockets over which that is said.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use te_core::grant::{self, MESSAGE_BYTES_MAX, Message, Offer, OwnerEffect, OwnerLimits};
 use te_core::{Access, Error, ErrorKind, Instant, RegionId};
-use te_fabric::peer::Expelled;
 use te_fabric::{Epoll, Interest};
 
-use super::message::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use super::{Config, Tag, system, watch};
-use crate::keys::same_bytes;
-use crate::sys::{Ledger, Process, Revoked, SeqSocket, SharedMemory, own_uid};
+use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
 
 /// How long not to listen after a peer could not be accepted.
 const REST: Duration = Duration::from_millis(100);
@@ -21,16 +19,13 @@ const MESSAGES_MAX: usize = 64;
 
 pub(super) struct Owner {
     listener: Option<SeqSocket>,
+    half: grant::Owner<Ledger>,
+    /// What goes with a grant, by region index.
     shared: Vec<Option<Shared>>,
+    /// By the half's number.
     holders: Vec<Option<Holder>>,
-    holders_max: usize,
-    /// Of these, processes of one user that is neither ours nor root, at most.
+    /// Holders of one user that is neither ours nor root, at most.
     per_user_max: usize,
-    /// How long one that has been granted nothing may stay.
-    idle_max: Duration,
-    expelled: Expelled,
-    /// Whether some may have been granted nothing yet.
-    strangers: bool,
     /// We do not listen for a while: no descriptor is left for one more peer, and who waits would wake us
     /// again and again.
     rests: bool,
@@ -38,14 +33,11 @@ pub(super) struct Owner {
     rests_until: Option<Instant>,
 }
 
-/// A region that can be had.
-pub(super) struct Shared {
-    pub(super) generation: u32,
-    pub(super) key: [u8; 16],
-    pub(super) memory: Arc<SharedMemory>,
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    pub(super) access: Access,
+/// The memory of a region that can be had.
+struct Shared {
+    generation: u32,
+    memory: Arc<SharedMemory>,
+    writable: bool,
 }
 
 /// A process that maps some of our memory.
@@ -53,41 +45,26 @@ struct Holder {
     socket: SeqSocket,
     uid: u32,
     process: Process,
-    /// From its `Hello` on; 0 before.
-    identity: u64,
-    /// Accepted before then; told by the first `poll` after it.
-    since: Option<Instant>,
-    /// Whether it was granted something, ever.
-    granted: bool,
-    /// From its `Hello` on.
-    ledger: Option<Ledger>,
-    /// By ledger row. A row is taken until its holder releases it.
-    grants: Vec<Option<Grant>>,
+    /// Its ledger's file, until it is sent.
+    ledger: Option<OwnedFd>,
     /// An answer that its socket had no room for; nothing more is read from it until this is sent.
     blocked: Option<(Message, Option<OwnedFd>)>,
     /// Whether we wait for room in its socket, and not for messages.
     deaf: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Grant {
-    region: RegionId,
-    /// Revoked, and seen not to be in use since.
-    ended: bool,
-    revoked: bool,
-}
-
 impl Owner {
     pub(super) fn new(config: &Config) -> Self {
+        let limits = OwnerLimits {
+            peers_max: config.peers_max,
+            idle_max: Duration::from_millis(config.idle_ms_max.into()),
+        };
         Self {
             listener: None,
+            half: grant::Owner::new(limits),
             shared: Vec::new(),
             holders: Vec::new(),
-            holders_max: config.peers_max as usize,
             per_user_max: config.peers_per_user_max as usize,
-            idle_max: Duration::from_millis(config.idle_ms_max.into()),
-            expelled: Expelled::default(),
-            strangers: false,
             rests: false,
             rests_until: None,
         }
@@ -103,12 +80,15 @@ impl Owner {
         Ok(())
     }
 
-    pub(super) fn share(&mut self, id: RegionId, shared: Shared) {
+    /// Lets peers have a region, which lies in this memory.
+    pub(super) fn share(&mut self, id: RegionId, offer: Offer, memory: Arc<SharedMemory>) {
         let index = id.index as usize;
         if self.shared.len() <= index {
             self.shared.resize_with(index + 1, || None);
         }
-        self.shared[index] = Some(shared);
+        let writable = offer.access.contains(Access::REMOTE_WRITE);
+        self.shared[index] = Some(Shared { generation: id.generation, memory, writable });
+        self.half.share(id, offer);
     }
 
     /// Revokes what was granted of a region. True: nobody copies to or from it any more.
@@ -118,59 +98,43 @@ impl Owner {
         {
             *slot = None;
         }
-        let mut all_out = true;
-        for holder in self.holders.iter_mut().flatten() {
-            for (row, grant) in holder.grants.iter_mut().enumerate() {
-                let Some(grant) = grant.as_mut().filter(|grant| grant.region == id && !grant.ended) else {
-                    continue;
-                };
-                grant.ended =
-                    holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32, Revoked::Region))
-                        || holder.process.has_ended();
-                all_out &= grant.ended;
-                if !grant.revoked {
-                    grant.revoked = true;
-                    // The ledger is the truth. This is so that the peer unmaps soon; it will see the ledger
-                    // otherwise.
-                    let _ = send(&holder.socket, Message::Revoked { row: row as u32 }, None);
-                }
-            }
+        let mut out = self.half.unshare(id);
+        if !out && self.bury() {
+            out = self.half.unshare(id);
         }
-        all_out
+        self.settle();
+        out
     }
 
     /// Whether a process with this identity has a connection to us.
     pub(super) fn is_connected(&self, peer: u64) -> bool {
-        let is_there = |holder: &Holder| holder.identity == peer && !holder.process.has_ended();
-        let connected = self.holders.iter().flatten().any(is_there);
-        connected && !self.expelled.contains(peer)
+        self.half
+            .connections(peer)
+            .any(|at| self.holders[at as usize].as_ref().is_some_and(|holder| !holder.process.has_ended()))
     }
 
     /// Takes back what was granted to a peer, and lets it have nothing from now on. True: it copies nothing
     /// any more.
     pub(super) fn expel(&mut self, peer: u64) -> Result<bool, Error> {
-        self.expelled.add(peer, true, false)?;
-        let mut gone = true;
-        for slot in &mut self.holders {
-            let Some(holder) = slot.as_mut().filter(|holder| holder.identity == peer) else { continue };
-            let mut out = true;
-            for (row, grant) in holder.grants.iter_mut().enumerate() {
-                let Some(grant) = grant.as_mut().filter(|grant| !grant.ended) else { continue };
-                grant.ended =
-                    holder.ledger.as_ref().is_none_or(|ledger| ledger.revoke(row as u32, Revoked::Peer));
-                grant.revoked = true;
-                out &= grant.ended;
-            }
-            if out || holder.process.has_ended() {
-                // So that it learns why. Without room for that it learns it when it comes again.
-                let _ = send(&holder.socket, Message::Expelled, None);
-                log::warn!("shm: a peer of user {} is cut off", holder.uid);
-                *slot = None;
-            } else {
-                gone = false;
-            }
+        let mut gone = self.half.expel(peer)?;
+        if !gone && self.bury() {
+            gone = self.half.expel(peer)?;
         }
+        self.settle();
         Ok(gone)
+    }
+
+    /// Notices holders that died in the middle of a copy: a fork may keep the socket of one open. True: there
+    /// were some.
+    fn bury(&mut self) -> bool {
+        let has_ended =
+            |at: &u32| self.holders[*at as usize].as_ref().is_none_or(|holder| holder.process.has_ended());
+        let dead: Vec<u32> = self.half.waited_for().filter(has_ended).collect();
+        for &at in &dead {
+            self.half.ended(at);
+            self.holders[at as usize] = None;
+        }
+        !dead.is_empty()
     }
 
     pub(super) fn accept(&mut self, epoll: &Epoll) {
@@ -197,46 +161,50 @@ impl Owner {
                 log::warn!("shm: {same_user} peers of user {uid} map our memory; one more is refused");
                 continue;
             }
-            let free = self.holders.iter().position(Option::is_none);
-            let index = free.unwrap_or(self.holders.len());
-            if index >= self.holders_max {
-                log::warn!("shm: {index} peers map our memory; one more is refused");
+            let Ok(at) = self.half.connected() else {
+                log::warn!("shm: {} peers map our memory; one more is refused", self.holders.len());
                 continue;
-            }
-            if let Err(error) = watch(epoll, &socket, Tag::Holder(index as u32)) {
+            };
+            if let Err(error) = watch(epoll, &socket, Tag::Holder(at)) {
                 log::warn!("shm: a peer is refused: {error}");
+                self.half.ended(at);
                 continue;
             }
-            if index == self.holders.len() {
-                self.holders.push(None);
+            if self.holders.len() <= at as usize {
+                self.holders.resize_with(at as usize + 1, || None);
             }
-            self.strangers = true;
-            self.holders[index] = Some(Holder {
-                socket,
-                uid,
-                process,
-                identity: 0,
-                since: None,
-                granted: false,
-                ledger: None,
-                grants: Vec::new(),
-                blocked: None,
-                deaf: false,
-            });
+            self.holders[at as usize] =
+                Some(Holder { socket, uid, process, ledger: None, blocked: None, deaf: false });
         }
     }
 
-    /// Handles what a holder says. One that says nonsense, or is gone, loses its grants.
-    pub(super) fn receive(&mut self, epoll: &Epoll, index: u32) {
-        let Self { shared, holders, expelled, .. } = self;
-        let Some(slot) = holders.get_mut(index as usize) else { return };
-        let Some(holder) = slot else { return };
-        let kept = holder.converse(shared, expelled).and_then(|()| holder.listen(epoll, index).map_err(Some));
-        if let Err(reason) = kept {
-            if let Some(error) = reason {
-                log::warn!("shm: a peer is dropped: {error}");
+    /// Handles what a holder says, until it says no more, or has no room for an answer. One that says
+    /// nonsense, or is gone, loses its grants.
+    pub(super) fn receive(&mut self, epoll: &Epoll, at: u32) {
+        for _ in 0..MESSAGES_MAX {
+            let Some(Some(holder)) = self.holders.get_mut(at as usize) else { return };
+            if !holder.unblock() {
+                break;
             }
-            *slot = None;
+            let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+            match holder.socket.recv(&mut bytes) {
+                Ok(None) => break,
+                Ok(Some((0, _))) | Err(_) => {
+                    self.half.ended(at);
+                    self.holders[at as usize] = None;
+                    return;
+                }
+                Ok(Some((len, _))) => match Message::decode(&bytes[..len]) {
+                    Ok(message) => self.half.received(at, message),
+                    Err(error) => self.half.part(at, error),
+                },
+            }
+            self.settle();
+        }
+        let Some(Some(holder)) = self.holders.get_mut(at as usize) else { return };
+        if let Err(error) = holder.listen(epoll, at) {
+            self.half.part(at, error);
+            self.settle();
         }
     }
 
@@ -248,156 +216,104 @@ impl Owner {
             self.rests = epoll.modify(listener, Tag::Listener.to_bits(), Interest::READ).is_err();
             self.rests_until = None;
         }
-        if !self.strangers {
-            return;
-        }
-        self.strangers = false;
-        for slot in &mut self.holders {
-            let Some(holder) = slot.as_mut().filter(|holder| !holder.granted) else { continue };
-            if now >= *holder.since.get_or_insert(now) + self.idle_max {
-                log::warn!("shm: a peer of user {} is dropped: it asked for nothing it may have", holder.uid);
-                *slot = None;
-            } else {
-                self.strangers = true;
-            }
-        }
+        self.half.poll(now);
+        self.settle();
     }
 
     /// When `poll` has something to do; `now` when it has at once.
     pub(super) fn poll_at(&self, now: Instant) -> Option<Instant> {
         let rest = self.rests.then(|| self.rests_until.unwrap_or(now));
-        if !self.strangers {
-            return rest;
+        self.half.poll_at(now).into_iter().chain(rest).min()
+    }
+
+    /// Does what the half wants done.
+    fn settle(&mut self) {
+        while let Some(effect) = self.half.effect() {
+            let (OwnerEffect::MakeRows { peer }
+            | OwnerEffect::Send { peer, .. }
+            | OwnerEffect::Grant { peer, .. }
+            | OwnerEffect::Close { peer, .. }) = effect;
+            let Some(Some(holder)) = self.holders.get_mut(peer as usize) else { continue };
+            match effect {
+                OwnerEffect::MakeRows { .. } => match Ledger::create() {
+                    Ok((ledger, fd)) => {
+                        holder.ledger = Some(fd);
+                        self.half.welcomed(peer, ledger);
+                    }
+                    Err(errno) => self.half.part(peer, system(errno)),
+                },
+                OwnerEffect::Send { message, .. } => holder.say(message),
+                OwnerEffect::Grant { region, message, .. } => {
+                    let shared = self.shared.get(region.index as usize).and_then(Option::as_ref);
+                    match shared.map(|shared| shared.memory.share(shared.writable)) {
+                        Some(Ok(fd)) => holder.answer(message, Some(fd)),
+                        _ => self.half.withdraw(peer, message),
+                    }
+                }
+                OwnerEffect::Close { why, .. } => {
+                    let uid = holder.uid;
+                    match why.kind {
+                        ErrorKind::TimedOut => log::warn!(
+                            "shm: a peer of user {uid} is dropped: it asked for nothing it may have"
+                        ),
+                        ErrorKind::Expelled => log::warn!("shm: a peer of user {uid} is cut off"),
+                        _ => log::warn!("shm: a peer is dropped: {why}"),
+                    }
+                    self.holders[peer as usize] = None;
+                }
+            }
         }
-        let strangers = self.holders.iter().flatten().filter(|holder| !holder.granted);
-        strangers.map(|holder| holder.since.map_or(now, |since| since + self.idle_max)).chain(rest).min()
     }
 }
 
 impl Holder {
-    /// Answers what it says until it says no more, or has no room for an answer. `Err(None)`: it is gone.
-    fn converse(&mut self, shared: &[Option<Shared>], expelled: &Expelled) -> Result<(), Option<Error>> {
-        for _ in 0..MESSAGES_MAX {
-            if !self.unblock() {
-                break;
-            }
-            let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
-            let message = match self.socket.recv(&mut bytes) {
-                Ok(None) => break,
-                Ok(Some((0, _))) | Err(_) => return Err(None),
-                Ok(Some((len, _))) => Message::decode(&bytes[..len]).map_err(Some)?,
-            };
-            self.handle(message, shared, expelled).map_err(Some)?;
-        }
-        Ok(())
-    }
-
     /// While an answer waits for room, what it says meanwhile must not wake us.
-    fn listen(&mut self, epoll: &Epoll, index: u32) -> Result<(), Error> {
+    fn listen(&mut self, epoll: &Epoll, at: u32) -> Result<(), Error> {
         let deaf = self.blocked.is_some();
         if deaf != self.deaf {
             let interest = Interest { readable: !deaf, writable: deaf };
-            epoll.modify(&self.socket, Tag::Holder(index).to_bits(), interest).map_err(system)?;
+            epoll.modify(&self.socket, Tag::Holder(at).to_bits(), interest).map_err(system)?;
             self.deaf = deaf;
         }
         Ok(())
     }
 
-    fn handle(
-        &mut self,
-        message: Message,
-        shared: &[Option<Shared>],
-        expelled: &Expelled,
-    ) -> Result<(), Error> {
+    fn say(&mut self, message: Message) {
         match message {
-            Message::Hello { protocol: PROTOCOL, identity } if self.ledger.is_none() && identity != 0 => {
-                if expelled.contains(identity) {
-                    // It has just connected: there is room.
-                    let _ = send(&self.socket, Message::Expelled, None);
-                    return Err(Error::new(ErrorKind::Expelled));
-                }
-                self.identity = identity;
-                let (ledger, fd) = Ledger::create().map_err(system)?;
-                self.ledger = Some(ledger);
-                self.answer(Message::Welcome, Some(fd))
-            }
-            // One that was expelled and is not out yet gets nothing new.
-            Message::Ask { request, .. } if expelled.contains(self.identity) => {
-                self.answer(Message::Refuse { request, stale: true }, None)
-            }
-            Message::Ask { request, region, key } if self.ledger.is_some() => {
-                match self.grant(request, region, &key, shared) {
-                    Ok((grant, fd)) => self.answer(grant, Some(fd)),
-                    Err(error) => {
-                        let stale = error.kind == ErrorKind::Stale;
-                        self.answer(Message::Refuse { request, stale }, None)
-                    }
+            // The ledger is the truth. This is so that the peer unmaps soon; it will see the ledger
+            // otherwise. Nor does it overtake the grant. And one that is cut off learns it when it comes
+            // again.
+            Message::Revoked { .. } | Message::Expelled => {
+                if self.blocked.is_none() {
+                    let _ = send(&self.socket, message, None);
                 }
             }
-            Message::Release { row } => {
-                if let Some(grant) = self.grants.get_mut(row as usize) {
-                    *grant = None;
-                }
-                Ok(())
+            Message::Welcome => {
+                let ledger = self.ledger.take();
+                self.answer(message, ledger);
             }
-            _ => Err(Error::new(ErrorKind::Protocol)),
+            _ => self.answer(message, None),
         }
     }
 
-    fn grant(
-        &mut self,
-        request: u32,
-        region: RegionId,
-        key: &[u8; 16],
-        shared: &[Option<Shared>],
-    ) -> Result<(Message, OwnedFd), Error> {
-        let stale = Error::new(ErrorKind::Stale);
-        let shared = shared.get(region.index as usize).and_then(Option::as_ref).ok_or(stale)?;
-        if shared.generation != region.generation {
-            return Err(stale);
-        }
-        if !same_bytes(&shared.key, key) {
-            return Err(Error::new(ErrorKind::AccessDenied));
-        }
-        let row = self.grants.iter().position(Option::is_none).unwrap_or(self.grants.len());
-        let ledger = self.ledger.as_ref().filter(|_| row < Ledger::ROWS as usize);
-        let ledger = ledger.ok_or(Error::new(ErrorKind::Full))?;
-        let fd = shared.memory.share(shared.access.contains(Access::REMOTE_WRITE)).map_err(system)?;
-        ledger.reset(row as u32);
-        if row == self.grants.len() {
-            self.grants.push(None);
-        }
-        self.granted = true;
-        self.grants[row] = Some(Grant { region, ended: false, revoked: false });
-        let Shared { offset, len, access, .. } = *shared;
-        Ok((Message::Grant { request, row: row as u32, offset, len, access }, fd))
-    }
-
-    fn answer(&mut self, message: Message, fd: Option<OwnedFd>) -> Result<(), Error> {
-        match send(&self.socket, message, fd.as_ref()) {
-            Err(Errno::EAGAIN) => {
-                self.blocked = Some((message, fd));
-                Ok(())
-            }
-            other => other.map_err(system),
+    fn answer(&mut self, message: Message, fd: Option<OwnedFd>) {
+        // An error other than fullness shows again when the socket is read.
+        if send(&self.socket, message, fd.as_ref()) == Err(Errno::EAGAIN) {
+            self.blocked = Some((message, fd));
         }
     }
 
     /// Sends the answer that waits. False: there is still no room.
     fn unblock(&mut self) -> bool {
-        match self.blocked.take() {
-            None => true,
-            Some((message, fd)) => {
-                // An error other than fullness shows again when the socket is read.
-                let _ = self.answer(message, fd);
-                self.blocked.is_none()
-            }
+        if let Some((message, fd)) = self.blocked.take() {
+            self.answer(message, fd);
         }
+        self.blocked.is_none()
     }
 }
 
 pub(super) fn send(socket: &SeqSocket, message: Message, fd: Option<&OwnedFd>) -> Result<(), Errno> {
-    let mut bytes = [0; 128];
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
     let len = message.encode(&mut bytes);
     socket.send(&bytes[..len], fd.map(AsFd::as_fd))
 }

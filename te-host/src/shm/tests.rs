@@ -4,9 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use te_core::grant::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
 use te_core::{Completion, Memory, SegmentId, Token, Transport};
 
-use super::message::{Message, PROTOCOL};
 use super::*;
 use crate::sys::{AllocOptions, SeqSocket};
 
@@ -45,7 +45,7 @@ fn connect(export: &[u8]) -> SeqSocket {
 }
 
 fn send(socket: &SeqSocket, message: Message) -> Result<(), nix::errno::Errno> {
-    let mut bytes = [0; 128];
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
     let len = message.encode(&mut bytes);
     socket.send(&bytes[..len], None)
 }

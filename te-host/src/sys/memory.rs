@@ -5,7 +5,6 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
@@ -14,6 +13,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::ftruncate;
+use te_core::grant::{Inside, ROWS_MAX, Revoked, Row, Rows};
 use te_core::{MemSpan, VolatileSpan};
 
 use super::held::Window;
@@ -192,46 +192,20 @@ impl Mapping {
     }
 }
 
-/// A page that owner and peer both map: for each grant, whether it is revoked, and whether the peer is
-/// copying now.
-///
-/// Revocation is Dekker's handshake. The peer raises `in_use`, then looks at `revoked`; the owner raises
-/// `revoked`, then looks at `in_use`; sequentially consistent fences lie between. At least one sees the
-/// other: either the peer stays out, or the owner knows that it must wait. A peer that dies inside is known
-/// by its socket, which the kernel closes only after its memory is gone.
+/// Pages that owner and peer both map: a [`Row`] for each grant.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     map: Map,
 }
 
-/// Why a grant is revoked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Revoked {
-    /// The region is not exported any more.
-    Region = 1,
-    /// The peer was expelled.
-    Peer = 2,
-}
-
-/// One grant's row, on a cache line of its own.
-#[repr(C, align(64))]
-struct LedgerRow {
-    /// 0, or a [`Revoked`].
-    revoked: AtomicU32,
-    in_use: AtomicU32,
-}
-
 /// The right to touch a granted mapping while it lives.
 pub(crate) struct Lease<'a> {
-    row: &'a LedgerRow,
+    _inside: Inside<'a>,
     mapping: &'a Mapping,
 }
 
 impl Ledger {
-    /// Grants that one peer can hold.
-    pub(crate) const ROWS: u32 = 1024;
-    const BYTES: usize = Self::ROWS as usize * size_of::<LedgerRow>();
+    const BYTES: usize = ROWS_MAX as usize * size_of::<Row>();
 
     /// A new ledger, and its descriptor for the peer.
     pub(crate) fn create() -> Result<(Self, OwnedFd), Errno> {
@@ -245,42 +219,31 @@ impl Ledger {
         Ok(Self { map: Map::new(fd, 0, Self::BYTES, true)? })
     }
 
-    /// Owner: makes row `row` fresh for a new grant.
-    pub(crate) fn reset(&self, row: u32) {
-        if let Some(row) = self.row(row) {
-            row.in_use.store(0, Ordering::SeqCst);
-            row.revoked.store(0, Ordering::SeqCst);
-        }
-    }
-
-    /// Owner: revokes a grant. True: its holder is not copying and will not.
-    pub(crate) fn revoke(&self, row: u32, why: Revoked) -> bool {
-        let Some(row) = self.row(row) else { return true };
-        row.revoked.fetch_max(why as u32, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        row.in_use.load(Ordering::SeqCst) == 0
-    }
-
     /// Peer: begins to copy under grant `row`.
     ///
     /// # Errors
     /// Why it is revoked.
     pub(crate) fn enter<'a>(&'a self, row: u32, mapping: &'a Mapping) -> Result<Lease<'a>, Revoked> {
-        let row = self.row(row).ok_or(Revoked::Region)?;
-        row.in_use.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let lease = Lease { row, mapping };
-        match row.revoked.load(Ordering::SeqCst) {
-            0 => Ok(lease),
-            why if why == Revoked::Peer as u32 => Err(Revoked::Peer),
-            _ => Err(Revoked::Region),
+        let inside = self.row(row).ok_or(Revoked::Region)?.enter()?;
+        Ok(Lease { _inside: inside, mapping })
+    }
+
+    fn row(&self, row: u32) -> Option<&Row> {
+        // SAFETY: the index lies in the mapping, which lives as long as `self`, is page-aligned and sealed against
+        // shrinking; any bits are a valid `Row`, and both sides touch them as its atomics only.
+        (row < ROWS_MAX).then(|| unsafe { &*self.map.ptr.as_ptr().cast::<Row>().add(row as usize) })
+    }
+}
+
+impl Rows for Ledger {
+    fn reset(&self, row: u32) {
+        if let Some(row) = self.row(row) {
+            row.reset();
         }
     }
 
-    fn row(&self, row: u32) -> Option<&LedgerRow> {
-        // SAFETY: the index lies in the mapping, which lives as long as `self`, is page-aligned and sealed
-        // against shrinking; any bits are valid atomics, and both sides touch them as atomics only.
-        (row < Self::ROWS).then(|| unsafe { &*self.map.ptr.as_ptr().cast::<LedgerRow>().add(row as usize) })
+    fn revoke(&self, row: u32, why: Revoked) -> bool {
+        self.row(row).is_none_or(|row| row.revoke(why))
     }
 }
 
@@ -288,13 +251,6 @@ impl Lease<'_> {
     /// The granted memory, for as long as this guard is borrowed.
     pub(crate) fn window(&self) -> Window<'_> {
         self.mapping.window()
-    }
-}
-
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        // Release: what we copied has happened when the owner sees that we are out.
-        self.row.in_use.store(0, Ordering::Release);
     }
 }
 
@@ -465,6 +421,6 @@ mod tests {
         assert!(peer.enter(3, &mapping).is_err_and(|why| why == Revoked::Peer));
         owner.reset(3);
         assert!(peer.enter(3, &mapping).is_ok());
-        assert!(peer.enter(Ledger::ROWS, &mapping).is_err(), "no such row");
+        assert!(peer.enter(ROWS_MAX, &mapping).is_err(), "no such row");
     }
 }

@@ -21,7 +21,7 @@ pub use crc::{crc32c_at, crc32c_of};
 pub use held::{Gate, HeldSpan, Inside, Use, Window};
 pub(crate) use held::{copy, copy_summed};
 pub use memory::{AllocOptions, SharedMemory};
-pub(crate) use memory::{Ledger, Mapping, Revoked};
+pub(crate) use memory::{Ledger, Mapping};
 pub use numa::node_of;
 pub use park::{park, wait_readable};
 pub use socket::own_uid;

@@ -1,37 +1,71 @@
-//! What owner and peer say to each other: one message a packet, at most 48 bytes, a kind byte and fixed
-//! fields.
+//! What owner and peer say to each other: a kind byte and fixed fields, at most 48 bytes. All integers are
+//! little-endian.
 
-use te_core::{Access, Error, ErrorKind, RegionId};
-
-use crate::keys::{remote_access, remote_bits};
+use crate::{Access, Error, ErrorKind, RegionId};
 
 /// Spoken by both sides; a peer with another one is refused.
-pub(super) const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 2;
 /// Longest message, bytes.
-pub(super) const MESSAGE_BYTES_MAX: usize = 48;
+pub const MESSAGE_BYTES_MAX: usize = 48;
 
+/// One message. Those of one connection arrive in their order, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
-    /// Peer, first of all: the protocol it speaks, and its engine's identity.
-    Hello { protocol: u32, identity: u64 },
-    /// Owner, in answer; the ledger's file comes with it.
+pub enum Message {
+    /// Peer, first of all.
+    Hello {
+        /// The protocol that it speaks.
+        protocol: u32,
+        /// What the owner may expel; not 0.
+        identity: u64,
+    },
+    /// Owner, in answer; the way to the [`Rows`](super::Rows) comes with it.
     Welcome,
     /// Peer: wants a region.
-    Ask { request: u32, region: RegionId, key: [u8; 16] },
-    /// Owner: may have it, under this row of the ledger; the memory's file comes with it.
-    Grant { request: u32, row: u32, offset: u64, len: u64, access: Access },
-    /// Owner: may not.
-    Refuse { request: u32, stale: bool },
+    Ask {
+        /// Names the question.
+        request: u32,
+        /// The region, by the owner's id.
+        region: RegionId,
+        /// What the region's export says.
+        key: [u8; 16],
+    },
+    /// Owner: the peer may have it, until the row is revoked; the way to the memory comes with it.
+    Grant {
+        /// The question.
+        request: u32,
+        /// Its row.
+        row: u32,
+        /// Where the region begins in the memory that comes with it, bytes.
+        offset: u64,
+        /// Bytes of the region.
+        len: u64,
+        /// What the peer may do.
+        access: Access,
+    },
+    /// Owner: the peer may not.
+    Refuse {
+        /// The question.
+        request: u32,
+        /// The region is not there any more. Otherwise the key is wrong, or there is no room.
+        stale: bool,
+    },
     /// Owner: the row is revoked; unmap it.
-    Revoked { row: u32 },
+    Revoked {
+        /// The row.
+        row: u32,
+    },
     /// Peer: has unmapped it, the row is free.
-    Release { row: u32 },
+    Release {
+        /// The row.
+        row: u32,
+    },
     /// Owner: you are cut off.
     Expelled,
 }
 
 impl Message {
-    pub(super) fn encode(self, out: &mut [u8; 128]) -> usize {
+    /// Writes the message to `out`; gives its length, bytes.
+    pub fn encode(self, out: &mut [u8; MESSAGE_BYTES_MAX]) -> usize {
         match self {
             Self::Hello { protocol, identity } => {
                 put(out, &[&[1], &protocol.to_le_bytes(), &identity.to_le_bytes()])
@@ -41,7 +75,8 @@ impl Message {
                 put(out, &[&[3], &request.to_le_bytes(), &region.to_bits().to_le_bytes(), &key])
             }
             Self::Grant { request, row, offset, len, access } => {
-                let (offset, len, access) = (offset.to_le_bytes(), len.to_le_bytes(), [remote_bits(access)]);
+                let (offset, len) = (offset.to_le_bytes(), len.to_le_bytes());
+                let access = [access.intersection(REMOTE).bits()];
                 put(out, &[&[4], &request.to_le_bytes(), &row.to_le_bytes(), &offset, &len, &access])
             }
             Self::Refuse { request, stale } => put(out, &[&[5], &request.to_le_bytes(), &[u8::from(stale)]]),
@@ -51,7 +86,12 @@ impl Message {
         }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Error> {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// `Protocol` for a kind that does not exist, `InvalidArgument` for fields that are too short, too long,
+    /// or make no sense.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields(bytes);
         let message = match fields.u8()? {
             1 => Self::Hello { protocol: fields.u32()?, identity: fields.u64()? },
@@ -66,7 +106,7 @@ impl Message {
                 row: fields.u32()?,
                 offset: fields.u64()?,
                 len: fields.u64()?,
-                access: remote_access(fields.u8()?)?,
+                access: fields.remote_access()?,
             },
             5 => Self::Refuse { request: fields.u32()?, stale: fields.u8()? != 0 },
             6 => Self::Revoked { row: fields.u32()? },
@@ -79,7 +119,9 @@ impl Message {
     }
 }
 
-/// Takes fields off the front of bytes that a peer wrote. All integers are little-endian.
+const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// Takes fields off the front of bytes that the other side wrote.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -101,6 +143,13 @@ impl Fields<'_> {
         self.bytes().map(u64::from_le_bytes)
     }
 
+    /// Rights of a peer: remote ones only, at least one.
+    fn remote_access(&mut self) -> Result<Access, Error> {
+        let access = Access::from_bits(self.u8()?);
+        let granted = access.filter(|access| access.is_remote() && REMOTE.contains(*access));
+        granted.ok_or(Error::new(ErrorKind::InvalidArgument))
+    }
+
     /// Nothing is left.
     fn end(&self) -> Result<(), Error> {
         if self.0.is_empty() { Ok(()) } else { Err(Error::new(ErrorKind::InvalidArgument)) }
@@ -108,7 +157,7 @@ impl Fields<'_> {
 }
 
 /// Puts fields one after the other; gives the length.
-fn put(out: &mut [u8; 128], fields: &[&[u8]]) -> usize {
+fn put(out: &mut [u8; MESSAGE_BYTES_MAX], fields: &[&[u8]]) -> usize {
     let mut at = 0;
     for field in fields {
         out[at..at + field.len()].copy_from_slice(field);
@@ -136,9 +185,8 @@ mod tests {
             Message::Release { row: 0 },
             Message::Expelled,
         ] {
-            let mut bytes = [0; 128];
+            let mut bytes = [0; MESSAGE_BYTES_MAX];
             let len = message.encode(&mut bytes);
-            assert!(len <= MESSAGE_BYTES_MAX);
             assert_eq!(Message::decode(&bytes[..len]), Ok(message));
             assert!(Message::decode(&bytes[..len - 1]).is_err(), "truncated");
             assert!(Message::decode(&bytes[..=len]).is_err(), "too long");
@@ -148,7 +196,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = Message::decode(&bytes);
+            if let Ok(understood) = Message::decode(&bytes) {
+                let mut out = [0; MESSAGE_BYTES_MAX];
+                let len = understood.encode(&mut out);
+                prop_assert_eq!(Message::decode(&out[..len]), Ok(understood));
+            }
         }
     }
 }
