@@ -4,7 +4,8 @@
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, Status, TransferRequest};
+use te_core::{Access, Op, Status};
+use te_engine::{Config, Engine, Fabrics, LocalAddr, TransferRequest};
 
 const KIB: u64 = 1 << 10;
 /// Requests in a batch, and bytes in a request.

@@ -7,7 +7,7 @@
 use benches::{Pair, slices};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use te_core::{Op, Transport};
-use te_engine::LocalTransport;
+use te_host::{LocalConfig, LocalTransport};
 use te_tcp::{Config, TcpTransport};
 
 const KIB: u32 = 1 << 10;
@@ -41,7 +41,7 @@ fn tcp(criterion: &mut Criterion) {
 }
 
 fn local(criterion: &mut Criterion) {
-    let open = || LocalTransport::new().expect("randomness");
+    let open = || LocalTransport::new(LocalConfig::default()).expect("randomness");
     rounds(criterion, "local", Pair::new(open(), open(), bytes()));
 }
 

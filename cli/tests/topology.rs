@@ -1,7 +1,7 @@
 //! `snowskin topology` on hosts of several kinds.
 
 mod common;
-#[path = "../../te-engine/tests/sysfs/mod.rs"]
+#[path = "../../te-host/tests/sysfs/mod.rs"]
 mod sysfs;
 
 use common::{assert_exit, json, run, stderr, stdout};
@@ -137,7 +137,7 @@ fn odd_values_are_told_and_cannot_drive_the_terminal() {
 #[cfg(feature = "topology-hwloc")]
 #[test]
 fn hwloc_describes_this_host_one_from_xml_and_one_from_a_string() {
-    let xml = concat!(env!("CARGO_MANIFEST_DIR"), "/../te-engine/tests/fixtures/hwloc/two-sockets.xml");
+    let xml = concat!(env!("CARGO_MANIFEST_DIR"), "/../te-host/tests/fixtures/hwloc/two-sockets.xml");
     let output = run(&["topology", "--hwloc", xml]);
     assert_exit(&output, 0);
     let text = stdout(&output);

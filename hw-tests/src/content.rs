@@ -19,12 +19,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Fills a range of a region.
-pub(crate) fn fill(
-    region: &SharedRegion,
-    seed: u64,
-    offset: u64,
-    len: usize,
-) -> Result<(), te_engine::Error> {
+pub(crate) fn fill(region: &SharedRegion, seed: u64, offset: u64, len: usize) -> Result<(), te_core::Error> {
     region.write(offset, &pattern(seed, len))
 }
 
@@ -34,7 +29,7 @@ pub(crate) fn first_difference(
     seed: u64,
     offset: u64,
     len: usize,
-) -> Result<Option<u64>, te_engine::Error> {
+) -> Result<Option<u64>, te_core::Error> {
     let mut bytes = vec![0; len];
     region.read(offset, &mut bytes)?;
     let expected = pattern(seed, len);

@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::TcpListener;
 use std::path::Path;
-use te_engine::{Access, SharedRegion};
+use te_core::Access;
+use te_engine::SharedRegion;
 use te_rdma::sys::Device;
 use te_rdma::{Config, RdmaTransport};
 

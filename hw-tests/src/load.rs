@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use te_engine::{Access, Op, SegmentHandle, SharedRegion, TransferEngine, TransferError, TransferRequest};
+use te_core::{Access, Op};
+use te_engine::{SegmentHandle, SharedRegion, TransferEngine, TransferError, TransferRequest};
 
 /// One round moves a block three times.
 const BLOCK_BYTES: u64 = 256 << 10;

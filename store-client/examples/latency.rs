@@ -23,7 +23,8 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
-use te_engine::{Access, Engine, LocalAddr, Op, TransferRequest};
+use te_core::{Access, Op};
+use te_engine::{Engine, LocalAddr, TransferRequest};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -31,7 +31,8 @@ use std::thread::{self, JoinHandle};
 
 use store_core::ErrorCode;
 use store_core::message::PutOptions;
-use te_engine::{RegionId, SharedRegion};
+use te_core::RegionId;
+use te_engine::SharedRegion;
 
 pub use queue::Pending;
 use queue::{Queue, Reply};

@@ -1,6 +1,6 @@
 //! CRC-32C, the store's checksum.
 
-use te_engine::MemSpan;
+use te_core::MemSpan;
 
 use crate::sys;
 
@@ -11,7 +11,7 @@ pub(crate) struct Checksum(u32);
 impl Checksum {
     /// Takes further bytes in.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0 = te_engine::crc32c_of(self.0, bytes);
+        self.0 = te_host::crc32c_of(self.0, bytes);
     }
 
     /// Takes further bytes of registered memory in. What does not lie inside changes nothing.
@@ -21,7 +21,7 @@ impl Checksum {
 
     /// Takes `len` further bytes in, of which no more than their own checksum is known.
     pub(crate) fn update_summed(&mut self, crc32c: u32, len: u64) {
-        self.0 = te_engine::crc32c_joined(self.0, crc32c, len);
+        self.0 = te_core::crc32c_joined(self.0, crc32c, len);
     }
 
     /// Of bytes that were summed elsewhere.
@@ -55,7 +55,7 @@ mod tests {
         whole.update(&bytes);
         let mut parts = Checksum::default();
         for part in [&bytes[..1], &bytes[1..400], &bytes[400..]] {
-            parts.update_summed(te_engine::crc32c_of(0, part), part.len() as u64);
+            parts.update_summed(te_host::crc32c_of(0, part), part.len() as u64);
         }
         assert_eq!(parts.finish(), whole.finish());
     }

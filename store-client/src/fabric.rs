@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use store_core::message::Export;
+use te_core::{Access, BatchHandle, MemSpan, RegionId, Status};
 use te_engine::{
-    Access, BatchHandle, Config, Engine, MemSpan, PeerToPeer, RegionId, RegisterError, RequestStatus,
-    SegmentError, SegmentHandle, SharedRegion, Spin, StartError, Stats, Status, TransferError,
-    TransferRequest,
+    Config, Engine, PeerToPeer, RegisterError, RequestStatus, SegmentError, SegmentHandle, SharedRegion,
+    StartError, Stats, TransferError, TransferRequest,
 };
+use te_host::Spin;
 
 /// One engine with one owner.
 pub(crate) struct Fabric {
@@ -22,7 +23,7 @@ pub(crate) struct Fabric {
 #[cfg(test)]
 #[derive(Default)]
 struct Stuck {
-    next: Option<te_engine::Op>,
+    next: Option<te_core::Op>,
     batches: Vec<BatchHandle>,
     panics: Option<PanicAt>,
 }
@@ -53,7 +54,7 @@ impl Fabric {
     }
 
     /// The next batch of this kind ends as if it could not be drained.
-    pub(crate) fn stick_next(&mut self, op: te_engine::Op) {
+    pub(crate) fn stick_next(&mut self, op: te_core::Op) {
         self.stuck.next = Some(op);
     }
 
@@ -208,7 +209,7 @@ impl Fabric {
                 status: Status::TimedOut,
                 bytes: 0,
                 error: None,
-                outcome: te_engine::Outcome::Unknown,
+                outcome: te_core::Outcome::Unknown,
                 fence_needed: true,
                 crc32c: None,
             });

@@ -79,4 +79,5 @@ pub use store_core::message::{
     TaskReport, TaskState,
 };
 pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
-pub use te_engine::{Fabrics, MemSpan, RegionId, SharedRegion};
+pub use te_core::{MemSpan, RegionId};
+pub use te_engine::{Fabrics, SharedRegion};

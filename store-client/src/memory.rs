@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use te_engine::{MemSpan, RegionId, SharedRegion};
+use te_core::{MemSpan, RegionId};
+use te_engine::SharedRegion;
 
 use crate::checksum::Checksum;
 use crate::sys;

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use store_core::message::{DrainInfo, DrainStatus, OrderSegments, SegmentOrder, SegmentState};
 use store_core::{ErrorCode, Items, SegmentNo};
-use te_engine::fork::Mark;
 use te_engine::{SharedRegion, TransferEngine};
+use te_host::fork::Mark;
 
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};

@@ -4,7 +4,7 @@
 //! fabric may still write where a READ of it was to land. So what it used of the bounce buffer is not given out again, and a
 //! caller's range is refused. Both come back by themselves.
 
-use te_engine::BatchHandle;
+use te_core::BatchHandle;
 
 use crate::bounce::Piece;
 use crate::fabric::Fabric;
@@ -75,7 +75,8 @@ impl Quarantine {
 mod tests {
     use store_core::{ErrorCode, MasterConfig};
     use store_master::{Config, MasterHandle, MasterServer};
-    use te_engine::{Fabrics, Op};
+    use te_core::Op;
+    use te_engine::Fabrics;
 
     use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, StoreError};
 

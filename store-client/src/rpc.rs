@@ -24,8 +24,8 @@ use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{
     CHALLENGE_BYTES, DEFAULT_TENANT, ErrorCode, Frame, Items, Key, Role, Secret, Trace, WireError, prove,
 };
-use te_engine::Spin;
-use te_engine::fork::Mark;
+use te_host::Spin;
+use te_host::fork::Mark;
 
 pub use address::Address;
 

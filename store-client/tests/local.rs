@@ -346,8 +346,8 @@ fn relay_hello(listener: &UnixListener, server: &Path) -> (UnixStream, UnixStrea
     let mut bytes = [0; 4096];
     let len = near.read(&mut bytes).unwrap();
     far.write_all(&bytes[..len]).unwrap();
-    let (len, fd) = te_engine::host::recv_with_fd(far.as_fd(), &mut bytes).unwrap();
-    te_engine::host::send_with_fd(near.as_fd(), &bytes[..len], fd.unwrap().as_fd()).unwrap();
+    let (len, fd) = te_host::recv_with_fd(far.as_fd(), &mut bytes).unwrap();
+    te_host::send_with_fd(near.as_fd(), &bytes[..len], fd.unwrap().as_fd()).unwrap();
     (near, far)
 }
 
@@ -527,7 +527,7 @@ fn the_socket_is_ours_alone_and_goes_with_its_server() {
     let path = store.server.path().to_owned();
     let meta = std::fs::symlink_metadata(&path).unwrap();
     assert_eq!(meta.permissions().mode() & 0o777, 0o600);
-    assert_eq!(meta.uid(), te_engine::host::own_uid());
+    assert_eq!(meta.uid(), te_host::own_uid());
     let config = || LocalServerConfig::new(&path, ClientConfig::new(store.master.rpc_addr().into()));
     assert!(matches!(LocalServer::start(config()), Err(LocalStartError::InUse { .. })));
     assert_eq!(store.client().get(b"nothing").unwrap(), None, "the first serves on");

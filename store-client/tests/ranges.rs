@@ -265,7 +265,7 @@ fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
     let other = pattern(2, B as usize);
     spoil(&node, trailer);
     region.write(trailer - 50 - 3 * B, &other).unwrap();
-    region.write(trailer, &te_engine::crc32c_of(0, &other).to_le_bytes()).unwrap();
+    region.write(trailer, &te_host::crc32c_of(0, &other).to_le_bytes()).unwrap();
     assert_eq!(client.get_range(b"k", 0..B).unwrap(), None, "somebody else's block");
     assert_eq!(client.get_range(b"k", B..2 * B).unwrap(), None, "by somebody else's trailer");
 }

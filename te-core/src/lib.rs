@@ -22,6 +22,7 @@
 //! * [`Transport`] and [`Memory`] are the contract; the laws L1 to L8 in their documentation bind every fabric. The first
 //!   among them: when a slice has ended, whichever way, nothing touches its memory again.
 //! * [`BatchTable`], [`Slicer`], [`MultiTransport`] and [`HealthRoute`] turn requests into slices on rails.
+//! * [`grant`] is how an owner lends memory to peers that map it, and gets it back.
 //! * [`topology`] says how far memory and NICs are from each other.
 //! * [`Registered`] owns a buffer while a peer may reach it, [`VolatileSpan`] looks at it meanwhile.
 //! * [`Location`] says where memory is, and [`device`] how memory that the CPU cannot touch is found and staged.
@@ -90,6 +91,7 @@ mod crc32c;
 mod decorator;
 pub mod device;
 mod error;
+pub mod grant;
 mod id;
 mod mailbox;
 mod memory;

@@ -2,7 +2,7 @@
 //!
 //! Dmitry Vyukov's bounded queue: each slot carries a sequence number that says whose turn it is, so a producer and the
 //! consumer meet on the slot and nowhere else. `push` and `pop` never wait for memory and never allocate; a full mailbox
-//! gives the item back. It is the only lock-free structure of the project; `tests/loom_mailbox.rs` checks its orderings.
+//! gives the item back. `tests/loom_mailbox.rs` checks its orderings.
 //!
 //! It is not a channel: nobody is woken. Whoever pushes rings the bell that the poller parks on.
 #![allow(unsafe_code, reason = "slots are uninitialised memory; the sequence numbers say who owns each one")]

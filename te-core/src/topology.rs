@@ -1,6 +1,6 @@
 //! Where memory and NICs sit in a host, and how far they are from each other.
 //!
-//! Plain data and scoring. Nothing here looks at a machine: `te-engine` reads sysfs, hwloc or a file and builds a
+//! Plain data and scoring. Nothing here looks at a machine: `te-host` reads sysfs, hwloc or a file and builds a
 //! [`Topology`], which checks it once. What comes of it is a [`Distance`] for each pair of memory and NIC, a penalty in
 //! percent for the route, and the [`PriorityMatrix`] that people know:
 //!

@@ -8,7 +8,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use te_engine::{Access, Config, Engine, Fabrics, Op, TransferEngine, TransferRequest};
+use te_core::{Access, Op};
+use te_engine::{Config, Engine, Fabrics, TransferEngine, TransferRequest};
 
 const REGION_BYTES: usize = 64 << 20;
 const FABRICS: [(&str, Fabrics); 3] =

@@ -7,9 +7,9 @@ use std::io;
 use std::string::String;
 
 use te_core::{Error, Status};
+use te_host::topology::MatrixFileError;
 
 use crate::metadata::MetadataError;
-use crate::topology::MatrixFileError;
 
 /// Why an engine did not start.
 #[derive(Debug)]
@@ -303,6 +303,13 @@ impl StdError for ExpelError {}
 impl From<io::Error> for StartError {
     fn from(source: io::Error) -> Self {
         Self::System(source)
+    }
+}
+
+impl RegisterError {
+    /// For `map_err` of an allocation.
+    pub(crate) fn alloc(error: io::Error) -> Self {
+        Self::Alloc(error.raw_os_error().unwrap_or(0))
     }
 }
 

@@ -7,11 +7,3 @@
 pub fn control_frame(bytes: &[u8]) {
     crate::control::fuzz_frame(bytes);
 }
-
-/// A message between owner and user of shared memory.
-///
-/// # Panics
-/// When what was understood does not come back the same.
-pub fn shm_message(bytes: &[u8]) {
-    crate::shm::fuzz_message(bytes);
-}

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use te_core::{Access, Buffer, MemSpan, Op, RegionId, Registered};
+use te_host::fork::{Mark, Own};
+use te_host::{AllocOptions, SharedMemory};
 
 use crate::config::Config;
 use crate::control::Inbox;
@@ -18,20 +20,18 @@ use crate::error::{
     ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Silent, StartError,
     TransferError,
 };
-use crate::fork::Mark;
 use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
 use crate::request::{
     Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, TransferRequest,
 };
-use crate::sys::{AllocOptions, Own, SharedMemory};
 use crate::transfer::{Shared, Transfer};
 use crate::worker::{Command, Link, Worker};
 
 /// A transfer engine behind a worker thread. Clones are handles to the same engine; the last one to go stops it.
 ///
-/// In a child after a [fork](crate::fork) every call is answered with `Forked`, nothing of the engine is touched, and dropping it
+/// In a child after a [fork](te_host::fork) every call is answered with `Forked`, nothing of the engine is touched, and dropping it
 /// does nothing. The child starts an engine of its own.
 #[derive(Clone)]
 pub struct TransferEngine(Arc<Inner>);
@@ -182,7 +182,7 @@ impl TransferEngine {
         }
         let peers_may_write = access.contains(Access::REMOTE_WRITE);
         let options = AllocOptions { peers_may_write, populate, huge_pages: true };
-        let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
+        let memory = SharedMemory::new(len, options).map_err(RegisterError::alloc)?;
         let registered = self.call(move |engine| engine.register_shared(memory, access));
         registered.unwrap_or_else(|silent| Err(silent.into()))
     }

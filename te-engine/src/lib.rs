@@ -36,7 +36,7 @@
 //! * **Who may ask.** With a [`cluster_secret`](Config::cluster_secret) the control port tells what it exports only to who proves to
 //!   know it, and an engine believes only owners that do. A peer that is not wanted any more is [expelled](TransferEngine::expel):
 //!   once it is gone, nothing of it lands in our memory.
-//! * **A child after a fork** hears `Forked` at each call, and nothing of its parent's is touched: see [`fork`].
+//! * **A child after a fork** hears `Forked` at each call, and nothing of its parent's is touched: see [`te_host::fork`].
 //!
 //! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP), `tokio`
 //! ([`Transfer`] is a `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.
@@ -47,7 +47,8 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use te_engine::{Access, Config, Fabrics, Op, TransferEngine, TransferRequest};
+//! use te_core::{Access, Op};
+//! use te_engine::{Config, Fabrics, TransferEngine, TransferRequest};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let timeout = Some(Duration::from_secs(10));
@@ -82,20 +83,15 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod barred;
-mod blob;
+mod affinity;
 mod config;
 mod control;
-mod copier;
 mod descriptor;
 mod engine;
 mod error;
-pub mod fork;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
-pub mod host;
-mod local;
 pub mod metadata;
 mod payload;
 #[cfg(feature = "rdma")]
@@ -103,15 +99,11 @@ mod rdma;
 mod region;
 mod request;
 mod secret;
-mod shm;
-mod spin;
-mod sums;
-mod sys;
 mod tiers;
-pub mod topology;
 mod transfer;
 mod worker;
 
+pub use affinity::Affinity;
 pub use config::{
     Config, ControlConfig, Fabrics, MetadataConfig, RdmaConfig, TcpConfig, TopologySource, UnknownFabric,
 };
@@ -123,7 +115,6 @@ pub use error::{
     ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
 };
 pub use handle::TransferEngine;
-pub use local::LocalTransport;
 pub use metadata::{
     Directory, Located, Metadata, MetadataError, MetadataSource, PeerToPeer, Registration, SourceError,
 };
@@ -134,12 +125,4 @@ pub use request::{
     SegmentHandle, Stats, TransferRequest,
 };
 pub use secret::Secret;
-pub use shm::ShmTransport;
-pub use spin::Spin;
-pub use sys::{crc32c_at, crc32c_of, wait_readable};
-pub use te_core::crc32c_joined;
-pub use te_core::{
-    Access, BatchHandle, Buffer, Error, ErrorKind, Location, MemSpan, Op, Outcome, RegionId, Registered,
-    Status,
-};
 pub use transfer::Transfer;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use te_core::{Error, ErrorKind, MemSpan, RegionId, VolatileSpan};
-
-use crate::sys::SharedMemory;
+use te_host::SharedMemory;
 
 /// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are copied in and
 /// out, never borrowed (L7). Freed when it is unregistered and the last clone of this is gone.
@@ -51,7 +50,7 @@ impl SharedRegion {
         self.memory.view()
     }
 
-    /// A descriptor of its memory, for a process on this host to [map](crate::host::BorrowedMemory). Whoever has it can read
+    /// A descriptor of its memory, for a process on this host to [map](te_host::BorrowedMemory). Whoever has it can read
     /// and write all of the region for as long as they like.
     ///
     /// # Errors
@@ -62,7 +61,7 @@ impl SharedRegion {
         if !self.memory.peers_may_write() {
             return Err(std::io::ErrorKind::PermissionDenied.into());
         }
-        self.memory.share(true).map_err(Into::into)
+        self.memory.share(true)
     }
 
     /// Gives all pages back to the system, whoever maps them: the contents are lost, what is touched later is a fresh page of
@@ -73,7 +72,7 @@ impl SharedRegion {
     /// reason.
     pub fn discard(&self) -> std::io::Result<()> {
         self.here().map_err(std::io::Error::other)?;
-        self.memory.discard().map_err(Into::into)
+        self.memory.discard()
     }
 
     /// Not in a child: there it is its parent's.
@@ -107,5 +106,44 @@ impl SharedRegion {
 impl fmt::Debug for SharedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedRegion").field("id", &self.id).field("len", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+mod tests {
+    use std::io;
+    use std::os::fd::AsFd as _;
+
+    use te_core::Access;
+    use te_host::BorrowedMemory;
+
+    use crate::{Config, Engine, Fabrics};
+
+    fn engine() -> Engine {
+        let fabrics = Fabrics { tcp: false, ..Fabrics::default() };
+        Engine::start(Config { fabrics, ..Config::default() }).unwrap()
+    }
+
+    #[test]
+    fn who_borrowed_memory_keeps_its_bytes_when_its_owner_is_done_with_it() {
+        let mut engine = engine();
+        let region = engine.alloc_lent(10_000, Access::LOCAL).unwrap();
+        let borrowed = BorrowedMemory::map(region.lend().unwrap().as_fd(), 10_000).unwrap();
+        borrowed.view().write(9_000, b"from the borrower").unwrap();
+        let mut seen = [0; 17];
+        region.read(9_000, &mut seen).unwrap();
+        assert_eq!(&seen, b"from the borrower");
+        engine.unregister(region.id()).unwrap();
+        drop((region, engine));
+        borrowed.view().read(9_000, &mut seen).unwrap();
+        assert_eq!(&seen, b"from the borrower");
+    }
+
+    #[test]
+    fn memory_that_was_not_allocated_for_it_is_not_lent() {
+        let mut engine = engine();
+        let region = engine.alloc_shared(4096, Access::LOCAL).unwrap();
+        assert_eq!(region.lend().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

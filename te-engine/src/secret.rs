@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use te_host::keys::same_bytes;
+
 /// A shared secret. Never printed, and compared in a time that does not depend on where two secrets differ.
 #[derive(Clone, Default)]
 pub struct Secret(Box<[u8]>);
@@ -26,7 +28,7 @@ impl Secret {
 
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
-        crate::blob::same_bytes(&self.0, &other.0)
+        same_bytes(&self.0, &other.0)
     }
 }
 

@@ -16,13 +16,12 @@ use std::vec::Vec;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use te_core::{BatchHandle, Mailbox, Status};
+use te_host::{Spin, park};
 
 use crate::engine::{Ended, Engine, FenceHandle};
 use crate::error::{RegisterError, TransferError};
 use crate::payload::{Abandoned, Freed};
 use crate::request::SegmentHandle;
-use crate::spin::Spin;
-use crate::sys::park;
 use crate::transfer::{End, Shared};
 
 /// Commands handled before the rails have their turn.

@@ -8,7 +8,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use common::*;
-use te_engine::{Access, Fabrics, Liveness, SegmentError, TransferEngine};
+use te_core::Access;
+use te_engine::{Fabrics, Liveness, SegmentError, TransferEngine};
 
 /// Gives up soon, as a server and as a client: what must be answered at the first try is asked from a more patient one.
 fn quick() -> TransferEngine {

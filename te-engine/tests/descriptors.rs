@@ -12,7 +12,8 @@ use std::time::Duration;
 use common::*;
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, UnixAddr, connect, socket};
-use te_engine::{Access, Fabrics, Op};
+use te_core::{Access, Op};
+use te_engine::Fabrics;
 
 #[test]
 fn a_peer_that_cannot_be_accepted_costs_no_cpu_and_others_come_in_later() {

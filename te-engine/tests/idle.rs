@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use te_engine::{Access, Op};
+use te_core::{Access, Op};
 
 #[test]
 fn an_idle_engine_burns_no_cpu() {

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use common::{bytes, pattern, request};
 use libtest_mimic::{Arguments, Completion, Trial};
 use servers::{Kind, PASSWORD, Server};
+use te_core::{Access, Op};
 use te_engine::metadata::Entry;
 use te_engine::{
-    Access, Config, Directory, Fabrics, Liveness, MetadataConfig, MetadataError, MetadataSource, Op,
-    Registration, SegmentError, TransferEngine,
+    Config, Directory, Fabrics, Liveness, MetadataConfig, MetadataError, MetadataSource, Registration,
+    SegmentError, TransferEngine,
 };
 
 const ROLE: &str = "TE_ENGINE_TEST_METADATA_ROLE";

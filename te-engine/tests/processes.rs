@@ -12,9 +12,10 @@ use common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use te_core::{Access, Op, Status};
 use te_engine::{
-    Access, Config, Expulsion, Fabrics, Liveness, Op, RegisterError, SegmentError, SharedRegion, Status,
-    TransferEngine, TransferError, TransferRequest,
+    Config, Expulsion, Fabrics, Liveness, RegisterError, SegmentError, SharedRegion, TransferEngine,
+    TransferError, TransferRequest,
 };
 
 const LONG: Option<Duration> = Some(Duration::from_secs(15));

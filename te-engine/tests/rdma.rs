@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::*;
+use te_core::{Access, Op};
 use te_engine::{
-    Access, Config, Engine, Fabrics, Op, Rail, SegmentError, SegmentHandle, SharedRegion, StartError,
-    TransferEngine, TransferError,
+    Config, Engine, Fabrics, Rail, SegmentError, SegmentHandle, SharedRegion, StartError, TransferEngine,
+    TransferError,
 };
 use te_rdma::RdmaTransport;
 use te_rdma::sim::{DeviceConfig, PortId, SimConfig, SimFabric};

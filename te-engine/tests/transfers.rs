@@ -6,9 +6,10 @@ mod common;
 use std::time::Duration;
 
 use common::*;
+use te_core::{Access, ErrorKind, MemSpan, Op, Outcome, Status};
 use te_engine::{
-    Access, Engine, ErrorKind, Fabrics, LocalAddr, MemSpan, Op, Outcome, RegisterError, RequestProblem,
-    SegmentError, Status, TransferEngine, TransferError, TransferRequest,
+    Engine, Fabrics, LocalAddr, RegisterError, RequestProblem, SegmentError, TransferEngine, TransferError,
+    TransferRequest,
 };
 
 const LONG: Option<Duration> = Some(Duration::from_secs(15));
@@ -150,7 +151,7 @@ fn dropping_a_refused_transfer_of_another_engines_buffer_frees_nothing() {
     // SAFETY: the buffer is leaked and nothing is in flight.
     assert_eq!(unsafe { std::slice::from_raw_parts(span.as_ptr(), 17) }, [&[7; 16][..], &[2]].concat());
     // One whose id was made up.
-    let made_up = te_engine::Registered::new(vec![3u8; 8], region, Access::LOCAL);
+    let made_up = te_core::Registered::new(vec![3u8; 8], region, Access::LOCAL);
     drop(here.read(made_up, 0..8, segment, addr, None).unwrap());
     eventually("it is leaked", || here.stats().leaked_buffers == 2);
     assert_eq!(here.unregister_buffer(ours).unwrap(), vec![1u8; 4096]);
@@ -163,7 +164,7 @@ static CHATTED_WITH: std::sync::OnceLock<TransferEngine> = std::sync::OnceLock::
 static CHATS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
 
 // SAFETY: the parts are those of the vector inside, as `Vec`'s own implementation takes them.
-unsafe impl te_engine::Buffer for Chatty {
+unsafe impl te_core::Buffer for Chatty {
     type Rest = usize;
 
     fn into_raw(mut self) -> (MemSpan, usize) {

@@ -6,9 +6,10 @@ mod picture;
 
 use std::path::PathBuf;
 
-use te_engine::topology::{Found, Location, PriorityMatrix, SYSFS, read_matrix, read_sysfs};
+use te_core::topology::{Location, PriorityMatrix};
+use te_host::topology::{Found, SYSFS, read_matrix, read_sysfs};
 #[cfg(feature = "topology-hwloc")]
-use te_engine::topology::{HwlocSource, read_hwloc};
+use te_host::topology::{HwlocSource, read_hwloc};
 
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::{Outcome, output};

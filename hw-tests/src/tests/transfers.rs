@@ -8,7 +8,8 @@ use crate::load::{Ends, rail_bytes};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, bail, ensure};
 use std::time::{Duration, Instant};
-use te_engine::{Access, Op, TransferEngine, TransferRequest};
+use te_core::{Access, Op};
+use te_engine::{TransferEngine, TransferRequest};
 
 pub(super) const TESTS: &[Test] = &[
     Test {

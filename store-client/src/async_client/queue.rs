@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use te_engine::fork::Mark;
+use te_host::fork::Mark;
 
 use crate::error::StoreError;
 

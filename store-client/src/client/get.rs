@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
-use te_engine::Op;
+use te_core::Op;
 
 use super::lending::Lending;
 use super::{Client, PARTS_MAX, all, chunk_len, chunks, one};

@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use store_core::client::{GetOp, PutOp};
 use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
-use te_engine::fork::Mark;
-use te_engine::{Access, MemSpan, Op, RegionId, SharedRegion};
+use te_core::{Access, MemSpan, Op, RegionId};
+use te_engine::SharedRegion;
+use te_host::fork::Mark;
 
 use crate::bounce::Bounce;
 use crate::config::ClientConfig;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
 use store_core::message::{PutAsk, PutOptions};
-use te_engine::Op;
+use te_core::Op;
 
 use super::lending::Lending;
 use super::{Client, PARTS_MAX, all, chunks, one};

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use store_core::allocator::{Allocator as _, Block, OffsetAllocator};
-use te_engine::MemSpan;
-use te_engine::fork::Mark;
-use te_engine::host::BorrowedMemory;
+use te_core::MemSpan;
+use te_host::BorrowedMemory;
+use te_host::fork::Mark;
 
 use super::error::LocalError;
 use super::protocol::Span;

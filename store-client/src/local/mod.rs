@@ -58,7 +58,7 @@ pub fn default_path(master: &Address) -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let dir = match runtime {
         Some(dir) => PathBuf::from(dir).join("snowskin"),
-        None => std::env::temp_dir().join(format!("snowskin-{}", te_engine::host::own_uid())),
+        None => std::env::temp_dir().join(format!("snowskin-{}", te_host::own_uid())),
     };
     let name: String =
         master.to_string().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -80,7 +80,7 @@ pub fn make_default_path(master: &Address) -> io::Result<PathBuf> {
     }
     // Somebody else may have been there first: in a directory for all, anybody can make any name.
     let meta = std::fs::symlink_metadata(dir)?;
-    if !meta.is_dir() || meta.uid() != te_engine::host::own_uid() || meta.mode() & 0o077 != 0 {
+    if !meta.is_dir() || meta.uid() != te_host::own_uid() || meta.mode() & 0o077 != 0 {
         let text =
             format!("{} must be a directory of this user's, closed to others (mode 0700)", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));

@@ -15,8 +15,7 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use store_core::allocator::GRAIN_BYTES;
-use te_engine::fork::Mark;
-use te_engine::host;
+use te_host::fork::Mark;
 
 use super::client::answers;
 use super::error::LocalStartError;
@@ -343,8 +342,8 @@ impl Acceptor {
     }
 
     fn examine(&self, stream: &UnixStream) -> Result<(), Refusal> {
-        let uid = host::peer_uid(stream.as_fd()).unwrap_or(u32::MAX);
-        let known = uid == 0 || uid == host::own_uid() || self.config.allowed_uids.contains(&uid);
+        let uid = te_host::peer_uid(stream.as_fd()).unwrap_or(u32::MAX);
+        let known = uid == 0 || uid == te_host::own_uid() || self.config.allowed_uids.contains(&uid);
         if !known {
             return Err(Refusal::User { uid });
         }

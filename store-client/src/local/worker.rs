@@ -13,7 +13,7 @@ use mio::net::UnixStream;
 use mio::{Events, Interest, Poll, Token};
 use store_core::allocator::GRAIN_BYTES;
 use store_core::{ErrorCode, FrameBuffer, WireError};
-use te_engine::{SharedRegion, host};
+use te_engine::SharedRegion;
 
 use super::protocol::{Answer, FRAME_BYTES_MAX, Got, Item, Refusal, Request, Span, VERSION, encode};
 use super::server::{LocalServerConfig, Shared, WAKE};
@@ -293,7 +293,7 @@ impl Worker {
         #[cfg(test)]
         {
             if self.shared.stick.swap(false, Ordering::SeqCst) {
-                client.fabric_mut().stick_next(te_engine::Op::Read);
+                client.fabric_mut().stick_next(te_core::Op::Read);
             }
             if self.shared.unstick.swap(false, Ordering::SeqCst) {
                 client.fabric_mut().unstick();
@@ -496,7 +496,7 @@ impl Connection {
     fn send_arena(&mut self) -> Result<(), Broken> {
         let arena = self.arena.as_ref().ok_or(Broken)?;
         let sent = arena.lend().and_then(|lent| {
-            host::send_with_fd(self.stream.as_fd(), &self.out[self.written..], lent.as_fd())
+            te_host::send_with_fd(self.stream.as_fd(), &self.out[self.written..], lent.as_fd())
         });
         match sent {
             Ok(len) => {

@@ -1,6 +1,6 @@
 //! Where the bytes of an operation's items come from or go to.
 
-use te_engine::{Access, MemSpan};
+use te_core::{Access, MemSpan};
 
 use crate::memory::{BufferRange, Fragment};
 

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use store_core::SegmentNo;
 use store_core::blocks::{BLOCK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
-use te_core::{ErrorKind, Op, Outcome};
-use te_engine::{BatchHandle, LocalAddr, RegionId, SegmentHandle, Status, TransferError, TransferRequest};
+use te_core::{BatchHandle, ErrorKind, Op, Outcome, RegionId, Status};
+use te_engine::{LocalAddr, SegmentHandle, TransferError, TransferRequest};
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;

@@ -7,7 +7,8 @@
 //! A client that was stopped in the middle of a copy over shared memory cannot be told from one that goes on in a moment. Memory
 //! that it may touch is *quarantined*: its pages are given back to the system, and other memory is exported in its place.
 
-use te_engine::{Access, RegisterError, SharedRegion, TransferEngine};
+use te_core::Access;
+use te_engine::{RegisterError, SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
 

@@ -30,7 +30,8 @@ use store_core::message::{
     TaskOrder,
 };
 use store_core::{ErrorCode, Key, SegmentNo, bound};
-use te_engine::{Op, SegmentHandle, SharedRegion, Status, Transfer, TransferEngine, TransferRequest};
+use te_core::{Op, Status};
+use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
 use super::expulsions::Expulsions;

@@ -66,7 +66,7 @@ impl Stream {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
         };
-        te_engine::wait_readable(fd, timeout);
+        te_host::wait_readable(fd, timeout);
     }
 }
 

@@ -4,8 +4,9 @@
     reason = "registered memory is reached by address; the contract is that of Client::register"
 )]
 
-use te_core::copy_bytes;
-use te_engine::{Access, MemSpan, RegionId, RegisterError, crc32c_at};
+use te_core::{Access, MemSpan, RegionId, copy_bytes};
+use te_engine::RegisterError;
+use te_host::crc32c_at;
 
 use crate::fabric::Fabric;
 

@@ -6,9 +6,10 @@ use std::string::{String, ToString};
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
+use te_host::keys::random;
+
 use super::proof::{Side, is_proved, prove};
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
-use crate::blob::random;
 use crate::error::SegmentError;
 use crate::secret::Secret;
 

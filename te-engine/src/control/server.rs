@@ -11,11 +11,11 @@ use std::vec::Vec;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use te_host::keys::random;
 
 use super::inbox::Inbox;
 use super::proof::{Side, Word, is_proved, prove};
 use super::{Answer, HEADER_BYTES, Malformed, Request, body, body_len, frame};
-use crate::blob::random;
 use crate::config::ControlConfig;
 use crate::descriptor::Published;
 use crate::request::Notification;

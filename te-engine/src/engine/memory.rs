@@ -5,13 +5,13 @@ use std::time::Duration;
 use std::vec::Vec;
 
 use te_core::{Access, ErrorKind, Features, Instant, Location, MemSpan, Memory, RegionId, Transport};
+use te_host::{AllocOptions, SharedMemory, node_of};
 
 use super::Engine;
 use super::regions::Region;
 use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::RegisterError;
 use crate::region::SharedRegion;
-use crate::sys::{AllocOptions, SharedMemory, node_of};
 
 /// From so many bytes on, rails register a region at the same time: pinning takes some 100 ms for a GiB.
 const PARALLEL_BYTES_MIN: usize = 64 << 20;
@@ -110,8 +110,8 @@ impl Engine {
         match span.location() {
             Location::Host if self.affinity.depends_on_node(&self.devices) => match node_of(span) {
                 Ok(node) => node.map_or(Location::Host, Location::Numa),
-                Err(errno) => {
-                    log::debug!("move_pages does not say on which NUMA node memory is: {errno}");
+                Err(error) => {
+                    log::debug!("move_pages does not say on which NUMA node memory is: {error}");
                     Location::Host
                 }
             },
@@ -308,7 +308,7 @@ impl Engine {
             return Err(RegisterError::Empty);
         }
         let options = AllocOptions { peers_may_write, populate: false, huge_pages: true };
-        let memory = SharedMemory::new(len, options).map_err(|errno| RegisterError::Alloc(errno as i32))?;
+        let memory = SharedMemory::new(len, options).map_err(RegisterError::alloc)?;
         self.register_shared(memory, access)
     }
 
@@ -354,7 +354,7 @@ unsafe fn register_each(
     std::thread::scope(|scope| {
         for (rails, results) in rails.chunks_mut(share).zip(results.chunks_mut(share)) {
             // Rails whose thread the system does not give go without the region, until they rejoin.
-            results.fill(Err(te_core::Error::with_code(ErrorKind::System, libc::EAGAIN)));
+            results.fill(Err(te_core::Error::with_code(ErrorKind::System, nix::libc::EAGAIN)));
             let thread = std::thread::Builder::new().name("te-register".into());
             if let Err(error) = thread.spawn_scoped(scope, move || some(rails, results)) {
                 log::warn!("registering a region of {} bytes: no thread: {error}", span.len());

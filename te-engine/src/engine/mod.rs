@@ -22,20 +22,18 @@ use te_core::{
     BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
     MultiTransport, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
 };
+use te_host::fork::{Mark, Own};
+use te_host::sums::{self, Note};
+use te_host::{Spin, keys, park, rights};
 
+use crate::affinity::Affinity;
 use crate::config::Config;
 use crate::control::{Inbox, Server};
-use crate::copier::rights;
 use crate::descriptor::Published;
 use crate::error::{ExpelError, Forked, RequestProblem, SegmentError, StartError, TransferError};
-use crate::fork::Mark;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
-use crate::spin::Spin;
-use crate::sums::{self, Note};
-use crate::sys::{Own, park};
 use crate::tiers::Tiers;
-use crate::topology::Affinity;
 use control::Naming;
 pub(crate) use control::{SegmentOwner, notify, peer_to_peer, probe};
 pub use fences::FenceHandle;
@@ -59,7 +57,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// The engine's core. One thread owns it, calls it, and must poll it: for its own transfers and, over fabrics whose target
 /// takes part, for its peers'. See [`TransferEngine`](crate::TransferEngine) for a handle that threads share.
 ///
-/// In a child after a [fork](crate::fork) every call is answered with `Forked`, and nothing of the engine is touched.
+/// In a child after a [fork](te_host::fork) every call is answered with `Forked`, and nothing of the engine is touched.
 pub struct Engine {
     config: Config,
     identity: u64,
@@ -180,7 +178,7 @@ impl Engine {
     ) -> Result<Self, StartError> {
         config.validate()?;
         let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
-        let identity = crate::blob::identity().map_err(no_randomness)?;
+        let identity = keys::identity().map_err(no_randomness)?;
         let Parts { rails, devices, affinity, published, inbox, server } =
             rails::open(&config, identity, extra)?;
         let Naming { metadata, keeper, registration } =

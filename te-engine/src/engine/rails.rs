@@ -10,15 +10,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
 use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
+use te_host::{LocalConfig, LocalTransport, ShmConfig, ShmTransport};
 
+use crate::affinity::Affinity;
 use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
 use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
-use crate::local::LocalTransport;
-use crate::shm::ShmTransport;
 use crate::tiers::Tiers;
-use crate::topology::Affinity;
 
 /// How far a fabric is: rails of the nearest usable tier share the work.
 const LOCAL: u8 = 0;
@@ -136,10 +135,12 @@ fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rai
     let mut opened = Opened { rails: Vec::new(), last_error: None, first_required: None };
     let required = config.required();
     if config.fabrics.local {
-        opened.add(LOCAL, "local", required.local, one(LocalTransport::with_identity(identity)));
+        let local = LocalConfig { identity };
+        opened.add(LOCAL, "local", required.local, one(LocalTransport::new(local)));
     }
     if config.fabrics.shm {
-        opened.add(SHM, "shm", required.shm, one(ShmTransport::with_identity(identity)));
+        let shm = ShmConfig { identity, ..ShmConfig::default() };
+        opened.add(SHM, "shm", required.shm, one(ShmTransport::new(shm)));
     }
     opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
     #[cfg(feature = "rdma")]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use te_core::{Access, MemSpan, RegionId};
+use te_host::SharedMemory;
 
 use crate::error::RegisterError;
 use crate::request::LocalAddr;
-use crate::sys::SharedMemory;
 
 /// All regions of one engine.
 pub(super) struct Regions {

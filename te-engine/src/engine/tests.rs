@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use te_core::{Access, Capabilities, Features, HealthConfig, MemSpan};
+use te_host::{LocalConfig, LocalTransport};
 
 use super::*;
 use crate::descriptor::{Descriptor, RegionDescriptor};
@@ -119,7 +120,7 @@ fn engine(drain_ms: u32) -> (Stuck, Engine, TransferRequest) {
     let mut engine = Engine::start(Config { fabrics, drain_ms, ..Config::default() }).unwrap();
     let stuck = Stuck::default();
     let route = Tiers::new(&[0], HealthConfig::default());
-    engine.rails = crate::sys::Own::new(
+    engine.rails = te_host::fork::Own::new(
         MultiTransport::new([Box::new(stuck.clone()) as _], route, 4096).map_err(|_| ()).unwrap(),
     );
     let local = engine.alloc_shared(LEN as usize, Access::LOCAL).unwrap();
@@ -234,9 +235,10 @@ fn a_region_joins_a_rail_that_was_gone_and_peers_learn_of_it() {
         let fabrics = crate::Fabrics::LOCAL;
         let mut engine = Engine::start(Config { fabrics, ..Config::default() }).unwrap();
         let route = Tiers::new(&[0, 1], HealthConfig::default());
-        let local = Box::new(crate::LocalTransport::new().unwrap()) as Box<dyn Transport + Send>;
+        let local =
+            Box::new(LocalTransport::new(LocalConfig::default()).unwrap()) as Box<dyn Transport + Send>;
         let rails = MultiTransport::new([local, Box::new(stuck.clone())], route, 64);
-        engine.rails = crate::sys::Own::new(rails.unwrap_or_else(|_| unreachable!("two rails")));
+        engine.rails = te_host::fork::Own::new(rails.unwrap_or_else(|_| unreachable!("two rails")));
         engine.devices = vec![String::new(), "stuck0".into()];
         engine
     };
@@ -275,7 +277,7 @@ fn several_devices_register_a_large_region_at_the_same_time() {
     let rails =
         || (0..5).map(|_| Box::new(Stuck(Arc::default(), meeting.clone())) as Box<dyn Transport + Send>);
     let multi = MultiTransport::new(rails(), Tiers::new(&[0; 5], HealthConfig::default()), 64);
-    engine.rails = crate::sys::Own::new(multi.unwrap_or_else(|_| unreachable!("five rails")));
+    engine.rails = te_host::fork::Own::new(multi.unwrap_or_else(|_| unreachable!("five rails")));
     engine.devices = vec![String::new(); 5];
     // Each waits until all are at it.
     meeting.guests.lock().unwrap().0 = 5;

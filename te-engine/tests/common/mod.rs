@@ -3,10 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use te_engine::{
-    Access, Config, Fabrics, LocalAddr, Op, RegionId, SegmentHandle, SharedRegion, TransferEngine,
-    TransferRequest,
-};
+use te_core::{Access, Op, RegionId};
+use te_engine::{Config, Fabrics, LocalAddr, SegmentHandle, SharedRegion, TransferEngine, TransferRequest};
 
 pub(crate) const EVERYTHING: Access = Access::all();
 

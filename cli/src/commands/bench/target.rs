@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use te_engine::{Access, Config, Registration, TransferEngine};
+use te_core::Access;
+use te_engine::{Config, Registration, TransferEngine};
 
 use crate::commands::FabricChoice;
 use crate::commands::master::{announce, wait_for_signal};

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use te_engine::{Access, Config, Engine, Fabrics, LocalAddr, Op, SharedRegion, Status, TransferRequest};
+use te_core::{Access, Op, Status};
+use te_engine::{Config, Engine, Fabrics, LocalAddr, SharedRegion, TransferRequest};
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};

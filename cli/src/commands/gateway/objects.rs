@@ -273,7 +273,7 @@ fn read(
     let all = *range.start() == 0 && *range.end() == info.len - 1;
     if all {
         let Some(value) = client.get(key)? else { return Ok(Read::Miss) };
-        let same = value.len() as u64 == info.len && te_engine::crc32c_of(0, &value) == info.checksum;
+        let same = value.len() as u64 == info.len && te_host::crc32c_of(0, &value) == info.checksum;
         return Ok(if same { Read::Bytes(value) } else { Read::Another });
     }
     let part = match client.get_range(key, range) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use te_engine::topology::{Location, Nic};
+use te_core::topology::{Nic, Location};
 
 use super::Shown;
 use super::picture::{cpus, memory, speed};

@@ -1,9 +1,8 @@
 //! The topology for programs. The shape is documented in the command's help.
 
 use serde_json::{Value, json};
-use te_engine::topology::{
-    Gpu, Nic, NicKind, NicPort, NumaNode, PciLink, PciPath, PortState, Topology, matrix_to_json,
-};
+use te_core::topology::{Gpu, Nic, NicKind, NicPort, NumaNode, PciLink, PciPath, PortState, Topology};
+use te_host::topology::matrix_to_json;
 
 use super::Shown;
 use super::picture::cpus;
@@ -82,7 +81,7 @@ fn link(link: PciLink) -> Value {
 
 fn distances(topology: &Topology) -> Vec<Value> {
     let pairs = topology.locations().flat_map(|location| topology.nics().iter().map(move |nic| (location, nic)));
-    let pair = |(location, nic): (te_engine::topology::Location, &Nic)| {
+    let pair = |(location, nic): (te_core::Location, &Nic)| {
         let distance = topology.distance(location, nic);
         json!({
             "location": location.to_string(),

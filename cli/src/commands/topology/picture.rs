@@ -1,6 +1,6 @@
 //! The topology for people: a tree of what hangs where, and two tables.
 
-use te_engine::topology::{Gpu, Nic, NicKind, NumaNode, PciPath, PortState, Topology};
+use te_core::topology::{Gpu, Nic, NicKind, NumaNode, PciPath, PortState, Topology};
 
 use super::Shown;
 use crate::output::{Align, Table, printable};

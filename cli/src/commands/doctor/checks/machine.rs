@@ -1,6 +1,6 @@
 //! The kernel, CPUs and NUMA nodes.
 
-use te_engine::topology::{Location, MatrixRow};
+use te_core::topology::{MatrixRow, Location};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Fabric, Facts};

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use te_engine::topology::{Found, read_sysfs};
+use te_host::topology::{Found, read_sysfs};
 
 use super::source::{Source, number_list};
 use crate::sys;

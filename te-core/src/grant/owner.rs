@@ -1,0 +1,408 @@
+//! The owner's half: who was granted what, and how it comes back.
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{Message, PROTOCOL, ROWS_MAX, Revoked, Rows};
+use crate::{Access, EXPELLED_MAX, Error, ErrorKind, Instant, RegionId};
+
+/// What an [`Owner`] puts up with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerLimits {
+    /// Connections at a time.
+    pub peers_max: u32,
+    /// How long one that was granted nothing may stay.
+    pub idle_max: Duration,
+}
+
+/// A region that can be had.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// What its export says.
+    pub key: [u8; 16],
+    /// Where it begins in the memory that comes with a grant, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What peers may do.
+    pub access: Access,
+}
+
+/// What is to be done for an [`Owner`], in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerEffect {
+    /// Make rows for this peer, then call [`Owner::welcomed`], or [`Owner::part`] when there are none to be
+    /// had.
+    MakeRows {
+        /// The peer.
+        peer: u32,
+    },
+    /// Send this. A [`Revoked`](Message::Revoked) may be lost where both sides see the same rows: the rows
+    /// are the truth.
+    Send {
+        /// The peer.
+        peer: u32,
+        /// What to say. The way to the rows goes with [`Welcome`](Message::Welcome).
+        message: Message,
+    },
+    /// Send this, and the way to the memory of `region` with it. If that cannot be had, call
+    /// [`Owner::withdraw`].
+    Grant {
+        /// The peer.
+        peer: u32,
+        /// The region.
+        region: RegionId,
+        /// What to say.
+        message: Message,
+    },
+    /// Close the connection: nothing is known of this peer any more. What was to be sent to it before may be
+    /// lost.
+    Close {
+        /// The peer.
+        peer: u32,
+        /// Why: `TimedOut` for one that was granted nothing in time.
+        why: Error,
+    },
+}
+
+/// The owner's half of the protocol. `L` is how the [`Rows`] that are shared with one peer are reached.
+///
+/// Each connection has a number, from [`connected`](Self::connected) until [`ended`](Self::ended) or
+/// [`OwnerEffect::Close`]. After every call the effects are to be taken and carried out, before the next
+/// message is taken from a connection.
+#[derive(Debug)]
+pub struct Owner<L> {
+    limits: OwnerLimits,
+    /// By region index.
+    offers: Vec<Option<(u32, Offer)>>,
+    peers: Vec<Option<Holder<L>>>,
+    expelled: BTreeSet<u64>,
+    /// Some may have been granted nothing yet, or are to go and are not out.
+    unsettled: bool,
+    effects: VecDeque<OwnerEffect>,
+}
+
+/// A peer.
+#[derive(Debug)]
+struct Holder<L> {
+    /// From its `Hello` on; 0 before.
+    identity: u64,
+    /// Connected before then; told by the first `poll` after it.
+    since: Option<Instant>,
+    /// Whether it was granted something, ever.
+    granted: bool,
+    rows: Option<L>,
+    /// By row. A row is taken until its holder releases it.
+    grants: Vec<Option<Grant>>,
+    /// It is to go as soon as it uses nothing, and why.
+    parting: Option<(Revoked, Error)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    region: RegionId,
+    revoked: bool,
+    /// Revoked, and seen not to be in use since.
+    quiet: bool,
+}
+
+impl<L: Rows> Owner<L> {
+    /// An owner that offers nothing yet.
+    #[must_use]
+    pub const fn new(limits: OwnerLimits) -> Self {
+        Self {
+            limits,
+            offers: Vec::new(),
+            peers: Vec::new(),
+            expelled: BTreeSet::new(),
+            unsettled: false,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn effect(&mut self) -> Option<OwnerEffect> {
+        self.effects.pop_front()
+    }
+
+    /// Lets peers that show the key have a region. An earlier generation of it is unshared by then.
+    pub fn share(&mut self, id: RegionId, offer: Offer) {
+        let index = id.index as usize;
+        if self.offers.len() <= index {
+            self.offers.resize_with(index + 1, || None);
+        }
+        self.offers[index] = Some((id.generation, offer));
+    }
+
+    /// Lets nobody have a region any more, and revokes what was granted of it. True: no peer uses it, and
+    /// none will. To be called again until it is.
+    #[must_use]
+    pub fn unshare(&mut self, id: RegionId) -> bool {
+        if let Some(slot) = self.offers.get_mut(id.index as usize)
+            && slot.is_some_and(|(generation, _)| generation == id.generation)
+        {
+            *slot = None;
+        }
+        let mut all_out = true;
+        for (index, slot) in self.peers.iter_mut().enumerate() {
+            let Some(holder) = slot else { continue };
+            let tell = |row| {
+                let message = Message::Revoked { row };
+                self.effects.push_back(OwnerEffect::Send { peer: index as u32, message });
+            };
+            all_out &= holder.revoke(Revoked::Region, |grant| grant.region == id, tell);
+        }
+        all_out
+    }
+
+    /// Peers that were asked to stop and may not have. One that turns out to have died is to be
+    /// [`ended`](Self::ended).
+    pub fn waited_for(&self) -> impl Iterator<Item = u32> {
+        let waits =
+            |holder: &Holder<L>| holder.grants.iter().flatten().any(|grant| grant.revoked && !grant.quiet);
+        self.numbers(waits)
+    }
+
+    /// The connections of a peer that was not expelled.
+    pub fn connections(&self, identity: u64) -> impl Iterator<Item = u32> {
+        let welcome = !self.expelled.contains(&identity);
+        self.numbers(move |holder| welcome && holder.identity == identity)
+    }
+
+    fn numbers(&self, is: impl Fn(&Holder<L>) -> bool) -> impl Iterator<Item = u32> {
+        let chosen = move |(index, slot): (usize, &Option<Holder<L>>)| {
+            slot.as_ref().is_some_and(&is).then_some(index as u32)
+        };
+        self.peers.iter().enumerate().filter_map(chosen)
+    }
+
+    /// Takes back what was granted to a peer, and lets it have nothing from now on. True: it uses nothing any
+    /// more. To be called again until it is.
+    ///
+    /// # Errors
+    /// `Full` when [`EXPELLED_MAX`] peers are expelled already: nothing has changed.
+    pub fn expel(&mut self, identity: u64) -> Result<bool, Error> {
+        if self.expelled.len() >= EXPELLED_MAX && !self.expelled.contains(&identity) {
+            return Err(Error::new(ErrorKind::Full));
+        }
+        self.expelled.insert(identity);
+        let mut gone = true;
+        for peer in 0..self.peers.len() {
+            let is_it = |holder: &Holder<L>| holder.identity == identity;
+            if self.peers[peer].as_ref().is_some_and(is_it) {
+                gone &= self.part_as(peer, Revoked::Peer, Error::new(ErrorKind::Expelled));
+            }
+        }
+        Ok(gone)
+    }
+
+    /// A connection was made; gives its number.
+    ///
+    /// # Errors
+    /// `Full`: it is to be closed.
+    pub fn connected(&mut self) -> Result<u32, Error> {
+        let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
+        if index >= self.limits.peers_max as usize {
+            return Err(Error::new(ErrorKind::Full));
+        }
+        if index == self.peers.len() {
+            self.peers.push(None);
+        }
+        self.unsettled = true;
+        self.peers[index] = Some(Holder {
+            identity: 0,
+            since: None,
+            granted: false,
+            rows: None,
+            grants: Vec::new(),
+            parting: None,
+        });
+        Ok(index as u32)
+    }
+
+    /// A connection is gone, and with it whatever used what was granted over it: the peer has closed it, or
+    /// has died.
+    pub fn ended(&mut self, peer: u32) {
+        if let Some(slot) = self.peers.get_mut(peer as usize) {
+            *slot = None;
+        }
+    }
+
+    /// Rows for a peer that has said who it is.
+    pub fn welcomed(&mut self, peer: u32, rows: L) {
+        if let Some(Some(holder)) = self.peers.get_mut(peer as usize) {
+            holder.rows = Some(rows);
+            self.effects.push_back(OwnerEffect::Send { peer, message: Message::Welcome });
+        }
+    }
+
+    /// A message of a peer. One that says nonsense is [parted with](Self::part).
+    pub fn received(&mut self, peer: u32, message: Message) {
+        if let Err(error) = self.answer(peer, message) {
+            self.part(peer, error);
+        }
+    }
+
+    /// Parts with a peer: revokes what it was granted, and closes its connection once it uses none of it.
+    pub fn part(&mut self, peer: u32, why: Error) {
+        if self.peers.get(peer as usize).is_some_and(Option::is_some) {
+            self.part_as(peer as usize, Revoked::Region, why);
+        }
+    }
+
+    /// What a [`OwnerEffect::Grant`] says could not be sent along: its peer is refused.
+    pub fn withdraw(&mut self, peer: u32, message: Message) {
+        let Message::Grant { request, row, .. } = message else { return };
+        if let Some(Some(holder)) = self.peers.get_mut(peer as usize) {
+            // The peer has never heard of it.
+            holder.release(row);
+            let message = Message::Refuse { request, stale: false };
+            self.effects.push_back(OwnerEffect::Send { peer, message });
+        }
+    }
+
+    /// Parts with those who connected and were granted nothing in time.
+    pub fn poll(&mut self, now: Instant) {
+        if !self.unsettled {
+            return;
+        }
+        self.unsettled = false;
+        for peer in 0..self.peers.len() {
+            let Some(holder) = &mut self.peers[peer] else { continue };
+            if let Some((how, why)) = holder.parting {
+                self.part_as(peer, how, why);
+            } else if !holder.granted {
+                if now >= *holder.since.get_or_insert(now) + self.limits.idle_max {
+                    self.part_as(peer, Revoked::Region, Error::new(ErrorKind::TimedOut));
+                } else {
+                    self.unsettled = true;
+                }
+            }
+        }
+    }
+
+    /// When `poll` has something to do; `now` when it has at once. That a peer has stopped to use something
+    /// is announced by nothing: it is seen by the next poll.
+    #[must_use]
+    pub fn poll_at(&self, now: Instant) -> Option<Instant> {
+        if !self.unsettled {
+            return None;
+        }
+        let strangers = self.peers.iter().flatten().filter(|holder| !holder.granted);
+        strangers.map(|holder| holder.since.map_or(now, |since| since + self.limits.idle_max)).min()
+    }
+
+    /// Revokes all that a peer was granted. True: it is gone.
+    fn part_as(&mut self, peer: usize, how: Revoked, why: Error) -> bool {
+        let Some(holder) = &mut self.peers[peer] else { return true };
+        // Whoever is expelled stays so, whatever it says meanwhile.
+        let (how, why) = match holder.parting {
+            Some(parting @ (Revoked::Peer, _)) => parting,
+            _ => (how, why),
+        };
+        if !holder.revoke(how, |_| true, |_| ()) {
+            holder.parting = Some((how, why));
+            self.unsettled = true;
+            return false;
+        }
+        let peer_no = peer as u32;
+        if why.kind == ErrorKind::Expelled {
+            // So that it learns why. If that is lost it learns it when it comes again.
+            self.effects.push_back(OwnerEffect::Send { peer: peer_no, message: Message::Expelled });
+        }
+        self.effects.push_back(OwnerEffect::Close { peer: peer_no, why });
+        self.peers[peer] = None;
+        true
+    }
+
+    fn answer(&mut self, peer: u32, message: Message) -> Result<(), Error> {
+        let Some(Some(holder)) = self.peers.get_mut(peer as usize) else { return Ok(()) };
+        let reply = match message {
+            Message::Release { row } => {
+                holder.release(row);
+                return Ok(());
+            }
+            // One that is to go and is not out yet gets nothing new.
+            Message::Ask { request, .. } if holder.parting.is_some() => {
+                Message::Refuse { request, stale: true }
+            }
+            _ if holder.parting.is_some() => return Ok(()),
+            Message::Hello { protocol: PROTOCOL, identity } if holder.identity == 0 && identity != 0 => {
+                if self.expelled.contains(&identity) {
+                    return Err(Error::new(ErrorKind::Expelled));
+                }
+                holder.identity = identity;
+                self.effects.push_back(OwnerEffect::MakeRows { peer });
+                return Ok(());
+            }
+            Message::Ask { request, region, key } if holder.rows.is_some() => {
+                let offer = self.offers.get(region.index as usize).copied().flatten();
+                match holder.grant(request, region, &key, offer) {
+                    Ok(message) => {
+                        self.effects.push_back(OwnerEffect::Grant { peer, region, message });
+                        return Ok(());
+                    }
+                    Err(error) => Message::Refuse { request, stale: error.kind == ErrorKind::Stale },
+                }
+            }
+            _ => return Err(Error::new(ErrorKind::Protocol)),
+        };
+        self.effects.push_back(OwnerEffect::Send { peer, message: reply });
+        Ok(())
+    }
+}
+
+impl<L: Rows> Holder<L> {
+    /// Revokes the grants that `of` chooses, and tells the rows that were not revoked before. True: none of
+    /// them is in use.
+    fn revoke(&mut self, why: Revoked, of: impl Fn(&Grant) -> bool, mut tell: impl FnMut(u32)) -> bool {
+        let Some(rows) = &self.rows else { return true };
+        let mut all_out = true;
+        for (row, grant) in self.grants.iter_mut().enumerate() {
+            let Some(grant) = grant.as_mut().filter(|grant| of(grant) && !grant.quiet) else { continue };
+            grant.quiet = rows.revoke(row as u32, why);
+            all_out &= grant.quiet;
+            if !core::mem::replace(&mut grant.revoked, true) {
+                tell(row as u32);
+            }
+        }
+        all_out
+    }
+
+    /// Grants a region under a row that is free.
+    fn grant(
+        &mut self,
+        request: u32,
+        region: RegionId,
+        key: &[u8; 16],
+        offer: Option<(u32, Offer)>,
+    ) -> Result<Message, Error> {
+        let stale = Error::new(ErrorKind::Stale);
+        let (_, offer) = offer.filter(|(generation, _)| *generation == region.generation).ok_or(stale)?;
+        if !same_key(&offer.key, key) {
+            return Err(Error::new(ErrorKind::AccessDenied));
+        }
+        let row = self.grants.iter().position(Option::is_none).unwrap_or(self.grants.len());
+        let rows = self.rows.as_ref().filter(|_| row < ROWS_MAX as usize);
+        rows.ok_or(Error::new(ErrorKind::Full))?.reset(row as u32);
+        if row == self.grants.len() {
+            self.grants.push(None);
+        }
+        self.granted = true;
+        self.grants[row] = Some(Grant { region, revoked: false, quiet: false });
+        let Offer { offset, len, access, .. } = offer;
+        Ok(Message::Grant { request, row: row as u32, offset, len, access })
+    }
+
+    fn release(&mut self, row: u32) {
+        if let Some(grant) = self.grants.get_mut(row as usize) {
+            *grant = None;
+        }
+    }
+}
+
+/// Whether two keys are the same, in a time that does not tell where they differ.
+fn same_key(a: &[u8; 16], b: &[u8; 16]) -> bool {
+    core::hint::black_box(a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
+}

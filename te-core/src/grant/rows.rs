@@ -1,0 +1,136 @@
+//! The rows that an owner and a peer both see: one for each grant.
+
+use self::sync::{AtomicU32, Ordering, fence};
+
+/// Grants that one peer may hold of one owner at a time.
+pub const ROWS_MAX: u32 = 1024;
+
+/// Why a grant is revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Revoked {
+    /// The region is not exported any more.
+    Region = 1,
+    /// The peer was expelled.
+    Peer = 2,
+}
+
+/// How an owner reaches the rows that it shares with one peer.
+///
+/// Where both see the same memory, these are [`Row`]s. Where they do not, `revoke` is to be false always: the
+/// grant then ends when the peer says [`Release`](super::Message::Release), or is gone.
+pub trait Rows {
+    /// Makes a row fresh for a new grant.
+    fn reset(&self, row: u32);
+
+    /// Revokes the grant of a row. True: its holder does not use it, and will not. To be called again until
+    /// it is.
+    fn revoke(&self, row: u32, why: Revoked) -> bool;
+}
+
+/// One grant, in memory that the owner and the peer share: whether it is revoked, and whether the peer uses
+/// it now. On a cache line of its own.
+///
+/// Revocation is Dekker's handshake. The peer raises `in_use`, then looks at `revoked`; the owner raises
+/// `revoked`, then looks at `in_use`; sequentially consistent fences lie between. At least one sees the
+/// other: either the peer stays out, or the owner knows that it must wait. A peer that dies inside is the
+/// transport's to notice. `tests/loom_grant.rs` checks it.
+///
+/// A row of zeroes is fresh, so shared memory that the system has zeroed is an array of fresh rows.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Row {
+    /// 0, or a [`Revoked`].
+    revoked: AtomicU32,
+    in_use: AtomicU32,
+}
+
+/// The right to use what a row grants while it lives. A fabric whose copies go on by themselves keeps it
+/// until the last has ended.
+#[derive(Debug)]
+pub struct Inside<'a>(&'a Row);
+
+impl Row {
+    /// A fresh row.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { revoked: AtomicU32::new(0), in_use: AtomicU32::new(0) }
+    }
+
+    /// Owner: makes it fresh for a new grant, of which the peer does not know yet.
+    pub fn reset(&self) {
+        self.in_use.store(0, Ordering::SeqCst);
+        self.revoked.store(0, Ordering::SeqCst);
+    }
+
+    /// Owner: revokes the grant. True: its holder does not use it and will not, and all that it did has
+    /// happened.
+    #[must_use]
+    pub fn revoke(&self, why: Revoked) -> bool {
+        self.revoked.fetch_max(why as u32, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.in_use.load(Ordering::SeqCst) == 0
+    }
+
+    /// Peer: begins to use the grant. One at a time: a second one that leaves would count the first out.
+    ///
+    /// # Errors
+    /// Why it is revoked.
+    #[inline]
+    pub fn enter(&self) -> Result<Inside<'_>, Revoked> {
+        self.in_use.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let inside = Inside(self);
+        match self.revoked.load(Ordering::SeqCst) {
+            0 => Ok(inside),
+            why if why == Revoked::Peer as u32 => Err(Revoked::Peer),
+            _ => Err(Revoked::Region),
+        }
+    }
+}
+
+impl Default for Row {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: what the peer did has happened when the owner sees that it is out.
+        self.0.in_use.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(not(loom))]
+mod sync {
+    pub(super) use core::sync::atomic::{AtomicU32, Ordering, fence};
+}
+
+#[cfg(loom)]
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU32, Ordering, fence};
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revoked_grant_lets_the_peer_finish_and_never_in_again() {
+        let row = Row::new();
+        let inside = row.enter().expect("granted");
+        assert!(!row.revoke(Revoked::Region));
+        drop(inside);
+        assert!(row.revoke(Revoked::Region));
+        assert!(row.enter().is_err_and(|why| why == Revoked::Region));
+        assert!(row.revoke(Revoked::Region), "a refused attempt leaves nothing behind");
+        assert!(row.revoke(Revoked::Peer));
+        assert!(row.revoke(Revoked::Region), "the better reason stays");
+        assert!(row.enter().is_err_and(|why| why == Revoked::Peer));
+        row.reset();
+        assert!(row.enter().is_ok());
+        assert_eq!(size_of::<Row>(), 64, "as both sides lay it out");
+    }
+}

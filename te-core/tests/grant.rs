@@ -1,0 +1,537 @@
+//! Both halves of the grant protocol against each other: an owner, and processes that come, are paused in the
+//! middle of a use, are killed, and whose messages arrive in any order between connections.
+//!
+//! The law: memory that was taken back is used by nobody. And every revocation ends, once those that were
+//! paused go on or die. Every run is a seed; `SNOWSKIN_SEED=7 cargo test -p te-core --test grant` plays one.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use te_core::grant::{
+    Inside, Message, Offer, Owner, OwnerEffect, OwnerLimits, Peer, PeerEffect, Revoked, Row, Rows, Want, Way,
+};
+use te_core::sim::Rng;
+use te_core::{Access, Error, ErrorKind, Instant, RegionId};
+
+const REGIONS: usize = 4;
+const PROCESSES: usize = 4;
+const STEPS: usize = 600;
+const LEN: u64 = 4096;
+/// As many as one connection needs here. They live as long as the test, since processes are paused with a row
+/// in their hands.
+const ROWS: usize = 64;
+
+#[derive(Clone, Copy)]
+struct Shared(&'static [Row]);
+
+impl Rows for Shared {
+    fn reset(&self, row: u32) {
+        self.0[row as usize].reset();
+    }
+
+    fn revoke(&self, row: u32, why: Revoked) -> bool {
+        self.0[row as usize].revoke(why)
+    }
+}
+
+/// A region's memory, mapped by a process.
+struct Mapping {
+    region: RegionId,
+    mapped: Rc<Cell<usize>>,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.mapped.set(self.mapped.get() - 1);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Region {
+    /// Its owner's alone.
+    Own,
+    Shared,
+    /// To be taken back.
+    Leaving,
+}
+
+/// What comes with a message.
+#[derive(Clone, Copy)]
+enum With {
+    Nothing,
+    Rows(Shared),
+    Memory(RegionId),
+}
+
+/// The way between a process and the owner. `None`: it is closed behind what was sent before.
+struct Connection {
+    /// By the owner's number; `None` once the owner has closed its end.
+    number: Option<u32>,
+    up: VecDeque<Option<Message>>,
+    down: VecDeque<Option<(Message, With)>>,
+    rows: Option<Shared>,
+}
+
+/// A process that uses the owner's memory.
+struct Process {
+    identity: u64,
+    half: Peer<Shared, Mapping>,
+    /// Its connection, and the owner's number in its half.
+    connection: Option<(usize, u32)>,
+    links: Vec<(u32, RegionId)>,
+    /// In the middle of a use.
+    inside: Option<(Inside<'static>, RegionId)>,
+    /// Steps that it is stopped for.
+    paused: u32,
+    mapped: Rc<Cell<usize>>,
+}
+
+/// What has happened: a run in which nothing did would prove nothing.
+#[derive(Default, Debug)]
+struct Seen {
+    uses: u32,
+    waited: u32,
+    taken_back: u32,
+    killed_inside: u32,
+    expelled_inside: u32,
+    expelled: u32,
+    refused_entry: u32,
+    lost: u32,
+    nonsense: u32,
+}
+
+struct World {
+    rng: Rng,
+    now: Instant,
+    owner: Owner<Shared>,
+    /// State and generation.
+    regions: [(Region, u32); REGIONS],
+    connections: Vec<Connection>,
+    processes: Vec<Process>,
+    next_identity: u64,
+    /// Identities that are to be expelled, and are not gone yet.
+    expelling: Vec<u64>,
+    expelled: Vec<u64>,
+    /// Whether messages get lost and things fail.
+    rough: bool,
+    seen: Seen,
+}
+
+fn key(id: RegionId) -> [u8; 16] {
+    [id.index as u8 ^ id.generation as u8; 16]
+}
+
+impl Process {
+    fn new(identity: u64) -> Self {
+        Self {
+            identity,
+            half: Peer::new(identity, Duration::from_secs(2)),
+            connection: None,
+            links: Vec::new(),
+            inside: None,
+            paused: 0,
+            mapped: Rc::default(),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.inside.is_some() || self.paused > 0
+    }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let limits = OwnerLimits { peers_max: 6, idle_max: Duration::from_secs(2) };
+        Self {
+            rng: Rng::new(seed),
+            now: Instant::ZERO,
+            owner: Owner::new(limits),
+            regions: [(Region::Own, 0); REGIONS],
+            connections: Vec::new(),
+            processes: (1..=PROCESSES as u64).map(Process::new).collect(),
+            next_identity: PROCESSES as u64 + 1,
+            expelling: Vec::new(),
+            expelled: Vec::new(),
+            rough: true,
+            seen: Seen::default(),
+        }
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.rough && self.rng.below(n) == 0
+    }
+
+    fn pick(&mut self, count: usize) -> usize {
+        self.rng.below(count as u64) as usize
+    }
+
+    fn id(&self, index: usize) -> RegionId {
+        RegionId::new(index as u32, self.regions[index].1)
+    }
+
+    /// The law: nobody who lives is in the middle of using a region that is its owner's again.
+    fn check(&self) {
+        for process in &self.processes {
+            if let Some((_, region)) = &process.inside {
+                let (state, generation) = self.regions[region.index as usize];
+                let lent = state != Region::Own && generation == region.generation;
+                assert!(lent, "process {} uses {region}, which was taken back", process.identity);
+            }
+        }
+    }
+
+    // What the owner does.
+
+    fn share(&mut self, index: usize) {
+        if self.regions[index].0 == Region::Own {
+            self.regions[index] = (Region::Shared, self.regions[index].1 + 1);
+            let id = self.id(index);
+            self.owner.share(id, Offer { key: key(id), offset: 0, len: LEN, access: Access::REMOTE_WRITE });
+        }
+    }
+
+    fn unshare(&mut self, index: usize) {
+        if self.regions[index].0 == Region::Own {
+            return;
+        }
+        self.regions[index].0 = Region::Leaving;
+        if self.owner.unshare(self.id(index)) {
+            self.regions[index].0 = Region::Own;
+            self.seen.taken_back += 1;
+            self.check();
+        } else {
+            self.seen.waited += 1;
+        }
+        self.settle_owner();
+    }
+
+    fn expel(&mut self, identity: u64) {
+        if !self.expelled.contains(&identity) && !self.expelling.contains(&identity) {
+            self.expelling.push(identity);
+        }
+        let inside = self.processes.iter().any(|p| p.identity == identity && p.inside.is_some());
+        if self.owner.expel(identity).expect("few are expelled") {
+            assert!(!inside, "process {identity} is gone, and uses memory");
+            self.expelling.retain(|other| *other != identity);
+            self.expelled.push(identity);
+            self.seen.expelled += 1;
+        } else {
+            self.seen.expelled_inside += u32::from(inside);
+        }
+        self.settle_owner();
+    }
+
+    fn settle_owner(&mut self) {
+        while let Some(effect) = self.owner.effect() {
+            let of = |peer: u32| move |connection: &Connection| connection.number == Some(peer);
+            match effect {
+                OwnerEffect::MakeRows { peer } if self.one_in(20) => {
+                    self.owner.part(peer, Error::new(ErrorKind::System));
+                }
+                OwnerEffect::MakeRows { peer } => {
+                    let rows = Shared(Box::leak((0..ROWS).map(|_| Row::new()).collect()));
+                    let at = self.connections.iter().position(of(peer)).expect("it is connected");
+                    self.connections[at].rows = Some(rows);
+                    self.owner.welcomed(peer, rows);
+                }
+                OwnerEffect::Send { message: Message::Revoked { .. }, .. } if self.one_in(4) => {
+                    self.seen.lost += 1;
+                }
+                OwnerEffect::Send { peer, message } => {
+                    let at = self.connections.iter().position(of(peer)).expect("it is connected");
+                    let connection = &mut self.connections[at];
+                    let with = match (message, connection.rows) {
+                        (Message::Welcome, Some(rows)) => With::Rows(rows),
+                        _ => With::Nothing,
+                    };
+                    connection.down.push_back(Some((message, with)));
+                }
+                OwnerEffect::Grant { peer, message, .. } if self.one_in(20) => {
+                    self.owner.withdraw(peer, message);
+                }
+                OwnerEffect::Grant { peer, region, message } => {
+                    let at = self.connections.iter().position(of(peer)).expect("it is connected");
+                    self.connections[at].down.push_back(Some((message, With::Memory(region))));
+                }
+                OwnerEffect::Close { peer, .. } => {
+                    let at = self.connections.iter().position(of(peer)).expect("it is connected");
+                    let uses = |p: &Process| p.inside.is_some() && p.connection.is_some_and(|(c, _)| c == at);
+                    assert!(!self.processes.iter().any(uses), "a peer that uses memory is forgotten");
+                    self.connections[at].number = None;
+                    self.connections[at].up.clear();
+                    self.connections[at].down.push_back(None);
+                }
+            }
+        }
+    }
+
+    // What travels.
+
+    fn deliver_up(&mut self, at: usize) {
+        let Some(number) = self.connections[at].number else { return };
+        match self.connections[at].up.pop_front() {
+            None => return,
+            Some(Some(message)) => self.owner.received(number, message),
+            Some(None) => {
+                self.owner.ended(number);
+                self.connections[at].number = None;
+            }
+        }
+        self.settle_owner();
+    }
+
+    fn deliver_down(&mut self, who: usize) {
+        let process = &mut self.processes[who];
+        let Some((at, owner)) = process.connection else { return };
+        let mut came = With::Nothing;
+        match self.connections[at].down.pop_front() {
+            None => return,
+            Some(None) => process.half.lost(owner, Error::new(ErrorKind::PeerDead)),
+            Some(Some((message, with))) => {
+                came = with;
+                process.half.received(owner, message);
+            }
+        }
+        self.settle(who, came);
+    }
+
+    // What a process does.
+
+    fn settle(&mut self, who: usize, came: With) {
+        while let Some(effect) = self.processes[who].half.effect() {
+            let unlucky = self.one_in(10);
+            let process = &mut self.processes[who];
+            let (at, _) = process.connection.expect("effects are about the connection");
+            match effect {
+                PeerEffect::Send { message: message @ Message::Ask { .. }, .. } if unlucky => {
+                    process.half.unsent(message);
+                }
+                PeerEffect::Send { message: Message::Release { .. }, .. } if unlucky => self.seen.lost += 1,
+                PeerEffect::Send { message, .. } => self.connections[at].up.push_back(Some(message)),
+                PeerEffect::OpenRows { owner } => match came {
+                    With::Rows(rows) => process.half.welcomed(owner, rows),
+                    _ => panic!("a welcome brings rows"),
+                },
+                PeerEffect::Map { link, .. } if unlucky => {
+                    process.half.mapped(link, Err(Error::new(ErrorKind::System)));
+                }
+                PeerEffect::Map { link, .. } => {
+                    let With::Memory(region) = came else { panic!("a grant brings memory") };
+                    let wanted = process.links.iter().find(|(number, _)| *number == link);
+                    assert_eq!(wanted.map(|(_, region)| *region), Some(region), "other memory");
+                    process.mapped.set(process.mapped.get() + 1);
+                    process.half.mapped(link, Ok(Mapping { region, mapped: process.mapped.clone() }));
+                }
+                PeerEffect::Close { .. } => {
+                    self.connections[at].up.push_back(None);
+                    process.connection = None;
+                }
+            }
+        }
+        let process = &self.processes[who];
+        let is_ready = |link: &&(u32, RegionId)| matches!(process.half.way(link.0), Way::Ready { .. });
+        assert_eq!(
+            process.links.iter().filter(is_ready).count(),
+            process.mapped.get(),
+            "it maps what it uses"
+        );
+    }
+
+    fn attach(&mut self, who: usize, want: Want) {
+        if self.processes[who].connection.is_none() {
+            // What it had over another connection is no way any more, but is still there.
+            let Ok(number) = self.owner.connected() else { return };
+            let (up, down) = (VecDeque::new(), VecDeque::new());
+            self.connections.push(Connection { number: Some(number), up, down, rows: None });
+            let owner = self.processes[who].half.connected().expect("room");
+            self.processes[who].connection = Some((self.connections.len() - 1, owner));
+        }
+        let process = &mut self.processes[who];
+        let (_, owner) = process.connection.expect("just made");
+        let link = process.half.attach(owner, want);
+        process.links.push((link, want.region));
+        self.settle(who, With::Nothing);
+    }
+
+    fn detach(&mut self, who: usize, nth: usize) {
+        if let Some((link, _)) = self.processes[who].links.get(nth).copied() {
+            self.processes[who].links.remove(nth);
+            self.processes[who].half.detach(link);
+            self.settle(who, With::Nothing);
+        }
+    }
+
+    fn begin(&mut self, who: usize, nth: usize) {
+        let process = &mut self.processes[who];
+        let Some(&(link, region)) = process.links.get(nth) else { return };
+        let Way::Ready { rows, row, mapping } = process.half.way(link) else { return };
+        assert_eq!(mapping.region, region);
+        match rows.0[row as usize].enter() {
+            Ok(inside) => {
+                process.inside = Some((inside, region));
+                self.seen.uses += 1;
+            }
+            Err(_) => self.seen.refused_entry += 1,
+        }
+        self.check();
+    }
+
+    /// The system takes its memory, and then closes its connection.
+    fn kill(&mut self, who: usize) {
+        let fresh = Process::new(self.next_identity);
+        self.next_identity += 1;
+        let mut dead = std::mem::replace(&mut self.processes[who], fresh);
+        if let Some((inside, _)) = dead.inside.take() {
+            // Its row says for ever that it is in.
+            std::mem::forget(inside);
+            self.seen.killed_inside += 1;
+        }
+        if let Some((at, _)) = dead.connection {
+            self.connections[at].up.push_back(None);
+        }
+    }
+
+    fn step(&mut self) {
+        let who = self.pick(PROCESSES);
+        let region = self.pick(REGIONS);
+        let nth = self.pick(6);
+        self.processes[who].paused = self.processes[who].paused.saturating_sub(1);
+        let free = !self.processes[who].is_busy();
+        match self.rng.below(20) {
+            0..4 if !self.connections.is_empty() => {
+                let at = self.pick(self.connections.len());
+                self.deliver_up(at);
+            }
+            4..8 if free => self.deliver_down(who),
+            8 => self.share(region),
+            9 => self.unshare(region),
+            10 | 11 if free => {
+                let (mut id, wrong) = (self.id(region), self.one_in(10));
+                id.generation = id.generation.saturating_sub(u32::from(self.one_in(10)));
+                let key = if wrong { [0xff; 16] } else { key(id) };
+                self.attach(who, Want { region: id, key, len: LEN, access: Access::REMOTE_WRITE });
+            }
+            12 if free => self.detach(who, nth),
+            13..16 if free => self.begin(who, nth),
+            16 if self.processes[who].paused == 0 => drop(self.processes[who].inside.take()),
+            17 => self.trouble(who),
+            18 => {
+                self.now = self.now + Duration::from_millis(self.rng.below(300));
+                self.owner.poll(self.now);
+                self.settle_owner();
+            }
+            19 if free => {
+                self.processes[who].half.poll(self.now);
+                self.settle(who, With::Nothing);
+            }
+            _ => {}
+        }
+        self.check();
+    }
+
+    fn trouble(&mut self, who: usize) {
+        match self.rng.below(12) {
+            0 => self.kill(who),
+            1 if self.expelled.len() < 8 => self.expel(self.processes[who].identity),
+            2 => {
+                if let Some((at, _)) = self.processes[who].connection {
+                    self.connections[at].up.push_back(Some(Message::Welcome));
+                    self.seen.nonsense += 1;
+                }
+            }
+            3..6 => self.processes[who].paused = 5 + self.rng.below(40) as u32,
+            _ => self.expelling.clone().into_iter().for_each(|identity| self.expel(identity)),
+        }
+    }
+
+    /// Everything arrives, and whoever was paused goes on.
+    fn calm_down(&mut self) {
+        self.rough = false;
+        for _ in 0..60 {
+            for who in 0..PROCESSES {
+                self.processes[who].paused = 0;
+                self.processes[who].inside = None;
+                self.deliver_down(who);
+                self.processes[who].half.poll(self.now);
+                self.settle(who, With::Nothing);
+            }
+            (0..self.connections.len()).for_each(|at| self.deliver_up(at));
+            self.owner.poll(self.now);
+            self.settle_owner();
+        }
+    }
+
+    /// Every revocation ends, and who may have memory gets it.
+    fn end(&mut self) {
+        if self.pick(2) == 0 {
+            (0..PROCESSES).filter(|who| who % 2 == 0).for_each(|who| self.kill(who));
+        }
+        self.calm_down();
+        (0..REGIONS).for_each(|index| self.unshare(index));
+        self.expelling.clone().into_iter().for_each(|identity| self.expel(identity));
+        assert_eq!((self.owner.waited_for().count(), self.expelling.len()), (0, 0), "it does not end");
+        assert!(self.regions.iter().all(|(state, _)| *state == Region::Own));
+        (0..REGIONS).for_each(|index| self.share(index));
+        for who in 0..PROCESSES {
+            let (identity, region) = (self.processes[who].identity, self.id(who % REGIONS));
+            while !self.processes[who].links.is_empty() {
+                self.detach(who, 0);
+            }
+            self.calm_down();
+            let want = Want { region, key: key(region), len: LEN, access: Access::REMOTE_WRITE };
+            self.attach(who, want);
+            self.calm_down();
+            let (link, _) = self.processes[who].links[0];
+            match self.processes[who].half.way(link) {
+                Way::Ready { .. } => assert!(!self.expelled.contains(&identity), "an expelled one is let in"),
+                Way::Closed(error) if error.kind == ErrorKind::Expelled => {
+                    assert!(self.expelled.contains(&identity), "{identity} was not expelled");
+                }
+                other => panic!("process {identity} waits in vain: {:?}", std::mem::discriminant(&other)),
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_was_taken_back_is_used_by_nobody_and_every_revocation_ends() {
+    let seeds = match std::env::var("SNOWSKIN_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => 0..400,
+    };
+    let alone = seeds.end - seeds.start == 1;
+    let mut all = Seen::default();
+    for seed in seeds {
+        let run = std::panic::AssertUnwindSafe(|| {
+            let mut world = World::new(seed);
+            (0..STEPS).for_each(|_| world.step());
+            world.end();
+            world.seen
+        });
+        let seen = std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("SNOWSKIN_SEED={seed}"));
+        let Seen { uses, waited, taken_back, killed_inside, .. } = seen;
+        all.uses += uses;
+        all.waited += waited;
+        all.taken_back += taken_back;
+        all.killed_inside += killed_inside;
+        all.expelled_inside += seen.expelled_inside;
+        all.expelled += seen.expelled;
+        all.refused_entry += seen.refused_entry;
+        all.lost += seen.lost;
+        all.nonsense += seen.nonsense;
+    }
+    let trouble = [
+        all.uses,
+        all.waited,
+        all.taken_back,
+        all.killed_inside,
+        all.expelled_inside,
+        all.expelled,
+        all.refused_entry,
+        all.lost,
+        all.nonsense,
+    ];
+    assert!(alone || trouble.into_iter().all(|count| count >= 20), "too little has happened: {all:?}");
+}

@@ -1,0 +1,42 @@
+//! Which rails an engine prefers for memory somewhere, by what it reads of its host or what somebody wrote down.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../../te-host/tests/sysfs/mod.rs"]
+mod sysfs;
+
+use std::fs;
+
+use sysfs::Sysfs;
+use te_core::Location;
+use te_engine::{Affinity, Config, Engine, StartError, TopologySource};
+use te_host::topology::read_sysfs;
+
+#[test]
+fn an_engine_goes_by_a_matrix_and_refuses_to_start_with_a_wrong_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("matrix.json");
+    fs::write(&path, r#"{"cpu:1": [["mlx5_1"], ["mlx5_0"]]}"#).unwrap();
+    let source = TopologySource::File(path.clone());
+    let affinity = Affinity::open(&source).expect("a matrix");
+    let nics = ["", "mlx5_0:1", "mlx5_1"].map(String::from);
+    assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![100, 300, 100]));
+    assert_eq!(affinity.penalties(Location::Numa(0), &nics), None, "no row, no preference");
+    assert_eq!(
+        affinity.penalties(Location::Numa(1), &[String::new(), String::new()]),
+        None,
+        "no NICs, no choice"
+    );
+    drop(Engine::start(Config { topology: source.clone(), ..Config::default() }).expect("it starts"));
+
+    fs::write(&path, "[]").unwrap();
+    let error = Engine::start(Config { topology: source, ..Config::default() }).unwrap_err();
+    assert!(matches!(error, StartError::Topology(_)) && error.to_string().contains("auto"), "{error}");
+}
+
+#[test]
+fn penalties_of_a_dgx_follow_the_memory() {
+    let affinity = Affinity::Found(read_sysfs(Sysfs::named("dgx").path()).expect("it reads").topology);
+    let nics = ["mlx5_0:1", "mlx5_7:1"].map(String::from);
+    assert_eq!(affinity.penalties(Location::Numa(1), &nics), Some(vec![315, 150]));
+    assert_eq!(affinity.penalties(Location::Host, &nics), None);
+}

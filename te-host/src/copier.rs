@@ -1,0 +1,410 @@
+//! The transport of every fabric within a host: a queue of slices that `poll` works off with `memcpy`.
+//!
+//! A slice is copied whole within one call of `poll`, or not at all. So it is never half done: cancelled and
+//! failed slices have touched nothing, every outcome is known, and nothing needs a fence. A bound on the
+//! bytes of one call keeps large copies from starving whoever else is polled.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use te_core::{
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op,
+    RegionId, SegmentId, Slice, Token, Transport,
+};
+use te_fabric::{Region, Regions, Segment, Segments};
+
+use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::sums::{self, Note};
+use crate::sys::{HeldSpan, Window, copy, copy_summed};
+
+/// Longest slice, bytes. Copied in one go, it takes tens of microseconds.
+const SLICE_BYTES_MAX: u32 = 2 << 20;
+/// Where one more cut no longer pays, bytes.
+const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
+/// A WRITE of this many bytes is checksummed where that is asked for: nobody looks soon at what it leaves at
+/// the target, so it is stored past the cache, which is faster and spares what is there. A shorter one is
+/// copied in the cache, and takes longer to sum than to copy.
+const COLD_BYTES_MIN: u64 = 32 << 10;
+/// Slices and fences in the queue, at most.
+const INFLIGHT_MAX: usize = 4096;
+/// Bytes that one call of `poll` copies before it returns, give or take a slice.
+const POLL_BYTES_MAX: u64 = 1 << 20;
+/// Regions and segments, at most each.
+const ROWS_MAX: u32 = 1 << 16;
+
+/// A transport that copies, over the memory that `R` reaches. [`LocalTransport`](crate::LocalTransport) and
+/// [`ShmTransport`](crate::ShmTransport) are two of them.
+///
+/// Dropping it takes back what was exported: it waits up to a second for a peer that is in the middle of a
+/// copy.
+pub struct Copier<R: Reach> {
+    reach: R,
+    regions: Regions<Held<R::Export>>,
+    segments: Segments<R::Link>,
+    queue: VecDeque<Job>,
+    /// Jobs in the queue that the last `poll` found waiting for their way.
+    stalled: usize,
+    /// Jobs in the queue that are cancelled.
+    canceled: usize,
+    now: Instant,
+}
+
+/// What is kept of a region beside its rights.
+struct Held<E> {
+    held: Arc<HeldSpan>,
+    export: Option<E>,
+}
+
+enum Job {
+    Copy { slice: Slice, canceled: bool },
+    Fence { token: Token, segment: SegmentId },
+}
+
+impl<R: Reach> Copier<R> {
+    /// A transport without regions.
+    #[must_use]
+    pub fn over(reach: R) -> Self {
+        Self {
+            reach,
+            regions: Regions::new(ROWS_MAX),
+            segments: Segments::new(ROWS_MAX),
+            queue: VecDeque::with_capacity(INFLIGHT_MAX),
+            stalled: 0,
+            canceled: 0,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Whether the slice can be carried out as far as this side knows.
+    fn check(&self, slice: &Slice) -> Result<(), Error> {
+        if slice.len == 0 || slice.len > SLICE_BYTES_MAX {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
+        self.regions.check_local(slice)?;
+        self.segments.check_remote(slice).map(drop)
+    }
+
+    /// A slice has ended: its region and segment are counted out.
+    fn unpin(&mut self, slice: &Slice) {
+        self.regions.unpin(slice.local.0.index);
+        self.segments.unpin(slice.remote.0.index);
+    }
+
+    /// Ends what was cancelled, however much is queued before it. Gives how many.
+    fn end_canceled(&mut self, out: &mut [Completion]) -> usize {
+        if self.canceled == 0 {
+            return 0;
+        }
+        let mut written = 0;
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.retain(|job| {
+            let Job::Copy { slice, canceled: true } = job else { return true };
+            let Some(room) = out.get_mut(written) else { return true };
+            *room = Completion::not_applied(slice.token, Error::new(ErrorKind::Canceled));
+            self.unpin(slice);
+            written += 1;
+            false
+        });
+        self.queue = queue;
+        self.canceled -= written;
+        written
+    }
+
+    fn copy(&self, slice: &Slice) -> Copied {
+        // Both are counted in, so neither can have gone.
+        let (region, segment) = match (self.regions.find(slice.local.0), self.segments.find(slice.remote.0)) {
+            (Ok(region), Ok(segment)) => (region, segment),
+            (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
+        };
+        match region.ext.held.enter() {
+            Some(local) => self.reach.copy(&segment.ext, &local, slice),
+            None => Copied::Failed(Error::new(ErrorKind::NotFound)),
+        }
+    }
+}
+
+/// Copies what a slice asks for, between windows in which its ranges have to lie: all of it or nothing. A
+/// READ, and a WRITE that is worth it, is summed on the way where that is [asked for](crate::sums).
+pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>) -> Copied {
+    let len = u64::from(slice.len);
+    let (from, to) = match slice.op {
+        Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
+        Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
+    };
+    let cold = slice.op == Op::Write;
+    let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
+        let (region, offset) = slice.local;
+        copy_summed(from.0, from.1, to.0, to.1, len, cold)
+            .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
+    } else {
+        copy(from.0, from.1, to.0, to.1, len)
+    };
+    copied.map_or_else(Copied::Failed, |()| Copied::Done)
+}
+
+/// The rights that an operation needs on the local and on the remote side.
+#[must_use]
+pub const fn rights(op: Op) -> (Access, Access) {
+    match op {
+        Op::Read => (Access::LOCAL_WRITE, Access::REMOTE_READ),
+        Op::Write => (Access::LOCAL_READ, Access::REMOTE_WRITE),
+    }
+}
+
+impl<R: Reach> Memory for Copier<R> {
+    #[allow(unsafe_code, reason = "the trait's method; its promise is passed to `HeldSpan`")]
+    unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        if span.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
+        self.regions.vacant(id.index)?;
+        // SAFETY: the caller's promise lasts until `deregister` returns `Ok`, which it does only after
+        // `revoke` was true.
+        let held = Arc::new(unsafe { HeldSpan::new(span) });
+        let export = if access.is_remote() { self.reach.share(id, &held, access)? } else { None };
+        let region = Region::new(id, span.len() as u64, access, 0, Held { held, export });
+        self.regions.insert(id.index, region)
+    }
+
+    fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
+        if self.regions.find(id)?.users > 0 {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        let Some(region) = self.regions.get_mut(id.index) else {
+            return Err(Error::new(ErrorKind::NotFound));
+        };
+        region.closing = true;
+        if !take_back(&mut self.reach, id, region) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        self.regions.remove(id.index);
+        Ok(())
+    }
+
+    fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
+        let region = self.regions.find(id)?;
+        if !region.access.is_remote() || region.closing {
+            return Err(Error::new(ErrorKind::AccessDenied));
+        }
+        let export = region.ext.export.as_ref().ok_or(Error::new(ErrorKind::Unsupported))?;
+        let mut blob = [0; EXPORT_BYTES_MAX];
+        let len = self.reach.export(id, export, region.access, region.len, &mut blob);
+        out.get_mut(..len).ok_or(Error::new(ErrorKind::OutOfRange))?.copy_from_slice(&blob[..len]);
+        Ok(len)
+    }
+
+    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+        self.segments.vacant(id.index)?;
+        let (link, len, access) = self.reach.attach(blob)?;
+        let generation = id.generation;
+        // What the owner calls the region is between the two sides of `reach`.
+        let (peer, region, region_generation, key) = (0, 0, 0, 0);
+        let segment =
+            Segment { generation, peer, region, region_generation, key, len, access, users: 0, ext: link };
+        self.segments.insert(id.index, segment)
+    }
+
+    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+        let segment = self.segments.detach(id)?;
+        self.reach.detach(segment.ext);
+        Ok(())
+    }
+}
+
+impl<R: Reach> Transport for Copier<R> {
+    fn name(&self) -> &'static str {
+        R::NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let progress = if R::OWNER_POLLS { Features::TWO_SIDED_PROGRESS } else { Features::empty() };
+        Capabilities {
+            features: Features::READ | Features::WRITE | Features::INLINE | progress,
+            slice_bytes_max: SLICE_BYTES_MAX,
+            slice_bytes_preferred: SLICE_BYTES_PREFERRED,
+            inflight_max: INFLIGHT_MAX as u32,
+            export_bytes_max: R::EXPORT_BYTES,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
+        for (accepted, slice) in batch.iter().enumerate() {
+            if let Err(error) = self.check(slice) {
+                return if accepted == 0 { Err(error) } else { Ok(accepted) };
+            }
+            if self.queue.len() == INFLIGHT_MAX {
+                return Ok(accepted);
+            }
+            self.regions.pin(slice.local.0.index);
+            self.segments.pin(slice.remote.0.index);
+            self.queue.push_back(Job::Copy { slice: *slice, canceled: false });
+        }
+        Ok(batch.len())
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
+        self.now = now;
+        self.reach.poll(now);
+        let (mut written, mut bytes) = (self.end_canceled(out), 0);
+        self.stalled = 0;
+        for _ in 0..self.queue.len() {
+            let Some(room) = out.get_mut(written).filter(|_| bytes < POLL_BYTES_MAX) else { break };
+            let Some(job) = self.queue.pop_front() else { break };
+            *room = match job {
+                Job::Fence { token, segment } => {
+                    self.segments.unpin(segment.index);
+                    Completion::applied(token)
+                }
+                Job::Copy { slice, canceled: true } => {
+                    // There was no room for it before.
+                    self.queue.push_front(Job::Copy { slice, canceled: true });
+                    break;
+                }
+                Job::Copy { slice, canceled: false } => {
+                    let copied = self.copy(&slice);
+                    if matches!(copied, Copied::NotYet) {
+                        self.queue.push_back(Job::Copy { slice, canceled: false });
+                        self.stalled += 1;
+                        continue;
+                    }
+                    bytes += u64::from(slice.len);
+                    self.unpin(&slice);
+                    match copied {
+                        Copied::Failed(error) => Completion::not_applied(slice.token, error),
+                        Copied::Done | Copied::NotYet => Completion::applied(slice.token),
+                    }
+                }
+            };
+            written += 1;
+        }
+        written
+    }
+
+    fn poll_at(&self) -> Option<Instant> {
+        if self.queue.len() > self.stalled { Some(self.now) } else { self.reach.poll_at() }
+    }
+
+    fn event_source(&self) -> Option<EventSource> {
+        self.reach.event_source()
+    }
+
+    fn cancel(&mut self, token: Token) -> Result<(), Error> {
+        for job in &mut self.queue {
+            if let Job::Copy { slice, canceled } = job
+                && slice.token == token
+            {
+                // It ends with the next poll, even when it waits for its way.
+                self.canceled += usize::from(!*canceled);
+                *canceled = true;
+                self.stalled = 0;
+                return Ok(());
+            }
+        }
+        Err(Error::new(ErrorKind::NotFound))
+    }
+
+    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+        self.segments.find(segment)?;
+        if self.queue.len() == INFLIGHT_MAX {
+            return Err(Error::new(ErrorKind::Full));
+        }
+        self.segments.pin(segment.index);
+        self.queue.push_back(Job::Fence { token, segment });
+        Ok(())
+    }
+
+    fn is_connected(&self, peer: u64) -> bool {
+        peer != 0 && self.reach.is_connected(peer)
+    }
+
+    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+        if peer == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument));
+        }
+        if !force && self.is_connected(peer) {
+            return Err(Error::new(ErrorKind::Busy));
+        }
+        self.reach.expel(peer)
+    }
+}
+
+impl<R: Reach> Drop for Copier<R> {
+    /// Peers stop before the memory goes back to whoever dropped us. A copy takes microseconds; a peer that
+    /// died in one is noticed. One that was stopped in the middle of a copy keeps us waiting, but not for
+    /// ever.
+    fn drop(&mut self) {
+        let start = std::time::Instant::now();
+        for (index, region) in self.regions.iter() {
+            let id = RegionId::new(index, region.generation);
+            while !take_back(&mut self.reach, id, region) {
+                if start.elapsed().as_secs() >= 1 {
+                    log::error!(
+                        "{}: a peer is still inside region {id} after 1 s; its memory may change",
+                        R::NAME
+                    );
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Ends a region's export and its registration. True: nothing touches its memory, and nothing will.
+fn take_back<R: Reach>(reach: &mut R, id: RegionId, region: &Region<Held<R::Export>>) -> bool {
+    let Held { held, export } = &region.ext;
+    let peers_out = export.as_ref().is_none_or(|export| reach.unshare(id, export));
+    held.revoke() && peers_out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LocalConfig, LocalTransport};
+
+    #[test]
+    fn a_cancelled_slice_ends_with_the_next_poll_however_much_is_before_it() {
+        let open = || LocalTransport::new(LocalConfig::default()).unwrap();
+        let (mut owner, mut peer) = (open(), open());
+        let mut memory = [vec![1u8; 2 << 20], vec![2u8; 2 << 20]];
+        let id = RegionId::new(0, 0);
+        for (side, memory) in [&mut owner, &mut peer].into_iter().zip(&mut memory) {
+            let span = MemSpan::new(memory.as_mut_ptr(), memory.len());
+            #[allow(unsafe_code, reason = "a test's own memory")]
+            // SAFETY: the memory outlives the transports' use of it, and nobody else touches it meanwhile.
+            unsafe {
+                side.register(id, span, Access::all()).unwrap();
+            }
+        }
+        let (mut blob, segment) = ([0; 128], SegmentId::new(0, 0));
+        let len = owner.export(id, &mut blob).unwrap();
+        peer.attach(segment, &blob[..len]).unwrap();
+        let slice = |token| Slice {
+            token: Token(token),
+            local: (id, 0),
+            remote: (segment, 0),
+            len: 2 << 20,
+            op: Op::Read,
+        };
+        let slices: Vec<Slice> = (0..200).map(slice).collect();
+        assert_eq!(peer.submit(&slices), Ok(200));
+        (2..200).for_each(|token| peer.cancel(Token(token)).unwrap());
+        peer.cancel(Token(2)).unwrap();
+        let mut out = [Completion::applied(Token(u64::MAX)); 64];
+        let mut ended = Vec::new();
+        for count in [64, 64, 64] {
+            assert_eq!(peer.poll(Instant::ZERO, &mut out), count);
+            ended.extend_from_slice(&out);
+        }
+        // The rest of them, and as many copies as one call may do.
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 7);
+        ended.extend_from_slice(&out[..7]);
+        let copied: Vec<u64> = ended.iter().filter(|end| end.result.is_ok()).map(|end| end.token.0).collect();
+        assert_eq!(copied, [0]);
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 1);
+        assert_eq!((out[0].token, out[0].result.is_ok()), (Token(1), true));
+        assert_eq!(peer.poll(Instant::ZERO, &mut out), 0);
+        peer.deregister(id).unwrap();
+        owner.deregister(id).unwrap();
+    }
+}

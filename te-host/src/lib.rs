@@ -1,0 +1,104 @@
+//! What a process gets from the host that it runs on: two fabrics that copy, the memory that they copy
+//! between, and how the host's memory, NICs and GPUs lie to each other.
+//!
+//! ```text
+//!            submit                       poll                              a peer, in this process or another
+//!              │                           ▲                                             ▲
+//!  ┌───────────▼───────────────────────────┴─────────────────────────────┐               │
+//!  │ copier   Copier<R>: regions, segments, queue, cancellation, copies  │               │
+//!  └───────────┬──────────────────────────────────┬──────────────────────┘               │
+//!              │ Reach: finds the memory          │ carry_out: memcpy, CRC-32C on the way│
+//!    ┌─────────┴─────────┐                        ▼                                      │
+//!    │ Local       Shm   │   HeldSpan ── our memory, and who is inside                   │
+//!    │ a table     files │   SharedMemory ── memory whose file another process can map ──┘
+//!    └─────────┬─────────┘
+//!              │ Shm: who may map what, and how it comes back
+//!              ▼
+//!         sockets that carry descriptors
+//!
+//!   fork  what a child does not inherit      lend  memory for a process without an engine
+//!   sums  checksums of what was copied       topology  sysfs, hwloc, files      Spin, park  waiting
+//! ```
+//!
+//! | | [`LocalTransport`] | [`ShmTransport`] |
+//! |---|---|---|
+//! | reaches | transports of the same process | processes of the same host |
+//! | one-sided READ and WRITE | yes | yes |
+//! | exports | any host memory | [`SharedMemory`] |
+//! | the owner has to poll | no | to grant a region; not for copies |
+//! | fences | nothing to wait for | nothing to wait for |
+//! | expulsion | yes | yes |
+//! | checksums in the copy | CRC-32C | CRC-32C |
+//!
+//! A slice is copied within one call of `poll`, on the caller's thread, or not at all: its outcome is always
+//! known. Another host fabric, one over a CXL pool for one, is another [`Reach`]; its documentation has one
+//! that compiles.
+//!
+//! # Limits
+//!
+//! Linux. Slices of up to 2 MiB; 4,096 slices in flight; 65,536 regions and as many segments; one call of
+//! `poll` copies about 1 MiB. Shared memory: see [`ShmConfig`], and 1,024 grants for each peer.
+//!
+//! # Example
+//!
+//! One process writes into memory that another one exports. Here both are this one, and shared memory is used
+//! all the same.
+//!
+//! ```
+//! use te_core::{Access, Completion, Instant, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+//! use te_host::{AllocOptions, SharedMemory, ShmConfig, ShmTransport};
+//!
+//! let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
+//! let (here, there) = (SharedMemory::new(4096, options)?, SharedMemory::new(4096, options)?);
+//! here.view().write(0, b"kv cache")?;
+//! let (mut peer, mut owner) = (ShmTransport::new(ShmConfig::default())?, ShmTransport::new(ShmConfig::default())?);
+//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! // SAFETY: both stay mapped until they are deregistered, and nobody makes references to them.
+//! unsafe {
+//!     peer.register(region, here.span(), Access::LOCAL)?;
+//!     owner.register(region, there.span(), Access::REMOTE_WRITE)?;
+//! }
+//! let mut export = [0; 128];
+//! let len = owner.export(region, &mut export)?;
+//! peer.attach(segment, &export[..len])?;
+//!
+//! peer.submit(&[Slice { token: Token(1), local: (region, 0), remote: (segment, 100), len: 8, op: Op::Write }])?;
+//! let mut ended = [Completion::applied(Token(0))];
+//! // The owner grants the region while it polls.
+//! while peer.poll(Instant::ZERO, &mut ended) == 0 {
+//!     owner.poll(Instant::ZERO, &mut []);
+//! }
+//! assert_eq!(ended[0], Completion::applied(Token(1)));
+//! let mut seen = [0; 8];
+//! there.view().read(100, &mut seen)?;
+//! assert_eq!(&seen, b"kv cache");
+//! peer.deregister(region)?;
+//! owner.deregister(region)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod copier;
+pub mod fork;
+pub mod keys;
+mod lend;
+mod local;
+mod open_error;
+mod reach;
+mod shm;
+mod spin;
+pub mod sums;
+mod sys;
+pub mod topology;
+
+pub use copier::{Copier, carry_out, rights};
+pub use lend::{BorrowedMemory, peer_uid, recv_with_fd, send_with_fd};
+pub use local::{Config as LocalConfig, Local, LocalTransport};
+pub use open_error::OpenError;
+pub use reach::{Copied, EXPORT_BYTES_MAX, Reach};
+pub use shm::{Config as ShmConfig, Shm, ShmTransport};
+pub use spin::Spin;
+pub use sys::{
+    AllocOptions, Gate, HeldSpan, Inside, SharedMemory, Use, Window, crc32c_at, crc32c_of, node_of, own_uid,
+    park, wait_readable,
+};

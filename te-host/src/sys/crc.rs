@@ -1,0 +1,77 @@
+//! CRC-32C of memory that is reached by address, alone or while it is copied: by folding where the processor
+//! can, else by the `crc32c` crate.
+
+#[cfg(target_arch = "x86_64")]
+mod fold;
+
+/// Copied out at a time where memory is not read in place.
+const PIECE_BYTES: usize = 8 << 10;
+
+/// CRC-32C of `bytes`, appended to that of what came before; 0 at the beginning.
+#[must_use]
+pub fn crc32c_of(so_far: u32, bytes: &[u8]) -> u32 {
+    // SAFETY: a slice is readable over its length.
+    unsafe { crc32c_at(so_far, bytes.as_ptr(), bytes.len()) }
+}
+
+/// CRC-32C of `len` bytes at `bytes`, appended to that of what came before; 0 at the beginning. For memory to
+/// which no reference may be made.
+///
+/// # Safety
+/// The bytes are readable. They may change meanwhile; the result is then that of some mix.
+#[must_use]
+pub unsafe fn crc32c_at(so_far: u32, bytes: *const u8, len: usize) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if len >= fold::BLOCK_BYTES && fold::can_fold() {
+        // SAFETY: the processor can, and the caller's promise.
+        return unsafe { fold::blocks(so_far, bytes, len) };
+    }
+    let mut crc = so_far;
+    let mut piece = [0; PIECE_BYTES];
+    let mut at = 0;
+    while at < len {
+        let part = (len - at).min(PIECE_BYTES);
+        // SAFETY: `part` bytes from `at` on are inside what the caller promised; `piece` is ours.
+        unsafe { te_core::copy_bytes(bytes.add(at), piece.as_mut_ptr(), part) };
+        crc = crc32c::crc32c_append(crc, &piece[..part]);
+        at += part;
+    }
+    crc
+}
+
+/// Copies `len` bytes and gives the CRC-32C of what was written.
+///
+/// Where the processor can fold, the two are woven together: memory that is not in the cache takes longer to
+/// arrive than to sum.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. A peer may change `from`
+/// meanwhile.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if len >= fold::BLOCK_BYTES && fold::can_fold() {
+        // SAFETY: the processor can, and the caller's promise.
+        return unsafe { fold::copy(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        te_core::copy_bytes(from, to, len);
+        // Of what was written: a peer may have changed the source since.
+        crc32c_at(0, to, len)
+    }
+}
+
+/// As [`copy`], for what nobody will look at soon: past the cache where the processor can. The CRC-32C is
+/// that of the source; it does not fit what was written when a peer changed the source meanwhile.
+///
+/// # Safety
+/// As [`copy`].
+pub(super) unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if fold::can_fold() {
+        // SAFETY: the processor can, and the caller's promise.
+        return unsafe { fold::stream(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy(from, to, len) }
+}

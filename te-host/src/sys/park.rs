@@ -1,0 +1,46 @@
+//! Sleeping until one of several descriptors is readable.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Descriptors that one call waits on, at most.
+const FDS_MAX: usize = 40;
+
+/// Sleeps until a descriptor is readable or `timeout` is over. May wake early.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
+    park([fd.as_raw_fd()], Some(timeout));
+}
+
+/// Sleeps until one of `fds` is readable or `timeout` is over (`None`: no limit). May wake early. A number
+/// that is no descriptor, or another one's by now, wakes it early at worst.
+pub fn park(fds: impl IntoIterator<Item = RawFd>, timeout: Option<Duration>) {
+    let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
+    // SAFETY: the callers pass descriptors that their transports keep open; they are only waited on, within
+    // this call.
+    polled.extend(
+        fds.into_iter()
+            .filter(|&fd| fd >= 0)
+            .take(FDS_MAX)
+            .map(|fd| PollFd::new(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::POLLIN)),
+    );
+    // Rounded up: waking a moment before the time would spin.
+    let timeout = match timeout {
+        None => PollTimeout::NONE,
+        Some(timeout) => {
+            let millis = timeout.as_nanos().div_ceil(1_000_000);
+            PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX).min(60_000))
+                .unwrap_or(PollTimeout::MAX)
+        }
+    };
+    match poll(&mut polled, timeout) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(errno) => {
+            // A descriptor that cannot be waited on must not make the caller spin.
+            log::warn!("waiting for the fabrics failed: {errno}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

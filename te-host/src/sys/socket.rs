@@ -1,0 +1,220 @@
+//! Unix sockets that keep message boundaries and carry descriptors.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
+    getsockopt, listen, sendmsg, socket, sockopt::PeerCredentials,
+};
+
+/// Room for as many descriptors as one message can carry (`SCM_MAX_FD`), so that none is cut off and lost.
+// SAFETY: plain arithmetic.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(253 * size_of::<RawFd>() as u32) } as usize;
+
+/// Aligned as control messages want to be.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+/// A process that one may watch end. Of one in a namespace that we do not see, or on a kernel before 5.3,
+/// nothing is known: it never has ended.
+#[derive(Debug)]
+pub(crate) struct Process(Option<OwnedFd>);
+
+impl Process {
+    fn open(pid: libc::pid_t) -> Self {
+        if pid <= 0 {
+            return Self(None);
+        }
+        // SAFETY: takes numbers and gives a new descriptor, or an error.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        // Its descriptors are closed on exec.
+        Self(RawFd::try_from(fd).ok().filter(|&fd| fd >= 0).map(wrap_fd))
+    }
+
+    /// Whether all of it has ended: its memory is gone.
+    pub(crate) fn has_ended(&self) -> bool {
+        let Some(fd) = &self.0 else { return false };
+        let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// A non-blocking `SOCK_SEQPACKET` socket, listening or connected.
+#[derive(Debug)]
+pub(crate) struct SeqSocket(OwnedFd);
+
+impl SeqSocket {
+    /// Listens under an abstract name.
+    pub(crate) fn listen(name: &[u8]) -> Result<Self, Errno> {
+        let this = Self::new()?;
+        bind(this.0.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
+        listen(&this.0, Backlog::new(64)?)?;
+        Ok(this)
+    }
+
+    /// Connects to an abstract name; at once or not at all.
+    pub(crate) fn connect(name: &[u8]) -> Result<Self, Errno> {
+        let this = Self::new()?;
+        connect(this.0.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
+        Ok(this)
+    }
+
+    /// The next connection, if one waits.
+    pub(crate) fn accept(&self) -> Result<Option<Self>, Errno> {
+        match accept4(self.0.as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
+            Ok(fd) => Ok(Some(Self(wrap_fd(fd)))),
+            Err(Errno::EAGAIN | Errno::ECONNABORTED | Errno::EINTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The user that the peer ran as when it connected, and its process.
+    pub(crate) fn peer(&self) -> Result<(u32, Process), Errno> {
+        let peer = getsockopt(&self.0, PeerCredentials)?;
+        Ok((peer.uid(), Process::open(peer.pid())))
+    }
+
+    /// Sends one message, whole or not at all.
+    pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        send_with_fd(self.0.as_fd(), message, fd).map(drop)
+    }
+
+    /// The next message, if one waits: its length (0: the peer has closed) and the descriptor that came with
+    /// it.
+    pub(crate) fn recv(&self, out: &mut [u8]) -> Result<Option<(usize, Option<OwnedFd>)>, Errno> {
+        match recv_with_fd(self.0.as_fd(), out) {
+            Ok(received) => Ok(Some(received)),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn new() -> Result<Self, Errno> {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map(Self)
+    }
+}
+
+impl AsFd for SeqSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The user that the peer of a Unix socket ran as when it connected.
+pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    getsockopt(&socket, PeerCredentials).map(|peer| peer.uid())
+}
+
+/// Sends bytes, and a descriptor with the first of them; blocks where the socket does. How many bytes went.
+pub(crate) fn send_with_fd(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let fds: &[RawFd] = &fd.map_or([-1], |fd| [fd.as_raw_fd()]);
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control: &[ControlMessage<'_>] = if fd.is_some() { &rights } else { &[] };
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)
+}
+
+/// Receives bytes, and the descriptor that came with them; blocks where the socket does. 0 bytes: the peer
+/// has closed.
+pub(crate) fn recv_with_fd(
+    socket: BorrowedFd<'_>,
+    out: &mut [u8],
+) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut iov = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    // SAFETY: all zeroes is a `msghdr` without anything.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
+    (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), CONTROL_BYTES as _);
+    // SAFETY: the header points to `out` and `control` with their lengths, and both outlive the call.
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    let count = Errno::result(count)? as usize;
+    // All are taken, whatever else is wrong with the message, so that those we did not ask for are closed.
+    Ok((count, take_fds(&header)))
+}
+
+/// The user that this process runs as.
+#[must_use]
+pub fn own_uid() -> u32 {
+    // SAFETY: it has no preconditions and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Takes over every descriptor that came with a message; keeps the first and closes the others.
+fn take_fds(header: &libc::msghdr) -> Option<OwnedFd> {
+    let mut first = None;
+    // SAFETY: `recvmsg` has filled the control buffer and set its length; the buffer is there.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: not null, so it points to a header within what the kernel has written.
+    while let Some(control) = unsafe { next.as_ref() } {
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: the kernel wrote `cmsg_len` bytes from the header on, the descriptors after it.
+            let data = unsafe { libc::CMSG_DATA(control) };
+            // SAFETY: plain arithmetic.
+            let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = control.cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
+            for index in 0..count {
+                // SAFETY: `count` descriptors lie there, as the length says.
+                let fd = unsafe { data.cast::<RawFd>().add(index).read_unaligned() };
+                // Every one is wrapped: what is not kept is closed here.
+                let fd = wrap_fd(fd);
+                first.get_or_insert(fd);
+            }
+        }
+        // SAFETY: `control` lies in the header's buffer, as the kernel left it.
+        next = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
+    first
+}
+
+/// Takes over a descriptor that the kernel has just made for us.
+fn wrap_fd(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers pass what `accept4` or `recvmsg` has just given; nobody else knows the number.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::PipeReader;
+
+    use super::*;
+
+    #[test]
+    fn every_descriptor_that_a_message_brings_is_closed_but_the_first() {
+        let name = format!("snowskin-test-{}", std::process::id());
+        let listener = SeqSocket::listen(name.as_bytes()).unwrap();
+        let sender = SeqSocket::connect(name.as_bytes()).unwrap();
+        let receiver = listener.accept().unwrap().unwrap();
+        // A pipe tells when its last writing end is closed.
+        for count in [1usize, 2, 5, 253] {
+            let (mut reader, writer) = std::io::pipe().unwrap();
+            let fds = vec![writer.as_raw_fd(); count];
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let flags = MsgFlags::MSG_NOSIGNAL;
+            sendmsg::<()>(sender.0.as_raw_fd(), &[IoSlice::new(b"x")], &rights, flags, None).unwrap();
+            drop((rights, writer));
+            let (len, first) = receiver.recv(&mut [0; 8]).unwrap().unwrap();
+            assert_eq!(len, 1);
+            assert!(first.is_some());
+            assert!(!at_end(&mut reader), "{count}: the first is open");
+            drop(first);
+            assert!(at_end(&mut reader), "{count}: all are closed");
+        }
+        // No descriptor at all.
+        sender.send(b"y", None).unwrap();
+        assert!(receiver.recv(&mut [0; 8]).unwrap().unwrap().1.is_none());
+    }
+
+    fn at_end(reader: &mut PipeReader) -> bool {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        let mut fds = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+    }
+}

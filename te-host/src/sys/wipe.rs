@@ -1,0 +1,154 @@
+//! What a child does not inherit: a word that is 0 in every process that was forked since it was set, and
+//! what goes by it.
+
+use std::mem::ManuallyDrop;
+use std::num::NonZeroUsize;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::fork::Mark;
+
+/// Where it is, from the first call on. No lock: a fork in the middle of the first call must not leave one
+/// held.
+static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+/// Where it is on kernels before 4.14.
+static PLAIN: AtomicU64 = AtomicU64::new(0);
+const PAGE: NonZeroUsize = NonZeroUsize::new(4096).expect("not 0");
+
+/// The word. The same one at every call.
+pub(crate) fn wiped_on_fork() -> &'static AtomicU64 {
+    let known = WORD.load(Ordering::Acquire);
+    // SAFETY: `WORD` holds null, or what `made` gave: an aligned, zeroed or set word that lives for ever.
+    if let Some(word) = unsafe { known.as_ref() } {
+        return word;
+    }
+    let ours = made();
+    match WORD.compare_exchange(ptr::null_mut(), ours, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: as above.
+        Ok(_) => unsafe { &*ours },
+        Err(theirs) => {
+            if !ptr::eq(ours, &raw const PLAIN)
+                && let Some(page) = ptr::NonNull::new(ours.cast())
+            {
+                // SAFETY: `made` mapped it, and nobody else has seen it.
+                let unmapped = unsafe { munmap(page, PAGE.get()) };
+                debug_assert!(unmapped.is_ok(), "unmapping our own page");
+            }
+            // SAFETY: as above.
+            unsafe { &*theirs }
+        }
+    }
+}
+
+/// A page that the kernel wipes in a child; where it cannot, a word that the C library's `fork` wipes.
+fn made() -> *mut AtomicU64 {
+    let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: the kernel picks the address, so nothing that exists is replaced.
+    if let Ok(page) = unsafe { mmap_anonymous(None, PAGE, rights, MapFlags::MAP_PRIVATE) } {
+        // SAFETY: our own page, which nobody looks at yet.
+        if unsafe { madvise(page, PAGE.get(), MmapAdvise::MADV_WIPEONFORK) }.is_ok() {
+            return page.as_ptr().cast();
+        }
+        // SAFETY: our own page, which nobody has seen.
+        let unmapped = unsafe { munmap(page, PAGE.get()) };
+        debug_assert!(unmapped.is_ok(), "unmapping our own page");
+    }
+    // SAFETY: the handler does nothing but store to an atomic, which is allowed in a child.
+    let handled = unsafe { libc::pthread_atfork(None, None, Some(wipe_plain)) };
+    if handled != 0 {
+        log::warn!("a fork of this process cannot be noticed: do not use its engines in a child");
+    }
+    (&raw const PLAIN).cast_mut()
+}
+
+extern "C" fn wipe_plain() {
+    PLAIN.store(0, Ordering::Relaxed);
+}
+
+/// Something that each process has its own of. A child makes one afresh: what it inherited is its parent's,
+/// and may be locked by a thread that the child does not have.
+pub struct PerProcess<T> {
+    made: AtomicPtr<(Mark, T)>,
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    /// Nothing yet: each process makes its own when it asks for it first.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { made: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// This process' one.
+    #[must_use]
+    pub fn get(&self) -> &'static T {
+        let known = self.made.load(Ordering::Acquire);
+        // SAFETY: null, or a box that was leaked below.
+        if let Some((mark, made)) = unsafe { known.as_ref() }
+            && !mark.is_forked()
+        {
+            return made;
+        }
+        // What the parent made is leaked as well: it is not ours to drop.
+        let fresh = Box::into_raw(Box::new((Mark::new(), T::default())));
+        match self.made.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: leaked above.
+            Ok(_) => unsafe { &(*fresh).1 },
+            Err(theirs) => {
+                // SAFETY: nobody has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: leaked above, by another thread of this process: it changed `made` after we did
+                // look.
+                unsafe { &(*theirs).1 }
+            }
+        }
+    }
+}
+
+impl<T: Default + Send + Sync + 'static> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Dropped by the process that made it alone. A child leaks it: its threads are not there, and its sockets
+/// are its parent's.
+pub struct Own<T> {
+    mark: Mark,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Own<T> {
+    /// Belongs to this process.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self { mark: Mark::new(), value: ManuallyDrop::new(value) }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Own<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if !self.mark.is_forked() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
