@@ -55,7 +55,9 @@ impl Affinity {
         let of_nodes = match self {
             Self::Unknown => false,
             Self::Found(topology) => topology.nodes().len() > 1,
-            Self::Written(matrix) => matrix.rows().iter().any(|row| matches!(row.location, Location::Numa(_))),
+            Self::Written(matrix) => {
+                matrix.rows().iter().any(|row| matches!(row.location, Location::Numa(_)))
+            }
         };
         of_nodes && devices.iter().filter(|device| !device.is_empty()).count() > 1
     }

@@ -32,14 +32,16 @@ pub struct RegionDescriptor {
     pub len: u64,
     /// Bits of [`Access`]; remote rights only.
     pub access: u8,
-    /// NUMA node; `None` when unknown.
-    pub numa: Option<u16>,
+    /// Where the memory is, as a [`Location`] is written: `*`, `cpu:0`, `cuda:3`.
+    pub location: String,
     /// What the owner's fabrics say about it, as `MultiTransport` writes it.
     pub export: Vec<u8>,
 }
 
 /// Exports of one region, bytes at most.
 pub(crate) const EXPORT_BYTES_MAX: usize = 16 << 10;
+/// Text of one location, bytes at most.
+const LOCATION_BYTES_MAX: usize = 64;
 
 impl Descriptor {
     /// Understands bytes that a peer sent.
@@ -55,7 +57,9 @@ impl Descriptor {
         this.regions.sort_unstable_by_key(|region| region.addr);
         let mut end = 0;
         for region in &this.regions {
-            if region.len == 0 || region.export.len() > EXPORT_BYTES_MAX {
+            let too_long =
+                region.export.len() > EXPORT_BYTES_MAX || region.location.len() > LOCATION_BYTES_MAX;
+            if region.len == 0 || too_long {
                 return Err("its descriptor lists an impossible region");
             }
             if region.addr < end {
@@ -86,8 +90,9 @@ impl RegionDescriptor {
         Access::from_bits_truncate(self.access)
     }
 
+    /// A location that this build does not know counts as host memory of an unknown node: it only decides which rail is near.
     pub(crate) fn location(&self) -> Location {
-        self.numa.map_or(Location::Host, Location::Numa)
+        self.location.parse().unwrap_or_default()
     }
 }
 
@@ -133,7 +138,14 @@ mod tests {
     use super::*;
 
     fn region(addr: u64, len: u64, access: Access) -> RegionDescriptor {
-        RegionDescriptor { region: 0, addr, len, access: access.bits(), numa: None, export: vec![1, 2, 3] }
+        RegionDescriptor {
+            region: 0,
+            addr,
+            len,
+            access: access.bits(),
+            location: "cpu:1".into(),
+            export: vec![1, 2, 3],
+        }
     }
 
     #[test]
@@ -149,6 +161,17 @@ mod tests {
     }
 
     #[test]
+    fn a_location_goes_along_and_one_that_is_not_known_is_just_memory() {
+        let at = |location: &str| RegionDescriptor {
+            location: location.into(),
+            ..region(0, 1, Access::REMOTE_READ)
+        };
+        assert_eq!(at("cpu:1").location(), Location::Numa(1));
+        assert_eq!(at("cuda:3").location(), Location::Device(te_core::GpuVendor::Nvidia, 3));
+        assert_eq!(at("tpu:0").location(), Location::Host);
+    }
+
+    #[test]
     fn impossible_descriptors_are_refused() {
         let told =
             |regions: Vec<RegionDescriptor>| Descriptor { regions, ..Descriptor::default() }.to_bytes();
@@ -160,6 +183,7 @@ mod tests {
             told(vec![region(0x1000, 1, Access::LOCAL)]),
             told(vec![region(0x1000, 1, read | Access::LOCAL_WRITE)]),
             told(vec![RegionDescriptor { access: 0x80, ..region(0x1000, 1, read) }]),
+            told(vec![RegionDescriptor { location: "c".repeat(65), ..region(0x1000, 1, read) }]),
         ] {
             assert!(Descriptor::parse(&bad).is_err());
         }

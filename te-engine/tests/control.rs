@@ -20,7 +20,7 @@ fn quick() -> TransferEngine {
 }
 
 fn frame(body: &[u8]) -> Vec<u8> {
-    let mut frame = b"SNWK\x01\0\0\0".to_vec();
+    let mut frame = b"SNWK\x02\0\0\0".to_vec();
     frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
     frame.extend_from_slice(body);
     frame
@@ -113,11 +113,11 @@ fn a_server_that_is_not_an_engine_is_told_from_one() {
     let engine = common::engine(Fabrics::LOCAL);
     for (answer, what) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "not a transfer engine"),
-        (b"SNWK\x02\0\0\0\x01\0\0\0x", "another version"),
-        (b"SNWK\x01\0\0\0\xff\xff\xff\x7f", "longer than control.frame_bytes_max"),
-        (b"SNWK\x01\0\0\0\x01\0\0\0\x63", "does not parse"),
-        (b"SNWK\x01\0\0\0\x01\0\0\0\x02", "another question"),
-        (b"SNWK\x01\0\0\0\x03\0\0\0\x00\x01\x07", "descriptor does not parse"),
+        (b"SNWK\x03\0\0\0\x01\0\0\0x", "another version"),
+        (b"SNWK\x02\0\0\0\xff\xff\xff\x7f", "longer than control.frame_bytes_max"),
+        (b"SNWK\x02\0\0\0\x01\0\0\0\x63", "does not parse"),
+        (b"SNWK\x02\0\0\0\x01\0\0\0\x02", "another question"),
+        (b"SNWK\x02\0\0\0\x03\0\0\0\x00\x01\x07", "descriptor does not parse"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let name = listener.local_addr().unwrap().to_string();

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory, Op,
-    RegionId, SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
+    MemoryKinds, Op, RegionId, SegmentId, Slice, Token, Transport,
 };
 use te_fabric::{Region, Regions, Segment, Segments};
 
@@ -154,6 +154,7 @@ pub const fn rights(op: Op) -> (Access, Access) {
 impl<R: Reach> Memory for Copier<R> {
     #[allow(unsafe_code, reason = "the trait's method; its promise is passed to `HeldSpan`")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        span.require(MemoryKinds::HOST)?;
         if span.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
@@ -218,13 +219,10 @@ impl<R: Reach> Transport for Copier<R> {
 
     fn capabilities(&self) -> Capabilities {
         let progress = if R::OWNER_POLLS { Features::TWO_SIDED_PROGRESS } else { Features::empty() };
-        Capabilities {
-            features: Features::READ | Features::WRITE | Features::INLINE | progress,
-            slice_bytes_max: SLICE_BYTES_MAX,
-            slice_bytes_preferred: SLICE_BYTES_PREFERRED,
-            inflight_max: INFLIGHT_MAX as u32,
-            export_bytes_max: R::EXPORT_BYTES,
-        }
+        Capabilities::new(Features::READ | Features::WRITE | Features::INLINE | progress)
+            .with_slice_bytes(SLICE_BYTES_PREFERRED, SLICE_BYTES_MAX)
+            .with_inflight_max(INFLIGHT_MAX as u32)
+            .with_export_bytes_max(R::EXPORT_BYTES)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use te_core::topology::{Distance, GpuVendor, NODES_MAX, NicKind, Location, PortState, Topology};
+use te_core::topology::{Distance, GpuVendor, Location, NODES_MAX, NicKind, PortState, Topology};
 use te_host::topology::{Found, HwlocError, HwlocSource, matrix_to_json, read_hwloc};
 
 /// By hand, after what lstopo 2.9 writes: two sockets; a switch with a GPU and a NIC on each, a second NIC
@@ -70,7 +70,10 @@ fn its_distances_are_those_that_sysfs_would_give() {
     let far = |location, nic| host.distance(location, host.nic(nic).expect("a NIC"));
     let cuda_0 = Location::Device(GpuVendor::Nvidia, 0);
     assert_eq!((far(cuda_0, "mlx5_0"), far(cuda_0, "mlx5_1")), (Distance::Switch(2), Distance::HostBridge));
-    assert_eq!((far(cuda_0, "mlx5_2"), far(Location::Numa(1), "eno1")), (Distance::Remote(21), Distance::Node));
+    assert_eq!(
+        (far(cuda_0, "mlx5_2"), far(Location::Numa(1), "eno1")),
+        (Distance::Remote(21), Distance::Node)
+    );
     assert_eq!(
         matrix_to_json(&host.matrix()),
         r#"{

@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sysfs::Sysfs;
 use te_core::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
-use te_core::topology::{GpuVendor, Nic, Place, Topology};
+use te_core::topology::{GpuVendor, Location, Nic, Topology};
 use te_core::{
     Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RailHealth,
     RailState, RegionId, SegmentId, Slice, Token, Transport,

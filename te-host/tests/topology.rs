@@ -8,7 +8,8 @@ use std::path::Path;
 
 use sysfs::Sysfs;
 use te_core::topology::{
-    Distance, GPUS_MAX, GpuVendor, NICS_MAX, NODES_MAX, NicKind, Location, PortState, PriorityMatrix, Topology,
+    Distance, GPUS_MAX, GpuVendor, Location, NICS_MAX, NODES_MAX, NicKind, PortState, PriorityMatrix,
+    Topology,
 };
 use te_host::topology::{SYSFS, SysfsError, matrix_to_json, parse_matrix, read_matrix, read_sysfs};
 

@@ -228,10 +228,8 @@ fn secrets_stand_in_files_of_their_own_and_the_master_shares_those_of_the_cluste
 #[test]
 fn nodes_without_a_name_are_called_differently_in_one_and_the_same_process() {
     let names: Vec<String> = (0..16).map(|_| super::process_name()).collect();
-    let suffixes: Vec<u32> = names
-        .iter()
-        .map(|name| u32::from_str_radix(name.rsplit('-').next().unwrap(), 16).unwrap())
-        .collect();
+    let suffixes: Vec<u32> =
+        names.iter().map(|name| u32::from_str_radix(name.rsplit('-').next().unwrap(), 16).unwrap()).collect();
     let distinct: std::collections::BTreeSet<u32> = suffixes.iter().copied().collect();
     assert_eq!(distinct.len(), suffixes.len(), "{names:?}");
     // One in 16! that they rise by chance.

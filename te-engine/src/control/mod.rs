@@ -3,7 +3,7 @@
 //! One request, one answer, any number of times on a connection. A frame is
 //!
 //! ```text
-//!   magic 4 = "SNWK" | version u16 = 1 | zero u16 | body length u32 | body (postcard)
+//!   magic 4 = "SNWK" | version u16 = 2 | zero u16 | body length u32 | body (postcard)
 //! ```
 //!
 //! with little-endian integers. An engine with a cluster secret answers nothing but probes to who does not prove that it knows
@@ -26,7 +26,7 @@ pub(crate) use inbox::Inbox;
 pub(crate) use server::Server;
 
 const MAGIC: [u8; 4] = *b"SNWK";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER_BYTES: usize = 12;
 
 /// What an engine asks another one.

@@ -375,10 +375,7 @@ fn descriptor(
         addr: span.as_ptr().addr() as u64,
         len: span.len() as u64,
         access: access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
-        numa: match location {
-            Location::Numa(node) => Some(node),
-            _ => None,
-        },
+        location: location.to_string(),
         export,
     }
 }

@@ -73,13 +73,10 @@ impl Transport for Stuck {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE,
-            slice_bytes_max: 1 << 20,
-            slice_bytes_preferred: 4096,
-            inflight_max: 4096,
-            export_bytes_max: 1,
-        }
+        Capabilities::new(Features::READ | Features::WRITE)
+            .with_slice_bytes(4096, 1 << 20)
+            .with_inflight_max(4096)
+            .with_export_bytes_max(1)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -128,7 +125,7 @@ fn engine(drain_ms: u32) -> (Stuck, Engine, TransferRequest) {
     export.extend_from_slice(b"stuck");
     export.extend_from_slice(&[1, 0, 0]);
     let access = (Access::REMOTE_READ | Access::REMOTE_WRITE).bits();
-    let region = RegionDescriptor { region: 1, addr: 0x1000, len: LEN, access, numa: None, export };
+    let region = RegionDescriptor { region: 1, addr: 0x1000, len: LEN, access, location: "*".into(), export };
     let descriptor = Descriptor { name: "peer:1".into(), incarnation: 1, version: 1, regions: vec![region] };
     let segment = engine.attach_segment("peer:1", &descriptor).unwrap();
     let local = (local.id(), 0).into();

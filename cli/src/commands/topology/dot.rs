@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use te_core::topology::{Nic, Location};
+use te_core::topology::{Location, Nic};
 
 use super::Shown;
 use super::picture::{cpus, memory, speed};

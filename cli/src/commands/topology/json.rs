@@ -80,7 +80,8 @@ fn link(link: PciLink) -> Value {
 }
 
 fn distances(topology: &Topology) -> Vec<Value> {
-    let pairs = topology.locations().flat_map(|location| topology.nics().iter().map(move |nic| (location, nic)));
+    let pairs =
+        topology.locations().flat_map(|location| topology.nics().iter().map(move |nic| (location, nic)));
     let pair = |(location, nic): (te_core::Location, &Nic)| {
         let distance = topology.distance(location, nic);
         json!({

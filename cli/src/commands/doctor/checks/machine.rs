@@ -1,6 +1,6 @@
 //! The kernel, CPUs and NUMA nodes.
 
-use te_core::topology::{MatrixRow, Location};
+use te_core::topology::{Location, MatrixRow};
 
 use super::{Check, Judgement, count, fail, list, ok, skip, warn};
 use crate::commands::doctor::facts::{Fabric, Facts};
