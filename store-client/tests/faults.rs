@@ -136,13 +136,15 @@ fn be_load(role: &[String]) {
 fn be_writer(role: &[String]) {
     let mut client = connect(&role[1], &role[2]);
     let gone = parent_gone();
+    // Made once, so that the writer is writing nearly all the time.
+    let value = pattern(1_000, LARGE);
     say("ready");
     for name in 1_000.. {
         if gone.load(Ordering::Relaxed) {
             break;
         }
         say("puts");
-        let _ = client.put(&key(name), &pattern(name, LARGE), &ONE);
+        let _ = client.put(&key(name), &value, &ONE);
         let _ = client.remove(&key(name), true);
     }
 }
@@ -246,6 +248,42 @@ fn clients_killed_in_mid_put_and_mid_get_leave_right_bytes_and_their_space_comes
 }
 
 #[test]
+fn space_of_writers_killed_in_mid_put_comes_back_with_their_nodes_word() {
+    for rail in ["tcp", "all"] {
+        let store = MasterConfig { put_start_release_timeout_ms: 600_000, ..quick() };
+        let master = master_with(store);
+        let addr = master.rpc_addr();
+        let _node = node("a", addr);
+        let mut client = client(addr);
+        // Until some were killed in the middle of a put; most are.
+        let mut held = 0;
+        for _ in 0..20 {
+            let mut writer = Process::start("entry", &["writer", &addr.to_string(), rail]);
+            eventually("it writes", || writer.says_more().is_some_and(|line| line == "puts"));
+            std::thread::sleep(Duration::from_millis(3));
+            writer.kill();
+            let stats = client.stats().unwrap();
+            held += u32::from(stats.objects_processing > 0 || stats.quarantined_bytes > 0);
+            if held == 3 {
+                break;
+            }
+        }
+        assert!(held > 0, "{rail}: no writer was killed in the middle of a put");
+        eventually("what the dead had begun is given back", || {
+            let stats = client.stats().unwrap();
+            stats.objects_processing == 0 && stats.quarantined_bytes == 0
+        });
+        // All of it, at the same time.
+        for name in 0..3 {
+            assert!(client.put(&key(name), &pattern(name, LARGE), &ONE).unwrap(), "{rail} {name}");
+        }
+        for name in 0..3 {
+            assert_eq!(client.get(&key(name)).unwrap(), Some(pattern(name, LARGE)), "{rail} {name}");
+        }
+    }
+}
+
+#[test]
 fn a_node_stopped_for_longer_than_its_time_to_live_comes_back_with_fresh_memory() {
     let master = master_with(quick());
     let addr = master.rpc_addr();
@@ -287,21 +325,34 @@ fn stop_writers(store: MasterConfig, rail: &str) -> u64 {
     let _node = node("a", addr);
     let mut writer = Process::start("entry", &["writer", &addr.to_string(), rail]);
     let mut client = client(addr);
-    for _ in 0..5 {
+    let large = |name: u64| (key(10_000 + name), pattern(name, LARGE));
+    for round in 0..8 {
         while writer.says_more().is_some() {}
         eventually("it writes", || writer.says_more().is_some());
         writer.signal("STOP");
         // What it holds is not given out while it may still write; after the release timeout it is.
         let wait_ms = if release_ms < 10_000 { release_ms } else { discard_ms } + 50;
         std::thread::sleep(Duration::from_millis(wait_ms.into()));
+        // All space that can be had is given out, over and over: the stopped writer's, too, as soon as the node says that it is
+        // gone. In every other round by many small objects.
         for name in 0..KEYS {
             let _ = client.put(&key(name), &value(name, 77, name), &ONE);
+        }
+        for (key, value) in (0..6 * (round % 2)).map(large) {
+            let _ = client.put(&key, &value, &ONE);
         }
         writer.signal("CONT");
         while writer.says_more().is_some() {}
         eventually("it goes on", || writer.says_more().is_some());
-        assert!(verify_all(&mut client) > 0);
-        for name in 0..KEYS {
+        let read = (0..6).map(large).filter(|(key, value)| match client.get(key) {
+            Ok(Some(got)) => {
+                assert!(got == *value, "another's bytes under {key:?}");
+                true
+            }
+            _ => false,
+        });
+        assert!(read.count() + verify_all(&mut client) > 0);
+        for name in (0..KEYS).chain(10_000..10_006) {
             let _ = client.remove(&key(name), true);
         }
     }
