@@ -1,336 +1,351 @@
-//! Our own operations: cut into pieces, framed onto lanes, settled by the answers.
+//! Our own slices: accepted, cut into pieces, framed onto lanes, settled by the answers. And the lanes
+//! themselves: opened as there is work for them, given up when the peer is silent.
+//!
+//! ```text
+//!   accept ──▶ slices ──▶ framing ──▶ lane ─────▶ io
+//!                 ▲                    │
+//!   fetch ◀───────┴───── answers ◀─────┘
+//! ```
+//!
+//! A slice that is cancelled lets go of its memory at once; what a lane still owes it is discarded. A lane
+//! that ends settles its pieces by how far they got.
 
-use std::collections::VecDeque;
+mod answers;
+mod framing;
+mod lane;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use lane::Greeting;
+
+use core::net::SocketAddr;
 use std::io;
 
-use te_core::{Error, ErrorKind, Op};
-use te_fabric::net::error_of;
+use te_core::{Completion, Error, ErrorKind, Instant, Op, SegmentId, Slice, Token};
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
+use te_fabric::peer::{Attempt, Refusal};
+use te_fabric::timers::Earliest;
+use te_fabric::{Export, Interest, Slab};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
 
-use crate::connections::Connection;
-use crate::endpoint::LaneEnd;
-use crate::frame::{
-    self, CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Response, Status, Step,
-};
-use crate::lane::{Destination, Lane, Owner, Progress, Reading};
-use crate::sys::Pinned;
-use crate::transport::TcpTransport;
+use self::answers::Answers;
+use self::lane::{LaneEnd, Own, OwnLane, Phase};
+use self::slices::Slices;
+use crate::config::{Config, LANES_MAX};
+use crate::context::Context;
+use crate::frame::{ENTRIES_MAX, Header, Kind, LaneEntry};
+use crate::io::{RECEIVE_BYTES_MAX, tune_to_peer};
+#[cfg(feature = "uring")]
+use crate::lane::{Destination, LaneName};
+use crate::lane::{OwnName, Reading};
+use crate::peers::{Peers, Sent};
+use crate::region::Regions;
+use crate::stats::Stats;
+#[cfg(feature = "uring")]
+use crate::sys::Job;
 
-/// Pieces on one lane without an answer, at most.
-const PIECES_MAX: usize = 1_024;
-/// A frame takes further operations while it carries less than this.
-const FRAME_BYTES: u64 = 256 << 10;
-const _: () = assert!(FRAME_BYTES <= CHECKSUM_BYTES_MAX as u64);
-/// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be taken back.
-const UNSENT_BYTES_MAX: u64 = 2 << 20;
-
-/// How far a lane's handshake got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Connecting,
-    Greeting,
-    Live,
+/// The initiating half of a transport.
+pub(crate) struct Initiator {
+    greeting: Greeting,
+    slices: Slices,
+    lanes: Slab<OwnLane, OwnName>,
+    /// Lanes opened so far. Wraps.
+    lane_generation: u32,
+    /// The last FENCE frame that was sent.
+    last_fence: u64,
+    stats: Stats,
 }
 
-/// How far a piece got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Not one byte of its payload is sent (a READ has none).
-    Framed,
-    /// Some bytes are.
-    Started,
-    /// All are.
-    Sent,
-    /// Taken back before its entry was sent: the target will refuse it.
-    Void,
-}
-
-/// Part of an operation that is on a lane.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) slot: u32,
-    pub(crate) len: u32,
-    pub(crate) offset: u32,
-    pub(crate) op: Op,
-    pub(crate) stage: Stage,
-    /// Where its entry lies among the lane's heads.
-    entry_at: u64,
-}
-
-/// The initiator's side of a lane.
-#[derive(Debug)]
-pub(crate) struct OutLane {
-    pub(crate) peer: u32,
-    pub(crate) number: u8,
-    /// Which of the peer's addresses it goes to.
-    pub(crate) address: u8,
-    pub(crate) generation: u32,
-    pub(crate) phase: Phase,
-    /// Pieces without an answer, in the order in which the answers will come.
-    pub(crate) pieces: VecDeque<Piece>,
-    /// Sequence number of the first of them.
-    first: u64,
-    /// Their bytes.
-    outstanding: u64,
-    /// The lane takes further pieces while it has fewer bytes outstanding than this.
-    pub(crate) window: u64,
-    pub(crate) pinged: bool,
-    pub(crate) unacknowledged: u64,
-}
-
-impl OutLane {
-    pub(crate) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
+impl Initiator {
+    /// Room for as many slices, segments and fences as `config` says.
+    pub(crate) fn new(greeting: Greeting, config: &Config) -> Self {
         Self {
-            peer,
-            number,
-            address,
-            generation,
-            phase: Phase::Connecting,
-            pieces: VecDeque::with_capacity(PIECES_MAX),
-            first: 0,
-            outstanding: 0,
-            window: 0,
-            pinged: false,
-            unacknowledged: 0,
+            greeting,
+            slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
+            lanes: Slab::new(),
+            lane_generation: 0,
+            last_fence: 0,
+            stats: Stats::default(),
         }
     }
 
-    fn progress(&mut self, owner: Owner, progress: Progress) {
-        if let Owner::Piece(seq) = owner
-            && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
-        {
-            piece.stage = match progress {
-                Progress::Started => Stage::Started,
-                Progress::Finished => Stage::Sent,
-            };
-        }
+    /// Slices that hold a slot, ghosts of cancelled ones included.
+    pub(crate) fn slices_in_flight(&self) -> usize {
+        self.slices.len()
     }
 
-    /// Whether it can be read.
-    #[cfg(feature = "uring")]
-    pub(crate) fn is_up(&self) -> bool {
-        self.phase != Phase::Connecting
+    /// Slices that can be accepted now.
+    pub(crate) fn room(&self) -> usize {
+        self.slices.room()
     }
 
-    /// Whether an answer of any kind is due.
-    pub(crate) fn is_awaited(&self) -> bool {
-        !self.pieces.is_empty() || self.phase != Phase::Live || self.pinged
+    pub(crate) fn has_completions(&self) -> bool {
+        self.slices.has_completions()
+    }
+
+    /// Hands completions out; returns how many.
+    pub(crate) fn fetch(&mut self, out: &mut [Completion]) -> usize {
+        self.slices.fetch(out)
+    }
+
+    /// What became of our slices and lanes.
+    pub(crate) const fn stats(&self) -> Stats {
+        self.stats.plus(self.slices.stats())
     }
 }
 
-impl Lane<OutLane> {
-    fn takes(&self, op: Op) -> bool {
-        self.role.outstanding < self.role.window
-            && (op == Op::Read || self.outbox.queued() < UNSENT_BYTES_MAX)
-            && self.role.phase == Phase::Live
-            && self.role.pieces.len() + ENTRIES_MAX <= PIECES_MAX
-            && self.outbox.has_room(ENTRIES_MAX)
+/// What the owner asks for.
+impl Initiator {
+    /// Attaches a segment of the peer that wrote `export`.
+    ///
+    /// # Errors
+    /// `Full`, `Busy`.
+    pub(crate) fn attach(&mut self, id: SegmentId, export: &Export, peers: &mut Peers) -> Result<(), Error> {
+        self.slices.attach(id, export, peers)
     }
 
-    fn load(&self) -> u64 {
-        self.role.outstanding
-    }
-}
-
-impl TcpTransport {
-    /// Puts the peer in the list of those that have something to send.
-    pub(crate) fn list_peer(&mut self, peer: u32) {
-        if let Some(endpoint) = self.peers.get_mut(peer)
-            && !endpoint.listed
-        {
-            endpoint.listed = true;
-            self.listed.push(peer);
-            self.timers.wake();
-            self.timers.changed();
+    /// Detaches a segment, and lets go of its peer when that was the last.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Busy`.
+    pub(crate) fn detach(
+        &mut self,
+        id: SegmentId,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let peer = self.slices.detach(id)?;
+        if peers.detach(peer) {
+            self.give_up(peer, ErrorKind::Canceled.into(), peers, cx);
+            peers.remove(peer);
         }
+        Ok(())
     }
 
-    /// Frames and sends what waits, for every peer that has something waiting.
-    pub(crate) fn feed_all(&mut self) {
-        let mut at = 0;
-        while at < self.listed.len() {
-            let peer = self.listed[at];
-            self.feed(peer);
-            match self.peers.get_mut(peer) {
-                Some(endpoint) if endpoint.has_work() => at += 1,
-                Some(endpoint) => {
-                    endpoint.listed = false;
-                    self.listed.swap_remove(at);
-                }
-                None => {
-                    self.listed.swap_remove(at);
-                }
+    /// Accepts a slice; it is sent by the next poll.
+    ///
+    /// # Errors
+    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    pub(crate) fn accept(
+        &mut self,
+        slice: &Slice,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        if slice.len == 0 || slice.len > cx.config.slice_bytes_max {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let peer = self.slices.accept(slice, cx.regions, peers)?;
+        peers.list(peer, cx.timers);
+        Ok(())
+    }
+
+    /// A fence towards the peer of `segment`; it is sent by the next poll.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Full`.
+    pub(crate) fn fence(
+        &mut self,
+        token: Token,
+        segment: SegmentId,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let peer = self.slices.begin_fence(token, segment, peers)?;
+        peers.list(peer, cx.timers);
+        cx.timers.wake();
+        Ok(())
+    }
+
+    /// L3: ends a slice at once. What a lane still owes it is discarded.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such slice, or its completion was handed out.
+    pub(crate) fn cancel(
+        &mut self,
+        token: Token,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let Some(slot) = self.slices.find(token)? else { return Ok(()) };
+        if let Some((op, Some(peer))) = self.slices.begin_cancel(slot, peers) {
+            for index in peers.get(peer).map_or([None; LANES_MAX as usize], |peer| peer.lanes) {
+                self.cut_lane(index, slot, op, peers, cx);
             }
         }
+        self.slices.end_cancel(slot, peers, cx.regions);
+        cx.timers.wake();
+        Ok(())
     }
 
-    fn feed(&mut self, peer: u32) {
-        while self.send_fence(peer) {}
-        let mut fed = [false; crate::config::LANES_MAX as usize];
+    /// Closes every lane, in mid-frame if need be.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn close_lanes(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+        let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+        for index in 0..self.lanes.bound() {
+            self.end(index, LaneEnd::Lost(error), peers, cx);
+        }
+    }
+
+    fn cut_lane(&mut self, index: Option<u32>, slot: u32, op: Op, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(index) = index else { return };
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let cut = lane.cut(slot, op, cx.config.aside_bytes_max);
+        if cut.touched {
+            self.slices.touch(slot);
+        }
+        if !cut.in_step {
+            self.end(index, LaneEnd::Lost(Error::new(ErrorKind::Rail)), peers, cx);
+        }
+    }
+}
+
+/// Sending.
+impl Initiator {
+    /// Frames and sends what waits, for every peer that has something waiting.
+    pub(crate) fn feed(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+        let mut at = 0;
+        while let Some(peer) = peers.listed(at) {
+            self.feed_peer(peer, peers, cx);
+            at = peers.had_turn(at);
+        }
+    }
+
+    fn feed_peer(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        while self.send_fence(number, peers, cx) {}
+        let mut fed = [None; LANES_MAX as usize];
         let mut wanting = false;
-        while let Some(op) = self.next_pending(peer) {
-            let Some((number, index)) = self.pick_lane(peer, op) else {
+        while let Some(peer) = peers.get_mut(number)
+            && let Some(op) = self.slices.next(peer)
+        {
+            let Some((lane, index)) = self.pick_lane(&peer.lanes, op) else {
                 wanting = true;
                 break;
             };
-            let Some(mut lane) = self.connections.take_out(index) else { break };
-            self.frame_batch(peer, op, &mut lane);
-            self.connections.put(index, Connection::Out(lane));
-            fed[number] = true;
-        }
-        for number in fed.iter().enumerate().filter_map(|(number, fed)| fed.then_some(number)) {
-            if let Some(index) = self.peers.get(peer).and_then(|endpoint| endpoint.lanes[number]) {
-                self.flush_out(index);
+            let Some(open) = self.lanes.get_mut(index) else { break };
+            if !framing::frame(op, peer, open, &mut self.slices, cx.config) {
+                break;
             }
+            self.stats.frames_sent += 1;
+            fed[lane] = Some(index);
         }
-        if wanting || self.peers.get(peer).is_some_and(|p| p.has_work() && p.lane_count() == 0) {
-            self.open_lane(peer);
+        for index in fed.into_iter().flatten() {
+            self.drive_lane(index, Reading::No, false, peers, cx);
         }
-    }
-
-    fn next_pending(&self, peer: u32) -> Option<Op> {
-        let endpoint = self.peers.get(peer)?;
-        if let Some(piece) = endpoint.again.front() {
-            return Some(piece.op);
+        if wanting || peers.get(number).is_some_and(|peer| peer.has_work() && peer.lane_count() == 0) {
+            self.open_lane(number, peers, cx);
         }
-        let slot = endpoint.pending.first()?;
-        self.operations.get(slot).map(|operation| operation.op)
     }
 
     /// The live lane with the least on it that has room.
-    fn pick_lane(&self, peer: u32, op: Op) -> Option<(usize, u32)> {
-        let lanes = &self.peers.get(peer)?.lanes;
+    fn pick_lane(&self, lanes: &[Option<u32>], op: Op) -> Option<(usize, u32)> {
         let open = lanes.iter().enumerate().filter_map(|(number, index)| {
-            let lane = self.connections.out((*index)?)?;
+            let lane = self.lanes.get((*index)?)?;
             lane.takes(op).then_some((number, (*index)?, lane.load()))
         });
         open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
     }
 
-    /// Moves pieces of one kind from the peer's queue into one frame.
-    fn frame_batch(&mut self, peer: u32, kind: Op, lane: &mut Lane<OutLane>) {
-        let zero = Operation {
-            region: U32::ZERO,
-            generation: U32::ZERO,
-            key: U64::ZERO,
-            offset: U64::ZERO,
-            len: U64::ZERO,
-            crc: U32::ZERO,
-            reserved: U32::ZERO,
-        };
-        let mut entries = [zero; ENTRIES_MAX];
-        let mut memory: [Option<Pinned>; ENTRIES_MAX] = [None; ENTRIES_MAX];
-        let (mut count, mut bytes) = (0, 0);
-        let piece_bytes_max = match self.config.checksum {
-            true => self.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
-            false => self.config.piece_bytes_max,
-        };
-        let first = lane.role.first + lane.role.pieces.len() as u64;
-        let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        while count < ENTRIES_MAX
-            && let again = endpoint.again.front().copied()
-            && let Some(slot) = again.map(|piece| piece.slot).or(endpoint.pending.first())
-            && let Some(operation) = self.operations.get_mut(slot)
-            && operation.op == kind
-        {
-            let (offset, len) = match again {
-                Some(piece) => (piece.offset, piece.len),
-                None => (operation.issued, (operation.len - operation.issued).min(piece_bytes_max)),
-            };
-            if count > 0 && bytes + u64::from(len) > FRAME_BYTES {
-                break;
-            }
-            let Some(segment) = self.segments.get(operation.segment) else { break };
-            let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
-            let with_crc = kind == Op::Write && self.config.checksum;
-            entries[count] = Operation {
-                region: U32::new(segment.region),
-                generation: U32::new(segment.region_generation),
-                key: U64::new(segment.key),
-                offset: U64::new(operation.remote_offset + u64::from(offset)),
-                len: U64::new(u64::from(len)),
-                crc: U32::new(if with_crc { part.crc32c(0) } else { 0 }),
-                reserved: U32::ZERO,
-            };
-            memory[count] = Some(part);
-            lane.role.pieces.push_back(Piece {
-                slot,
-                len,
-                offset,
-                op: kind,
-                stage: Stage::Framed,
-                entry_at: 0,
-            });
-            if again.is_some() {
-                // Counted when a lane first took it.
-                endpoint.again.pop_front();
-            } else {
-                operation.issued += len;
-                operation.open += 1;
-                if operation.issued == operation.len {
-                    self.operations.unlink(&mut endpoint.pending, slot);
-                }
-            }
+    /// Sends a fence that is not yet on its way, if there is one and a live lane to carry it. True: there
+    /// was.
+    fn send_fence(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+        let Some(peer) = peers.get_mut(number) else { return false };
+        let Some(fence) = peer.fences.iter_mut().find(|fence| fence.sent.is_none()) else { return false };
+        let mut lanes = [LaneEntry::new(0, 0); ENTRIES_MAX];
+        let (mut count, mut live) = (0, 0_u32);
+        for lane in peer.lanes.iter().flatten().filter_map(|&index| self.lanes.get(index)) {
+            lanes[count] = LaneEntry::new(u16::from(lane.role.number), lane.role.generation);
             count += 1;
-            bytes += u64::from(len);
-        }
-        if count == 0 {
-            return;
-        }
-        let flags = if self.config.checksum { FLAG_CHECKSUM } else { 0 };
-        let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
-        let header = Header::new(wire_kind, flags, count as u16, first);
-        let at = lane.outbox.push_head(&[header.as_bytes(), entries[..count].as_bytes()]);
-        let known = lane.role.pieces.len() - count;
-        for (i, part) in memory[..count].iter().enumerate() {
-            lane.role.pieces[known + i].entry_at =
-                at + (size_of::<Header>() + i * size_of::<Operation>()) as u64;
-            if let (Op::Write, Some(part)) = (kind, part) {
-                lane.outbox.push_payload(*part, Owner::Piece(first + i as u64));
+            if lane.role.is_live() {
+                if !lane.outbox.has_room(0) {
+                    return false;
+                }
+                live |= 1 << lane.role.number;
             }
         }
-        lane.role.outstanding += bytes;
-        self.stats.frames_sent += 1;
+        if live == 0 {
+            return false;
+        }
+        self.last_fence += 1;
+        fence.sent = Some(Sent { id: self.last_fence, lanes: live });
+        let header = Header::new(Kind::Fence, 0, count as u16, self.last_fence);
+        let indexes = peer.lanes;
+        for (_, index) in indexes.into_iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
+            let Some(index) = index else { continue };
+            if let Some(lane) = self.lanes.get_mut(index) {
+                lane.outbox.push_head(&[header.as_bytes(), lanes[..count].as_bytes()]);
+                self.drive_lane(index, Reading::No, false, peers, cx);
+            }
+        }
+        true
     }
+}
 
-    /// Works on one of our lanes after an event, or because it is warm.
-    pub(crate) fn drive_out(
+/// Turns of single lanes.
+impl Initiator {
+    /// Works on a lane after an event.
+    pub(crate) fn drive(
         &mut self,
-        index: u32,
-        mut lane: Box<Lane<OutLane>>,
+        name: OwnName,
         reading: Reading,
         writable: bool,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
     ) {
-        let end = match self.step_out(index, &mut lane, reading, writable) {
-            Ok(()) => match self.write_out(index, &mut lane) {
-                Ok(()) => None,
-                Err(error) => Some(LaneEnd::Lost(error_of(&error))),
-            },
-            Err(end) => Some(end),
-        };
-        match end {
-            None => {
-                self.settle_interest(index, &mut lane);
-                self.connections.put(index, Connection::Out(lane));
-            }
-            Some(end) => self.end_out(index, lane, end),
+        if let Some(index) = self.lanes.index(name) {
+            self.drive_lane(index, reading, writable, peers, cx);
         }
     }
 
-    fn step_out(
+    /// Works on a lane without having asked whether there is anything. False: it has gone cold, or has ended.
+    pub(crate) fn drive_hot(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+        let Some(index) = self.lanes.index(name) else { return false };
+        match self.lanes.get_mut(index) {
+            Some(lane) if lane.heat > 0 && !lane.role.is_awaited() => lane.cool(),
+            Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, peers, cx),
+            _ => {}
+        }
+        self.is_hot(name)
+    }
+
+    /// Whether the lane is worth reading without asking first.
+    pub(crate) fn is_hot(&self, name: OwnName) -> bool {
+        self.lanes.index(name).and_then(|index| self.lanes.get(index)).is_some_and(|lane| lane.heat > 0)
+    }
+
+    fn drive_lane(
         &mut self,
         index: u32,
-        lane: &mut Lane<OutLane>,
         reading: Reading,
         writable: bool,
-    ) -> Result<(), LaneEnd> {
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let turn = Turn { greeting: &self.greeting, slices: &mut self.slices, peers, cx };
+        match turn.run(lane, reading, writable) {
+            Ok(()) => cx.io.settle_interest(lane),
+            Err(end) => self.end(index, end, peers, cx),
+        }
+    }
+}
+
+/// One lane's turn.
+struct Turn<'a, 'b> {
+    greeting: &'a Greeting,
+    slices: &'a mut Slices,
+    peers: &'a mut Peers,
+    cx: &'a mut Context<'b>,
+}
+
+impl Turn<'_, '_> {
+    /// Goes on with the handshake, takes in what has arrived, and sends what waits.
+    fn run(mut self, lane: &mut OwnLane, reading: Reading, writable: bool) -> Result<(), LaneEnd> {
         if writable {
-            if lane.blocked
-                && let Some(endpoint) = self.peers.get_mut(lane.role.peer)
-            {
+            if lane.blocked {
                 // The peer makes room: it reads. What merely fits into the socket says nothing about it.
-                endpoint.pulse = Some(self.timers.now());
+                self.sign_of_life(lane.role.peer);
             }
             lane.blocked = false;
             if lane.role.phase == Phase::Connecting {
@@ -338,324 +353,298 @@ impl TcpTransport {
                 self.greet(lane);
             }
         }
-        if reading.is_wanted() && lane.role.phase != Phase::Connecting {
-            self.read_out(index, lane, reading)?;
-        }
-        Ok(())
-    }
-
-    fn read_out(
-        &mut self,
-        index: u32,
-        lane: &mut Lane<OutLane>,
-        mut reading: Reading,
-    ) -> Result<(), LaneEnd> {
-        let mut budget = crate::transport::RECEIVE_BYTES_MAX;
-        loop {
-            let received = match reading
-                .take()
-                .unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers))
-            {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.heat = lane.heat.saturating_sub(1);
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if lane.role.phase == Phase::Live => return Err(LaneEnd::Lost(error_of(&error))),
-                Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
-            };
-            self.stats.receives += 1;
-            self.stats.bytes_received += received.bytes as u64;
-            if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                endpoint.pulse = Some(self.timers.now());
-            }
-            self.answers(lane)?;
-            budget = budget.saturating_sub(received.bytes);
-            if received.drained || budget == 0 {
-                self.stopped_reading(index, &mut lane.heat, received.drained && !lane.finished);
-                return Ok(());
-            }
-        }
-    }
-
-    /// Takes in every answer that has arrived.
-    fn answers(&mut self, lane: &mut Lane<OutLane>) -> Result<(), LaneEnd> {
-        const PROTOCOL: LaneEnd = LaneEnd::Lost(Error::new(ErrorKind::Protocol));
-        loop {
-            while let Some(destination) = lane.inbox.next_complete() {
-                self.piece_read(lane, &destination);
-            }
-            if lane.inbox.expects_payload() {
-                return Ok(());
-            }
-            lane.inbox.clear_plan();
-            let head = if lane.role.phase == Phase::Greeting {
-                match frame::parse_welcome(lane.inbox.staged()) {
-                    Ok(Step::Need(_)) => return Ok(()),
-                    Ok(Step::Frame(welcome, head)) => {
-                        if let Some(error) = Status::from_wire(welcome.status.get()).error() {
-                            return Err(LaneEnd::Refused(error));
-                        }
-                        let known =
-                            self.peers.get(lane.role.peer).map(|endpoint| endpoint.contact.incarnation());
-                        if known != Some(welcome.incarnation.get()) {
-                            return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol)));
-                        }
-                        lane.role.phase = Phase::Live;
-                        lane.deadline = None;
-                        if let Some(endpoint) = self.peers.get_mut(lane.role.peer) {
-                            endpoint.connected(lane.role.address);
-                        }
-                        self.list_peer(lane.role.peer);
-                        head
-                    }
-                    Err(_) => return Err(LaneEnd::Refused(Error::new(ErrorKind::Protocol))),
-                }
-            } else {
-                let Lane { inbox, role, .. } = lane;
-                let (staged, plan) = inbox.split();
-                match frame::parse_response(staged) {
-                    Ok(Step::Need(_)) => return Ok(()),
-                    Ok(Step::Frame(Response::Data { seq, checksum, entries }, head)) => {
-                        if seq != role.first || entries.len() > role.pieces.len() {
-                            return Err(PROTOCOL);
-                        }
-                        for (entry, piece) in entries.iter().zip(&role.pieces) {
-                            let status = entry.status.get();
-                            let expected = if status == 0 { u64::from(piece.len) } else { 0 };
-                            if piece.op != Op::Read || entry.len.get() != expected {
-                                return Err(PROTOCOL);
-                            }
-                            let live =
-                                self.operations.get(piece.slot).filter(|op| op.ext.live && status == 0);
-                            plan.push(Destination {
-                                memory: live.and_then(|operation| {
-                                    operation
-                                        .ext
-                                        .local
-                                        .part(u64::from(piece.offset), u64::from(piece.len))
-                                        .ok()
-                                }),
-                                len: expected,
-                                done: 0,
-                                checksum: checksum.then_some((entry.crc.get(), 0)),
-                                status,
-                                owner: piece.slot,
-                            });
-                        }
-                        head
-                    }
-                    Ok(Step::Frame(Response::Ack { seq, statuses }, head)) => {
-                        if seq != role.first || statuses.len() > role.pieces.len() {
-                            return Err(PROTOCOL);
-                        }
-                        for status in statuses {
-                            let Some(piece) = role.pieces.front().copied() else { return Err(PROTOCOL) };
-                            let answerable = matches!(piece.stage, Stage::Sent | Stage::Void);
-                            if piece.op != Op::Write || !answerable {
-                                return Err(PROTOCOL);
-                            }
-                            role.pieces.pop_front();
-                            role.first += 1;
-                            role.outstanding -= u64::from(piece.len);
-                            self.piece_written(&piece, Status::from_wire(status.get()));
-                        }
-                        head
-                    }
-                    Ok(Step::Frame(Response::FenceAck { id }, head)) => {
-                        self.fence_answered(role.peer, role.number, id);
-                        head
-                    }
-                    Ok(Step::Frame(Response::Pong { .. }, head)) => {
-                        role.pinged = false;
-                        head
-                    }
-                    Ok(Step::Frame(Response::Retired { next }, _)) => {
-                        // What came before has been answered, and its answers came before this.
-                        return Err(if next == role.first { LaneEnd::Retired } else { PROTOCOL });
-                    }
-                    Ok(Step::Frame(Response::Error { status }, _)) => {
-                        return Err(LaneEnd::Lost(status.error().unwrap_or(Error::new(ErrorKind::Protocol))));
-                    }
-                    Err(_) => return Err(PROTOCOL),
-                }
-            };
-            lane.inbox.take(head);
-        }
-    }
-
-    /// All bytes of a READ's piece are in, or it was refused.
-    fn piece_read(&mut self, lane: &mut Lane<OutLane>, destination: &Destination) {
-        let Some(piece) = lane.role.pieces.pop_front() else { return };
-        lane.role.first += 1;
-        lane.role.outstanding -= u64::from(piece.len);
-        if destination.is_intact() {
-            let error = Status::from_wire(destination.status).error();
-            self.stats.bytes_read += destination.len;
-            self.settle(piece.slot, error, false);
-        } else {
-            self.stats.corrupt += 1;
-            self.settle(piece.slot, Some(Error::new(ErrorKind::Corrupt)), false);
-        }
-    }
-
-    fn piece_written(&mut self, piece: &Piece, status: Status) {
-        match status {
-            Status::Ok => {
-                self.stats.bytes_written += u64::from(piece.len);
-                self.settle(piece.slot, None, true);
-            }
-            Status::Corrupt => {
-                self.stats.corrupt += 1;
-                self.settle(piece.slot, status.error(), true);
-            }
-            // The target took the region away while the payload was coming in.
-            Status::Withdrawn => self.settle(piece.slot, status.error(), true),
-            refused => self.settle(piece.slot, refused.error(), false),
-        }
-    }
-
-    /// A piece of `slot` has had its answer, or will never have one. `touched`: it changed remote bytes, or may have.
-    pub(crate) fn settle(&mut self, slot: u32, error: Option<Error>, touched: bool) {
-        let Some(operation) = self.operations.get_mut(slot) else { return };
-        operation.open -= 1;
-        operation.ext.touched |= touched;
-        if operation.error.is_none() {
-            operation.error = error;
-        }
-        if operation.error.is_some() && operation.is_queued() {
-            // What is not yet on a lane would only prolong it.
-            let peer = operation.peer;
-            if let Some(endpoint) = self.peers.get_mut(peer) {
-                self.operations.unlink(&mut endpoint.pending, slot);
-            }
-        }
-        self.finish(slot);
-    }
-
-    /// Completes `slot` if nothing of it is left anywhere.
-    pub(crate) fn finish(&mut self, slot: u32) {
-        let Some(operation) = self.operations.get(slot) else { return };
-        if operation.open > 0 || operation.is_queued() {
-            return;
-        }
-        if operation.ext.live {
-            self.complete(slot);
-        }
-        self.operations.remove(slot);
-    }
-
-    /// Hands the completion out and lets go of region, segment and peer. The slot stays.
-    fn complete(&mut self, slot: u32) {
-        let Some(operation) = self.operations.get_mut(slot) else { return };
-        operation.ext.live = false;
-        let operation = *operation;
-        let completion = operation.completion(operation.ext.touched, false);
-        if completion.result.is_err() {
-            self.stats.failed += 1;
-        }
-        self.operations.complete(completion);
-        self.regions.unpin(operation.region);
-        self.segments.unpin(operation.segment);
-        if let Some(endpoint) = self.peers.get_mut(operation.peer) {
-            endpoint.operations -= 1;
-            if !endpoint.is_awaited() {
-                endpoint.pulse = None;
-            }
-        }
-    }
-
-    /// L3: ends a slice at once. What a lane still owes it goes to nobody.
-    pub(crate) fn cancel_slot(&mut self, slot: u32) {
-        let Some(operation) = self.operations.get_mut(slot) else { return };
-        let peer = operation.peer;
-        operation.error.get_or_insert(Error::new(ErrorKind::Canceled));
-        let (op, open) = (operation.op, operation.open);
-        let Some(endpoint) = self.peers.get_mut(peer) else { return };
-        self.operations.unlink(&mut endpoint.pending, slot);
-        let waiting = endpoint.again.len();
-        endpoint.again.retain(|piece| piece.slot != slot);
-        let open = open - (waiting - endpoint.again.len()) as u32;
-        if let Some(operation) = self.operations.get_mut(slot) {
-            operation.open = open;
-        }
-        let lanes = endpoint.lanes;
-        if open > 0 {
-            for index in lanes.into_iter().flatten() {
-                let Some(mut lane) = self.connections.take_out(index) else { continue };
-                if self.cut_out(slot, op, &mut lane) {
-                    self.connections.put(index, Connection::Out(lane));
-                } else {
-                    self.end_out(index, lane, LaneEnd::Lost(Error::new(ErrorKind::Rail)));
-                }
-            }
-        }
-        if self.operations.get(slot).is_some_and(|operation| operation.ext.live) {
-            self.complete(slot);
-            self.finish(slot);
-        }
-    }
-
-    /// Makes a lane forget the memory of `slot`. False: it cannot within its limits, and must go.
-    fn cut_out(&mut self, slot: u32, op: Op, lane: &mut Lane<OutLane>) -> bool {
-        let Lane { outbox, inbox, role, .. } = lane;
-        if op == Op::Read {
-            inbox.redirect(slot, Status::Ok as u32);
-        }
-        let first = role.first;
-        let mut aside = 0;
-        for (i, piece) in role.pieces.iter_mut().enumerate().filter(|(_, piece)| piece.slot == slot) {
-            let owner = Owner::Piece(first + i as u64);
-            if piece.stage == Stage::Framed && outbox.is_unsent(piece.entry_at) {
-                outbox.void(piece.entry_at, owner);
-                piece.stage = Stage::Void;
-                continue;
-            }
-            if op == Op::Read {
-                continue;
-            }
-            if let Some(operation) = self.operations.get_mut(slot) {
-                operation.ext.touched = true;
-            }
-            aside += outbox.unsent(owner);
-            if aside > u64::from(self.config.aside_bytes_max) {
-                return false;
-            }
-            if piece.stage != Stage::Sent {
-                outbox.detach(owner);
-                // Its bytes are the lane's own now and will go out before any answer can come.
-                piece.stage = Stage::Sent;
-            }
-        }
-        true
-    }
-
-    pub(crate) fn flush_out(&mut self, index: u32) {
-        if let Some(lane) = self.connections.take_out(index) {
-            self.drive_out(index, lane, Reading::No, false);
-        }
-    }
-
-    fn write_out(&mut self, index: u32, lane: &mut Lane<OutLane>) -> io::Result<()> {
-        if lane.role.phase == Phase::Connecting {
+        if !lane.role.is_up() {
             return Ok(());
         }
-        while !lane.blocked && !lane.outbox.is_empty() {
-            let Lane { outbox, socket, role, .. } = lane;
-            match outbox.flush(socket, &mut self.buffers, |owner, progress| role.progress(owner, progress)) {
-                Ok((sent, all)) => {
-                    self.stats.sends += 1;
-                    self.stats.bytes_sent += sent as u64;
-                    lane.blocked = !all;
-                    // An answer is likely soon.
-                    self.heat_up(index, &mut lane.heat);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        if reading.is_wanted() {
+            self.read(lane, reading)?;
+        }
+        let sent = self.cx.io.send(lane, Own::progress);
+        if sent.map_err(|error| LaneEnd::Lost(error_of(&error)))? {
+            // An answer is likely soon.
+            self.cx.io.heat_up(lane);
         }
         Ok(())
+    }
+
+    fn greet(&self, lane: &mut OwnLane) {
+        let same_host = tune_to_peer(&lane.socket, self.cx.config);
+        let target = self.peers.get(lane.role.peer).map_or(0, |peer| peer.contact.incarnation());
+        lane.greet(self.greeting, target, same_host, self.cx.config.window_bytes_max);
+    }
+
+    fn read(&mut self, lane: &mut OwnLane, mut reading: Reading) -> Result<(), LaneEnd> {
+        let mut budget = RECEIVE_BYTES_MAX;
+        loop {
+            let received = match self.cx.io.receive(lane, &mut reading) {
+                Ok(Some(received)) => received,
+                Ok(None) => return Ok(()),
+                Err(error) if lane.role.is_live() => return Err(LaneEnd::Lost(error_of(&error))),
+                Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
+            };
+            self.sign_of_life(lane.role.peer);
+            let Context { regions, timers, .. } = &mut *self.cx;
+            Answers { slices: self.slices, peers: self.peers, regions, timers }.take(lane)?;
+            budget = budget.saturating_sub(received.bytes);
+            if received.drained || budget == 0 {
+                let drained = received.drained && !lane.finished;
+                self.cx.io.stopped_reading(lane, drained, self.cx.timers);
+                return Ok(());
+            }
+        }
+    }
+
+    fn sign_of_life(&mut self, peer: u32) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.pulse = Some(self.cx.now());
+        }
+    }
+}
+
+/// Receives for many lanes at once.
+#[cfg(feature = "uring")]
+impl Initiator {
+    /// The peer has finished sending on this lane.
+    pub(crate) fn set_finished(&mut self, name: OwnName) {
+        if let Some(lane) = self.lanes.index(name).and_then(|index| self.lanes.get_mut(index)) {
+            lane.finished = true;
+        }
+    }
+
+    /// The next receive of each lane among `names` that is ours and can be read, with the name of the lane.
+    /// `indexes` is room to work in, for as many lanes.
+    pub(crate) fn receives(
+        &mut self,
+        names: &[u64],
+        indexes: &mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
+        let ours = names.iter().filter_map(|&name| match LaneName::of(name) {
+            LaneName::Own(name) => self.lanes.index(name),
+            LaneName::Peer(_) => None,
+        });
+        let count = indexes.iter_mut().zip(ours).map(|(to, index)| *to = index).count();
+        let lanes = self.lanes.each_mut(&mut indexes[..count]).map(|(_, lane)| lane);
+        lanes.filter(|lane| lane.role.is_up()).map(|lane| (lane.name, lane.inbox.job(&lane.socket)))
+    }
+
+    /// A receive of this lane has ended.
+    pub(crate) fn arrived(
+        &mut self,
+        name: OwnName,
+        offered: usize,
+        result: io::Result<usize>,
+    ) -> Option<Reading> {
+        let index = self.lanes.index(name)?;
+        Some(Reading::Arrived(self.lanes.get_mut(index)?.inbox.arrived(offered, result)))
+    }
+}
+
+/// Lanes begin and end.
+impl Initiator {
+    /// Opens one more lane, if there may be one and nothing keeps us away.
+    fn open_lane(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get_mut(number) else { return };
+        let (at, address) = match peer.contact.attempt(cx.now()) {
+            Attempt::To(at, address) => (at, address),
+            Attempt::Later => return,
+            Attempt::Never(error) => {
+                self.fail_waiting(number, error, peers, cx);
+                return;
+            }
+        };
+        let is_opening = |index: &u32| self.lanes.get(*index).is_none_or(|lane| !lane.role.is_live());
+        let opening = peer.lanes.iter().flatten().any(is_opening);
+        let Some(vacant) = peer.vacant_lane(cx.config.lanes) else { return };
+        if opening {
+            return;
+        }
+        let (all, own) = (cx.io.lanes(), self.lanes.len());
+        if all >= cx.config.connections_max as usize && own >= cx.config.connections_kept() {
+            self.refused(number, at, ErrorKind::Full.into(), peers, cx);
+            return;
+        }
+        let role = Own::new(number, vacant as u8, at, self.lane_generation.wrapping_add(1));
+        match self.start_lane(address, role, cx) {
+            Ok(index) => peer.lanes[vacant] = Some(index),
+            Err(error) => self.refused(number, at, error_of(&error), peers, cx),
+        }
+    }
+
+    fn start_lane(&mut self, address: SocketAddr, role: Own, cx: &mut Context<'_>) -> io::Result<u32> {
+        let socket = cx.io.connect(address, cx.config)?;
+        self.lane_generation = role.generation;
+        let (index, name) = self.lanes.reserve();
+        let mut lane = OwnLane::new(socket, name.raw(), Interest::BOTH, role);
+        if let Err(error) = cx.io.watch(&lane) {
+            self.lanes.release(index);
+            return Err(error);
+        }
+        lane.blocked = true;
+        lane.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
+        self.lanes.put(index, lane);
+        self.stats.lanes_opened += 1;
+        cx.timers.changed();
+        Ok(index)
+    }
+
+    /// A lane has ended: its pieces are settled by how far they got.
+    fn end(&mut self, index: u32, end: LaneEnd, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.remove(index) else { return };
+        reset_on_close(&lane.socket);
+        cx.io.forget(&lane);
+        let OwnLane { socket, role, .. } = lane;
+        // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of
+        // ours (L2).
+        drop(socket);
+        self.stats.lanes_lost += 1;
+        let number = role.peer;
+        log::debug!("lane {} to peer {number} ended: {:?}", role.number, end);
+        if let Some(peer) = peers.get_mut(number) {
+            peer.lane_lost(usize::from(role.number));
+        }
+        let error = peer_dead(end.error());
+        if end == LaneEnd::Retired {
+            self.send_again(number, &role, peers, cx.regions);
+            peers.list(number, cx.timers);
+            return;
+        }
+        for piece in role.pieces() {
+            self.slices.settle(piece.slot, Some(error), piece.may_have_landed(), peers, cx.regions);
+        }
+        if let LaneEnd::Refused(error) = end {
+            self.refused(number, role.address, error, peers, cx);
+        }
+        peers.list(number, cx.timers);
+    }
+
+    /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if
+    /// for the first.
+    fn send_again(&mut self, number: u32, role: &Own, peers: &mut Peers, regions: &mut Regions) {
+        for piece in role.pieces() {
+            if self.slices.live(piece.slot).is_some()
+                && let Some(peer) = peers.get_mut(number)
+            {
+                peer.again.push_back(*piece);
+            } else {
+                // Cancelled; its memory is nobody's concern any more.
+                self.slices.settle(piece.slot, None, false, peers, regions);
+            }
+        }
+    }
+
+    /// An attempt to open a lane to address `at` has failed.
+    fn refused(&mut self, number: u32, at: u8, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get_mut(number) else { return };
+        cx.timers.changed();
+        let error = match peer.contact.refused(at, error, cx.now(), cx.config.reconnect_ms_max) {
+            Refusal::Final(error) => {
+                self.give_up(number, error, peers, cx);
+                return;
+            }
+            Refusal::NextAddress => {
+                cx.timers.wake();
+                return;
+            }
+            Refusal::Paused(error) => error,
+        };
+        if error.kind == ErrorKind::Full {
+            // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow
+            // to come.
+            let since = *peer.crowded.get_or_insert(cx.now());
+            if cx.now().nanos_since(since) < u64::from(cx.config.connect_ms_max) * 1_000_000 {
+                return;
+            }
+            peer.crowded = None;
+        }
+        if peer.lane_count() == 0 {
+            self.fail_waiting(number, error, peers, cx);
+        }
+    }
+
+    /// The peer is dead or another one: every lane goes, everything that waits ends.
+    fn give_up(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get(number) else { return };
+        for index in peer.lanes.into_iter().flatten() {
+            self.end(index, LaneEnd::Lost(error), peers, cx);
+        }
+        self.fail_waiting(number, error, peers, cx);
+    }
+
+    /// Ends what waits for a lane that will not come.
+    fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.again.pop_front()) {
+            self.slices.settle(piece.slot, Some(error), false, peers, cx.regions);
+        }
+        while self.slices.fail_first(number, error, peers, cx.regions) {}
+        let harmless = peers.is_harmless(number);
+        while let Some(fence) = peers.pop_fence(number) {
+            let completion = if harmless {
+                Completion::applied(fence.token)
+            } else {
+                Completion::unknown(fence.token, error)
+            };
+            self.slices.end_fence(&fence, completion);
+        }
+    }
+}
+
+/// Deadlines.
+impl Initiator {
+    /// Ends lanes that do not come up in time, and gives up peers that are silent. Returns the next time to
+    /// look.
+    pub(crate) fn look(&mut self, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+        let mut next = Earliest::default();
+        for index in 0..self.lanes.bound() {
+            let Some(deadline) = self.lanes.get(index).and_then(|lane| lane.deadline) else { continue };
+            if cx.now() < deadline {
+                next.note(Some(deadline));
+            } else {
+                let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
+                self.end(index, LaneEnd::Refused(error), peers, cx);
+            }
+        }
+        for peer in 0..peers.bound() {
+            next.note(self.check_pulse(peer, peers, cx));
+        }
+        next.note(peers.next_attempt());
+        next.get()
+    }
+
+    /// Looks after a peer's pulse; gives the next time to look.
+    fn check_pulse(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+        let (now, limit) = (cx.now(), u64::from(cx.config.peer_silence_ms_max) * 1_000_000);
+        let peer = peers.get_mut(number)?;
+        if !peer.is_awaited() {
+            peer.pulse = None;
+            return None;
+        }
+        let pulse = *peer.pulse.get_or_insert(now);
+        if now.nanos_since(pulse) >= limit / 4 {
+            for index in peer.lanes.into_iter().flatten() {
+                self.feel_pulse(index, peers, cx);
+            }
+        }
+        let peer = peers.get_mut(number)?;
+        let silent = now.nanos_since(peer.pulse.unwrap_or(now));
+        if silent >= limit && peer.lane_count() > 0 {
+            log::warn!("peer {number} is silent for {} ms: given up", silent / 1_000_000);
+            peer.contact.back_off(now, cx.config.reconnect_ms_max);
+            self.stats.peers_lost += 1;
+            self.give_up(number, Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT), peers, cx);
+            return None;
+        }
+        let wait = (limit / 4).min(limit.saturating_sub(silent)).max(1_000_000);
+        Some(Instant::from_nanos(now.as_nanos() + wait))
+    }
+
+    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
+    fn feel_pulse(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        if lane.feel_pulse()
+            && let Some(peer) = peers.get_mut(lane.role.peer)
+        {
+            peer.pulse = Some(cx.now());
+        }
+        self.drive_lane(index, Reading::No, false, peers, cx);
     }
 }

@@ -1,158 +1,249 @@
-//! Peers' operations on the regions exported here: checked, served in order, answered in order.
+//! Peers' operations on the regions exported here. Their connections are accepted, admitted by their HELLO,
+//! served in order, and let go in favour of others.
+//!
+//! ```text
+//!   io ──▶ accept ──▶ lane ──▶ serving ──▶ regions
+//!                      │          │ HELLO, FENCE
+//!                      ▼          ▼
+//!                  admission: which lanes there are
+//! ```
+
+mod admission;
+mod lane;
+mod serving;
+#[cfg(test)]
+mod tests;
 
 use core::net::IpAddr;
 use std::io;
 
-use te_core::{Access, Instant};
-use te_fabric::net::reset_on_close;
+use te_core::{Error, Instant};
+use te_fabric::net::{Accepted, reset_on_close, set_liveness};
+use te_fabric::timers::Earliest;
+use te_fabric::{Interest, Slab};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
 
-use crate::connections::Connection;
+use self::admission::{Admission, Guest, silent, victim};
+use self::lane::{PeerLane, Phase, Theirs};
+use self::serving::{Serving, Stop, drop_plan};
+use crate::config::LANES_MAX;
+use crate::context::Context;
 use crate::frame::{
-    self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Kind, LaneEntry,
-    PROTOCOL, Request, Status, Step,
+    self, ENTRIES_MAX, FrameError, Header, Hello, Kind, LaneEntry, PROTOCOL, Request, Status, Step,
 };
-use crate::lane::{Destination, Lane, Owner, Progress, Reading};
-use crate::region::{granted, peer_begins, peer_ends};
-use crate::transport::{RECEIVE_BYTES_MAX, TcpTransport};
+use crate::io::{RECEIVE_BYTES_MAX, tune, tune_to_peer};
+#[cfg(feature = "uring")]
+use crate::lane::Destination;
+use crate::lane::{LaneName, Owner, PeerName, Progress, Reading};
+use crate::region::peer_ends;
+use crate::stats::Stats;
+#[cfg(feature = "uring")]
+use crate::sys::Job;
+use crate::sys::Socket;
 
-/// Requests are not read while more answers than this wait to be sent on their lane, bytes.
-const ANSWERS_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
+const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
+/// Connections accepted in one poll, at most.
+const ACCEPTS_MAX: usize = 64;
+/// Lanes of one peer, at most: twice what an initiator opens, because those it lost may not have ended here
+/// yet.
+const PEER_LANES_MAX: usize = 2 * LANES_MAX as usize;
+/// How long a lane that has had its last word may take to hang up.
+const LAST_WORD_MS: u64 = 1_000;
 
-/// How far a peer's lane is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Its HELLO has not come.
-    Greeting,
-    Live,
-    /// It has been told why it ends; what it still sends is discarded.
-    Ending,
+/// The serving half of a transport.
+pub(crate) struct Target {
+    /// Which incarnation peers must want to reach.
+    incarnation: u64,
+    lanes: Slab<PeerLane, PeerName>,
+    /// Who is there of those, and what became of the others.
+    admission: Admission,
+    /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
+    checksums_left: u64,
+    /// Lanes that wait for the next poll's.
+    deferred: Vec<u32>,
+    stats: Stats,
 }
 
-/// The target's side of a lane.
-#[derive(Debug)]
-pub(crate) struct InLane {
-    pub(crate) phase: Phase,
-    /// The name of its events.
-    pub(crate) name: u64,
-    /// Which lanes are one host's: the address it came from, or its prefix.
-    pub(crate) group: IpAddr,
-    /// Which lanes are one process's, once it has said so.
-    pub(crate) identity: u64,
-    session: u64,
-    number: u16,
-    generation: u32,
-    /// Sequence number of the next operation.
-    pub(crate) next: u64,
-    /// Sequence number of the first operation of the WRITE that is coming in.
-    writing: u64,
-    finished_sending: bool,
-    /// Something has moved that had been granted.
-    pub(crate) carried: bool,
-    /// When something last did, or the lane was admitted.
-    pub(crate) used: Instant,
-}
-
-impl InLane {
-    pub(crate) const fn new(name: u64, group: IpAddr, now: Instant) -> Self {
+impl Target {
+    /// Serves peers that want to reach this incarnation.
+    pub(crate) fn new(incarnation: u64) -> Self {
         Self {
-            phase: Phase::Greeting,
-            name,
-            group,
-            identity: 0,
-            session: 0,
-            number: 0,
-            generation: 0,
-            next: 0,
-            writing: 0,
-            finished_sending: false,
-            carried: false,
-            used: now,
+            incarnation,
+            lanes: Slab::new(),
+            admission: Admission::default(),
+            checksums_left: 0,
+            deferred: Vec::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// What became of peers' lanes and operations.
+    pub(crate) const fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Whether the peer has a lane here, or may be alive without one because it was we who closed its last.
+    pub(crate) fn has_peer(&self, identity: u64) -> bool {
+        let is = |index| self.lanes.get(index).is_some_and(|lane| lane.role.is_of(identity));
+        (0..self.lanes.bound()).any(is) || self.admission.was_sent_away(identity)
+    }
+
+    /// Closes every lane of the peer, with whatever is unread in it, and refuses it from now on. When this
+    /// returns `Ok`, no byte of it lands any more: nothing is under way in a transport that nobody polls, no
+    /// request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Busy`, `Full`; nothing has changed.
+    pub(crate) fn expel(&mut self, identity: u64, force: bool, cx: &mut Context<'_>) -> Result<(), Error> {
+        let connected = self.has_peer(identity);
+        self.admission.expel(identity, force, connected)?;
+        for index in 0..self.lanes.bound() {
+            if let Some(lane) = self.lanes.get(index)
+                && lane.role.is_of(identity)
+            {
+                reset_on_close(&lane.socket);
+                self.end(index, cx);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded,
+    /// what still has to go out is copied aside. Lanes for which that would be too much are closed.
+    pub(crate) fn withdraw(&mut self, region: u32, cx: &mut Context<'_>) {
+        for index in 0..self.lanes.bound() {
+            let Some(lane) = self.lanes.get_mut(index) else { continue };
+            let (unsent, incoming, outgoing) = lane.uses(region);
+            if unsent > u64::from(cx.config.aside_bytes_max) {
+                reset_on_close(&lane.socket);
+                self.end(index, cx);
+                continue;
+            }
+            lane.inbox.redirect(region, Status::Withdrawn as u32);
+            lane.outbox.detach(Owner::Region(region));
+            for _ in 0..incoming + outgoing {
+                peer_ends(cx.regions, region);
+            }
+        }
+    }
+
+    /// Closes every lane, in mid-frame if need be.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn close_lanes(&mut self, cx: &mut Context<'_>) {
+        for index in 0..self.lanes.bound() {
+            if let Some(lane) = self.lanes.get(index) {
+                reset_on_close(&lane.socket);
+                self.end(index, cx);
+            }
         }
     }
 }
 
-impl TcpTransport {
-    /// Works on a peer's lane after an event, or because it is warm.
-    pub(crate) fn drive_in(
-        &mut self,
-        index: u32,
-        mut lane: Box<Lane<InLane>>,
-        reading: Reading,
-        writable: bool,
-    ) {
+/// Turns of single lanes.
+impl Target {
+    /// A poll begins: works on the lanes whose requests the last one had no time for.
+    pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
+        self.checksums_left = CHECKSUMS_BYTES_MAX;
+        let count = self.deferred.len();
+        for at in 0..count {
+            // It may have to wait once more, and is listed anew then.
+            let index = std::mem::replace(&mut self.deferred[at], u32::MAX);
+            self.drive_lane(index, Reading::No, false, cx);
+        }
+        self.deferred.drain(..count);
+    }
+
+    /// Works on a lane after an event.
+    pub(crate) fn drive(&mut self, name: PeerName, reading: Reading, writable: bool, cx: &mut Context<'_>) {
+        if let Some(index) = self.lanes.index(name) {
+            self.drive_lane(index, reading, writable, cx);
+        }
+    }
+
+    /// Works on a lane without having asked whether there is anything. False: it has gone cold, or has ended.
+    pub(crate) fn drive_hot(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
+        let Some(index) = self.lanes.index(name) else { return false };
+        match self.lanes.get_mut(index) {
+            Some(lane) if lane.heat > 0 && lane.paused => lane.cool(),
+            Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, cx),
+            _ => {}
+        }
+        self.lane(name).is_some_and(|lane| lane.heat > 0)
+    }
+
+    fn lane(&self, name: PeerName) -> Option<&PeerLane> {
+        self.lanes.index(name).and_then(|index| self.lanes.get(index))
+    }
+
+    fn drive_lane(&mut self, index: u32, reading: Reading, writable: bool, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
         if writable {
             lane.blocked = false;
         }
-        match self.step_in(index, &mut lane, reading) {
+        match self.step(index, reading, cx) {
             Ok(()) => {
-                self.settle_interest(index, &mut lane);
-                self.connections.put(index, Connection::In(lane));
+                if let Some(lane) = self.lanes.get_mut(index) {
+                    cx.io.settle_interest(lane);
+                }
             }
             Err(error) => {
                 log::debug!("a peer's lane ended: {error}");
-                self.end_in(index, lane);
+                self.end(index, cx);
             }
         }
     }
 
-    fn step_in(&mut self, index: u32, lane: &mut Lane<InLane>, reading: Reading) -> io::Result<()> {
-        self.serve(index, lane)?;
-        if reading.is_wanted() && !lane.paused {
-            self.read_in(index, lane, reading)?;
-            self.serve(index, lane)?;
+    fn step(&mut self, index: u32, reading: Reading, cx: &mut Context<'_>) -> io::Result<()> {
+        self.serve(index, cx)?;
+        if reading.is_wanted() && self.lanes.get(index).is_some_and(|lane| !lane.paused) {
+            self.read(index, reading, cx)?;
+            self.serve(index, cx)?;
         }
-        if lane.role.phase == Phase::Ending && lane.outbox.is_empty() && !lane.role.finished_sending {
-            lane.socket.finish_sending();
-            lane.role.finished_sending = true;
+        if let Some(lane) = self.lanes.get_mut(index) {
+            lane.finish_last_word();
         }
         Ok(())
     }
 
     /// Sends answers; as long as that makes room, serves requests that wait for it.
-    fn serve(&mut self, index: u32, lane: &mut Lane<InLane>) -> io::Result<()> {
-        loop {
-            self.write_in(lane)?;
+    fn serve(&mut self, index: u32, cx: &mut Context<'_>) -> io::Result<()> {
+        while let Some(lane) = self.lanes.get_mut(index) {
+            send(lane, cx)?;
             if !lane.paused || !lane.has_room() {
-                return Ok(());
+                break;
             }
             if self.checksums_left == 0 {
                 if !self.deferred.contains(&index) {
                     self.deferred.push(index);
                 }
-                self.timers.wake();
-                return Ok(());
+                cx.timers.wake();
+                break;
             }
             lane.paused = false;
-            self.stopped_reading(index, &mut lane.heat, false);
-            self.requests(lane);
+            cx.io.stopped_reading(lane, false, cx.timers);
+            self.requests(index, cx);
         }
+        Ok(())
     }
 
-    fn read_in(&mut self, index: u32, lane: &mut Lane<InLane>, mut reading: Reading) -> io::Result<()> {
+    fn read(&mut self, index: u32, mut reading: Reading, cx: &mut Context<'_>) -> io::Result<()> {
         let mut budget = RECEIVE_BYTES_MAX;
-        while !lane.paused {
-            let received =
-                match reading.take().unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers)) {
-                    Ok(received) => received,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        lane.heat = lane.heat.saturating_sub(1);
-                        return Ok(());
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(error) => return Err(error),
-                };
-            self.stats.receives += 1;
-            self.stats.bytes_received += received.bytes as u64;
-            self.heat_up(index, &mut lane.heat);
+        while let Some(lane) = self.lanes.get_mut(index)
+            && !lane.paused
+        {
+            let Some(received) = cx.io.receive(lane, &mut reading)? else { break };
+            cx.io.heat_up(lane);
             if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
-                lane.role.used = self.timers.now();
+                lane.role.used = cx.now();
             }
-            self.requests(lane);
+            self.requests(index, cx);
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
-                self.stopped_reading(index, &mut lane.heat, received.drained && !lane.finished);
+                if let Some(lane) = self.lanes.get_mut(index) {
+                    let drained = received.drained && !lane.finished;
+                    cx.io.stopped_reading(lane, drained, cx.timers);
+                }
                 break;
             }
         }
@@ -160,280 +251,322 @@ impl TcpTransport {
     }
 
     /// Serves every request that has arrived, as long as there is room for the answers.
-    fn requests(&mut self, lane: &mut Lane<InLane>) {
-        loop {
-            if lane.role.phase == Phase::Ending {
-                let rest = lane.inbox.staged().len();
-                lane.inbox.take(rest);
-                self.drop_plan(lane);
-                return;
-            }
-            while let Some(destination) = lane.inbox.next_complete() {
-                if destination.memory.is_some() {
-                    peer_ends(&mut self.regions, destination.owner);
-                    self.stats.bytes_served += destination.len;
-                }
-                if !destination.is_intact() {
-                    self.stats.corrupt += 1;
-                    lane.inbox.set_status(Status::Corrupt as u32);
-                }
-            }
-            if lane.inbox.expects_payload() {
-                return;
-            }
-            if !lane.inbox.announced().is_empty() {
-                acknowledge(lane);
-            }
-            if !lane.has_room() || self.checksums_left == 0 {
-                lane.paused = true;
-                return;
-            }
-            let end = match lane.role.phase {
-                Phase::Greeting => self.hello(lane),
-                _ => self.request(lane),
+    fn requests(&mut self, index: u32, cx: &mut Context<'_>) {
+        while let Some(lane) = self.lanes.get_mut(index) {
+            let mut serving = Serving {
+                now: cx.timers.now(),
+                regions: cx.regions,
+                stats: &mut self.stats,
+                checksums_left: &mut self.checksums_left,
+                slice_bytes_max: cx.config.slice_bytes_max,
             };
-            match end {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => self.end_with(lane, error),
+            match serving.run(lane) {
+                Stop::Wait => return,
+                Stop::Hello(hello) => self.hello(index, &hello, cx),
+                Stop::Fence => self.fence(index, cx),
+                Stop::Broken(error) => self.end_with(index, error, cx),
             }
         }
     }
+}
 
-    /// Answers a HELLO. False: it is not all there yet.
-    fn hello(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
-        let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else { return Ok(false) };
-        lane.inbox.take(head);
-        lane.role.identity = hello.identity.get();
-        lane.role.session = hello.session.get();
-        lane.role.number = hello.lane.get();
-        lane.role.generation = hello.lane_generation.get();
-        let status = self.admit(&hello, lane);
-        self.welcome(lane, status);
+/// Sends answers; regions whose last byte is out are no longer used by them.
+fn send(lane: &mut PeerLane, cx: &mut Context<'_>) -> io::Result<()> {
+    let Context { io, regions, timers, .. } = cx;
+    let now = timers.now();
+    io.send(lane, |role, owner, progress| {
+        if let Owner::Region(region) = owner {
+            role.used = now;
+            if progress == Progress::Finished {
+                peer_ends(regions, region);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// What is said on one lane and concerns others.
+impl Target {
+    /// Answers a HELLO.
+    fn hello(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) {
+        let status = self.admit(index, hello, cx);
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        welcome(lane, status, self.incarnation, cx.config.slice_bytes_max);
         if status != Status::Ok {
-            self.begin_end(lane);
-        }
-        Ok(true)
-    }
-
-    /// Serves one request. False: its head is not all there yet.
-    fn request(&mut self, lane: &mut Lane<InLane>) -> Result<bool, FrameError> {
-        let Lane { inbox, outbox, role, .. } = lane;
-        let (staged, plan) = inbox.split();
-        let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(false) };
-        match request {
-            Request::Read { seq, checksum, operations } => {
-                if seq != role.next {
-                    return Err(FrameError::Sequence);
-                }
-                role.next += operations.len() as u64;
-                let mut entries =
-                    [DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO }; ENTRIES_MAX];
-                let mut memory = [None; ENTRIES_MAX];
-                let bytes_max = self.config.slice_bytes_max;
-                let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
-                for ((asked, entry), to) in operations.iter().zip(&mut entries).zip(&mut memory) {
-                    match granted(&mut self.regions, asked, Access::REMOTE_READ, bytes_max) {
-                        Ok(_) if checksum && asked.len.get() > checksums_left => {
-                            self.stats.refused += 1;
-                            entry.status = U32::new(Status::TooLong as u32);
-                        }
-                        Ok(part) => {
-                            entry.len = asked.len;
-                            if checksum {
-                                entry.crc = U32::new(part.crc32c(0));
-                                checksums_left -= asked.len.get();
-                                self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
-                            }
-                            peer_begins(&mut self.regions, asked.region.get());
-                            self.stats.bytes_served += asked.len.get();
-                            *to = Some((part, asked.region.get()));
-                            (role.used, role.carried) = (self.timers.now(), true);
-                        }
-                        Err(status) => {
-                            self.stats.refused += 1;
-                            entry.status = U32::new(status as u32);
-                        }
-                    }
-                }
-                let count = operations.len();
-                let flags = if checksum { FLAG_CHECKSUM } else { 0 };
-                let header = Header::new(Kind::Data, flags, count as u16, seq);
-                outbox.push_head(&[header.as_bytes(), entries[..count].as_bytes()]);
-                for (part, region) in memory.into_iter().flatten() {
-                    outbox.push_payload(part, Owner::Region(region));
-                }
-            }
-            Request::Write { seq, checksum, operations } => {
-                if seq != role.next {
-                    return Err(FrameError::Sequence);
-                }
-                role.writing = seq;
-                role.next += operations.len() as u64;
-                for asked in operations {
-                    let (memory, status) = match granted(
-                        &mut self.regions,
-                        asked,
-                        Access::REMOTE_WRITE,
-                        self.config.slice_bytes_max,
-                    ) {
-                        Ok(part) => (Some(part), Status::Ok),
-                        Err(status) => (None, status),
-                    };
-                    if memory.is_some() {
-                        peer_begins(&mut self.regions, asked.region.get());
-                        (role.used, role.carried) = (self.timers.now(), true);
-                    } else {
-                        self.stats.refused += 1;
-                    }
-                    plan.push(Destination {
-                        memory,
-                        len: asked.len.get(),
-                        done: 0,
-                        checksum: checksum.then_some((asked.crc.get(), 0)),
-                        status: status as u32,
-                        owner: asked.region.get(),
-                    });
-                }
-            }
-            Request::Fence { id, lanes } => {
-                let (session, header) = (role.session, Header::new(Kind::FenceAck, 0, 0, id));
-                // This lane itself is out of the table while it is served.
-                self.end_others(session, lanes);
-                outbox.push_head(&[header.as_bytes()]);
-                self.stats.fences_served += 1;
-            }
-            Request::Ping { id } => {
-                outbox.push_head(&[Header::new(Kind::Pong, 0, 0, id).as_bytes()]);
-            }
-        }
-        inbox.take(head);
-        Ok(true)
-    }
-
-    /// L5: ends every lane of `session` that is not listed, with whatever lies unread in it.
-    fn end_others(&mut self, session: u64, listed: &[LaneEntry]) {
-        for index in 0..self.connections.bound() {
-            let Some(lane) = self.connections.in_mut(index) else { continue };
-            let role = &lane.role;
-            let is = |entry: &LaneEntry| {
-                entry.lane.get() == role.number && entry.generation.get() == role.generation
-            };
-            if role.phase == Phase::Greeting || role.session != session || listed.iter().any(is) {
-                continue;
-            }
-            if let Some(lane) = self.connections.take_in(index) {
-                self.end_in(index, lane);
-            }
+            self.begin_end(index, cx);
         }
     }
 
-    fn welcome(&self, lane: &mut Lane<InLane>, status: Status) {
-        let longest = u64::from(self.config.slice_bytes_max);
-        let welcome = PROTOCOL.welcome(status as u32, self.end.incarnation, longest);
-        lane.outbox.push_head(&[welcome.as_bytes()]);
+    /// What a HELLO is answered. `Ok`: its lane is admitted, and counted.
+    fn admit(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) -> Status {
+        let identity = hello.identity.get();
+        if hello.target.get() != self.incarnation {
+            return Status::Restarted;
+        }
+        if self.admission.is_expelled(identity) {
+            self.stats.turned_away += 1;
+            return Status::Expelled;
+        }
+        if self.live_lanes(identity) >= PEER_LANES_MAX || !self.make_room(index, identity, cx) {
+            self.stats.turned_away += 1;
+            return Status::Full;
+        }
+        let Some(lane) = self.lanes.get_mut(index) else { return Status::Full };
+        self.admission.admit(lane.name, identity);
+        lane.role.phase = Phase::Live;
+        lane.deadline = None;
+        lane.role.used = cx.now();
+        // It may stay silent.
+        cx.timers.changed();
+        Status::Ok
+    }
+
+    /// Lanes of the peer that are served.
+    fn live_lanes(&self, identity: u64) -> usize {
+        self.guests().filter(|guest| guest.identity == identity).count()
+    }
+
+    /// Sees to it that lane `index`, whose peer has said who it is, can be admitted. False: everybody is
+    /// busy, and nobody has more than the newcomer.
+    fn make_room(&mut self, index: u32, identity: u64, cx: &mut Context<'_>) -> bool {
+        let own = cx.io.lanes() - self.lanes.len();
+        let admitted = self.admission.admitted();
+        if admitted < cx.config.connections_for_peers() && own + admitted < cx.config.connections_max as usize
+        {
+            return true;
+        }
+        let Some(newcomer) = self.lanes.get(index) else { return false };
+        let guests: Vec<Guest> = self.guests().collect();
+        let Some(leaving) = victim(&guests, newcomer.role.group, identity, cx.now()) else { return false };
+        // The lane that leaves needs a place outside, and the newcomer no longer does.
+        self.admission.leave(newcomer.name);
+        self.retire(leaving, cx);
+        true
+    }
+
+    /// The lanes that are served.
+    fn guests(&self) -> impl Iterator<Item = Guest> {
+        let lanes = (0..self.lanes.bound()).filter_map(|index| Some((index, self.lanes.get(index)?)));
+        lanes.filter(|(_, lane)| lane.role.phase == Phase::Live).map(|(index, lane)| {
+            let Theirs { group, identity, carried, used, .. } = lane.role;
+            Guest { index, group, identity, carried, used, idle: lane.is_idle() }
+        })
+    }
+
+    /// L5: ends every lane of the session that the FENCE does not list, with whatever lies unread in it, and
+    /// says so.
+    fn fence(&mut self, index: u32, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get(index) else { return };
+        let session = lane.role.session();
+        let Ok(Step::Frame(Request::Fence { id, lanes }, head)) = frame::parse_request(lane.inbox.staged())
+        else {
+            return;
+        };
+        let mut listed = [LaneEntry::new(0, 0); ENTRIES_MAX];
+        let listed = &mut listed[..lanes.len()];
+        listed.copy_from_slice(lanes);
+        for other in (0..self.lanes.bound()).filter(|&other| other != index) {
+            if self.lanes.get(other).is_some_and(|lane| lane.role.is_fenced(session, listed)) {
+                self.end(other, cx);
+            }
+        }
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        lane.outbox.push_head(&[Header::new(Kind::FenceAck, 0, 0, id).as_bytes()]);
+        lane.inbox.take(head);
+        self.stats.fences_served += 1;
     }
 
     /// Tells a peer that it broke the protocol, as the lane's last word.
-    fn end_with(&mut self, lane: &mut Lane<InLane>, error: FrameError) {
+    fn end_with(&mut self, index: u32, error: FrameError, cx: &mut Context<'_>) {
         log::warn!("a peer broke the protocol: {error}");
         self.stats.protocol_errors += 1;
-        match lane.role.phase {
-            Phase::Greeting => self.welcome(lane, error.into()),
-            _ => {
-                let header = Header::new(Kind::Error, 0, 0, Status::from(error) as u64);
-                lane.outbox.push_head(&[header.as_bytes()]);
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        if lane.role.phase == Phase::Greeting {
+            welcome(lane, error.into(), self.incarnation, cx.config.slice_bytes_max);
+        } else {
+            let header = Header::new(Kind::Error, 0, 0, Status::from(error) as u64);
+            lane.outbox.push_head(&[header.as_bytes()]);
+        }
+        self.begin_end(index, cx);
+    }
+}
+
+fn welcome(lane: &mut PeerLane, status: Status, incarnation: u64, slice_bytes_max: u32) {
+    let welcome = PROTOCOL.welcome(status as u32, incarnation, u64::from(slice_bytes_max));
+    lane.outbox.push_head(&[welcome.as_bytes()]);
+}
+
+/// Lanes begin.
+impl Target {
+    /// Accepts the connections that wait.
+    pub(crate) fn accept_all(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..ACCEPTS_MAX {
+            match cx.io.accept() {
+                Accepted::Connection(stream) => {
+                    if let Err(error) = self.adopt(stream.into(), cx) {
+                        log::debug!("a connection was given up: {error}");
+                    }
+                }
+                Accepted::Gone => {}
+                Accepted::Empty => return,
+                Accepted::Failed(error) => {
+                    self.cannot_accept(&error, cx);
+                    return;
+                }
             }
         }
-        self.begin_end(lane);
+        // There may be more, and not every driver says so twice.
+        cx.io.accepts_more();
+        cx.timers.wake();
     }
 
-    fn write_in(&mut self, lane: &mut Lane<InLane>) -> io::Result<()> {
-        while !lane.blocked && !lane.outbox.is_empty() {
-            let Lane { outbox, socket, role, .. } = lane;
-            let (regions, now) = (&mut self.regions, self.timers.now());
-            let flushed = outbox.flush(socket, &mut self.buffers, |owner, progress| {
-                if let Owner::Region(_) = owner {
-                    role.used = now;
-                }
-                if let (Owner::Region(index), Progress::Finished) = (owner, progress) {
-                    peer_ends(regions, index);
-                }
-            });
-            match flushed {
-                Ok((sent, all)) => {
-                    self.stats.sends += 1;
-                    self.stats.bytes_sent += sent as u64;
-                    lane.blocked = !all;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+    /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for
+    /// nothing.
+    fn cannot_accept(&mut self, error: &io::Error, cx: &mut Context<'_>) {
+        let guests: Vec<Guest> = self.guests().collect();
+        if let Some(index) = silent(&guests, cx.now()) {
+            self.retire(index, cx);
         }
+        cx.io.rest(error, cx.config.connections_max, cx.timers);
+    }
+
+    fn adopt(&mut self, socket: Socket, cx: &mut Context<'_>) -> io::Result<()> {
+        self.stats.accepted += 1;
+        let role = Theirs::new(socket.peer_address()?.ip(), cx.now());
+        tune(&socket, cx.config)?;
+        tune_to_peer(&socket, cx.config);
+        set_liveness(&socket, cx.config.peer_silence_ms_max)?;
+        let (group, (index, name)) = (role.group, self.lanes.reserve());
+        let mut lane = PeerLane::new(socket, name.raw(), Interest::READ, role);
+        if let Err(error) = cx.io.watch(&lane) {
+            self.lanes.release(index);
+            return Err(error);
+        }
+        lane.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
+        self.lanes.put(index, lane);
+        self.wait_outside(name.raw(), group, cx);
+        cx.timers.changed();
         Ok(())
     }
 
-    /// A peer's lane has ended: nothing more of it is read or written.
-    pub(crate) fn end_in(&mut self, index: u32, mut lane: Box<Lane<InLane>>) {
-        self.struck_off(&lane.role);
-        self.drop_plan(&mut lane);
+    /// One more connection that is not admitted; another one may have to go for it.
+    fn wait_outside(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
+        if let Some(gone) = self.admission.wait_outside(name, group)
+            && let LaneName::Peer(gone) = LaneName::of(gone)
+            && let Some(index) = self.lanes.index(gone)
+        {
+            self.stats.turned_away += 1;
+            self.end(index, cx);
+        }
+    }
+}
+
+/// Lanes end.
+impl Target {
+    /// Ends an idle lane in such a way that its peer loses nothing.
+    fn retire(&mut self, index: u32, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        self.stats.retired += 1;
+        self.admission.remember_sent_away(lane.role.identity);
+        lane.say_retired();
+        self.begin_end(index, cx);
+        self.drive_lane(index, Reading::No, false, cx);
+    }
+
+    /// From here on the lane only has its last words.
+    fn begin_end(&mut self, index: u32, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let was = std::mem::replace(&mut lane.role.phase, Phase::Ending);
+        lane.deadline = Some(cx.after_ms(LAST_WORD_MS));
+        let (name, group) = (lane.name, lane.role.group);
+        if was == Phase::Live {
+            self.admission.dismiss();
+            self.wait_outside(name, group, cx);
+        }
+        cx.timers.changed();
+    }
+
+    /// A lane has ended: nothing more of it is read or written.
+    fn end(&mut self, index: u32, cx: &mut Context<'_>) {
+        let Some(mut lane) = self.lanes.remove(index) else { return };
+        match lane.role.phase {
+            Phase::Live => self.admission.dismiss(),
+            Phase::Greeting | Phase::Ending => self.admission.leave(lane.name),
+        }
+        drop_plan(&mut lane.inbox, cx.regions);
         for owner in lane.outbox.owners() {
             if let Owner::Region(region) = owner {
-                peer_ends(&mut self.regions, region);
+                peer_ends(cx.regions, region);
             }
         }
-        self.forget(index, lane.interest);
+        cx.io.forget(&lane);
     }
 
-    fn drop_plan(&mut self, lane: &mut Lane<InLane>) {
-        for destination in lane.inbox.open_payloads() {
-            if destination.memory.is_some() {
-                peer_ends(&mut self.regions, destination.owner);
-            }
+    /// Ends lanes that did not do in time what they had to. Returns the next time to look.
+    pub(crate) fn look(&mut self, cx: &mut Context<'_>) -> Option<Instant> {
+        let mut next = Earliest::default();
+        for index in 0..self.lanes.bound() {
+            next.note(self.check_deadline(index, cx));
         }
-        lane.inbox.clear_plan();
+        next.get()
     }
 
-    /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded, what still
-    /// has to go out is copied aside. Lanes for which that would be too much are closed.
-    pub(crate) fn withdraw(&mut self, region: u32) {
-        let owner = Owner::Region(region);
-        for index in 0..self.connections.bound() {
-            let Some(mut lane) = self.connections.take_in(index) else { continue };
-            let incoming = lane.inbox.open_payloads().iter();
-            let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
-            let outgoing = lane.outbox.owners().filter(|&known| known == owner).count();
-            if lane.outbox.unsent(owner) > u64::from(self.config.aside_bytes_max) {
-                reset_on_close(&lane.socket);
-                self.end_in(index, lane);
-                continue;
-            }
-            lane.inbox.redirect(region, Status::Withdrawn as u32);
-            lane.outbox.detach(owner);
-            for _ in 0..incoming + outgoing {
-                peer_ends(&mut self.regions, region);
-            }
-            self.connections.put(index, Connection::In(lane));
+    /// Ends a lane that did not do in time what it had to. Gives the deadline of one that still may.
+    fn check_deadline(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
+        let crowded = self.admission.admitted() > cx.config.connections_for_peers() / 2;
+        let lane = self.lanes.get(index)?;
+        let deadline = lane.deadline.or_else(|| lane.quiet_until(crowded, cx.config.idle_ms_max))?;
+        if cx.now() < deadline {
+            return Some(deadline);
         }
+        if lane.role.phase == Phase::Live && lane.is_idle() {
+            self.retire(index, cx);
+            return self.lanes.get(index)?.deadline;
+        }
+        self.end(index, cx);
+        None
     }
 }
 
-impl Lane<InLane> {
-    fn has_room(&self) -> bool {
-        self.outbox.has_room(ENTRIES_MAX) && self.outbox.queued() < ANSWERS_BYTES_MAX
+/// Receives for many lanes at once.
+#[cfg(feature = "uring")]
+impl Target {
+    /// Whether the lane is to be read once more.
+    pub(crate) fn is_hot(&self, name: PeerName) -> bool {
+        self.lane(name).is_some_and(|lane| lane.heat > 0 && !lane.paused)
     }
-}
 
-/// All payloads of a WRITE frame are in place or discarded: says so.
-fn acknowledge(lane: &mut Lane<InLane>) {
-    let Lane { inbox, outbox, role, .. } = lane;
-    let mut statuses = [U32::ZERO; ENTRIES_MAX];
-    let count = inbox.announced().len().min(ENTRIES_MAX);
-    for (to, destination) in statuses.iter_mut().zip(inbox.announced()) {
-        *to = U32::new(destination.status);
+    /// The peer has finished sending on this lane.
+    pub(crate) fn set_finished(&mut self, name: PeerName) {
+        if let Some(lane) = self.lanes.index(name).and_then(|index| self.lanes.get_mut(index)) {
+            lane.finished = true;
+        }
     }
-    let header = Header::new(Kind::Ack, 0, count as u16, role.writing);
-    outbox.push_head(&[header.as_bytes(), statuses[..count].as_bytes()]);
-    inbox.clear_plan();
+
+    /// The next receive of each lane among `names` that is a peer's and can be read, with the name of the
+    /// lane. `indexes` is room to work in, for as many lanes.
+    pub(crate) fn receives(
+        &mut self,
+        names: &[u64],
+        indexes: &mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
+        let theirs = names.iter().filter_map(|&name| match LaneName::of(name) {
+            LaneName::Peer(name) => self.lanes.index(name),
+            LaneName::Own(_) => None,
+        });
+        let count = indexes.iter_mut().zip(theirs).map(|(to, index)| *to = index).count();
+        let lanes = self.lanes.each_mut(&mut indexes[..count]).map(|(_, lane)| lane);
+        lanes.filter(|lane| !lane.paused).map(|lane| (lane.name, lane.inbox.job(&lane.socket)))
+    }
+
+    /// A receive of this lane has ended.
+    pub(crate) fn arrived(
+        &mut self,
+        name: PeerName,
+        offered: usize,
+        result: io::Result<usize>,
+    ) -> Option<Reading> {
+        let index = self.lanes.index(name)?;
+        Some(Reading::Arrived(self.lanes.get_mut(index)?.inbox.arrived(offered, result)))
+    }
 }
