@@ -164,14 +164,14 @@ impl TcpTransport {
 
     /// Works on the lanes that had something to say a moment ago, without asking first.
     fn drive_hot(&mut self) {
+        let (initiator, target, peers, mut cx) = self.split();
         let mut at = 0;
-        while let Some(name) = self.io.hot(at) {
-            let (initiator, target, peers, mut cx) = self.split();
+        while let Some(name) = cx.io.hot(at) {
             let warm = match LaneName::of(name) {
                 LaneName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
                 LaneName::Peer(peer) => target.drive_hot(peer, &mut cx),
             };
-            at = self.io.had_turn(at, name, warm);
+            at = cx.io.had_turn(at, name, warm);
         }
     }
 

@@ -42,6 +42,13 @@ impl Answers<'_> {
         }
     }
 
+    /// The peer has shown that it lives.
+    pub(super) fn sign_of_life(&mut self, peer: u32) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.pulse = Some(self.timers.now());
+        }
+    }
+
     /// Takes in the WELCOME; returns its bytes. `None`: it is not all there yet.
     fn welcome(&mut self, lane: &mut OwnLane) -> Result<Option<usize>, LaneEnd> {
         const PROTOCOL: LaneEnd = LaneEnd::Refused(Error::new(ErrorKind::Protocol));

@@ -27,42 +27,50 @@ const EMPTY: Operation = Operation {
     reserved: U32::ZERO,
 };
 
-/// A frame that is being put together.
-struct Frame {
-    entries: [Operation; ENTRIES_MAX],
-    memory: [Option<Pinned>; ENTRIES_MAX],
-    count: usize,
-}
-
-/// Moves pieces of one kind from the queues of `peer` to `lane`, in one frame. False: there was none.
-pub(super) fn frame(
-    kind: Op,
-    peer: &mut Endpoint,
-    lane: &mut OwnLane,
-    slices: &mut Slices,
-    config: &Config,
-) -> bool {
-    let mut frame = Frame { entries: [EMPTY; ENTRIES_MAX], memory: [None; ENTRIES_MAX], count: 0 };
-    let first = lane.role.next();
-    frame.fill(kind, peer, lane, slices, config);
-    if frame.count == 0 {
-        return false;
-    }
-    let flags = if config.checksum { FLAG_CHECKSUM } else { 0 };
-    let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
-    let header = Header::new(wire_kind, flags, frame.count as u16, first);
-    let at = lane.outbox.push_head(&[header.as_bytes(), frame.entries[..frame.count].as_bytes()]);
-    let entry_at = |i: usize| at + (size_of::<Header>() + i * size_of::<Operation>()) as u64;
-    for (i, (piece, part)) in lane.role.pieces_from(first).zip(&frame.memory).enumerate() {
-        piece.entry_at = entry_at(i);
-        if let (Op::Write, Some(part)) = (kind, part) {
-            lane.outbox.push_payload(*part, Owner::Piece(first + i as u64));
-        }
-    }
-    true
+/// Room in which one frame after the other is put together.
+#[derive(Debug)]
+pub(super) struct Frame {
+    entries: Box<[Operation; ENTRIES_MAX]>,
+    /// The payload of each entry that is filled. Empty between two frames.
+    memory: Vec<Pinned>,
 }
 
 impl Frame {
+    pub(super) fn new() -> Self {
+        Self { entries: Box::new([EMPTY; ENTRIES_MAX]), memory: Vec::with_capacity(ENTRIES_MAX) }
+    }
+
+    /// Moves pieces of one kind from the queues of `peer` to `lane`, in one frame. False: there was none.
+    pub(super) fn send(
+        &mut self,
+        kind: Op,
+        peer: &mut Endpoint,
+        lane: &mut OwnLane,
+        slices: &mut Slices,
+        config: &Config,
+    ) -> bool {
+        let first = lane.role.next();
+        self.fill(kind, peer, lane, slices, config);
+        let count = self.memory.len();
+        if count == 0 {
+            return false;
+        }
+        let flags = if config.checksum { FLAG_CHECKSUM } else { 0 };
+        let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
+        let header = Header::new(wire_kind, flags, count as u16, first);
+        let at = lane.outbox.push_head(&[header.as_bytes(), self.entries[..count].as_bytes()]);
+        let mut entry_at = at + size_of::<Header>() as u64;
+        let pieces = lane.role.pieces_from(first).zip(self.memory.drain(..));
+        for ((piece, part), seq) in pieces.zip(first..) {
+            piece.entry_at = entry_at;
+            entry_at += size_of::<Operation>() as u64;
+            if kind == Op::Write {
+                lane.outbox.push_payload(part, Owner::Piece(seq));
+            }
+        }
+        true
+    }
+
     /// Takes pieces while there are some of this kind and the frame has room.
     fn fill(
         &mut self,
@@ -78,7 +86,7 @@ impl Frame {
         };
         let with_crc = kind == Op::Write && config.checksum;
         let mut bytes = 0;
-        while self.count < ENTRIES_MAX
+        while self.memory.len() < ENTRIES_MAX
             && let again = peer.again.front().copied()
             && let Some(slot) = again.map(|piece| piece.slot).or(peer.pending.first())
             && let Some(operation) = slices.get(slot)
@@ -88,12 +96,12 @@ impl Frame {
                 Some(piece) => (piece.offset, piece.len),
                 None => (operation.issued, (operation.len - operation.issued).min(piece_bytes_max)),
             };
-            if self.count > 0 && bytes + u64::from(len) > FRAME_BYTES {
+            if !self.memory.is_empty() && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
             let Some(segment) = slices.segment(operation.segment) else { break };
             let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
-            self.entries[self.count] = Operation {
+            self.entries[self.memory.len()] = Operation {
                 region: U32::new(segment.region),
                 generation: U32::new(segment.region_generation),
                 key: U64::new(segment.key),
@@ -102,7 +110,7 @@ impl Frame {
                 crc: U32::new(if with_crc { part.crc32c(0) } else { 0 }),
                 reserved: U32::ZERO,
             };
-            self.memory[self.count] = Some(part);
+            self.memory.push(part);
             lane.role.push(Piece { slot, len, offset, op: kind, stage: Stage::Framed, entry_at: 0 });
             if again.is_some() {
                 // Counted when a lane first took it.
@@ -110,7 +118,6 @@ impl Frame {
             } else {
                 slices.issue(slot, len, peer);
             }
-            self.count += 1;
             bytes += u64::from(len);
         }
     }

@@ -30,12 +30,13 @@ use te_fabric::{Export, Interest, Slab};
 use zerocopy::IntoBytes;
 
 use self::answers::Answers;
+use self::framing::Frame;
 use self::lane::{LaneEnd, Own, OwnLane, Phase};
 use self::slices::Slices;
 use crate::config::{Config, LANES_MAX};
 use crate::context::Context;
 use crate::frame::{ENTRIES_MAX, Header, Kind, LaneEntry};
-use crate::io::{RECEIVE_BYTES_MAX, tune_to_peer};
+use crate::io::{Io, RECEIVE_BYTES_MAX, tune_to_peer};
 #[cfg(feature = "uring")]
 use crate::lane::{Destination, LaneName};
 use crate::lane::{OwnName, Reading};
@@ -50,6 +51,7 @@ pub(crate) struct Initiator {
     greeting: Greeting,
     slices: Slices,
     lanes: Slab<OwnLane, OwnName>,
+    frame: Frame,
     /// Lanes opened so far. Wraps.
     lane_generation: u32,
     /// The last FENCE frame that was sent.
@@ -64,6 +66,7 @@ impl Initiator {
             greeting,
             slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
             lanes: Slab::new(),
+            frame: Frame::new(),
             lane_generation: 0,
             last_fence: 0,
             stats: Stats::default(),
@@ -224,7 +227,7 @@ impl Initiator {
                 break;
             };
             let Some(open) = self.lanes.get_mut(index) else { break };
-            if !framing::frame(op, peer, open, &mut self.slices, cx.config) {
+            if !self.frame.send(op, peer, open, &mut self.slices, cx.config) {
                 break;
             }
             self.stats.frames_sent += 1;
@@ -302,18 +305,22 @@ impl Initiator {
     pub(crate) fn drive_hot(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.lanes.index(name) else { return false };
         match self.lanes.get_mut(index) {
-            Some(lane) if lane.heat > 0 && !lane.role.is_awaited() => lane.cool(),
+            Some(lane) if lane.heat > 0 && !lane.role.is_awaited() => {
+                lane.cool();
+                lane.heat > 0
+            }
             Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, peers, cx),
-            _ => {}
+            _ => false,
         }
-        self.is_hot(name)
     }
 
     /// Whether the lane is worth reading without asking first.
+    #[cfg(feature = "uring")]
     pub(crate) fn is_hot(&self, name: OwnName) -> bool {
         self.lanes.index(name).and_then(|index| self.lanes.get(index)).is_some_and(|lane| lane.heat > 0)
     }
 
+    /// Works on a lane. True: it is worth reading without asking first.
     fn drive_lane(
         &mut self,
         index: u32,
@@ -321,31 +328,38 @@ impl Initiator {
         writable: bool,
         peers: &mut Peers,
         cx: &mut Context<'_>,
-    ) {
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        let turn = Turn { greeting: &self.greeting, slices: &mut self.slices, peers, cx };
-        match turn.run(lane, reading, writable) {
-            Ok(()) => cx.io.settle_interest(lane),
-            Err(end) => self.end(index, end, peers, cx),
+    ) -> bool {
+        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        let Context { config, io, regions, timers } = &mut *cx;
+        let answers = Answers { slices: &mut self.slices, peers, regions, timers };
+        match (Turn { greeting: &self.greeting, answers, config, io }).run(lane, reading, writable) {
+            Ok(()) => {
+                cx.io.settle_interest(lane);
+                lane.heat > 0
+            }
+            Err(end) => {
+                self.end(index, end, peers, cx);
+                false
+            }
         }
     }
 }
 
 /// One lane's turn.
-struct Turn<'a, 'b> {
+struct Turn<'a> {
     greeting: &'a Greeting,
-    slices: &'a mut Slices,
-    peers: &'a mut Peers,
-    cx: &'a mut Context<'b>,
+    answers: Answers<'a>,
+    config: &'a Config,
+    io: &'a mut Io,
 }
 
-impl Turn<'_, '_> {
+impl Turn<'_> {
     /// Goes on with the handshake, takes in what has arrived, and sends what waits.
     fn run(mut self, lane: &mut OwnLane, reading: Reading, writable: bool) -> Result<(), LaneEnd> {
         if writable {
             if lane.blocked {
                 // The peer makes room: it reads. What merely fits into the socket says nothing about it.
-                self.sign_of_life(lane.role.peer);
+                self.answers.sign_of_life(lane.role.peer);
             }
             lane.blocked = false;
             if lane.role.phase == Phase::Connecting {
@@ -359,44 +373,36 @@ impl Turn<'_, '_> {
         if reading.is_wanted() {
             self.read(lane, reading)?;
         }
-        let sent = self.cx.io.send(lane, Own::progress);
-        if sent.map_err(|error| LaneEnd::Lost(error_of(&error)))? {
+        if self.io.send(lane, Own::progress).map_err(|error| LaneEnd::Lost(error_of(&error)))? {
             // An answer is likely soon.
-            self.cx.io.heat_up(lane);
+            self.io.heat_up(lane);
         }
         Ok(())
     }
 
     fn greet(&self, lane: &mut OwnLane) {
-        let same_host = tune_to_peer(&lane.socket, self.cx.config);
-        let target = self.peers.get(lane.role.peer).map_or(0, |peer| peer.contact.incarnation());
-        lane.greet(self.greeting, target, same_host, self.cx.config.window_bytes_max);
+        let same_host = tune_to_peer(&lane.socket, self.config);
+        let target = self.answers.peers.get(lane.role.peer).map_or(0, |peer| peer.contact.incarnation());
+        lane.greet(self.greeting, target, same_host, self.config.window_bytes_max);
     }
 
     fn read(&mut self, lane: &mut OwnLane, mut reading: Reading) -> Result<(), LaneEnd> {
         let mut budget = RECEIVE_BYTES_MAX;
         loop {
-            let received = match self.cx.io.receive(lane, &mut reading) {
+            let received = match self.io.receive(lane, &mut reading) {
                 Ok(Some(received)) => received,
                 Ok(None) => return Ok(()),
                 Err(error) if lane.role.is_live() => return Err(LaneEnd::Lost(error_of(&error))),
                 Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
             };
-            self.sign_of_life(lane.role.peer);
-            let Context { regions, timers, .. } = &mut *self.cx;
-            Answers { slices: self.slices, peers: self.peers, regions, timers }.take(lane)?;
+            self.answers.sign_of_life(lane.role.peer);
+            self.answers.take(lane)?;
             budget = budget.saturating_sub(received.bytes);
             if received.drained || budget == 0 {
                 let drained = received.drained && !lane.finished;
-                self.cx.io.stopped_reading(lane, drained, self.cx.timers);
+                self.io.stopped_reading(lane, drained, self.answers.timers);
                 return Ok(());
             }
-        }
-    }
-
-    fn sign_of_life(&mut self, peer: u32) {
-        if let Some(peer) = self.peers.get_mut(peer) {
-            peer.pulse = Some(self.cx.now());
         }
     }
 }

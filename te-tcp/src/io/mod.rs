@@ -135,7 +135,17 @@ impl Io {
     }
 
     /// Sends what waits, and tells `progress` what got how far. True: something was sent.
+    #[inline]
     pub(crate) fn send<R>(
+        &mut self,
+        lane: &mut Lane<R>,
+        progress: impl FnMut(&mut R, Owner, Progress),
+    ) -> io::Result<bool> {
+        // Most turns have nothing to send.
+        if lane.blocked || lane.outbox.is_empty() { Ok(false) } else { self.send_some(lane, progress) }
+    }
+
+    fn send_some<R>(
         &mut self,
         lane: &mut Lane<R>,
         mut progress: impl FnMut(&mut R, Owner, Progress),
@@ -160,6 +170,7 @@ impl Io {
 
     /// Receives once, or takes what was received for the lane. `None`: there is nothing. The end of the
     /// stream is an error.
+    #[inline]
     pub(crate) fn receive<R>(
         &mut self,
         lane: &mut Lane<R>,
@@ -185,6 +196,7 @@ impl Io {
     }
 
     /// From now on the lane is read without asking, until that has been in vain for a while.
+    #[inline]
     pub(crate) fn heat_up<R>(&mut self, lane: &mut Lane<R>) {
         if self.poller.tells_changes() {
             // Asking costs nothing there.
@@ -198,6 +210,7 @@ impl Io {
 
     /// A lane was read, or may be read again, and there may be more (unless `drained`). Where changes are
     /// told and not states, it is up to us to come back.
+    #[inline]
     pub(crate) fn stopped_reading<R>(&mut self, lane: &mut Lane<R>, drained: bool, timers: &mut Timers) {
         if self.poller.tells_changes() {
             lane.heat = u16::from(!drained);
@@ -209,6 +222,7 @@ impl Io {
     }
 
     /// Tells the poller what a lane waits for, if that has changed.
+    #[inline]
     pub(crate) fn settle_interest<R>(&mut self, lane: &mut Lane<R>) {
         let wanted = Interest { readable: !lane.paused, writable: lane.blocked };
         if wanted == lane.interest {
@@ -231,6 +245,7 @@ impl Io {
     }
 
     /// Whether poll number `polls` asks the system who is ready rather than read the hot lanes.
+    #[inline]
     pub(crate) fn asks(&self, polls: u32) -> bool {
         self.hot.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
     }
@@ -253,12 +268,14 @@ impl Io {
     }
 
     /// The hot lane at place `at`.
+    #[inline]
     pub(crate) fn hot(&self, at: usize) -> Option<u64> {
         self.hot.get(at).copied()
     }
 
     /// The lane at place `at` of the hot ones has had its turn; it stays there if it is still `warm`. Returns
     /// the place of the next.
+    #[inline]
     pub(crate) fn had_turn(&mut self, at: usize, name: u64, warm: bool) -> usize {
         if warm {
             return at + 1;
@@ -293,6 +310,7 @@ impl Io {
     }
 
     /// The lane is read in this poll.
+    #[inline]
     pub(crate) fn add_hot(&mut self, name: u64) {
         if !self.hot.contains(&name) {
             self.hot.push(name);

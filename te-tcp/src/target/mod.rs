@@ -20,18 +20,18 @@ use std::io;
 use te_core::{Error, Instant};
 use te_fabric::net::{Accepted, reset_on_close, set_liveness};
 use te_fabric::timers::Earliest;
-use te_fabric::{Interest, Slab};
+use te_fabric::{Interest, Slab, Timers};
 use zerocopy::IntoBytes;
 
 use self::admission::{Admission, Guest, silent, victim};
 use self::lane::{PeerLane, Phase, Theirs};
-use self::serving::{Serving, Stop, drop_plan};
+use self::serving::{Answer, Serving, Stop, drop_plan};
 use crate::config::LANES_MAX;
 use crate::context::Context;
 use crate::frame::{
     self, ENTRIES_MAX, FrameError, Header, Hello, Kind, LaneEntry, PROTOCOL, Request, Status, Step,
 };
-use crate::io::{RECEIVE_BYTES_MAX, tune, tune_to_peer};
+use crate::io::{Io, RECEIVE_BYTES_MAX, tune, tune_to_peer};
 #[cfg(feature = "uring")]
 use crate::lane::Destination;
 use crate::lane::{LaneName, Owner, PeerName, Progress, Reading};
@@ -58,6 +58,7 @@ pub(crate) struct Target {
     lanes: Slab<PeerLane, PeerName>,
     /// Who is there of those, and what became of the others.
     admission: Admission,
+    answer: Answer,
     /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
     checksums_left: u64,
     /// Lanes that wait for the next poll's.
@@ -72,6 +73,7 @@ impl Target {
             incarnation,
             lanes: Slab::new(),
             admission: Admission::default(),
+            answer: Answer::new(),
             checksums_left: 0,
             deferred: Vec::new(),
             stats: Stats::default(),
@@ -165,124 +167,142 @@ impl Target {
     pub(crate) fn drive_hot(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.lanes.index(name) else { return false };
         match self.lanes.get_mut(index) {
-            Some(lane) if lane.heat > 0 && lane.paused => lane.cool(),
+            Some(lane) if lane.heat > 0 && lane.paused => {
+                lane.cool();
+                lane.heat > 0
+            }
             Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, cx),
-            _ => {}
-        }
-        self.lane(name).is_some_and(|lane| lane.heat > 0)
-    }
-
-    fn lane(&self, name: PeerName) -> Option<&PeerLane> {
-        self.lanes.index(name).and_then(|index| self.lanes.get(index))
-    }
-
-    fn drive_lane(&mut self, index: u32, reading: Reading, writable: bool, cx: &mut Context<'_>) {
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        if writable {
-            lane.blocked = false;
-        }
-        match self.step(index, reading, cx) {
-            Ok(()) => {
-                if let Some(lane) = self.lanes.get_mut(index) {
-                    cx.io.settle_interest(lane);
-                }
-            }
-            Err(error) => {
-                log::debug!("a peer's lane ended: {error}");
-                self.end(index, cx);
-            }
+            _ => false,
         }
     }
 
-    fn step(&mut self, index: u32, reading: Reading, cx: &mut Context<'_>) -> io::Result<()> {
-        self.serve(index, cx)?;
-        if reading.is_wanted() && self.lanes.get(index).is_some_and(|lane| !lane.paused) {
-            self.read(index, reading, cx)?;
-            self.serve(index, cx)?;
-        }
-        if let Some(lane) = self.lanes.get_mut(index) {
-            lane.finish_last_word();
-        }
-        Ok(())
-    }
-
-    /// Sends answers; as long as that makes room, serves requests that wait for it.
-    fn serve(&mut self, index: u32, cx: &mut Context<'_>) -> io::Result<()> {
+    /// Works on a lane. True: it is worth reading without asking first.
+    fn drive_lane(&mut self, index: u32, mut reading: Reading, writable: bool, cx: &mut Context<'_>) -> bool {
+        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        lane.blocked &= !writable;
+        let mut stopped = false;
         while let Some(lane) = self.lanes.get_mut(index) {
-            send(lane, cx)?;
-            if !lane.paused || !lane.has_room() {
-                break;
-            }
-            if self.checksums_left == 0 {
-                if !self.deferred.contains(&index) {
-                    self.deferred.push(index);
-                }
-                cx.timers.wake();
-                break;
-            }
-            lane.paused = false;
-            cx.io.stopped_reading(lane, false, cx.timers);
-            self.requests(index, cx);
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, index: u32, mut reading: Reading, cx: &mut Context<'_>) -> io::Result<()> {
-        let mut budget = RECEIVE_BYTES_MAX;
-        while let Some(lane) = self.lanes.get_mut(index)
-            && !lane.paused
-        {
-            let Some(received) = cx.io.receive(lane, &mut reading)? else { break };
-            cx.io.heat_up(lane);
-            if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
-                lane.role.used = cx.now();
-            }
-            self.requests(index, cx);
-            budget = budget.saturating_sub(received.bytes);
-            if received.drained || budget == 0 {
-                if let Some(lane) = self.lanes.get_mut(index) {
-                    let drained = received.drained && !lane.finished;
-                    cx.io.stopped_reading(lane, drained, cx.timers);
-                }
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Serves every request that has arrived, as long as there is room for the answers.
-    fn requests(&mut self, index: u32, cx: &mut Context<'_>) {
-        while let Some(lane) = self.lanes.get_mut(index) {
-            let mut serving = Serving {
-                now: cx.timers.now(),
-                regions: cx.regions,
+            let Context { config, io, regions, timers } = &mut *cx;
+            let serving = Serving {
+                now: timers.now(),
+                regions,
                 stats: &mut self.stats,
+                answer: &mut self.answer,
                 checksums_left: &mut self.checksums_left,
-                slice_bytes_max: cx.config.slice_bytes_max,
+                slice_bytes_max: config.slice_bytes_max,
             };
-            match serving.run(lane) {
-                Stop::Wait => return,
-                Stop::Hello(hello) => self.hello(index, &hello, cx),
-                Stop::Fence => self.fence(index, cx),
-                Stop::Broken(error) => self.end_with(index, error, cx),
+            match (Turn { serving, io, timers }.run(lane, &mut reading, stopped)) {
+                Ok(Stop::Wait) => return self.end_turn(index, cx),
+                Ok(Stop::Hello(hello)) => self.hello(index, &hello, cx),
+                Ok(Stop::Fence) => self.fence(index, cx),
+                Ok(Stop::Broken(error)) => self.end_with(index, error, cx),
+                Err(error) => {
+                    log::debug!("a peer's lane ended: {error}");
+                    self.end(index, cx);
+                }
             }
+            stopped = true;
         }
+        false
+    }
+
+    /// Nothing more can be done on a lane for the moment. True: it is worth reading without asking first.
+    fn end_turn(&mut self, index: u32, cx: &mut Context<'_>) -> bool {
+        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        if self.checksums_left == 0 && lane.paused && lane.has_room() {
+            if !self.deferred.contains(&index) {
+                self.deferred.push(index);
+            }
+            cx.timers.wake();
+        }
+        lane.finish_last_word();
+        cx.io.settle_interest(lane);
+        lane.heat > 0
     }
 }
 
-/// Sends answers; regions whose last byte is out are no longer used by them.
-fn send(lane: &mut PeerLane, cx: &mut Context<'_>) -> io::Result<()> {
-    let Context { io, regions, timers, .. } = cx;
-    let now = timers.now();
-    io.send(lane, |role, owner, progress| {
-        if let Owner::Region(region) = owner {
-            role.used = now;
-            if progress == Progress::Finished {
-                peer_ends(regions, region);
+/// One lane's turn.
+struct Turn<'a> {
+    serving: Serving<'a>,
+    io: &'a mut Io,
+    timers: &'a mut Timers,
+}
+
+impl Turn<'_> {
+    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests that an
+    /// earlier turn has taken in and not served.
+    fn run(&mut self, lane: &mut PeerLane, reading: &mut Reading, stopped: bool) -> io::Result<Stop> {
+        if stopped && let Some(stop) = self.requests(lane) {
+            return Ok(stop);
+        }
+        if let Some(stop) = self.serve(lane)? {
+            return Ok(stop);
+        }
+        if reading.is_wanted() && !lane.paused {
+            if let Some(stop) = self.read(lane, reading)? {
+                return Ok(stop);
+            }
+            if let Some(stop) = self.serve(lane)? {
+                return Ok(stop);
             }
         }
-    })?;
-    Ok(())
+        Ok(Stop::Wait)
+    }
+
+    /// Sends answers; as long as that makes room, serves requests that wait for it.
+    fn serve(&mut self, lane: &mut PeerLane) -> io::Result<Option<Stop>> {
+        loop {
+            self.send(lane)?;
+            if !lane.paused || !lane.has_room() || *self.serving.checksums_left == 0 {
+                return Ok(None);
+            }
+            lane.paused = false;
+            self.io.stopped_reading(lane, false, self.timers);
+            if let Some(stop) = self.requests(lane) {
+                return Ok(Some(stop));
+            }
+        }
+    }
+
+    /// Sends answers; regions whose last byte is out are no longer used by them.
+    fn send(&mut self, lane: &mut PeerLane) -> io::Result<()> {
+        let Serving { regions, now, .. } = &mut self.serving;
+        self.io.send(lane, |role, owner, progress| {
+            if let Owner::Region(region) = owner {
+                role.used = *now;
+                if progress == Progress::Finished {
+                    peer_ends(regions, region);
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn read(&mut self, lane: &mut PeerLane, reading: &mut Reading) -> io::Result<Option<Stop>> {
+        let mut budget = RECEIVE_BYTES_MAX;
+        while !lane.paused {
+            let Some(received) = self.io.receive(lane, reading)? else { break };
+            self.io.heat_up(lane);
+            if lane.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
+                lane.role.used = self.serving.now;
+            }
+            if let Some(stop) = self.requests(lane) {
+                return Ok(Some(stop));
+            }
+            budget = budget.saturating_sub(received.bytes);
+            if received.drained || budget == 0 {
+                let drained = received.drained && !lane.finished;
+                self.io.stopped_reading(lane, drained, self.timers);
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Serves what has arrived. `None`: nothing of it concerns other lanes.
+    fn requests(&mut self, lane: &mut PeerLane) -> Option<Stop> {
+        Some(self.serving.run(lane)).filter(|stop| !matches!(stop, Stop::Wait))
+    }
 }
 
 /// What is said on one lane and concerns others.
@@ -533,7 +553,8 @@ impl Target {
 impl Target {
     /// Whether the lane is to be read once more.
     pub(crate) fn is_hot(&self, name: PeerName) -> bool {
-        self.lane(name).is_some_and(|lane| lane.heat > 0 && !lane.paused)
+        let lane = self.lanes.index(name).and_then(|index| self.lanes.get(index));
+        lane.is_some_and(|lane| lane.heat > 0 && !lane.paused)
     }
 
     /// The peer has finished sending on this lane.
