@@ -7,8 +7,8 @@
 //! ```text
 //!  initiator                                              target
 //!     │ HELLO 48 B ───────────────────────────────────────▶ │  once, first
-//!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; followed by a close unless status 0
-//!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: 16 B header, `count` entries, payloads
+//!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; then a close unless status 0
+//!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: header, `count` entries, payloads
 //!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
 //!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a lane that the target ends
 //! ```

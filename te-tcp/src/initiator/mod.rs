@@ -250,8 +250,7 @@ impl Initiator {
         open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
     }
 
-    /// Sends a fence that is not yet on its way, if there is one and a live lane to carry it. True: there
-    /// was.
+    /// Sends a fence that is not yet on its way, if a live lane can carry it. True: one was sent.
     fn send_fence(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some(fence) = peer.fences.iter_mut().find(|fence| fence.sent.is_none()) else { return false };

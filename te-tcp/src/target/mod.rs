@@ -229,8 +229,8 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests that an
-    /// earlier turn has taken in and not served.
+    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests
+    /// that an earlier turn has taken in and not served.
     fn run(&mut self, lane: &mut PeerLane, reading: &mut Reading, stopped: bool) -> io::Result<Stop> {
         if stopped && let Some(stop) = self.requests(lane) {
             return Ok(stop);
