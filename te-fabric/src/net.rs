@@ -66,6 +66,20 @@ pub fn set_congestion(socket: &impl AsFd, algorithm: &str) -> io::Result<()> {
     Ok(setsockopt(socket, sockopt::TcpCongestion, &OsString::from(algorithm))?)
 }
 
+/// Sets the sizes of a socket's buffers, bytes; the kernel keeps tuning those that are `None`.
+///
+/// # Errors
+/// What the system says.
+pub fn set_buffers(socket: &impl AsFd, send: Option<u32>, receive: Option<u32>) -> io::Result<()> {
+    if let Some(bytes) = send {
+        setsockopt(socket, sockopt::SndBuf, &(bytes as usize))?;
+    }
+    if let Some(bytes) = receive {
+        setsockopt(socket, sockopt::RcvBuf, &(bytes as usize))?;
+    }
+    Ok(())
+}
+
 /// Makes the close that follows discard unsent bytes and reset the connection. A failure leaves an ordinary close, which is
 /// correct too.
 pub fn reset_on_close(socket: &impl AsFd) {
@@ -352,6 +366,7 @@ mod tests {
         let stream = socket(address).expect("a socket");
         start_connect(&stream, address).expect("it listens");
         set_liveness(&stream, 2_000).expect("options that every kernel has");
+        set_buffers(&stream, Some(16_384), None).expect("options that every kernel has");
         reset_on_close(&stream);
         let accepted = (0..1_000).find_map(|_| match listener.accept() {
             Accepted::Connection(accepted) => Some(accepted),

@@ -215,6 +215,26 @@ impl<T, N: Name> Slab<T, N> {
         }
     }
 
+    /// Takes an entry out for good: its slot comes free, and its name refers to nothing from now on.
+    pub fn remove(&mut self, index: u32) -> Option<T> {
+        let value = self.take(index);
+        self.release(index);
+        value
+    }
+
+    /// Several entries at once, for work that needs more than one of them. Sorts `indexes`, and returns those of
+    /// the entries that exist, each once.
+    pub fn each_mut(&mut self, indexes: &mut [u32]) -> impl Iterator<Item = (u32, &mut T)> {
+        indexes.sort_unstable();
+        let (mut rest, mut passed) = (self.slots.as_mut_slice(), 0);
+        indexes.iter().filter_map(move |&index| {
+            let skip = (index as usize).checked_sub(passed)?;
+            let (slot, behind) = std::mem::take(&mut rest).get_mut(skip..)?.split_first_mut()?;
+            (rest, passed) = (behind, index as usize + 1);
+            slot.value.as_mut().map(|value| (index, value))
+        })
+    }
+
     /// Frees a slot, with or without an entry in it.
     pub fn release(&mut self, index: u32) {
         if let Some(slot) = self.slots.get_mut(index as usize)
@@ -260,6 +280,30 @@ mod tests {
         assert_eq!((slab.index(name), slab.get(index), slab.len()), (None, None, 0));
         let (again, other) = slab.reserve();
         assert!(again == index && other != name && slab.index(name).is_none());
+    }
+
+    #[test]
+    fn an_entry_that_is_removed_leaves_its_slot_free() {
+        let mut slab: Slab<char> = Slab::new();
+        let (index, name) = slab.reserve();
+        slab.put(index, 'a');
+        assert_eq!((slab.remove(index), slab.remove(index), slab.len()), (Some('a'), None, 0));
+        assert_eq!((slab.index(name), slab.reserve().0), (None, index));
+    }
+
+    #[test]
+    fn several_entries_are_lent_at_once_and_each_once() {
+        let mut slab: Slab<char> = Slab::new();
+        for value in ['a', 'b', 'c', 'd'] {
+            let (index, _) = slab.reserve();
+            slab.put(index, value);
+        }
+        slab.remove(1);
+        let mut lent = slab.each_mut(&mut [3, 9, 1, 0, 3]).collect::<Vec<_>>();
+        assert_eq!(lent, [(0, &mut 'a'), (3, &mut 'd')]);
+        lent.iter_mut().for_each(|(_, value)| value.make_ascii_uppercase());
+        assert_eq!((slab.get(0), slab.get(2), slab.get(3)), (Some(&'A'), Some(&'c'), Some(&'D')));
+        assert_eq!(slab.each_mut(&mut []).count(), 0);
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds for each GiB (both processes).
+//! Measures the transport between two processes on this machine: GB/s, latency, CPU seconds for each GiB
+//! (both processes).
 //!
-//! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch 1,128]
-//! [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
+//! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch
+//! 1,128] [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
 //!
 //! The target is this program once more. Both park when they have nothing to do.
 

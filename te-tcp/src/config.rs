@@ -19,22 +19,23 @@ pub enum Driver {
     Uring,
 }
 
-/// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a default.
+/// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a
+/// default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// What tells that sockets are ready. Default epoll.
     pub driver: Driver,
     /// Where to listen. Port 0 picks a free one. Default `127.0.0.1:0`.
     pub bind: SocketAddr,
-    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`, `::`), the
-    /// addresses of this host's interfaces.
+    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
+    /// `::`), the addresses of this host's interfaces.
     pub advertise: Option<IpAddr>,
     /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
     pub lanes: u8,
     /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
     pub checksum: bool,
-    /// TCP congestion control. Default: `cubic` between addresses of one host, where a pacing one such as BBR costs up to
-    /// half of the throughput and wins nothing, and the kernel's default elsewhere.
+    /// TCP congestion control. Default: `cubic` between addresses of one host, where a pacing one such as BBR
+    /// costs up to half of the throughput and wins nothing, and the kernel's default elsewhere.
     pub congestion: Option<String>,
     /// `SO_SNDBUF`, bytes. Default: the kernel tunes it.
     pub send_buffer_bytes: Option<u32>,
@@ -52,24 +53,26 @@ pub struct Config {
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most. Default 256 KiB.
+    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most.
+    /// Default 256 KiB.
     pub piece_bytes_max: u32,
-    /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2 MiB between
-    /// addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
+    /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2
+    /// MiB between addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
     pub window_bytes_max: Option<u32>,
-    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in step; beyond
-    /// it the lane is closed instead. Default 4 MiB.
+    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in
+    /// step; beyond it the lane is closed instead. Default 4 MiB.
     pub aside_bytes_max: u32,
     /// Connections, own and peers', 1 to 1,048,576. A quarter of them is kept for our own. Default 1,024.
     ///
-    /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes the place of a
-    /// lane that has never carried anything, the longest silent first; then of an idle one of the address, or of the
-    /// process, that holds the most; then of the one idle for longest, from a second on. A peer that loses an idle lane so
-    /// opens another when it has something to send, and its slices do not notice. Up to 64 more are open while they shake
-    /// hands or end.
+    /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes
+    /// the place of a lane that has never carried anything, the longest silent first; then of an idle one of
+    /// the address, or of the process, that holds the most; then of the one idle for longest, from a second
+    /// on. A peer that loses an idle lane so opens another when it has something to send, and its slices do
+    /// not notice. Up to 64 more are open while they shake hands or end.
     pub connections_max: u32,
-    /// While peers hold more than half of the connections that they may, one of theirs that has not used what was exported
-    /// for so long is closed. One that has never carried anything is closed after five seconds in any case. Default 60,000.
+    /// While peers hold more than half of the connections that they may, one of theirs that has not used what
+    /// was exported for so long is closed. One that has never carried anything is closed after five seconds
+    /// in any case. Default 60,000.
     pub idle_ms_max: u32,
     /// Region indexes run from 0 to this. Default 65,536.
     pub regions_max: u32,
@@ -77,8 +80,8 @@ pub struct Config {
     pub segments_max: u32,
     /// Fences that run at the same time. Default 64.
     pub fences_max: u32,
-    /// Who our peers take us for: what they expel, and what counts towards one peer's share of their connections. The same
-    /// for all transports of one engine. Default 0: a random one.
+    /// Who our peers take us for: what they expel, and what counts towards one peer's share of their
+    /// connections. The same for all transports of one engine. Default 0: a random one.
     pub identity: u64,
 }
 

@@ -1,19 +1,20 @@
-//! The wire protocol: pure functions from bytes to frames and back. No sockets, no state, no memory but the caller's.
+//! The wire protocol: pure functions from bytes to frames and back. No sockets, no state, no memory but the
+//! caller's.
 //!
-//! All integers are little-endian. A connection is one *lane*. It is opened by the *initiator* (who wants to read and
-//! write) towards the *target* (who exported memory), and its roles never change.
+//! All integers are little-endian. A connection is one *lane*. It is opened by the *initiator* (who wants to
+//! read and write) towards the *target* (who exported memory), and its roles never change.
 //!
 //! ```text
 //!  initiator                                              target
 //!     │ HELLO 48 B ───────────────────────────────────────▶ │  once, first
-//!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; a status other than 0 is followed by a close
-//!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: 16 B header, `count` entries, payload bytes
+//!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; then a close unless status 0
+//!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: header, `count` entries, payloads
 //!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
 //!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a lane that the target ends
 //! ```
 //!
-//! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's accept queue
-//! therefore holds no WRITE, which is what lets a fence look at accepted lanes only.
+//! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's
+//! accept queue therefore holds no WRITE, which is what lets a fence look at accepted lanes only.
 //!
 //! **HELLO**, 48 bytes
 //!
@@ -49,8 +50,9 @@
 //! | 4 | 4 | zero |
 //! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
 //!
-//! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the payloads of all
-//! its operations, without gaps, also of those that will be refused (the target discards them).
+//! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the
+//! payloads of all its operations, without gaps, also of those that will be refused (the target discards
+//! them).
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -64,7 +66,8 @@
 //!
 //! A READ that wants checksums may ask for 4 MiB in all; its operations beyond that are refused.
 //!
-//! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without gaps.
+//! **DATA** answers READs, 1 to 64 entries of 16 bytes, then the payloads of those with status 0, without
+//! gaps.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -74,15 +77,17 @@
 //!
 //! **ACK** answers WRITEs: 1 to 64 statuses of 4 bytes. Status 0 says that the last byte is in place.
 //!
-//! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero (2), lane
-//! generation (4). The target drops every other lane of that session, with whatever is unread in it, and then answers.
-//! What came before the FENCE on its own lane has been applied by then, because a lane is served in order.
-//! **RETIRED** (target to initiator) is the last frame of a lane that the target ends because it was idle and somebody else
-//! needs the connection. Every operation before the number in it has been answered. That one and all after it were not
-//! accepted and never will be: the initiator sends them again on another lane, and its caller does not notice.
-//! **ERROR** (target to initiator) is the last frame of a lane whose initiator broke the protocol.
+//! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero
+//! (2), lane generation (4). The target drops every other lane of that session, with whatever is unread in
+//! it, and then answers. What came before the FENCE on its own lane has been applied by then, because a lane
+//! is served in order. **RETIRED** (target to initiator) is the last frame of a lane that the target ends
+//! because it was idle and somebody else needs the connection. Every operation before the number in it has
+//! been answered. That one and all after it were not accepted and never will be: the initiator sends them
+//! again on another lane, and its caller does not notice. **ERROR** (target to initiator) is the last frame
+//! of a lane whose initiator broke the protocol.
 //!
-//! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses the other's.
+//! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses
+//! the other's.
 
 pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
 use te_fabric::handshake::Protocol;
@@ -100,8 +105,8 @@ pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
 pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
-/// What one READ may ask for with checksums, all its operations together, bytes: the target computes them before it answers.
-/// The operations beyond are refused as [`Status::TooLong`].
+/// What one READ may ask for with checksums, all its operations together, bytes: the target computes them
+/// before it answers. The operations beyond are refused as [`Status::TooLong`].
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
@@ -234,7 +239,8 @@ pub struct Operation {
     pub reserved: U32,
 }
 
-/// Where the length lies in an [`Operation`]: a sender that cancels an operation before it is sent sets it to 0.
+/// Where the length lies in an [`Operation`]: a sender that cancels an operation before it is sent sets it to
+/// 0.
 pub const OPERATION_LEN_AT: usize = 24;
 
 /// Entry of DATA.
@@ -259,6 +265,14 @@ pub struct LaneEntry {
     pub reserved: U16,
     /// Lane generation.
     pub generation: U32,
+}
+
+impl LaneEntry {
+    /// The entry of this lane.
+    #[must_use]
+    pub const fn new(lane: u16, generation: u32) -> Self {
+        Self { lane: U16::new(lane), reserved: U16::new(0), generation: U32::new(generation) }
+    }
 }
 
 /// A frame that a target may get.
@@ -348,8 +362,8 @@ pub fn parse_hello(bytes: &[u8]) -> Result<Step<Hello>, FrameError> {
     })
 }
 
-/// Parses the first frame that an initiator gets; its detail is the longest operation that the target accepts, bytes.
-/// Another version is no error in a refusal: its status says why.
+/// Parses the first frame that an initiator gets; its detail is the longest operation that the target
+/// accepts, bytes. Another version is no error in a refusal: its status says why.
 ///
 /// # Errors
 /// See [`FrameError`].

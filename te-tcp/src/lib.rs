@@ -1,35 +1,39 @@
 //! One-sided reads and writes of registered memory over TCP: the fabric that every machine has.
 //!
-//! A [`TcpTransport`] is both ends at once. It cuts its owner's slices into frames and sends them to peers (*initiator*),
-//! and it serves the regions that it exports to peers (*target*). It is one object with one owner, has no threads, and
-//! makes progress only in [`poll`](te_core::Transport::poll).
+//! A [`TcpTransport`] is both ends at once. It cuts its owner's slices into frames and sends them to peers
+//! (*initiator*), and it serves the regions that it exports to peers (*target*). It is one object with one
+//! owner, has no threads, and makes progress only in [`poll`](te_core::Transport::poll).
 //!
 //! ```text
-//!            submit                                   poll (drive: whose turn)
-//!              │                                              ▲
-//!   ┌──────────▼──────────────────────────────────────────────┴───────────┐
-//!   │ operations   slab of accepted slices, completions that wait         │
-//!   │      │                                                              │
-//!   │ endpoint     one a peer: queue, lanes, fences, pulse                │
-//!   │      │                                                              │
-//!   │ initiator    pieces ▶ frames      target    checks, serves, answers │
-//!   │  + reach     connect, fence,         │      + region  keys, rights, │
-//!   │      │       give up                 │                who uses what │
-//!   │      │                               │      + admission  who has a  │
-//!   │      │                               │                lane at all   │
-//!   │      └──────────────┬────────────────┘                              │
-//!   │                    lane          one connection: outbox and inbox   │
-//!   │                     │            frame: the bytes on the wire       │
-//!   └─────────────────────┼───────────────────────────────────────────────┘
-//!                        sys           sockets, io_uring, registered memory: the only unsafe
+//!               submit                 poll                       peers' connections
+//!                 │                     │                               │
+//!   ┌─────────────▼─────────────────────▼───────────────────────────────▼───────────┐
+//!   │ transport   TcpTransport: owns the parts, decides whose turn it is            │
+//!   │    │                                                                  │       │
+//!   │ initiator   our own slices                     target   peers' operations     │
+//!   │    slices     accepted, settled, completed        admission  who has a lane   │
+//!   │    framing    pieces ▶ frames                     serving    checks, answers  │
+//!   │    answers    what targets say                    lane       whose it is      │
+//!   │    lane       pieces without an answer                                │       │
+//!   │    │                                                                  │       │
+//!   │ peers       each peer: addresses, pauses, queues, fences, pulse       │       │
+//!   │    │                                                                  │       │
+//!   │    └──────────────────────┬───────────────────────────────────────────┘       │
+//!   │ io       listener, poller, which lane is read next                            │
+//!   │ lane     one connection: outbox and inbox          frame   bytes on the wire  │
+//!   │ region   keys, rights, who uses what               operation   a slice here   │
+//!   └───────────────────────────┬───────────────────────────────────────────────────┘
+//!                              sys     sockets, io_uring, registered memory: the only unsafe
 //! ```
 //!
-//! The slab, the tables, addresses and pauses, exports, the handshake, timers, the listener and epoll are [`te_fabric`]'s.
+//! Arrows point down: no module knows one above it. `initiator` and `target` do not know each other; what
+//! both need is lent to them for each call (`context`). The slab, the tables, contacts and pauses, exports,
+//! the handshake, timers, the listener and epoll are [`te_fabric`]'s.
 //!
-//! Payloads go from registered memory to the socket and from the socket to registered memory without a stop: a frame
-//! announces its payloads, so the receiver knows where each byte belongs before it reads it. One `sendmsg` takes up to
-//! 1,024 heads and payloads; one `readv` takes all payloads of a frame and the heads that follow.
-//! The protocol is described byte by byte in [`frame`].
+//! Payloads go from registered memory to the socket and from the socket to registered memory without a stop:
+//! a frame announces its payloads, so the receiver knows where each byte belongs before it reads it. One
+//! `sendmsg` takes up to 1,024 heads and payloads; one `readv` takes all payloads of a frame and the heads
+//! that follow. The protocol is described byte by byte in [`frame`].
 //!
 //! # Capabilities
 //!
@@ -42,31 +46,34 @@
 //! | expel | yes, at once: by the identity in each HELLO; without force it leaves alone who has a lane |
 //! | cancel | at once; a WRITE whose bytes have begun to leave ends `Unknown` |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
-//! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is something to do |
+//! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is work |
 //!
 //! # Drivers and latency
 //!
-//! With epoll, a lane that has just had something to say is read without asking first, so a caller that polls in a loop
-//! pays one system call an answer; lanes gone cold cost one `epoll_wait` for all. With feature `uring` and
-//! `Driver::Uring` asking costs no system call, and one call receives for up to 16 lanes. Either way no request to the
-//! kernel outlives the `poll` that made it, so a cancel takes effect at once.
+//! With epoll, a lane that has just had something to say is read without asking first, so a caller that polls
+//! in a loop pays one system call an answer; lanes gone cold cost one `epoll_wait` for all. With feature
+//! `uring` and `Driver::Uring` asking costs no system call, and one call receives for up to 16 lanes. Either
+//! way no request to the kernel outlives the `poll` that made it, so a cancel takes effect at once.
 //!
-//! Spinning between polls wins latency where each process has a core to itself and loses it where they share one. On one
-//! host, BBR's pacing costs up to half of the throughput; see [`Config::congestion`].
+//! Spinning between polls wins latency where each process has a core to itself and loses it where they share
+//! one. On one host, BBR's pacing costs up to half of the throughput; see [`Config::congestion`].
 //!
 //! # Limits
 //!
-//! Every table and queue has one; see [`Config`]. A lane holds about 200 KiB. The transport authenticates by the random key
-//! of each export and does not encrypt: it is made for a cluster's own network.
+//! Every table and queue has one; see [`Config`]. A lane holds about 200 KiB. The transport authenticates by
+//! the random key of each export and does not encrypt: it is made for a cluster's own network.
 //!
-//! Whoever reaches the port may open lanes, so silence holds none: when [`Config::connections_max`] is reached, lanes that
-//! have never carried anything make room, then those of the address or the process that holds the most, then idle ones. The
-//! initiator of a lane that goes opens another, and its slices do not notice.
+//! Whoever reaches the port may open lanes, so silence holds none: when [`Config::connections_max`] is
+//! reached, lanes that have never carried anything make room, then those of the address or the process that
+//! holds the most, then idle ones. The initiator of a lane that goes opens another, and its slices do not
+//! notice.
 //!
 //! # Example
 //!
 //! ```
-//! use te_core::{Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+//! use te_core::{
+//!     Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport,
+//! };
 //! use te_tcp::{Config, TcpTransport};
 //!
 //! let (mut here, mut there) = (vec![7_u8; 4096], vec![0_u8; 4096]);
@@ -82,7 +89,8 @@
 //! let len = target.export(region, &mut export)?;
 //! initiator.attach(segment, &export[..len])?;
 //!
-//! let slice = Slice { token: Token(1), local: (region, 0), remote: (segment, 100), len: 1000, op: Op::Write };
+//! let (local, remote) = ((region, 0), (segment, 100));
+//! let slice = Slice { token: Token(1), local, remote, len: 1000, op: Op::Write };
 //! assert_eq!(initiator.submit(&[slice])?, 1);
 //! let start = std::time::Instant::now();
 //! let mut out = [Completion::applied(Token(0)); 8];
@@ -100,16 +108,15 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod admission;
 mod config;
-mod connections;
-mod drive;
-mod endpoint;
+mod context;
 pub mod frame;
 mod initiator;
+mod io;
 mod lane;
+mod open_error;
 mod operation;
-mod reach;
+mod peers;
 mod region;
 mod stats;
 mod sys;
@@ -117,6 +124,9 @@ mod target;
 mod transport;
 
 pub use config::{Config, Driver, LANES_MAX};
+pub use open_error::OpenError;
 pub use stats::Stats;
 pub use te_fabric::ConfigError;
-pub use transport::{OpenError, TcpTransport};
+#[cfg(feature = "testkit")]
+pub use transport::RegionUsers;
+pub use transport::TcpTransport;

@@ -1,4 +1,7 @@
-//! What this fabric keeps of an accepted slice, beside what every fabric does.
+//! An accepted slice and the pieces in which it travels: what this fabric keeps beside what every fabric
+//! does.
+
+use te_core::Op;
 
 use crate::sys::Pinned;
 
@@ -22,3 +25,38 @@ impl Ext {
 
 pub(crate) type Operation = te_fabric::Operation<Ext>;
 pub(crate) type Operations = te_fabric::Operations<Ext>;
+
+/// How far a piece got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Not one byte of its payload is sent (a READ has none).
+    Framed,
+    /// Some bytes are.
+    Started,
+    /// All are.
+    Sent,
+    /// Taken back before its entry was sent: the target will refuse it.
+    Void,
+}
+
+/// Part of an operation that is on a lane, or was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// Slot of the operation.
+    pub(crate) slot: u32,
+    /// Bytes.
+    pub(crate) len: u32,
+    /// Offset into the slice, bytes.
+    pub(crate) offset: u32,
+    pub(crate) op: Op,
+    pub(crate) stage: Stage,
+    /// Where its entry lies among the lane's heads.
+    pub(crate) entry_at: u64,
+}
+
+impl Piece {
+    /// Whether bytes of it are in place at the target, or may be.
+    pub(crate) fn may_have_landed(&self) -> bool {
+        self.op == Op::Write && matches!(self.stage, Stage::Started | Stage::Sent)
+    }
+}

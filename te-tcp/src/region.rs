@@ -1,4 +1,5 @@
-//! What this fabric keeps of a region, beside what every fabric does: the memory itself, and which peers' payloads use it.
+//! What this fabric keeps of a region, beside what every fabric does: the memory itself, and which peers'
+//! payloads use it.
 
 use te_core::{Access, ErrorKind, RegionId};
 

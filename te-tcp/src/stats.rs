@@ -36,7 +36,8 @@ pub struct Stats {
     pub lanes_lost: u64,
     /// Connections of peers that were accepted.
     pub accepted: u64,
-    /// Peers' lanes that were ended because they were idle, in favour of others or because they had never carried anything.
+    /// Peers' lanes that were ended because they were idle, in favour of others or because they had never
+    /// carried anything.
     pub retired: u64,
     /// Peers' lanes that were refused because there was no room for them.
     pub turned_away: u64,
@@ -44,4 +45,33 @@ pub struct Stats {
     pub peers_lost: u64,
     /// Peers' lanes that were ended because they broke the protocol.
     pub protocol_errors: u64,
+}
+
+impl Stats {
+    /// The counters of two parts of one transport, added up.
+    #[must_use]
+    pub(crate) const fn plus(self, other: &Self) -> Self {
+        Self {
+            bytes_read: self.bytes_read + other.bytes_read,
+            bytes_written: self.bytes_written + other.bytes_written,
+            bytes_served: self.bytes_served + other.bytes_served,
+            bytes_received: self.bytes_received + other.bytes_received,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            receives: self.receives + other.receives,
+            sends: self.sends + other.sends,
+            waits: self.waits + other.waits,
+            frames_sent: self.frames_sent + other.frames_sent,
+            failed: self.failed + other.failed,
+            refused: self.refused + other.refused,
+            corrupt: self.corrupt + other.corrupt,
+            fences_served: self.fences_served + other.fences_served,
+            lanes_opened: self.lanes_opened + other.lanes_opened,
+            lanes_lost: self.lanes_lost + other.lanes_lost,
+            accepted: self.accepted + other.accepted,
+            retired: self.retired + other.retired,
+            turned_away: self.turned_away + other.turned_away,
+            peers_lost: self.peers_lost + other.peers_lost,
+            protocol_errors: self.protocol_errors + other.protocol_errors,
+        }
+    }
 }

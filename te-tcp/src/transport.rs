@@ -1,130 +1,72 @@
-//! The transport: one object that initiates and serves, driven by `poll` alone.
+//! The transport: the place where the parts meet, driven by `poll` alone.
 
 use core::fmt;
 use core::net::SocketAddr;
-use std::io;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     RegionId, SegmentId, Slice, Token, Transport,
 };
-use te_fabric::net::{Listener, error_of, random_u64, reset_on_close, set_congestion};
+use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
-use te_fabric::peer::{Fence, FenceCount, KnownIncarnations};
-use te_fabric::{ConfigError, Epoll, Interest, LocalEnd, Table, Timers};
+use te_fabric::timers::Earliest;
+use te_fabric::{LocalEnd, Timers};
 
-use crate::admission::Admission;
-use crate::config::{Config, Driver};
-use crate::connections::{Connection, Connections};
-use crate::endpoint::{Endpoint, LaneEnd};
+use crate::config::Config;
+use crate::context::Context;
 use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
-use crate::operation::{Ext, Operation, Operations};
-use crate::region::{Ext as RegionExt, Region, Regions, Segment, Segments};
+use crate::initiator::{Greeting, Initiator};
+use crate::io::Io;
+use crate::lane::{LaneName, Reading};
+use crate::open_error::OpenError;
+use crate::peers::Peers;
+use crate::region::{Ext as RegionExt, Region, Regions};
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
-use crate::sys::Ring;
-use crate::sys::{Buffers, Pinned, Poller, Socket};
-
-/// Received from one lane before the others get a turn, bytes.
-pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
-pub(crate) const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
-/// Events taken in one poll.
-const EVENTS_MAX: usize = 64;
-/// The name of the listener's events; no connection has it.
-pub(crate) const LISTENER: u64 = u64::MAX;
+use crate::sys::JOBS_MAX;
+use crate::sys::Pinned;
+use crate::target::Target;
 
 /// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
 ///
-/// A fork inherits the sockets but not the conversation: a child may drop its copy, which closes its descriptors and does
-/// nothing to the parent's connections, and must not call anything else.
+/// A fork inherits the sockets but not the conversation: a child may drop its copy, which closes its
+/// descriptors and does nothing to the parent's connections, and must not call anything else.
 pub struct TcpTransport {
     /// First, so that it lets go of the sockets before they are closed.
-    pub(crate) poller: Poller,
-    pub(crate) config: Config,
+    io: Io,
+    initiator: Initiator,
+    target: Target,
+    peers: Peers,
+    regions: Regions,
+    timers: Timers,
     /// What peers learn of us.
-    pub(crate) end: LocalEnd,
-    pub(crate) session: u64,
-    pub(crate) listener: Listener,
-
-    pub(crate) buffers: Buffers,
-    pub(crate) regions: Regions,
-    pub(crate) segments: Segments,
-    pub(crate) peers: Table<Endpoint>,
-    /// Peers that were met and let go.
-    pub(crate) known: KnownIncarnations,
-    pub(crate) operations: Operations,
-    pub(crate) connections: Connections,
-    /// Who is there of those, and what became of the others.
-    pub(crate) admission: Admission,
-    /// Peers that have something to send.
-    pub(crate) listed: Vec<u32>,
-    /// Lanes that are read without asking.
-    pub(crate) hot: Vec<u32>,
-    /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
-    pub(crate) checksums_left: u64,
-    /// Peers' lanes that wait for the next poll's.
-    pub(crate) deferred: Vec<u32>,
-    /// Lanes of which epoll is to tell when they can be written.
-    pub(crate) waiting_to_write: u32,
-    pub(crate) lane_generation: u32,
-    pub(crate) fences: FenceCount,
-    /// The last FENCE frame that was sent.
-    pub(crate) next_fence: u64,
-    pub(crate) timers: Timers,
-    /// Connections may be waiting to be accepted.
-    pub(crate) listener_waits: bool,
-    pub(crate) stats: Stats,
+    end: LocalEnd,
+    config: Config,
 }
 
 impl TcpTransport {
     /// Listens as `config` says. Connects to nobody yet.
     ///
     /// # Errors
-    /// A setting out of its limits, an address that cannot be bound, a congestion control that the kernel does not have.
+    /// A setting out of its limits, an address that cannot be bound, a congestion control that the kernel
+    /// does not have.
     pub fn new(config: Config) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
-        let step = |what: &'static str| move |source: io::Error| OpenError::System { what, source };
-        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
-        if let Some(name) = &config.congestion {
-            set_congestion(&listener, name).map_err(step("use the algorithm in `congestion`"))?;
-        }
-        let address = listener.local_address().map_err(step("learn the port"))?;
-        let mut poller = match config.driver {
-            Driver::Epoll => Poller::Epoll(Epoll::new(EVENTS_MAX).map_err(step("create an epoll instance"))?),
-            #[cfg(feature = "uring")]
-            Driver::Uring => {
-                let ring = Ring::new(config.connections_max as usize);
-                let what = step("set up io_uring, which the kernel may forbid (io_uring_disabled)");
-                Poller::Ring(Box::new(ring.map_err(what)?))
-            }
-        };
-        poller.add(&listener, LISTENER, Interest::READ).map_err(step("watch the listener"))?;
-        let end = LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise);
+        let io = Io::open(&config)?;
+        let address = io.local_address().map_err(OpenError::step("learn the port"))?;
+        let random = OpenError::step("get random numbers");
+        let end =
+            LocalEnd::new(EXPORT_FORMAT, config.identity, address, config.advertise).map_err(&random)?;
+        let session = random_u64().map_err(&random)?;
+        let greeting = Greeting { session, incarnation: end.incarnation, identity: end.identity };
         Ok(Self {
-            end: end.map_err(step("get random numbers"))?,
-            session: random_u64().map_err(step("get random numbers"))?,
-            listener,
-            poller,
-            buffers: Buffers::new(),
+            io,
+            initiator: Initiator::new(greeting, &config),
+            target: Target::new(end.incarnation),
+            peers: Peers::new(config.segments_max, config.fences_max),
             regions: Regions::new(config.regions_max),
-            segments: Segments::new(config.segments_max),
-            peers: Table::new(config.segments_max),
-            known: KnownIncarnations::default(),
-            operations: Operations::new(config.inflight_max, config.fences_max),
-            connections: Connections::default(),
-            admission: Admission::default(),
-            listed: Vec::new(),
-            hot: Vec::new(),
-            checksums_left: 0,
-            deferred: Vec::new(),
-            waiting_to_write: 0,
-            lane_generation: 0,
-            fences: FenceCount::new(config.fences_max),
-            next_fence: 0,
             timers: Timers::new(),
-            listener_waits: false,
-            stats: Stats::default(),
+            end,
             config,
         })
     }
@@ -150,7 +92,7 @@ impl TcpTransport {
     /// What it has done so far.
     #[must_use]
     pub const fn stats(&self) -> Stats {
-        self.stats
+        self.initiator.stats().plus(self.target.stats()).plus(self.io.stats())
     }
 
     /// The settings it runs with.
@@ -161,82 +103,188 @@ impl TcpTransport {
 
     /// Connections that are open, own and peers'.
     #[must_use]
-    pub fn connections(&self) -> usize {
-        self.connections.len()
+    pub const fn connections(&self) -> usize {
+        self.io.lanes()
     }
 
-    /// Closes every connection, own and peers', in mid-word if need be. Slices on them end as when a connection breaks;
-    /// what is submitted later opens new ones.
+    /// Slices that were accepted and have not completed, and cancelled ones of which a lane still owes an
+    /// answer.
+    #[must_use]
+    pub fn slices_in_flight(&self) -> usize {
+        self.initiator.slices_in_flight()
+    }
+
+    /// The parts, and what they are lent.
+    fn split(&mut self) -> (&mut Initiator, &mut Target, &mut Peers, Context<'_>) {
+        let Self { io, initiator, target, peers, regions, timers, config, end: _ } = self;
+        (initiator, target, peers, Context { config, io, regions, timers })
+    }
+}
+
+/// Whose turn it is in `poll`.
+impl TcpTransport {
+    fn feed(&mut self) {
+        if self.peers.has_listed() {
+            let (initiator, _, peers, mut cx) = self.split();
+            initiator.feed(peers, &mut cx);
+        }
+    }
+
+    fn drive_all(&mut self) {
+        let (_, target, _, mut cx) = self.split();
+        target.begin_poll(&mut cx);
+        #[cfg(feature = "uring")]
+        if self.io.tells_changes() {
+            self.drive_changes();
+            return;
+        }
+        if self.io.asks(self.timers.polls()) {
+            self.drive_ready();
+        } else {
+            self.drive_hot();
+        }
+    }
+
+    fn drive(&mut self, name: u64, reading: Reading, writable: bool) {
+        let (initiator, target, peers, mut cx) = self.split();
+        match LaneName::of(name) {
+            LaneName::Own(name) => initiator.drive(name, reading, writable, peers, &mut cx),
+            LaneName::Peer(name) => target.drive(name, reading, writable, &mut cx),
+        }
+    }
+
+    /// Asks the system who is ready, and works on those.
+    fn drive_ready(&mut self) {
+        for at in 0..self.io.ready() {
+            if let Some(event) = self.io.event(at) {
+                self.drive(event.token, Reading::of(event.readable), event.writable);
+            }
+        }
+    }
+
+    /// Works on the lanes that had something to say a moment ago, without asking first.
+    fn drive_hot(&mut self) {
+        let (initiator, target, peers, mut cx) = self.split();
+        let mut at = 0;
+        while let Some(name) = cx.io.hot(at) {
+            let warm = match LaneName::of(name) {
+                LaneName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
+                LaneName::Peer(peer) => target.drive_hot(peer, &mut cx),
+            };
+            at = cx.io.had_turn(at, name, warm);
+        }
+    }
+
+    /// Looks at every deadline.
+    fn run_timers(&mut self) {
+        self.timers.looking();
+        let mut next = Earliest::default();
+        let (initiator, target, peers, mut cx) = self.split();
+        next.note(cx.io.look_at_listener(cx.timers));
+        next.note(target.look(&mut cx));
+        next.note(initiator.look(peers, &mut cx));
+        self.timers.looked(next.get());
+    }
+}
+
+/// Turns where the poller tells changes.
+#[cfg(feature = "uring")]
+impl TcpTransport {
+    /// Takes in what has changed, and reads all lanes that have something in as few system calls as there can
+    /// be.
+    fn drive_changes(&mut self) {
+        for at in 0..self.io.ready() {
+            let Some(event) = self.io.event(at) else { continue };
+            if event.finished {
+                match LaneName::of(event.token) {
+                    LaneName::Own(name) => self.initiator.set_finished(name),
+                    LaneName::Peer(name) => self.target.set_finished(name),
+                }
+            }
+            if event.writable {
+                self.drive(event.token, Reading::No, true);
+            }
+            if event.readable {
+                self.io.add_hot(event.token);
+            }
+        }
+        let mut from = 0;
+        while self.io.hot(from).is_some() {
+            from += self.receive_from(from);
+        }
+        let (initiator, target) = (&self.initiator, &self.target);
+        let more = self.io.keep_hot(|name| match LaneName::of(name) {
+            LaneName::Own(name) => initiator.is_hot(name),
+            LaneName::Peer(name) => target.is_hot(name),
+        });
+        self.timers.wake_if(more);
+    }
+
+    /// Receives for the hot lanes from place `from` on in one system call, and works on them. Returns how
+    /// many they are.
+    fn receive_from(&mut self, from: usize) -> usize {
+        let Self { io, initiator, target, .. } = self;
+        let mut group = [0; JOBS_MAX];
+        let count = io.hot_from(from).len();
+        group[..count].copy_from_slice(io.hot_from(from));
+        let group = &group[..count];
+        let (mut own, mut theirs) = ([0; JOBS_MAX], [0; JOBS_MAX]);
+        let mut jobs = [const { None }; JOBS_MAX];
+        let receives = initiator.receives(group, &mut own).chain(target.receives(group, &mut theirs));
+        for (name, job) in receives {
+            // Lanes are worked on in the order in which they had something to say.
+            if let Some(at) = group.iter().position(|&member| member == name) {
+                jobs[at] = Some(job);
+            }
+        }
+        io.receive_all(&mut jobs);
+        let ends = jobs.map(|job| job.map(|job| (job.offered, job.result)));
+        // All are taken in before one is worked on: serving one lane may concern another.
+        let mut arrived = [const { None }; JOBS_MAX];
+        for ((&name, end), to) in group.iter().zip(ends).zip(&mut arrived) {
+            let Some((offered, result)) = end else { continue };
+            *to = match LaneName::of(name) {
+                LaneName::Own(name) => initiator.arrived(name, offered, result),
+                LaneName::Peer(name) => target.arrived(name, offered, result),
+            };
+        }
+        for (&name, reading) in group.iter().zip(arrived) {
+            if let Some(reading) = reading {
+                self.drive(name, reading, false);
+            }
+        }
+        count
+    }
+}
+
+/// For tests of this crate and of those that use it.
+#[cfg(feature = "testkit")]
+impl TcpTransport {
+    /// Closes every connection, own and peers', in mid-frame if need be. Slices on them end as when a
+    /// connection breaks; what is submitted later opens new ones.
     pub fn close_connections(&mut self) {
-        for index in 0..self.connections.bound() {
-            match self.connections.take(index) {
-                Some(Connection::Out(lane)) => {
-                    let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
-                    self.end_out(index, lane, LaneEnd::Lost(error));
-                }
-                Some(Connection::In(lane)) => {
-                    reset_on_close(&lane.socket);
-                    self.end_in(index, lane);
-                }
-                None => {}
-            }
-        }
+        let (initiator, target, peers, mut cx) = self.split();
+        initiator.close_lanes(peers, &mut cx);
+        target.close_lanes(&mut cx);
     }
 
-    /// Settings that every socket gets before it connects.
-    pub(crate) fn tune(&self, socket: &Socket) -> io::Result<()> {
-        socket.set_nodelay()?;
-        if let Some(bytes) = self.config.send_buffer_bytes {
-            socket.set_send_buffer(bytes)?;
-        }
-        if let Some(bytes) = self.config.receive_buffer_bytes {
-            socket.set_receive_buffer(bytes)?;
-        }
-        if let Some(name) = &self.config.congestion {
-            set_congestion(socket, name)?;
-        }
-        Ok(())
+    /// How many slices of this transport use region `id` at this moment, and how many payloads of peers do.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`.
+    pub fn region_users(&self, id: RegionId) -> Result<RegionUsers, Error> {
+        self.regions.find(id).map(|region| RegionUsers { own: region.users, peers: region.ext.peers })
     }
+}
 
-    /// Settings that depend on who is at the other end. True: somebody on this host.
-    pub(crate) fn suit(&self, socket: &Socket) -> bool {
-        let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return false };
-        let same_host = there.ip().is_loopback() || here.ip() == there.ip();
-        if same_host && self.config.congestion.is_none() {
-            // Pacing within one host only costs. A kernel without cubic keeps what it has.
-            let _ = set_congestion(socket, "cubic");
-        }
-        same_host
-    }
-
-    fn accept_slice(&mut self, slice: &Slice) -> Result<(), Error> {
-        if slice.len == 0 || slice.len > self.config.slice_bytes_max {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        let region = self.regions.check_local(slice)?;
-        let local = region.ext.memory.part(slice.local.1, u64::from(slice.len))?;
-        let peer = self.segments.check_remote(slice)?.peer;
-        let operation = Operation::new(slice, peer, Ext::new(local));
-        let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
-        let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
-        self.operations.push_back(&mut endpoint.pending, slot);
-        endpoint.operations += 1;
-        self.regions.pin(slice.local.0.index);
-        self.segments.pin(slice.remote.0.index);
-        self.list_peer(peer);
-        Ok(())
-    }
-
-    /// Lets go of a peer that nothing needs any more.
-    fn drop_idle_peer(&mut self, peer: u32) {
-        if self.peers.get(peer).is_some_and(Endpoint::is_idle) {
-            self.fail_peer(peer, ErrorKind::Canceled.into());
-            self.listed.retain(|&known| known != peer);
-            if let Some(endpoint) = self.peers.remove(peer) {
-                self.known.remember(&endpoint.contact);
-            }
-        }
-    }
+/// What uses a region at one moment.
+#[cfg(feature = "testkit")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionUsers {
+    /// Slices of the transport that registered it.
+    pub own: u32,
+    /// Payloads of peers on their way into it or out of it.
+    pub peers: u32,
 }
 
 impl fmt::Debug for TcpTransport {
@@ -244,8 +292,8 @@ impl fmt::Debug for TcpTransport {
         f.debug_struct("TcpTransport")
             .field("address", &self.end.address)
             .field("incarnation", &self.end.incarnation)
-            .field("connections", &self.connections.len())
-            .field("slots_in_use", &self.operations.len())
+            .field("connections", &self.connections())
+            .field("slices_in_flight", &self.slices_in_flight())
             .finish_non_exhaustive()
     }
 }
@@ -258,8 +306,8 @@ impl Memory for TcpTransport {
         }
         // What no peer may reach needs no key: its rights refuse them all.
         let key = if access.is_remote() { random_u64().map_err(|error| error_of(&error))? } else { 0 };
-        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it does only when no
-        // operation, own or a peer's, holds the `Pinned` or a part of it.
+        // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
+        // does only when no operation, own or a peer's, holds the `Pinned` or a part of it.
         let memory = unsafe { Pinned::new(span) };
         let ext = RegionExt { memory, peers: 0 };
         self.regions.insert(id.index, Region::new(id, span.len() as u64, access, key, ext))
@@ -278,7 +326,8 @@ impl Memory for TcpTransport {
                 }
                 return Err(ErrorKind::Busy.into());
             }
-            self.withdraw(id.index);
+            let (_, target, _, mut cx) = self.split();
+            target.withdraw(id.index, &mut cx);
         }
         match self.regions.find(id)?.ext.peers {
             0 => self.regions.remove(id.index).map(|_| ()).ok_or_else(|| ErrorKind::NotFound.into()),
@@ -292,28 +341,12 @@ impl Memory for TcpTransport {
 
     fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
         let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
-        self.segments.vacant(id.index)?;
-        let is = |(_, endpoint): &(u32, &Endpoint)| endpoint.contact.incarnation() == export.incarnation;
-        let known = self.peers.iter().find(is).map(|(peer, _)| peer);
-        let peer = match known {
-            Some(peer) => peer,
-            None => self.peers.add(Endpoint::new(&export))?,
-        };
-        if let Some(endpoint) = self.peers.get_mut(peer) {
-            let connecting = endpoint.lane_count() > 0;
-            endpoint.contact.learn(&export, connecting);
-            endpoint.segments += 1;
-        }
-        self.segments.insert(id.index, Segment::new(id, peer, &export, ()))
+        self.initiator.attach(id, &export, &mut self.peers)
     }
 
     fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
-        let peer = self.segments.detach(id)?.peer;
-        if let Some(endpoint) = self.peers.get_mut(peer) {
-            endpoint.segments -= 1;
-        }
-        self.drop_idle_peer(peer);
-        Ok(())
+        let (initiator, _, peers, mut cx) = self.split();
+        initiator.detach(id, peers, &mut cx)
     }
 }
 
@@ -339,124 +372,62 @@ impl Transport for TcpTransport {
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
-        let room = self.operations.room();
-        let accepted = accept_prefix(batch, room, |slice| self.accept_slice(slice))?;
+        let (initiator, _, peers, mut cx) = self.split();
+        let room = initiator.room();
+        let accepted = accept_prefix(batch, room, |slice| initiator.accept(slice, peers, &mut cx))?;
         self.timers.wake_if(accepted > 0);
         Ok(accepted)
     }
 
     fn poll(&mut self, now: Instant, out: &mut [Completion]) -> usize {
-        self.forgive_absence(now);
-        self.timers.begin(now);
-        self.checksums_left = CHECKSUMS_BYTES_MAX;
-        if !self.listed.is_empty() {
-            self.feed_all();
+        // When we ourselves were away, the peers' silence is not their fault.
+        if self.timers.absence(now, self.config.peer_silence_ms_max).is_some() {
+            self.peers.forgive(now);
         }
+        self.timers.begin(now);
+        self.feed();
         self.drive_all();
-        if std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none() {
-            self.accept_all();
+        if self.io.takes_connections() {
+            let (_, target, _, mut cx) = self.split();
+            target.accept_all(&mut cx);
         }
         if self.timers.is_due() {
             self.run_timers();
         }
-        if !self.listed.is_empty() {
-            self.feed_all();
-        }
-        self.operations.fetch(out)
+        self.feed();
+        self.initiator.fetch(out)
     }
 
     fn poll_at(&self) -> Option<Instant> {
-        self.timers.next_poll(self.operations.has_completions())
+        self.timers.next_poll(self.initiator.has_completions())
     }
 
     fn event_source(&self) -> Option<EventSource> {
-        Some(EventSource(self.poller.raw_fd()))
+        Some(EventSource(self.io.raw_fd()))
     }
 
     fn activity(&self) -> u64 {
-        self.stats.receives + self.stats.sends
+        self.io.stats().receives + self.io.stats().sends
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
-        if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
-            self.cancel_slot(slot);
-            self.timers.wake();
-            return Ok(());
-        }
-        if self.operations.is_completed(token) {
-            return Ok(());
-        }
-        Err(ErrorKind::NotFound.into())
+        let (initiator, _, peers, mut cx) = self.split();
+        initiator.cancel(token, peers, &mut cx)
     }
 
     fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
-        let peer = self.segments.find(segment)?.peer;
-        let Some(endpoint) = self.peers.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
-        self.fences.begin()?;
-        endpoint.fences.push(Fence { token, segment: segment.index, sent: None });
-        self.segments.pin(segment.index);
-        self.list_peer(peer);
-        self.timers.wake();
-        Ok(())
+        let (initiator, _, peers, mut cx) = self.split();
+        initiator.fence(token, segment, peers, &mut cx)
     }
 
     /// True as well for one whose last lane was closed from here because it was idle: it may be alive.
     fn is_connected(&self, peer: u64) -> bool {
-        peer != 0 && self.has_peer(peer)
+        peer != 0 && self.target.has_peer(peer)
     }
 
     fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.expel_peer(peer, force).map(|()| true)
-    }
-}
-
-/// Why a transport could not be opened.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// A setting is out of its limits.
-    Config(ConfigError),
-    /// The system refused.
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => write!(f, "setting {error}"),
-            Self::System { what, source } => write!(f, "could not {what}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Config(error) => Some(error),
-            Self::System { source, .. } => Some(source),
-        }
-    }
-}
-
-/// Slices in flight, for tests of this crate.
-impl TcpTransport {
-    /// Slices that hold a slot, ghosts of cancelled ones included.
-    #[must_use]
-    pub fn slots_in_use(&self) -> usize {
-        self.operations.len()
-    }
-
-    /// Slices of this transport, and payloads of peers, that use region `id` at this moment: for reports and tests.
-    ///
-    /// # Errors
-    /// `NotFound`, `Stale`.
-    pub fn region_users(&self, id: RegionId) -> Result<(u32, u32), Error> {
-        self.regions.find(id).map(|region| (region.users, region.ext.peers))
+        let (_, target, _, mut cx) = self.split();
+        target.expel(peer, force, &mut cx).map(|()| true)
     }
 }
 

@@ -157,7 +157,7 @@ fn a_slice_that_meets_a_lane_on_its_way_out_is_carried_by_the_next() {
         }
     }
     assert!(target.transport.stats().retired > 8, "lanes had to go: {:?}", target.transport.stats());
-    assert_eq!((a.transport.stats().failed, a.transport.slots_in_use()), (0, 0));
+    assert_eq!((a.transport.stats().failed, a.transport.slices_in_flight()), (0, 0));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_slice_that_waits_for_another_lane_can_be_cancelled_and_fails_with_its_peer(
         let end = a.ended(token).unwrap();
         assert_eq!(end.outcome, te_core::Outcome::NotApplied, "{end:?}");
     }
-    assert_eq!(a.transport.slots_in_use(), 0);
+    assert_eq!(a.transport.slices_in_flight(), 0);
     assert_eq!(target.memory.get(0, 8), [0; 8]);
 }
 

@@ -84,7 +84,7 @@ fn every_slice_ends_once_when_the_target_is_killed() {
         }
         println!("{lanes} lanes: {applied} applied, {not_applied} not applied, {unknown} unknown");
         assert!(applied >= 50 && not_applied > 0);
-        assert_eq!(a.transport.slots_in_use(), 0);
+        assert_eq!(a.transport.slices_in_flight(), 0);
         te_core::Memory::detach(&mut a.transport, victim).unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! An initiator that is cut off: nothing of it lands any more, whatever lies in which buffer, and others do not notice.
+//! An initiator that is cut off: nothing of it lands any more, whatever lies in which buffer, and others do
+//! not notice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -8,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
-use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, linger, pair, skip, write};
+use common::{
+    Process, SEGMENT, by_peers, bytes_of, drive, finish, hex, kind, linger, pair, skip, users, write,
+};
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
@@ -25,14 +28,14 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
         raw.say(&mut target, &[1; 400]);
     }
     linger(&mut [&mut target], Duration::from_millis(20));
-    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 2)));
+    assert_eq!(users(&target), by_peers(2));
     // The rest of the payload, and another WRITE, lie in the target's socket.
     writer.stream.write_all(&[2; 600]).unwrap();
     writer.stream.write_all(&frame_of(Kind::Write, 0, 1, &[writer.operation(0, 1_000)])).unwrap();
     writer.stream.write_all(&[3; 1_000]).unwrap();
     assert_eq!(target.transport.expel(2, false), Err(ErrorKind::Busy.into()), "it has a connection");
     assert_eq!(target.transport.expel(2, true), Ok(true));
-    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 1)), "the other's WRITE is not touched");
+    assert_eq!(users(&target), by_peers(1), "the other's WRITE is not touched");
     target.memory.set(0, &[7; 1_000]);
     linger(&mut [&mut target], Duration::from_millis(50));
     assert_eq!(target.memory.get(0, 1_000), [7; 1_000]);
@@ -106,7 +109,8 @@ fn the_expelled_are_counted_and_there_is_a_limit() {
 
 const TARGET: &str = "SNOWSKIN_TEST_EXPEL_TARGET";
 
-/// Writes over and over to the export that it is given, when it is asked to; else there is nothing to test here.
+/// Writes over and over to the export that it is given, when it is asked to; else there is nothing to test
+/// here.
 #[test]
 fn writer_process() {
     let Ok(hex) = std::env::var(TARGET) else { return };
@@ -169,5 +173,5 @@ fn a_writer_that_was_stopped_and_goes_on_is_expelled_and_writes_nothing() {
         target.poll();
     }
     assert!(target.memory.get(0, BYTES) == [0xaa; BYTES], "not a byte");
-    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 0)));
+    assert_eq!(users(&target), by_peers(0));
 }

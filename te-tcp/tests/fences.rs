@@ -118,8 +118,8 @@ fn an_answer_from_before_a_lane_was_lost_ends_no_fence() {
         target.lanes.iter().all(|lane| lane.fences.len() == 1)
     });
 
-    // The second lane is lost. What the target has of it unread is not covered by the first FENCE, which names that lane as one
-    // that is in use.
+    // The second lane is lost. What the target has of it unread is not covered by the first FENCE, which
+    // names that lane as one that is in use.
     drop(target.lanes.pop());
     target.drive(&mut a, "the first lane has another FENCE", |target, _| target.lanes[0].fences.len() == 2);
     let lane = &mut target.lanes[0];

@@ -22,7 +22,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-/// A parser asks for more until it has all, gives the same frame with anything behind it, and takes just its head.
+/// A parser asks for more until it has all, gives the same frame with anything behind it, and takes just its
+/// head.
 fn check<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     parse: impl Fn(&[u8]) -> Result<Step<T>, FrameError>,

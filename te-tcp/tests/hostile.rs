@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
-use common::{Node, finish, pair, write};
+use common::{Node, by_peers, finish, pair, users, write};
 use te_core::Access;
 use te_tcp::Config;
 use te_tcp::frame::{
@@ -70,7 +70,7 @@ fn a_conversation_cut_at_any_byte_harms_nobody() {
         raw.hear_out(&mut target);
     }
     assert_eq!(target.memory.get(0, 100), [9; 100], "the whole conversation is understood");
-    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 0)));
+    assert_eq!(users(&target), by_peers(0));
     honest_works(&mut honest, &mut target, 1);
 }
 
@@ -231,7 +231,7 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
         raw.say(&mut target, &[1; 400]);
     }
     common::linger(&mut [&mut target], Duration::from_millis(20));
-    assert_eq!(target.transport.region_users(common::REGION), Ok((0, 2)));
+    assert_eq!(users(&target), by_peers(2));
 
     // These bytes may lie in the target's receive buffer when the fence is served.
     let _ = old.stream.write(&[2; 600]);
@@ -244,11 +244,7 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
     let _ = old.stream.write(&[3; 600]);
     common::linger(&mut [&mut target], Duration::from_millis(50));
     assert_eq!(target.memory.get(0, 1_000), [7; 1_000], "before the fence it was {snapshot:?}");
-    assert_eq!(
-        target.transport.region_users(common::REGION),
-        Ok((0, 1)),
-        "another session's lane is not touched"
-    );
+    assert_eq!(users(&target), by_peers(1), "another session's lane is not touched");
     other.say(&mut target, &[1; 600]);
     assert_eq!(other.hear(&mut target, 20)[16..], [0; 4]);
 }

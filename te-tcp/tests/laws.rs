@@ -1,4 +1,5 @@
-//! Cancelling, fencing, withdrawing, and peers that stop: what the contract promises when things do not go well.
+//! Cancelling, fencing, withdrawing, and peers that stop: what the contract promises when things do not go
+//! well.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -7,7 +8,9 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use common::raw::export_of;
-use common::{Node, REGION, SEGMENT, drive, finish, kind, linger, now, pair, pattern, read, write};
+use common::{
+    Node, REGION, SEGMENT, by_peers, drive, finish, kind, linger, now, pair, pattern, read, users, write,
+};
 use te_core::{Completion, ErrorKind, Memory, Outcome, RegionId, SegmentId, Token, Transport};
 use te_tcp::frame::{DataEntry, FLAG_CHECKSUM, Header, Kind, MAGIC, VERSION, Welcome};
 use te_tcp::{Config, TcpTransport};
@@ -49,7 +52,7 @@ fn a_slice_cancelled_before_it_is_sent_was_not_applied() {
     }
     linger(&mut [&mut a, &mut b], Duration::from_millis(20));
     assert_eq!(b.memory.get(0, 100), [0; 100]);
-    assert_eq!(a.transport.slots_in_use(), 0);
+    assert_eq!(a.transport.slices_in_flight(), 0);
 }
 
 #[test]
@@ -91,7 +94,7 @@ fn a_framed_write_that_is_taken_back_leaves_its_neighbours_alone() {
     }
     assert!(a.done.iter().any(|end| end.outcome == Outcome::NotApplied));
     linger(&mut [&mut a, &mut b], Duration::from_millis(20));
-    assert_eq!(a.transport.slots_in_use(), 0);
+    assert_eq!(a.transport.slices_in_flight(), 0);
 }
 
 #[test]
@@ -114,7 +117,7 @@ fn a_cancelled_read_never_writes_again() {
         assert!(finish(&mut [&mut a, &mut b], 2).result.is_ok());
         assert!(a.memory.get(64, (16 << 20) - 64) == pattern(0x55, 64, (16 << 20) - 64), "L2");
         assert_eq!(a.memory.get(0, 64), pattern(9, 64, 64));
-        assert_eq!(a.transport.slots_in_use(), 0);
+        assert_eq!(a.transport.slices_in_flight(), 0);
     }
 }
 
@@ -145,7 +148,7 @@ fn a_write_cut_in_mid_frame_is_unknown_and_its_memory_is_not_read_again() {
     b.memory.paint(0x77);
     linger(&mut [&mut a, &mut b], Duration::from_millis(20));
     assert!(b.memory.get(0, 4 << 20) == pattern(0x77, 0, 4 << 20), "L5");
-    assert_eq!(a.transport.slots_in_use(), 0);
+    assert_eq!(a.transport.slices_in_flight(), 0);
 }
 
 #[test]
@@ -158,8 +161,8 @@ fn a_write_that_waits_for_its_answer_is_unknown_when_cancelled() {
     a.transport.cancel(Token(1)).unwrap();
     let end = finish(&mut [&mut a], 1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Canceled, Outcome::Unknown));
-    assert_eq!(a.transport.slots_in_use(), 1, "a ghost until the target has answered");
-    drive(&mut [&mut a, &mut b], |node| node.transport.slots_in_use() == 0);
+    assert_eq!(a.transport.slices_in_flight(), 1, "a ghost until the target has answered");
+    drive(&mut [&mut a, &mut b], |node| node.transport.slices_in_flight() == 0);
     assert_eq!(a.done.len(), 2, "L1");
 }
 
@@ -181,7 +184,7 @@ fn bytes_of_a_lane_that_died_do_not_land_after_the_fence() {
         b.memory.set(0, &vec![0x77; 4 << 20]);
         linger(&mut [&mut a, &mut b], Duration::from_millis(50));
         assert!(b.memory.get(0, 4 << 20) == vec![0x77; 4 << 20], "L5");
-        assert_eq!(b.transport.region_users(REGION), Ok((0, 0)));
+        assert_eq!(users(&b), by_peers(0));
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{drive, finish, pair, pattern, read, write};
+use common::{by_peers, drive, finish, pair, pattern, read, users, write};
 use te_core::{Completion, Op, Token, Transport};
 use te_tcp::Config;
 
@@ -58,9 +58,9 @@ fn many_small_slices_of_both_kinds_share_a_lane() {
             let place = if slice.op == Op::Write { &b.memory } else { &a.memory };
             assert!(place.get(at, len) == pattern(seed, at, len), "slice {:?}", slice.token);
         }
-        assert_eq!(a.transport.slots_in_use(), 0);
-        assert_eq!(a.transport.region_users(common::REGION), Ok((0, 0)));
-        assert_eq!(b.transport.region_users(common::REGION), Ok((0, 0)));
+        assert_eq!(a.transport.slices_in_flight(), 0);
+        assert_eq!(users(&a), by_peers(0));
+        assert_eq!(users(&b), by_peers(0));
     }
 }
 

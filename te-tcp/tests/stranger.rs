@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Node, REGION, SEGMENT, finish, kind, linger, write};
+use common::{Node, SEGMENT, by_peers, finish, kind, linger, users, write};
 use te_core::{Completion, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::{Config, frame};
 
@@ -93,5 +93,5 @@ fn a_peer_never_met_has_nothing_to_fence() {
     assert_eq!((kind(&end), end.outcome), (ErrorKind::PeerDead, Outcome::NotApplied));
     a.transport.fence(Token(2), SEGMENT).unwrap();
     assert_eq!(finish(&mut [&mut a, &mut other], 2), Completion::applied(Token(2)));
-    assert_eq!(other.transport.region_users(REGION), Ok((0, 0)));
+    assert_eq!(users(&other), by_peers(0));
 }

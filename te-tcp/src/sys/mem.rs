@@ -4,17 +4,26 @@ use te_core::{Error, MemSpan, copy_bytes};
 
 /// A span, or part of one, that stays mapped until its region is deregistered.
 ///
-/// The transport keeps two counts for each region, its own slices' and its peers', and gives a region up only when both
-/// are zero; each `Pinned` that it holds is covered by one of the two. Every `SAFETY` comment here leans on that.
+/// The transport keeps two counts for each region, its own slices' and its peers', and gives a region up only
+/// when both are zero; each `Pinned` that it holds is covered by one of the two. Every `SAFETY` comment here
+/// leans on that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pinned(MemSpan);
 
 impl Pinned {
     /// # Safety
-    /// The promise of [`te_core::Memory::register`] holds for `span`, and the value, its copies and its parts are not used
-    /// once `deregister` has returned `Ok`.
+    /// The promise of [`te_core::Memory::register`] holds for `span`, and the value, its copies and its parts
+    /// are not used once `deregister` has returned `Ok`.
     pub(crate) const unsafe fn new(span: MemSpan) -> Self {
         Self(span)
+    }
+
+    /// Bytes that are never freed, for tests.
+    #[cfg(test)]
+    pub(crate) fn leaked(bytes: Vec<u8>) -> Self {
+        let (len, memory) = (bytes.len(), Box::into_raw(bytes.into_boxed_slice()));
+        // SAFETY: the bytes came out of their box, are never freed, and nothing else refers to them.
+        unsafe { Self::new(MemSpan::new(memory.cast(), len)) }
     }
 
     pub(crate) const fn len(self) -> usize {
@@ -38,7 +47,8 @@ impl Pinned {
     /// Copies as much of `bytes` as fits into the front.
     pub(crate) fn fill_from(self, bytes: &[u8]) {
         let len = bytes.len().min(self.len());
-        // SAFETY: `new`: the span is mapped and no reference to it exists; `bytes` is a reference, so they cannot overlap.
+        // SAFETY: `new`: the span is mapped and no reference to it exists; `bytes` is a reference, so they
+        // cannot overlap.
         unsafe { copy_bytes(bytes.as_ptr(), self.as_ptr(), len) };
     }
 
@@ -50,8 +60,8 @@ impl Pinned {
         out
     }
 
-    /// CRC32C of the bytes, carried on from `crc`. They go through a small buffer, because a peer may be writing them and
-    /// the checksum wants a reference.
+    /// CRC32C of the bytes, carried on from `crc`. They go through a small buffer, because a peer may be
+    /// writing them and the checksum wants a reference.
     pub(crate) fn crc32c(self, mut crc: u32) -> u32 {
         let mut block = [0; 4_096];
         let mut done = 0;

@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: raw memory, vectored socket I/O, io_uring. What it offers upwards is safe, given the
-//! one promise that [`Pinned::new`] asks for.
+//! The only unsafe code of this crate: raw memory, vectored socket I/O, io_uring. What it offers upwards is
+//! safe, given the one promise that [`Pinned::new`] asks for.
 #![allow(unsafe_code, reason = "system calls and raw memory live here and nowhere else in the crate")]
 
 mod mem;
@@ -13,15 +13,3 @@ pub(crate) use poller::Poller;
 #[cfg(feature = "uring")]
 pub(crate) use ring::{JOBS_MAX, Ring};
 pub(crate) use socket::{AsIncoming, Buffers, IOV_MAX, Incoming, Job, Outgoing, Socket};
-
-use std::io;
-
-/// Turns the -1 of a system call into the error that it left.
-fn check(result: i32) -> io::Result<i32> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-/// Turns a byte count, or the -1 of a system call, into a result.
-fn check_len(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}

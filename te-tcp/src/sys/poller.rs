@@ -18,7 +18,8 @@ pub(crate) enum Poller {
 }
 
 impl Poller {
-    /// Whether it tells changes rather than states: who stops before a socket is empty must come back by itself.
+    /// Whether it tells changes rather than states: who stops before a socket is empty must come back by
+    /// itself.
     pub(crate) const fn tells_changes(&self) -> bool {
         match self {
             Self::Epoll(_) => false,

@@ -1,8 +1,9 @@
-//! io_uring (feature `uring`): readiness that is read from memory, and the receives of many lanes in one system call.
+//! io_uring (feature `uring`): readiness that is read from memory, and the receives of many lanes in one
+//! system call.
 //!
-//! Each socket has one multishot poll. It tells *changes*, so whoever stops before a socket is empty must come back by
-//! itself. Receives are submitted against non-blocking sockets: each has ended, with bytes or `WouldBlock`, when the
-//! call returns, and no request that names memory of a caller ever outlives it (L2).
+//! Each socket has one multishot poll. It tells *changes*, so whoever stops before a socket is empty must
+//! come back by itself. Receives are submitted against non-blocking sockets: each has ended, with bytes or
+//! `WouldBlock`, when the call returns, and no request that names memory of a caller ever outlives it (L2).
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -93,7 +94,8 @@ impl Ring {
         }
     }
 
-    /// What has changed; gives how many, to be read with [`Self::event`]. Without news to the kernel this is no system call.
+    /// What has changed; gives how many, to be read with [`Self::event`]. Without news to the kernel this is
+    /// no system call.
     pub(crate) fn ready(&mut self) -> io::Result<usize> {
         if !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
             self.submit(0)?;
@@ -104,7 +106,8 @@ impl Ring {
         Ok(self.told)
     }
 
-    /// Whether changes have come up of which `ready` has not told yet. The descriptor does not show them any more.
+    /// Whether changes have come up of which `ready` has not told yet. The descriptor does not show them any
+    /// more.
     pub(crate) fn has_news(&self) -> bool {
         self.events.len() > self.told
     }
@@ -130,11 +133,13 @@ impl Ring {
             }
         }
         while waiting > 0 {
-            // The memory of the jobs is borrowed until here returns: it must not before every one of them has ended.
+            // The memory of the jobs is borrowed until here returns: it must not before every one of them has
+            // ended.
             match self.submit(waiting) {
                 Ok(()) => {}
                 Err(error) => {
-                    // Nor may a panic leave here: whoever unwinds frees memory that the kernel may still fill.
+                    // Nor may a panic leave here: whoever unwinds frees memory that the kernel may still
+                    // fill.
                     log::error!("io_uring_enter failed with receives in flight: {error}");
                     std::process::abort();
                 }
@@ -160,8 +165,8 @@ impl Ring {
 
     fn push(&mut self, request: &io_uring::squeue::Entry) -> io::Result<()> {
         for _ in 0..2 {
-            // SAFETY: polls name no memory. A receive names pieces that its job borrows until `receive_all` has seen its
-            // completion, and an array of `self.buffers` that is not touched before.
+            // SAFETY: polls name no memory. A receive names pieces that its job borrows until `receive_all`
+            // has seen its completion, and an array of `self.buffers` that is not touched before.
             if unsafe { self.ring.submission().push(request) }.is_ok() {
                 return Ok(());
             }
@@ -221,9 +226,9 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The rings are not mapped in a child, what is mapped in their place is somebody else's, and the requests behind
-            // the descriptor are the parent's.
-            // SAFETY: the descriptor is this process's copy, which nothing uses any more: `ring` is never dropped.
+            // The rings are not mapped in a child, what is mapped in their place is somebody else's, and the
+            // requests behind the descriptor are the parent's. SAFETY: the descriptor is this process's copy,
+            // which nothing uses any more: `ring` is never dropped.
             unsafe { libc::close(self.ring.as_raw_fd()) };
             return;
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use te_fabric::net;
 
-use super::{Pinned, check, check_len};
+use super::mem::Pinned;
 
 /// Pieces of memory that one system call takes.
 pub(crate) const IOV_MAX: usize = 1_024;
@@ -41,8 +41,8 @@ impl<T: AsIncoming> Job<'_, T> {
     pub(crate) fn run(&mut self, buffers: &mut Buffers) {
         self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.stage);
         let fd = self.socket.raw_fd();
-        // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or the stage that the
-        // job borrows; all outlive the call, and the kernel keeps none of the pointers.
+        // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or the
+        // stage that the job borrows; all outlive the call, and the kernel keeps none of the pointers.
         self.result = check_len(unsafe { libc::readv(fd, buffers.pieces.as_ptr(), buffers.used as i32) });
     }
 }
@@ -63,7 +63,8 @@ pub(crate) struct Buffers {
     message: Box<libc::msghdr>,
 }
 
-// SAFETY: the pointers in `pieces` mean something only within one call of `Socket::receive` or `Socket::send`.
+// SAFETY: the pointers in `pieces` mean something only within one call of `Socket::receive` or
+// `Socket::send`.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -165,15 +166,8 @@ impl Socket {
         self.0.set_nodelay(true)
     }
 
-    pub(crate) fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
-        self.set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes as i32)
-    }
-
-    pub(crate) fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
-        self.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes as i32)
-    }
-
-    /// Says that nothing more will be sent. It fails only when the connection is gone, which the next read tells.
+    /// Says that nothing more will be sent. It fails only when the connection is gone, which the next read
+    /// tells.
     pub(crate) fn finish_sending(&self) {
         let _ = self.0.shutdown(Shutdown::Write);
     }
@@ -186,7 +180,8 @@ impl Socket {
         if ok { u64::try_from(bytes).unwrap_or(0) } else { 0 }
     }
 
-    /// Sends what fits of `pieces`, in order; gives the bytes that were taken and the bytes that were offered.
+    /// Sends what fits of `pieces`, in order; gives the bytes that were taken and the bytes that were
+    /// offered.
     pub(crate) fn send<'a>(
         &self,
         buffers: &mut Buffers,
@@ -214,24 +209,11 @@ impl Socket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = buffers.pieces.as_mut_ptr();
         message.msg_iovlen = buffers.used as _;
-        // SAFETY: the pieces are registered memory that its counts keep mapped, or borrowed bytes; all outlive the call.
+        // SAFETY: the pieces are registered memory that its counts keep mapped, or borrowed bytes; all
+        // outlive the call.
         let sent =
             check_len(unsafe { libc::sendmsg(self.raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })?;
         Ok((sent, offered))
-    }
-
-    fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
-        // SAFETY: `value` lives across the call and has the size we say.
-        check(unsafe {
-            libc::setsockopt(
-                self.raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<i32>() as libc::socklen_t,
-            )
-        })
-        .map(|_| ())
     }
 }
 
@@ -246,4 +228,9 @@ impl From<TcpStream> for Socket {
     fn from(stream: TcpStream) -> Self {
         Self(stream)
     }
+}
+
+/// Turns a byte count, or the -1 of a system call, into a result.
+fn check_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -6,7 +6,7 @@ pub(crate) mod raw;
 
 use te_core::Access;
 pub(crate) use te_fabric::testkit::*;
-use te_tcp::{Config, TcpTransport};
+use te_tcp::{Config, RegionUsers, TcpTransport};
 
 pub(crate) type Node = te_fabric::testkit::Node<TcpTransport>;
 
@@ -33,4 +33,14 @@ pub(crate) fn pair(config: &Config, bytes: usize) -> (Node, Node) {
     let mut initiator = node(config.clone(), bytes);
     initiator.attach(&target);
     (initiator, target)
+}
+
+/// What uses the first region of a node.
+pub(crate) fn users(node: &Node) -> RegionUsers {
+    node.transport.region_users(REGION).unwrap()
+}
+
+/// So many payloads of peers use a region, and no slice of its own transport does.
+pub(crate) const fn by_peers(peers: u32) -> RegionUsers {
+    RegionUsers { own: 0, peers }
 }

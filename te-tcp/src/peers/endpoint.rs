@@ -1,18 +1,20 @@
-//! One peer, as an initiator sees it: its addresses, the lanes to it, what waits for them, its fences and its pulse.
+//! One peer, as an initiator sees it: its addresses, the lanes to it, what waits for them, its fences and its
+//! pulse.
 
 use std::collections::VecDeque;
 
-use te_core::{Error, ErrorKind, Instant};
+use te_core::Instant;
 use te_fabric::peer::{Contact, Fence};
 use te_fabric::{Export, Queue};
 
 use crate::config::LANES_MAX;
-use crate::initiator::Piece;
+use crate::operation::Piece;
 
 /// How a fence was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// What its answers carry. Another one each time it is sent: an answer to an earlier FENCE speaks of other lanes.
+    /// What its answers carry. Another one each time it is sent: an answer to an earlier FENCE speaks of
+    /// other lanes.
     pub(crate) id: u64,
     /// Lanes (by number) whose answer is missing.
     pub(crate) lanes: u32,
@@ -22,7 +24,7 @@ pub(crate) struct Sent {
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) contact: Contact,
-    /// Index of each lane in the table of connections.
+    /// Index of each lane in the initiator's table.
     pub(crate) lanes: [Option<u32>; LANES_MAX as usize],
     /// Slices with pieces that no lane has taken.
     pub(crate) pending: Queue,
@@ -30,14 +32,15 @@ pub(crate) struct Endpoint {
     pub(crate) again: VecDeque<Piece>,
     pub(crate) fences: Vec<Fence<Sent>>,
     /// Slices not yet completed.
-    pub(crate) operations: u32,
-    pub(crate) segments: u32,
+    operations: u32,
+    /// Segments of it that are attached.
+    segments: u32,
     /// Since when there has been no connection to be had, its own or one of ours.
     pub(crate) crowded: Option<Instant>,
     /// When it last showed a sign of life; `None` while it owes us nothing.
     pub(crate) pulse: Option<Instant>,
     /// In the list of peers that have something to send.
-    pub(crate) listed: bool,
+    listed: bool,
 }
 
 impl Endpoint {
@@ -54,6 +57,43 @@ impl Endpoint {
             pulse: None,
             listed: false,
         }
+    }
+
+    /// One more segment of it is attached, by this export.
+    pub(super) fn attached(&mut self, export: &Export) {
+        let connecting = self.lane_count() > 0;
+        self.contact.learn(export, connecting);
+        self.segments += 1;
+    }
+
+    /// One of its segments is no longer attached.
+    pub(super) fn detached(&mut self) {
+        debug_assert!(self.segments > 0, "a segment is detached once");
+        self.segments -= 1;
+    }
+
+    /// One more slice is for it.
+    pub(crate) const fn slice_accepted(&mut self) {
+        self.operations += 1;
+    }
+
+    /// A slice for it has completed.
+    pub(crate) fn slice_completed(&mut self) {
+        debug_assert!(self.operations > 0, "a slice completes once");
+        self.operations -= 1;
+        if !self.is_awaited() {
+            self.pulse = None;
+        }
+    }
+
+    /// Whether it has to be put into the list of those with something to send. Asked once for each time.
+    pub(super) const fn enlist(&mut self) -> bool {
+        !core::mem::replace(&mut self.listed, true)
+    }
+
+    /// It has left that list.
+    pub(super) const fn delist(&mut self) {
+        self.listed = false;
     }
 
     /// Whether it owes us anything.
@@ -97,24 +137,13 @@ impl Endpoint {
             }
         }
     }
-}
 
-/// What ended a lane, and what that says about its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LaneEnd {
-    /// The connection broke, or the peer closed it.
-    Lost(Error),
-    /// The target refused the handshake.
-    Refused(Error),
-    /// The target needs the connection for somebody else, and has accepted nothing that it has not answered.
-    Retired,
-}
-
-impl LaneEnd {
-    pub(crate) const fn error(self) -> Error {
-        match self {
-            Self::Lost(error) | Self::Refused(error) => error,
-            Self::Retired => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
-        }
+    /// The answer `id` to a FENCE has come on lane `number`. Gives the fence whose last answer that was.
+    pub(super) fn fence_answered(&mut self, number: u8, id: u64) -> Option<Fence<Sent>> {
+        let is = |fence: &Fence<Sent>| fence.sent.is_some_and(|sent| sent.id == id);
+        let at = self.fences.iter().position(is)?;
+        let sent = self.fences[at].sent.as_mut()?;
+        sent.lanes &= !(1 << number);
+        (sent.lanes == 0).then(|| self.fences.swap_remove(at))
     }
 }

@@ -1,0 +1,152 @@
+//! What a target answers is taken in: payloads of READs, statuses of WRITEs, the end of a handshake.
+
+use te_core::{Completion, Error, ErrorKind, Op};
+use te_fabric::Timers;
+use zerocopy::little_endian::U32;
+
+use super::lane::{LaneEnd, Own, OwnLane, Phase};
+use super::slices::Slices;
+use crate::frame::{self, DataEntry, Response, Status, Step};
+use crate::lane::{Destination, Lane};
+use crate::operation::{Operation, Stage};
+use crate::peers::Peers;
+use crate::region::Regions;
+
+/// What answers change.
+pub(super) struct Answers<'a> {
+    pub(super) slices: &'a mut Slices,
+    pub(super) peers: &'a mut Peers,
+    pub(super) regions: &'a mut Regions,
+    pub(super) timers: &'a mut Timers,
+}
+
+impl Answers<'_> {
+    /// Takes in every answer that has arrived on the lane.
+    pub(super) fn take(&mut self, lane: &mut OwnLane) -> Result<(), LaneEnd> {
+        loop {
+            while let Some(destination) = lane.inbox.next_complete() {
+                if let Some(piece) = lane.role.pop() {
+                    self.slices.piece_read(&piece, &destination, self.peers, self.regions);
+                }
+            }
+            if lane.inbox.expects_payload() {
+                return Ok(());
+            }
+            lane.inbox.clear_plan();
+            let head =
+                if lane.role.phase == Phase::Greeting { self.welcome(lane)? } else { self.response(lane)? };
+            match head {
+                Some(bytes) => lane.inbox.take(bytes),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The peer has shown that it lives.
+    pub(super) fn sign_of_life(&mut self, peer: u32) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.pulse = Some(self.timers.now());
+        }
+    }
+
+    /// Takes in the WELCOME; returns its bytes. `None`: it is not all there yet.
+    fn welcome(&mut self, lane: &mut OwnLane) -> Result<Option<usize>, LaneEnd> {
+        const PROTOCOL: LaneEnd = LaneEnd::Refused(Error::new(ErrorKind::Protocol));
+        let (welcome, head) = match frame::parse_welcome(lane.inbox.staged()) {
+            Ok(Step::Need(_)) => return Ok(None),
+            Ok(Step::Frame(welcome, head)) => (welcome, head),
+            Err(_) => return Err(PROTOCOL),
+        };
+        if let Some(error) = Status::from_wire(welcome.status.get()).error() {
+            return Err(LaneEnd::Refused(error));
+        }
+        let peer = self.peers.get_mut(lane.role.peer);
+        let Some(peer) = peer.filter(|peer| peer.contact.incarnation() == welcome.incarnation.get()) else {
+            return Err(PROTOCOL);
+        };
+        peer.connected(lane.role.address);
+        lane.role.phase = Phase::Live;
+        lane.deadline = None;
+        self.peers.list(lane.role.peer, self.timers);
+        Ok(Some(head))
+    }
+
+    /// Takes in the head of one frame; returns its bytes. `None`: it is not all there yet.
+    fn response(&mut self, lane: &mut OwnLane) -> Result<Option<usize>, LaneEnd> {
+        let Lane { inbox, role, .. } = lane;
+        let (staged, plan) = inbox.split();
+        let (response, head) = match frame::parse_response(staged) {
+            Ok(Step::Need(_)) => return Ok(None),
+            Ok(Step::Frame(response, head)) => (response, head),
+            Err(_) => return Err(LaneEnd::PROTOCOL),
+        };
+        match response {
+            Response::Data { seq, checksum, entries } => self.data(role, seq, checksum, entries, plan)?,
+            Response::Ack { seq, statuses } => self.written(role, seq, statuses)?,
+            Response::FenceAck { id } => {
+                if let Some(fence) = self.peers.fence_answered(role.peer, role.number, id) {
+                    self.slices.end_fence(&fence, Completion::applied(fence.token));
+                }
+            }
+            Response::Pong { .. } => role.ponged(),
+            // What came before has been answered, and its answers came before this.
+            Response::Retired { next } if next == role.first() => return Err(LaneEnd::Retired),
+            Response::Retired { .. } => return Err(LaneEnd::PROTOCOL),
+            Response::Error { status } => {
+                return Err(status.error().map_or(LaneEnd::PROTOCOL, LaneEnd::Lost));
+            }
+        }
+        Ok(Some(head))
+    }
+
+    /// Announces the payloads of a DATA frame. That of a slice which was cancelled is discarded.
+    fn data(
+        &self,
+        role: &Own,
+        seq: u64,
+        checksum: bool,
+        entries: &[DataEntry],
+        plan: &mut Vec<Destination>,
+    ) -> Result<(), LaneEnd> {
+        if seq != role.first() || entries.len() > role.pieces().len() {
+            return Err(LaneEnd::PROTOCOL);
+        }
+        for (entry, piece) in entries.iter().zip(role.pieces()) {
+            let status = entry.status.get();
+            let expected = if status == 0 { u64::from(piece.len) } else { 0 };
+            if piece.op != Op::Read || entry.len.get() != expected {
+                return Err(LaneEnd::PROTOCOL);
+            }
+            let part = |operation: &Operation| {
+                operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+            };
+            let live = if status == 0 { self.slices.live(piece.slot) } else { None };
+            plan.push(Destination {
+                memory: live.and_then(part),
+                len: expected,
+                done: 0,
+                checksum: checksum.then_some((entry.crc.get(), 0)),
+                status,
+                owner: piece.slot,
+            });
+        }
+        Ok(())
+    }
+
+    /// Settles the pieces that an ACK frame names.
+    fn written(&mut self, role: &mut Own, seq: u64, statuses: &[U32]) -> Result<(), LaneEnd> {
+        if seq != role.first() || statuses.len() > role.pieces().len() {
+            return Err(LaneEnd::PROTOCOL);
+        }
+        for status in statuses {
+            let is_due = role.pieces().front().is_some_and(|piece| {
+                piece.op == Op::Write && matches!(piece.stage, Stage::Sent | Stage::Void)
+            });
+            // A piece that is not due stays on the lane, and is settled when the lane ends.
+            let Some(piece) = is_due.then(|| role.pop()).flatten() else { return Err(LaneEnd::PROTOCOL) };
+            let status = Status::from_wire(status.get());
+            self.slices.piece_written(&piece, status, self.peers, self.regions);
+        }
+        Ok(())
+    }
+}

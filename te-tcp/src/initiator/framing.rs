@@ -1,0 +1,124 @@
+//! Pieces of slices are put into a frame, and the frame on a lane.
+
+use te_core::Op;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::lane::OwnLane;
+use super::slices::Slices;
+use crate::config::Config;
+use crate::frame::{CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation};
+use crate::lane::Owner;
+use crate::operation::{Piece, Stage};
+use crate::peers::Endpoint;
+use crate::sys::Pinned;
+
+/// A frame takes further operations while it carries less than this.
+const FRAME_BYTES: u64 = 256 << 10;
+const _: () = assert!(FRAME_BYTES <= CHECKSUM_BYTES_MAX as u64);
+
+const EMPTY: Operation = Operation {
+    region: U32::ZERO,
+    generation: U32::ZERO,
+    key: U64::ZERO,
+    offset: U64::ZERO,
+    len: U64::ZERO,
+    crc: U32::ZERO,
+    reserved: U32::ZERO,
+};
+
+/// Room in which one frame after the other is put together.
+#[derive(Debug)]
+pub(super) struct Frame {
+    entries: Box<[Operation; ENTRIES_MAX]>,
+    /// The payload of each entry that is filled. Empty between two frames.
+    memory: Vec<Pinned>,
+}
+
+impl Frame {
+    pub(super) fn new() -> Self {
+        Self { entries: Box::new([EMPTY; ENTRIES_MAX]), memory: Vec::with_capacity(ENTRIES_MAX) }
+    }
+
+    /// Moves pieces of one kind from the queues of `peer` to `lane`, in one frame. False: there was none.
+    pub(super) fn send(
+        &mut self,
+        kind: Op,
+        peer: &mut Endpoint,
+        lane: &mut OwnLane,
+        slices: &mut Slices,
+        config: &Config,
+    ) -> bool {
+        let first = lane.role.next();
+        self.fill(kind, peer, lane, slices, config);
+        let count = self.memory.len();
+        if count == 0 {
+            return false;
+        }
+        let flags = if config.checksum { FLAG_CHECKSUM } else { 0 };
+        let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
+        let header = Header::new(wire_kind, flags, count as u16, first);
+        let at = lane.outbox.push_head(&[header.as_bytes(), self.entries[..count].as_bytes()]);
+        let mut entry_at = at + size_of::<Header>() as u64;
+        let pieces = lane.role.pieces_from(first).zip(self.memory.drain(..));
+        for ((piece, part), seq) in pieces.zip(first..) {
+            piece.entry_at = entry_at;
+            entry_at += size_of::<Operation>() as u64;
+            if kind == Op::Write {
+                lane.outbox.push_payload(part, Owner::Piece(seq));
+            }
+        }
+        true
+    }
+
+    /// Takes pieces while there are some of this kind and the frame has room.
+    fn fill(
+        &mut self,
+        kind: Op,
+        peer: &mut Endpoint,
+        lane: &mut OwnLane,
+        slices: &mut Slices,
+        config: &Config,
+    ) {
+        let piece_bytes_max = match config.checksum {
+            true => config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
+            false => config.piece_bytes_max,
+        };
+        let with_crc = kind == Op::Write && config.checksum;
+        let mut bytes = 0;
+        while self.memory.len() < ENTRIES_MAX
+            && let again = peer.again.front().copied()
+            && let Some(slot) = again.map(|piece| piece.slot).or(peer.pending.first())
+            && let Some(operation) = slices.get(slot)
+            && operation.op == kind
+        {
+            let (offset, len) = match again {
+                Some(piece) => (piece.offset, piece.len),
+                None => (operation.issued, (operation.len - operation.issued).min(piece_bytes_max)),
+            };
+            if !self.memory.is_empty() && bytes + u64::from(len) > FRAME_BYTES {
+                break;
+            }
+            let Some(segment) = slices.segment(operation.segment) else { break };
+            let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
+            self.entries[self.memory.len()] = Operation {
+                region: U32::new(segment.region),
+                generation: U32::new(segment.region_generation),
+                key: U64::new(segment.key),
+                offset: U64::new(operation.remote_offset + u64::from(offset)),
+                len: U64::new(u64::from(len)),
+                crc: U32::new(if with_crc { part.crc32c(0) } else { 0 }),
+                reserved: U32::ZERO,
+            };
+            self.memory.push(part);
+            lane.role.push(Piece { slot, len, offset, op: kind, stage: Stage::Framed, entry_at: 0 });
+            if again.is_some() {
+                // Counted when a lane first took it.
+                peer.again.pop_front();
+            } else {
+                slices.issue(slot, len, peer);
+            }
+            bytes += u64::from(len);
+        }
+    }
+}

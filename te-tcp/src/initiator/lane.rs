@@ -1,0 +1,259 @@
+//! The initiator's side of a lane: its handshake, and the pieces on it that have no answer yet.
+
+use std::collections::VecDeque;
+
+use te_core::{Error, ErrorKind, Op};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, MAGIC, Status, VERSION};
+use crate::lane::{Lane, Owner, Progress};
+use crate::operation::{Piece, Stage};
+
+/// Pieces on one lane without an answer, at most.
+const PIECES_MAX: usize = 1_024;
+/// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be
+/// taken back.
+const UNSENT_BYTES_MAX: u64 = 2 << 20;
+/// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
+const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
+/// Enough for 100 Gbit/s over half a millisecond.
+const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
+
+/// Who we are, for the HELLO of each lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Greeting {
+    /// Random, one for each transport.
+    pub(crate) session: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) identity: u64,
+}
+
+/// How far a lane's handshake got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Connecting,
+    Greeting,
+    Live,
+}
+
+/// What ended a lane, and what that says about its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneEnd {
+    /// The connection broke, or the peer closed it.
+    Lost(Error),
+    /// The target refused the handshake.
+    Refused(Error),
+    /// The target needs the connection for somebody else, and has accepted nothing that it has not answered.
+    Retired,
+}
+
+impl LaneEnd {
+    /// The target broke the protocol.
+    pub(super) const PROTOCOL: Self = Self::Lost(Error::new(ErrorKind::Protocol));
+
+    pub(super) const fn error(self) -> Error {
+        match self {
+            Self::Lost(error) | Self::Refused(error) => error,
+            Self::Retired => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
+        }
+    }
+}
+
+/// A lane of ours.
+pub(super) type OwnLane = Lane<Own>;
+
+/// The initiator's side of a lane.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) peer: u32,
+    /// Which of the peer's lanes it is.
+    pub(super) number: u8,
+    /// Which of the peer's addresses it goes to.
+    pub(super) address: u8,
+    pub(super) generation: u32,
+    pub(super) phase: Phase,
+    /// Pieces without an answer, in the order in which the answers will come.
+    pieces: VecDeque<Piece>,
+    /// Sequence number of the first of them.
+    first: u64,
+    /// Their bytes.
+    outstanding: u64,
+    /// The lane takes further pieces while it has fewer bytes outstanding than this.
+    window: u64,
+    /// A PING has no answer yet.
+    pinged: bool,
+    /// Bytes that the peer's kernel had not acknowledged when that was last looked at.
+    unacknowledged: u64,
+}
+
+impl Own {
+    /// Lane `number` to a peer, towards its address with the number `address`.
+    pub(super) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
+        Self {
+            peer,
+            number,
+            address,
+            generation,
+            phase: Phase::Connecting,
+            pieces: VecDeque::with_capacity(PIECES_MAX),
+            first: 0,
+            outstanding: 0,
+            window: 0,
+            pinged: false,
+            unacknowledged: 0,
+        }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    /// Whether it can be read and written.
+    pub(super) fn is_up(&self) -> bool {
+        self.phase != Phase::Connecting
+    }
+
+    /// Whether an answer of any kind is due.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.pieces.is_empty() || self.phase != Phase::Live || self.pinged
+    }
+
+    /// Pieces without an answer, the oldest first.
+    pub(super) const fn pieces(&self) -> &VecDeque<Piece> {
+        &self.pieces
+    }
+
+    /// Sequence number of the oldest piece without an answer.
+    pub(super) const fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Sequence number of the piece that is framed next.
+    pub(super) fn next(&self) -> u64 {
+        self.first + self.pieces.len() as u64
+    }
+
+    pub(super) fn push(&mut self, piece: Piece) {
+        self.outstanding += u64::from(piece.len);
+        self.pieces.push_back(piece);
+    }
+
+    /// The pieces from `seq` on.
+    pub(super) fn pieces_from(&mut self, seq: u64) -> impl Iterator<Item = &mut Piece> {
+        self.pieces.range_mut((seq - self.first) as usize..)
+    }
+
+    /// The oldest piece has its answer.
+    pub(super) fn pop(&mut self) -> Option<Piece> {
+        let piece = self.pieces.pop_front()?;
+        self.first += 1;
+        self.outstanding -= u64::from(piece.len);
+        Some(piece)
+    }
+
+    /// A payload of this lane got so far.
+    pub(super) fn progress(&mut self, owner: Owner, progress: Progress) {
+        if let Owner::Piece(seq) = owner
+            && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
+        {
+            piece.stage = match progress {
+                Progress::Started => Stage::Started,
+                Progress::Finished => Stage::Sent,
+            };
+        }
+    }
+
+    /// The PING was answered.
+    pub(super) const fn ponged(&mut self) {
+        self.pinged = false;
+    }
+}
+
+impl OwnLane {
+    /// Whether there is room for a further frame of this kind.
+    pub(super) fn takes(&self, op: Op) -> bool {
+        self.role.outstanding < self.role.window
+            && (op == Op::Read || self.outbox.queued() < UNSENT_BYTES_MAX)
+            && self.role.phase == Phase::Live
+            && self.role.pieces.len() + ENTRIES_MAX <= PIECES_MAX
+            && self.outbox.has_room(ENTRIES_MAX)
+    }
+
+    /// What there is on it without an answer, bytes.
+    pub(super) const fn load(&self) -> u64 {
+        self.role.outstanding
+    }
+
+    /// The connection is up: opens the handshake with the incarnation `target`.
+    pub(super) fn greet(&mut self, us: &Greeting, target: u64, same_host: bool, window: Option<u32>) {
+        let fitting = if same_host { WINDOW_BYTES_SAME_HOST } else { WINDOW_BYTES_ELSEWHERE };
+        self.role.window = u64::from(window.unwrap_or(fitting));
+        let hello = Hello {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            lane: U16::new(u16::from(self.role.number)),
+            lane_generation: U32::new(self.role.generation),
+            session: U64::new(us.session),
+            initiator: U64::new(us.incarnation),
+            target: U64::new(target),
+            identity: U64::new(us.identity),
+        };
+        self.outbox.push_head(&[hello.as_bytes()]);
+        self.role.phase = Phase::Greeting;
+    }
+
+    /// Asks for a sign of life, unless that was done. True: the peer's kernel has taken bytes since this was
+    /// last asked.
+    pub(super) fn feel_pulse(&mut self) -> bool {
+        let unacknowledged = self.socket.unacknowledged();
+        let takes = unacknowledged < self.role.unacknowledged;
+        self.role.unacknowledged = unacknowledged;
+        if self.role.phase == Phase::Live && !self.role.pinged && self.outbox.has_room(0) {
+            self.role.pinged = true;
+            self.outbox.push_head(&[Header::new(Kind::Ping, 0, 0, 0).as_bytes()]);
+        }
+        takes
+    }
+
+    /// Makes the lane forget the memory of the slice in `slot`, with at most `aside_bytes_max` copied aside.
+    pub(super) fn cut(&mut self, slot: u32, op: Op, aside_bytes_max: u32) -> Cut {
+        let Lane { outbox, inbox, role, .. } = self;
+        if op == Op::Read {
+            inbox.redirect(slot, Status::Ok as u32);
+        }
+        let first = role.first;
+        let (mut aside, mut touched) = (0, false);
+        for (i, piece) in role.pieces.iter_mut().enumerate().filter(|(_, piece)| piece.slot == slot) {
+            let owner = Owner::Piece(first + i as u64);
+            if piece.stage == Stage::Framed && outbox.is_unsent(piece.entry_at) {
+                outbox.void(piece.entry_at, owner);
+                piece.stage = Stage::Void;
+                continue;
+            }
+            if op == Op::Read {
+                continue;
+            }
+            touched = true;
+            aside += outbox.unsent(owner);
+            if aside > u64::from(aside_bytes_max) {
+                return Cut { touched, in_step: false };
+            }
+            if piece.stage != Stage::Sent {
+                outbox.detach(owner);
+                // Its bytes are the lane's own now and will go out before any answer can come.
+                piece.stage = Stage::Sent;
+            }
+        }
+        Cut { touched, in_step: true }
+    }
+}
+
+/// What has become of a slice's pieces on a lane that was made to forget them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Bytes of a WRITE have begun to leave.
+    pub(super) touched: bool,
+    /// The lane can go on. False: it cannot within its limits, and must end.
+    pub(super) in_step: bool,
+}

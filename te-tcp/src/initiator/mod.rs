@@ -1,0 +1,655 @@
+//! Our own slices: accepted, cut into pieces, framed onto lanes, settled by the answers. And the lanes
+//! themselves: opened as there is work for them, given up when the peer is silent.
+//!
+//! ```text
+//!   accept ──▶ slices ──▶ framing ──▶ lane ─────▶ io
+//!                 ▲                    │
+//!   fetch ◀───────┴───── answers ◀─────┘
+//! ```
+//!
+//! A slice that is cancelled lets go of its memory at once; what a lane still owes it is discarded. A lane
+//! that ends settles its pieces by how far they got.
+
+mod answers;
+mod framing;
+mod lane;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use lane::Greeting;
+
+use core::net::SocketAddr;
+use std::io;
+
+use te_core::{Completion, Error, ErrorKind, Instant, Op, SegmentId, Slice, Token};
+use te_fabric::net::{error_of, peer_dead, reset_on_close};
+use te_fabric::peer::{Attempt, Refusal};
+use te_fabric::timers::Earliest;
+use te_fabric::{Export, Interest, Slab};
+use zerocopy::IntoBytes;
+
+use self::answers::Answers;
+use self::framing::Frame;
+use self::lane::{LaneEnd, Own, OwnLane, Phase};
+use self::slices::Slices;
+use crate::config::{Config, LANES_MAX};
+use crate::context::Context;
+use crate::frame::{ENTRIES_MAX, Header, Kind, LaneEntry};
+use crate::io::{Io, RECEIVE_BYTES_MAX, tune_to_peer};
+#[cfg(feature = "uring")]
+use crate::lane::{Destination, LaneName};
+use crate::lane::{OwnName, Reading};
+use crate::peers::{Peers, Sent};
+use crate::region::Regions;
+use crate::stats::Stats;
+#[cfg(feature = "uring")]
+use crate::sys::Job;
+
+/// The initiating half of a transport.
+pub(crate) struct Initiator {
+    greeting: Greeting,
+    slices: Slices,
+    lanes: Slab<OwnLane, OwnName>,
+    frame: Frame,
+    /// Lanes opened so far. Wraps.
+    lane_generation: u32,
+    /// The last FENCE frame that was sent.
+    last_fence: u64,
+    stats: Stats,
+}
+
+impl Initiator {
+    /// Room for as many slices, segments and fences as `config` says.
+    pub(crate) fn new(greeting: Greeting, config: &Config) -> Self {
+        Self {
+            greeting,
+            slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
+            lanes: Slab::new(),
+            frame: Frame::new(),
+            lane_generation: 0,
+            last_fence: 0,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Slices that hold a slot, ghosts of cancelled ones included.
+    pub(crate) fn slices_in_flight(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// Slices that can be accepted now.
+    pub(crate) fn room(&self) -> usize {
+        self.slices.room()
+    }
+
+    pub(crate) fn has_completions(&self) -> bool {
+        self.slices.has_completions()
+    }
+
+    /// Hands completions out; returns how many.
+    pub(crate) fn fetch(&mut self, out: &mut [Completion]) -> usize {
+        self.slices.fetch(out)
+    }
+
+    /// What became of our slices and lanes.
+    pub(crate) const fn stats(&self) -> Stats {
+        self.stats.plus(self.slices.stats())
+    }
+}
+
+/// What the owner asks for.
+impl Initiator {
+    /// Attaches a segment of the peer that wrote `export`.
+    ///
+    /// # Errors
+    /// `Full`, `Busy`.
+    pub(crate) fn attach(&mut self, id: SegmentId, export: &Export, peers: &mut Peers) -> Result<(), Error> {
+        self.slices.attach(id, export, peers)
+    }
+
+    /// Detaches a segment, and lets go of its peer when that was the last.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Busy`.
+    pub(crate) fn detach(
+        &mut self,
+        id: SegmentId,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let peer = self.slices.detach(id)?;
+        if peers.detach(peer) {
+            self.give_up(peer, ErrorKind::Canceled.into(), peers, cx);
+            peers.remove(peer);
+        }
+        Ok(())
+    }
+
+    /// Accepts a slice; it is sent by the next poll.
+    ///
+    /// # Errors
+    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    pub(crate) fn accept(
+        &mut self,
+        slice: &Slice,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        if slice.len == 0 || slice.len > cx.config.slice_bytes_max {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let peer = self.slices.accept(slice, cx.regions, peers)?;
+        peers.list(peer, cx.timers);
+        Ok(())
+    }
+
+    /// A fence towards the peer of `segment`; it is sent by the next poll.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Full`.
+    pub(crate) fn fence(
+        &mut self,
+        token: Token,
+        segment: SegmentId,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let peer = self.slices.begin_fence(token, segment, peers)?;
+        peers.list(peer, cx.timers);
+        cx.timers.wake();
+        Ok(())
+    }
+
+    /// L3: ends a slice at once. What a lane still owes it is discarded.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such slice, or its completion was handed out.
+    pub(crate) fn cancel(
+        &mut self,
+        token: Token,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        let Some(slot) = self.slices.find(token)? else { return Ok(()) };
+        if let Some((op, Some(peer))) = self.slices.begin_cancel(slot, peers) {
+            for index in peers.get(peer).map_or([None; LANES_MAX as usize], |peer| peer.lanes) {
+                self.cut_lane(index, slot, op, peers, cx);
+            }
+        }
+        self.slices.end_cancel(slot, peers, cx.regions);
+        cx.timers.wake();
+        Ok(())
+    }
+
+    /// Closes every lane, in mid-frame if need be.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn close_lanes(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+        let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+        for index in 0..self.lanes.bound() {
+            self.end(index, LaneEnd::Lost(error), peers, cx);
+        }
+    }
+
+    fn cut_lane(&mut self, index: Option<u32>, slot: u32, op: Op, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(index) = index else { return };
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let cut = lane.cut(slot, op, cx.config.aside_bytes_max);
+        if cut.touched {
+            self.slices.touch(slot);
+        }
+        if !cut.in_step {
+            self.end(index, LaneEnd::Lost(Error::new(ErrorKind::Rail)), peers, cx);
+        }
+    }
+}
+
+/// Sending.
+impl Initiator {
+    /// Frames and sends what waits, for every peer that has something waiting.
+    pub(crate) fn feed(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+        let mut at = 0;
+        while let Some(peer) = peers.listed(at) {
+            self.feed_peer(peer, peers, cx);
+            at = peers.had_turn(at);
+        }
+    }
+
+    fn feed_peer(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        while self.send_fence(number, peers, cx) {}
+        let mut fed = [None; LANES_MAX as usize];
+        let mut wanting = false;
+        while let Some(peer) = peers.get_mut(number)
+            && let Some(op) = self.slices.next(peer)
+        {
+            let Some((lane, index)) = self.pick_lane(&peer.lanes, op) else {
+                wanting = true;
+                break;
+            };
+            let Some(open) = self.lanes.get_mut(index) else { break };
+            if !self.frame.send(op, peer, open, &mut self.slices, cx.config) {
+                break;
+            }
+            self.stats.frames_sent += 1;
+            fed[lane] = Some(index);
+        }
+        for index in fed.into_iter().flatten() {
+            self.drive_lane(index, Reading::No, false, peers, cx);
+        }
+        if wanting || peers.get(number).is_some_and(|peer| peer.has_work() && peer.lane_count() == 0) {
+            self.open_lane(number, peers, cx);
+        }
+    }
+
+    /// The live lane with the least on it that has room.
+    fn pick_lane(&self, lanes: &[Option<u32>], op: Op) -> Option<(usize, u32)> {
+        let open = lanes.iter().enumerate().filter_map(|(number, index)| {
+            let lane = self.lanes.get((*index)?)?;
+            lane.takes(op).then_some((number, (*index)?, lane.load()))
+        });
+        open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
+    }
+
+    /// Sends a fence that is not yet on its way, if a live lane can carry it. True: one was sent.
+    fn send_fence(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+        let Some(peer) = peers.get_mut(number) else { return false };
+        let Some(fence) = peer.fences.iter_mut().find(|fence| fence.sent.is_none()) else { return false };
+        let mut lanes = [LaneEntry::new(0, 0); ENTRIES_MAX];
+        let (mut count, mut live) = (0, 0_u32);
+        for lane in peer.lanes.iter().flatten().filter_map(|&index| self.lanes.get(index)) {
+            lanes[count] = LaneEntry::new(u16::from(lane.role.number), lane.role.generation);
+            count += 1;
+            if lane.role.is_live() {
+                if !lane.outbox.has_room(0) {
+                    return false;
+                }
+                live |= 1 << lane.role.number;
+            }
+        }
+        if live == 0 {
+            return false;
+        }
+        self.last_fence += 1;
+        fence.sent = Some(Sent { id: self.last_fence, lanes: live });
+        let header = Header::new(Kind::Fence, 0, count as u16, self.last_fence);
+        let indexes = peer.lanes;
+        for (_, index) in indexes.into_iter().enumerate().filter(|(number, _)| live & 1 << number != 0) {
+            let Some(index) = index else { continue };
+            if let Some(lane) = self.lanes.get_mut(index) {
+                lane.outbox.push_head(&[header.as_bytes(), lanes[..count].as_bytes()]);
+                self.drive_lane(index, Reading::No, false, peers, cx);
+            }
+        }
+        true
+    }
+}
+
+/// Turns of single lanes.
+impl Initiator {
+    /// Works on a lane after an event.
+    pub(crate) fn drive(
+        &mut self,
+        name: OwnName,
+        reading: Reading,
+        writable: bool,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(index) = self.lanes.index(name) {
+            self.drive_lane(index, reading, writable, peers, cx);
+        }
+    }
+
+    /// Works on a lane without having asked whether there is anything. False: it has gone cold, or has ended.
+    pub(crate) fn drive_hot(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+        let Some(index) = self.lanes.index(name) else { return false };
+        match self.lanes.get_mut(index) {
+            Some(lane) if lane.heat > 0 && !lane.role.is_awaited() => {
+                lane.cool();
+                lane.heat > 0
+            }
+            Some(lane) if lane.heat > 0 => self.drive_lane(index, Reading::Yes, false, peers, cx),
+            _ => false,
+        }
+    }
+
+    /// Whether the lane is worth reading without asking first.
+    #[cfg(feature = "uring")]
+    pub(crate) fn is_hot(&self, name: OwnName) -> bool {
+        self.lanes.index(name).and_then(|index| self.lanes.get(index)).is_some_and(|lane| lane.heat > 0)
+    }
+
+    /// Works on a lane. True: it is worth reading without asking first.
+    fn drive_lane(
+        &mut self,
+        index: u32,
+        reading: Reading,
+        writable: bool,
+        peers: &mut Peers,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        let Context { config, io, regions, timers } = &mut *cx;
+        let answers = Answers { slices: &mut self.slices, peers, regions, timers };
+        match (Turn { greeting: &self.greeting, answers, config, io }).run(lane, reading, writable) {
+            Ok(()) => {
+                cx.io.settle_interest(lane);
+                lane.heat > 0
+            }
+            Err(end) => {
+                self.end(index, end, peers, cx);
+                false
+            }
+        }
+    }
+}
+
+/// One lane's turn.
+struct Turn<'a> {
+    greeting: &'a Greeting,
+    answers: Answers<'a>,
+    config: &'a Config,
+    io: &'a mut Io,
+}
+
+impl Turn<'_> {
+    /// Goes on with the handshake, takes in what has arrived, and sends what waits.
+    fn run(mut self, lane: &mut OwnLane, reading: Reading, writable: bool) -> Result<(), LaneEnd> {
+        if writable {
+            if lane.blocked {
+                // The peer makes room: it reads. What merely fits into the socket says nothing about it.
+                self.answers.sign_of_life(lane.role.peer);
+            }
+            lane.blocked = false;
+            if lane.role.phase == Phase::Connecting {
+                lane.socket.take_error().map_err(|error| LaneEnd::Refused(error_of(&error)))?;
+                self.greet(lane);
+            }
+        }
+        if !lane.role.is_up() {
+            return Ok(());
+        }
+        if reading.is_wanted() {
+            self.read(lane, reading)?;
+        }
+        if self.io.send(lane, Own::progress).map_err(|error| LaneEnd::Lost(error_of(&error)))? {
+            // An answer is likely soon.
+            self.io.heat_up(lane);
+        }
+        Ok(())
+    }
+
+    fn greet(&self, lane: &mut OwnLane) {
+        let same_host = tune_to_peer(&lane.socket, self.config);
+        let target = self.answers.peers.get(lane.role.peer).map_or(0, |peer| peer.contact.incarnation());
+        lane.greet(self.greeting, target, same_host, self.config.window_bytes_max);
+    }
+
+    fn read(&mut self, lane: &mut OwnLane, mut reading: Reading) -> Result<(), LaneEnd> {
+        let mut budget = RECEIVE_BYTES_MAX;
+        loop {
+            let received = match self.io.receive(lane, &mut reading) {
+                Ok(Some(received)) => received,
+                Ok(None) => return Ok(()),
+                Err(error) if lane.role.is_live() => return Err(LaneEnd::Lost(error_of(&error))),
+                Err(error) => return Err(LaneEnd::Refused(error_of(&error))),
+            };
+            self.answers.sign_of_life(lane.role.peer);
+            self.answers.take(lane)?;
+            budget = budget.saturating_sub(received.bytes);
+            if received.drained || budget == 0 {
+                let drained = received.drained && !lane.finished;
+                self.io.stopped_reading(lane, drained, self.answers.timers);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Receives for many lanes at once.
+#[cfg(feature = "uring")]
+impl Initiator {
+    /// The peer has finished sending on this lane.
+    pub(crate) fn set_finished(&mut self, name: OwnName) {
+        if let Some(lane) = self.lanes.index(name).and_then(|index| self.lanes.get_mut(index)) {
+            lane.finished = true;
+        }
+    }
+
+    /// The next receive of each lane among `names` that is ours and can be read, with the name of the lane.
+    /// `indexes` is room to work in, for as many lanes.
+    pub(crate) fn receives(
+        &mut self,
+        names: &[u64],
+        indexes: &mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
+        let ours = names.iter().filter_map(|&name| match LaneName::of(name) {
+            LaneName::Own(name) => self.lanes.index(name),
+            LaneName::Peer(_) => None,
+        });
+        let count = indexes.iter_mut().zip(ours).map(|(to, index)| *to = index).count();
+        let lanes = self.lanes.each_mut(&mut indexes[..count]).map(|(_, lane)| lane);
+        lanes.filter(|lane| lane.role.is_up()).map(|lane| (lane.name, lane.inbox.job(&lane.socket)))
+    }
+
+    /// A receive of this lane has ended.
+    pub(crate) fn arrived(
+        &mut self,
+        name: OwnName,
+        offered: usize,
+        result: io::Result<usize>,
+    ) -> Option<Reading> {
+        let index = self.lanes.index(name)?;
+        Some(Reading::Arrived(self.lanes.get_mut(index)?.inbox.arrived(offered, result)))
+    }
+}
+
+/// Lanes begin and end.
+impl Initiator {
+    /// Opens one more lane, if there may be one and nothing keeps us away.
+    fn open_lane(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get_mut(number) else { return };
+        let (at, address) = match peer.contact.attempt(cx.now()) {
+            Attempt::To(at, address) => (at, address),
+            Attempt::Later => return,
+            Attempt::Never(error) => {
+                self.fail_waiting(number, error, peers, cx);
+                return;
+            }
+        };
+        let is_opening = |index: &u32| self.lanes.get(*index).is_none_or(|lane| !lane.role.is_live());
+        let opening = peer.lanes.iter().flatten().any(is_opening);
+        let Some(vacant) = peer.vacant_lane(cx.config.lanes) else { return };
+        if opening {
+            return;
+        }
+        let (all, own) = (cx.io.lanes(), self.lanes.len());
+        if all >= cx.config.connections_max as usize && own >= cx.config.connections_kept() {
+            self.refused(number, at, ErrorKind::Full.into(), peers, cx);
+            return;
+        }
+        let role = Own::new(number, vacant as u8, at, self.lane_generation.wrapping_add(1));
+        match self.start_lane(address, role, cx) {
+            Ok(index) => peer.lanes[vacant] = Some(index),
+            Err(error) => self.refused(number, at, error_of(&error), peers, cx),
+        }
+    }
+
+    fn start_lane(&mut self, address: SocketAddr, role: Own, cx: &mut Context<'_>) -> io::Result<u32> {
+        let socket = cx.io.connect(address, cx.config)?;
+        self.lane_generation = role.generation;
+        let (index, name) = self.lanes.reserve();
+        let mut lane = OwnLane::new(socket, name.raw(), Interest::BOTH, role);
+        if let Err(error) = cx.io.watch(&lane) {
+            self.lanes.release(index);
+            return Err(error);
+        }
+        lane.blocked = true;
+        lane.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
+        self.lanes.put(index, lane);
+        self.stats.lanes_opened += 1;
+        cx.timers.changed();
+        Ok(index)
+    }
+
+    /// A lane has ended: its pieces are settled by how far they got.
+    fn end(&mut self, index: u32, end: LaneEnd, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.remove(index) else { return };
+        reset_on_close(&lane.socket);
+        cx.io.forget(&lane);
+        let OwnLane { socket, role, .. } = lane;
+        // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of
+        // ours (L2).
+        drop(socket);
+        self.stats.lanes_lost += 1;
+        let number = role.peer;
+        log::debug!("lane {} to peer {number} ended: {:?}", role.number, end);
+        if let Some(peer) = peers.get_mut(number) {
+            peer.lane_lost(usize::from(role.number));
+        }
+        let error = peer_dead(end.error());
+        if end == LaneEnd::Retired {
+            self.send_again(number, &role, peers, cx.regions);
+            peers.list(number, cx.timers);
+            return;
+        }
+        for piece in role.pieces() {
+            self.slices.settle(piece.slot, Some(error), piece.may_have_landed(), peers, cx.regions);
+        }
+        if let LaneEnd::Refused(error) = end {
+            self.refused(number, role.address, error, peers, cx);
+        }
+        peers.list(number, cx.timers);
+    }
+
+    /// The target has not accepted the pieces of this lane, and said so: they wait for another lane, as if
+    /// for the first.
+    fn send_again(&mut self, number: u32, role: &Own, peers: &mut Peers, regions: &mut Regions) {
+        for piece in role.pieces() {
+            if self.slices.live(piece.slot).is_some()
+                && let Some(peer) = peers.get_mut(number)
+            {
+                peer.again.push_back(*piece);
+            } else {
+                // Cancelled; its memory is nobody's concern any more.
+                self.slices.settle(piece.slot, None, false, peers, regions);
+            }
+        }
+    }
+
+    /// An attempt to open a lane to address `at` has failed.
+    fn refused(&mut self, number: u32, at: u8, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get_mut(number) else { return };
+        cx.timers.changed();
+        let error = match peer.contact.refused(at, error, cx.now(), cx.config.reconnect_ms_max) {
+            Refusal::Final(error) => {
+                self.give_up(number, error, peers, cx);
+                return;
+            }
+            Refusal::NextAddress => {
+                cx.timers.wake();
+                return;
+            }
+            Refusal::Paused(error) => error,
+        };
+        if error.kind == ErrorKind::Full {
+            // Somebody's lane falls idle soon. What waits may wait as long as for a connection that is slow
+            // to come.
+            let since = *peer.crowded.get_or_insert(cx.now());
+            if cx.now().nanos_since(since) < u64::from(cx.config.connect_ms_max) * 1_000_000 {
+                return;
+            }
+            peer.crowded = None;
+        }
+        if peer.lane_count() == 0 {
+            self.fail_waiting(number, error, peers, cx);
+        }
+    }
+
+    /// The peer is dead or another one: every lane goes, everything that waits ends.
+    fn give_up(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(peer) = peers.get(number) else { return };
+        for index in peer.lanes.into_iter().flatten() {
+            self.end(index, LaneEnd::Lost(error), peers, cx);
+        }
+        self.fail_waiting(number, error, peers, cx);
+    }
+
+    /// Ends what waits for a lane that will not come.
+    fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
+        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.again.pop_front()) {
+            self.slices.settle(piece.slot, Some(error), false, peers, cx.regions);
+        }
+        while self.slices.fail_first(number, error, peers, cx.regions) {}
+        let harmless = peers.is_harmless(number);
+        while let Some(fence) = peers.pop_fence(number) {
+            let completion = if harmless {
+                Completion::applied(fence.token)
+            } else {
+                Completion::unknown(fence.token, error)
+            };
+            self.slices.end_fence(&fence, completion);
+        }
+    }
+}
+
+/// Deadlines.
+impl Initiator {
+    /// Ends lanes that do not come up in time, and gives up peers that are silent. Returns the next time to
+    /// look.
+    pub(crate) fn look(&mut self, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+        let mut next = Earliest::default();
+        for index in 0..self.lanes.bound() {
+            let Some(deadline) = self.lanes.get(index).and_then(|lane| lane.deadline) else { continue };
+            if cx.now() < deadline {
+                next.note(Some(deadline));
+            } else {
+                let error = Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT);
+                self.end(index, LaneEnd::Refused(error), peers, cx);
+            }
+        }
+        for peer in 0..peers.bound() {
+            next.note(self.check_pulse(peer, peers, cx));
+        }
+        next.note(peers.next_attempt());
+        next.get()
+    }
+
+    /// Looks after a peer's pulse; gives the next time to look.
+    fn check_pulse(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+        let (now, limit) = (cx.now(), u64::from(cx.config.peer_silence_ms_max) * 1_000_000);
+        let peer = peers.get_mut(number)?;
+        if !peer.is_awaited() {
+            peer.pulse = None;
+            return None;
+        }
+        let pulse = *peer.pulse.get_or_insert(now);
+        if now.nanos_since(pulse) >= limit / 4 {
+            for index in peer.lanes.into_iter().flatten() {
+                self.feel_pulse(index, peers, cx);
+            }
+        }
+        let peer = peers.get_mut(number)?;
+        let silent = now.nanos_since(peer.pulse.unwrap_or(now));
+        if silent >= limit && peer.lane_count() > 0 {
+            log::warn!("peer {number} is silent for {} ms: given up", silent / 1_000_000);
+            peer.contact.back_off(now, cx.config.reconnect_ms_max);
+            self.stats.peers_lost += 1;
+            self.give_up(number, Error::with_code(ErrorKind::PeerDead, libc::ETIMEDOUT), peers, cx);
+            return None;
+        }
+        let wait = (limit / 4).min(limit.saturating_sub(silent)).max(1_000_000);
+        Some(Instant::from_nanos(now.as_nanos() + wait))
+    }
+
+    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
+    fn feel_pulse(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        if lane.feel_pulse()
+            && let Some(peer) = peers.get_mut(lane.role.peer)
+        {
+            peer.pulse = Some(cx.now());
+        }
+        self.drive_lane(index, Reading::No, false, peers, cx);
+    }
+}

@@ -1,0 +1,456 @@
+//! Our own slices, from the moment they are accepted to their completions: what each refers to, how far it
+//! is, and how it ended. How its pieces travel is the business of lanes.
+
+use te_core::{Completion, Error, ErrorKind, Op, SegmentId, Slice, Token};
+use te_fabric::Export;
+use te_fabric::peer::Fence;
+
+use crate::frame::Status;
+use crate::lane::Destination;
+use crate::operation::{Ext, Operation, Operations, Piece};
+use crate::peers::{Endpoint, Peers, Sent};
+use crate::region::{Regions, Segment, Segments};
+use crate::stats::Stats;
+
+/// Accepted slices, their completions, and the segments that they refer to.
+#[derive(Debug)]
+pub(super) struct Slices {
+    segments: Segments,
+    operations: Operations,
+    stats: Stats,
+}
+
+impl Slices {
+    pub(super) fn new(segments_max: u32, inflight_max: u32, fences_max: u32) -> Self {
+        Self {
+            segments: Segments::new(segments_max),
+            operations: Operations::new(inflight_max, fences_max),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Slices that can be accepted now.
+    pub(super) fn room(&self) -> usize {
+        self.operations.room()
+    }
+
+    /// Slices that hold a slot, ghosts of cancelled ones included.
+    pub(super) fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    pub(super) fn has_completions(&self) -> bool {
+        self.operations.has_completions()
+    }
+
+    /// Hands completions out; returns how many.
+    pub(super) fn fetch(&mut self, out: &mut [Completion]) -> usize {
+        self.operations.fetch(out)
+    }
+
+    /// Payload bytes, and slices that failed.
+    pub(super) const fn stats(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+/// Segments.
+impl Slices {
+    /// Attaches a segment of the peer that wrote `export`.
+    ///
+    /// # Errors
+    /// `Full`, `Busy`.
+    pub(super) fn attach(&mut self, id: SegmentId, export: &Export, peers: &mut Peers) -> Result<(), Error> {
+        self.segments.vacant(id.index)?;
+        let peer = peers.attach(export)?;
+        self.segments.insert(id.index, Segment::new(id, peer, export, ()))
+    }
+
+    /// Detaches a segment that nothing uses; returns its peer.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Busy`.
+    pub(super) fn detach(&mut self, id: SegmentId) -> Result<u32, Error> {
+        self.segments.detach(id).map(|segment| segment.peer)
+    }
+
+    pub(super) fn segment(&self, index: u32) -> Option<&Segment> {
+        self.segments.get(index)
+    }
+
+    /// A fence towards the peer of `segment` is to be sent; returns the peer.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`, `Full`.
+    pub(super) fn begin_fence(
+        &mut self,
+        token: Token,
+        segment: SegmentId,
+        peers: &mut Peers,
+    ) -> Result<u32, Error> {
+        let peer = self.segments.find(segment)?.peer;
+        peers.begin_fence(peer, Fence { token, segment: segment.index, sent: None })?;
+        self.segments.pin(segment.index);
+        Ok(peer)
+    }
+
+    /// A fence has ended so.
+    pub(super) fn end_fence(&mut self, fence: &Fence<Sent>, completion: Completion) {
+        self.operations.complete(completion);
+        self.segments.unpin(fence.segment);
+    }
+}
+
+/// From acceptance to a lane.
+impl Slices {
+    /// Accepts a slice: it waits for a lane of its peer, which is returned.
+    ///
+    /// # Errors
+    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    pub(super) fn accept(
+        &mut self,
+        slice: &Slice,
+        regions: &mut Regions,
+        peers: &mut Peers,
+    ) -> Result<u32, Error> {
+        let region = regions.check_local(slice)?;
+        let local = region.ext.memory.part(slice.local.1, u64::from(slice.len))?;
+        let number = self.segments.check_remote(slice)?.peer;
+        let operation = Operation::new(slice, number, Ext::new(local));
+        let Some(peer) = peers.get_mut(number) else { return Err(ErrorKind::NotFound.into()) };
+        let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
+        self.operations.push_back(&mut peer.pending, slot);
+        peer.slice_accepted();
+        regions.pin(slice.local.0.index);
+        self.segments.pin(slice.remote.0.index);
+        Ok(number)
+    }
+
+    /// What the next piece for this peer does, if there is one.
+    pub(super) fn next(&self, peer: &Endpoint) -> Option<Op> {
+        if let Some(piece) = peer.again.front() {
+            return Some(piece.op);
+        }
+        self.operations.get(peer.pending.first()?).map(|operation| operation.op)
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&Operation> {
+        self.operations.get(slot)
+    }
+
+    /// The operation in `slot`, unless it has completed already.
+    pub(super) fn live(&self, slot: u32) -> Option<&Operation> {
+        self.operations.get(slot).filter(|operation| operation.ext.live)
+    }
+
+    /// A lane takes the next `len` bytes of the first slice that waits for `peer`.
+    pub(super) fn issue(&mut self, slot: u32, len: u32, peer: &mut Endpoint) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        operation.issued += len;
+        operation.open += 1;
+        if operation.issued == operation.len {
+            self.operations.unlink(&mut peer.pending, slot);
+        }
+    }
+}
+
+/// From an answer to the completion.
+impl Slices {
+    /// All bytes of a READ's piece are in, or it was refused.
+    pub(super) fn piece_read(
+        &mut self,
+        piece: &Piece,
+        destination: &Destination,
+        peers: &mut Peers,
+        regions: &mut Regions,
+    ) {
+        let error = if destination.is_intact() {
+            self.stats.bytes_read += destination.len;
+            Status::from_wire(destination.status).error()
+        } else {
+            self.stats.corrupt += 1;
+            Some(Error::new(ErrorKind::Corrupt))
+        };
+        self.settle(piece.slot, error, false, peers, regions);
+    }
+
+    /// The target has said how a WRITE's piece ended.
+    pub(super) fn piece_written(
+        &mut self,
+        piece: &Piece,
+        status: Status,
+        peers: &mut Peers,
+        regions: &mut Regions,
+    ) {
+        let touched = match status {
+            Status::Ok => {
+                self.stats.bytes_written += u64::from(piece.len);
+                true
+            }
+            Status::Corrupt => {
+                self.stats.corrupt += 1;
+                true
+            }
+            // The target took the region away while the payload was coming in.
+            Status::Withdrawn => true,
+            _ => false,
+        };
+        self.settle(piece.slot, status.error(), touched, peers, regions);
+    }
+
+    /// A piece of `slot` has had its answer, or will never have one. `touched`: it changed remote bytes, or
+    /// may have.
+    pub(super) fn settle(
+        &mut self,
+        slot: u32,
+        error: Option<Error>,
+        touched: bool,
+        peers: &mut Peers,
+        regions: &mut Regions,
+    ) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        operation.open -= 1;
+        operation.ext.touched |= touched;
+        if operation.error.is_none() {
+            operation.error = error;
+        }
+        if operation.error.is_some() && operation.is_queued() {
+            // What is not yet on a lane would only prolong it.
+            let peer = operation.peer;
+            if let Some(peer) = peers.get_mut(peer) {
+                self.operations.unlink(&mut peer.pending, slot);
+            }
+        }
+        self.finish(slot, peers, regions);
+    }
+
+    /// Ends the first slice of those that wait for `peer`. False: there is none.
+    pub(super) fn fail_first(
+        &mut self,
+        peer: u32,
+        error: Error,
+        peers: &mut Peers,
+        regions: &mut Regions,
+    ) -> bool {
+        let Some(waiting) = peers.get_mut(peer) else { return false };
+        let Some(slot) = waiting.pending.first() else { return false };
+        self.operations.unlink(&mut waiting.pending, slot);
+        if let Some(operation) = self.operations.get_mut(slot) {
+            operation.error.get_or_insert(error);
+        }
+        self.finish(slot, peers, regions);
+        true
+    }
+
+    /// Completes `slot` if nothing of it is left anywhere.
+    fn finish(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
+        let Some(operation) = self.operations.get(slot) else { return };
+        if operation.open > 0 || operation.is_queued() {
+            return;
+        }
+        if operation.ext.live {
+            self.complete(slot, peers, regions);
+        }
+        self.operations.remove(slot);
+    }
+
+    /// Hands the completion out and lets go of region, segment and peer. The slot stays.
+    fn complete(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
+        let Some(operation) = self.operations.get_mut(slot) else { return };
+        operation.ext.live = false;
+        let operation = *operation;
+        let completion = operation.completion(operation.ext.touched, false);
+        if completion.result.is_err() {
+            self.stats.failed += 1;
+        }
+        self.operations.complete(completion);
+        regions.unpin(operation.region);
+        self.segments.unpin(operation.segment);
+        if let Some(peer) = peers.get_mut(operation.peer) {
+            peer.slice_completed();
+        }
+    }
+}
+
+/// Cancelling.
+impl Slices {
+    /// The slot of the slice with this token. `None`: it has completed, and waits to be fetched.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn find(&self, token: Token) -> Result<Option<u32>, Error> {
+        if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
+            return Ok(Some(slot));
+        }
+        if self.operations.is_completed(token) { Ok(None) } else { Err(ErrorKind::NotFound.into()) }
+    }
+
+    /// Takes back what no lane has of the slice. Returns what it does, and its peer if lanes have pieces of
+    /// it.
+    pub(super) fn begin_cancel(&mut self, slot: u32, peers: &mut Peers) -> Option<(Op, Option<u32>)> {
+        let operation = self.operations.get_mut(slot)?;
+        operation.error.get_or_insert(Error::new(ErrorKind::Canceled));
+        let (op, number) = (operation.op, operation.peer);
+        let peer = peers.get_mut(number)?;
+        self.operations.unlink(&mut peer.pending, slot);
+        let waiting = peer.again.len();
+        peer.again.retain(|piece| piece.slot != slot);
+        let taken_back = (waiting - peer.again.len()) as u32;
+        let operation = self.operations.get_mut(slot)?;
+        operation.open -= taken_back;
+        Some((op, (operation.open > 0).then_some(number)))
+    }
+
+    /// Bytes of the slice have begun to leave.
+    pub(super) fn touch(&mut self, slot: u32) {
+        if let Some(operation) = self.operations.get_mut(slot) {
+            operation.ext.touched = true;
+        }
+    }
+
+    /// The slice has let go of its memory: completes it. Its slot stays until the last of its pieces is
+    /// answered.
+    pub(super) fn end_cancel(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
+        if self.live(slot).is_some() {
+            self.complete(slot, peers, regions);
+            self.finish(slot, peers, regions);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::context::testing::{Lent, REGION};
+    use crate::frame::EXPORT_FORMAT;
+    use core::net::{IpAddr, Ipv4Addr};
+    use te_core::{Access, Outcome};
+
+    const SEGMENT: SegmentId = SegmentId::new(0, 1);
+
+    struct Rig {
+        slices: Slices,
+        peers: Peers,
+        lent: Lent,
+    }
+
+    impl Rig {
+        /// A segment of one peer, and a region.
+        fn new() -> Self {
+            let export = Export {
+                format: EXPORT_FORMAT,
+                rights: Access::all().bits(),
+                addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); te_fabric::EXPORT_ADDRESSES_MAX],
+                address_count: 1,
+                port: 9,
+                incarnation: 5,
+                region: 0,
+                generation: 1,
+                key: 7,
+                len: 4_096,
+            };
+            let (mut slices, mut peers) = (Slices::new(2, 2, 1), Peers::new(2, 1));
+            slices.attach(SEGMENT, &export, &mut peers).expect("room");
+            let mut lent = Lent::new(Config::default());
+            lent.region(4_096, 0);
+            Self { slices, peers, lent }
+        }
+
+        fn accept(&mut self, token: u64, len: u32) -> Result<u32, Error> {
+            let slice =
+                Slice { token: Token(token), local: (REGION, 0), remote: (SEGMENT, 0), len, op: Op::Write };
+            self.slices.accept(&slice, &mut self.lent.regions, &mut self.peers)
+        }
+
+        /// A lane takes so many bytes of the first slice that waits.
+        fn issue(&mut self, len: u32) -> u32 {
+            let peer = self.peers.get_mut(0).expect("attached");
+            let slot = peer.pending.first().expect("a slice waits");
+            self.slices.issue(slot, len, peer);
+            slot
+        }
+
+        fn settle(&mut self, slot: u32, error: Option<Error>, touched: bool) {
+            self.slices.settle(slot, error, touched, &mut self.peers, &mut self.lent.regions);
+        }
+
+        fn fetch(&mut self) -> Option<Completion> {
+            let mut out = [Completion::applied(Token(0))];
+            (self.slices.fetch(&mut out) == 1).then_some(out[0])
+        }
+
+        /// Whether a region, a segment and a peer are in use.
+        fn in_use(&self) -> (bool, bool, bool) {
+            let segment = self.slices.segment(SEGMENT.index).is_some_and(|segment| segment.users > 0);
+            let peer = self.peers.get(0).is_some_and(Endpoint::is_awaited);
+            (self.lent.users() != (0, 0), segment, peer)
+        }
+    }
+
+    #[test]
+    fn a_slice_holds_what_it_refers_to_until_its_last_piece_is_settled() {
+        let mut rig = Rig::new();
+        assert_eq!((rig.accept(1, 4_096), rig.in_use()), (Ok(0), (true, true, true)));
+        let slot = rig.issue(4_000);
+        assert_eq!(rig.peers.get(0).and_then(|peer| rig.slices.next(peer)), Some(Op::Write));
+        rig.issue(96);
+        assert_eq!(rig.peers.get(0).and_then(|peer| rig.slices.next(peer)), None);
+        rig.settle(slot, None, true);
+        assert_eq!((rig.fetch(), rig.in_use()), (None, (true, true, true)));
+        rig.settle(slot, None, true);
+        assert_eq!(rig.fetch(), Some(Completion::applied(Token(1))));
+        assert_eq!((rig.slices.len(), rig.in_use()), (0, (false, false, false)));
+    }
+
+    #[test]
+    fn a_slice_that_is_not_accepted_holds_nothing() {
+        let mut rig = Rig::new();
+        let kind = |result: Result<u32, Error>| result.map_err(|error| error.kind);
+        assert_eq!(kind(rig.accept(1, 4_097)), Err(ErrorKind::OutOfRange));
+        assert_eq!((rig.slices.len(), rig.in_use()), (0, (false, false, false)));
+        assert_eq!((rig.accept(1, 1), rig.accept(2, 1)), (Ok(0), Ok(0)));
+        assert_eq!(kind(rig.accept(3, 1)), Err(ErrorKind::Full));
+        assert_eq!(rig.lent.users(), (2, 0));
+    }
+
+    #[test]
+    fn an_error_takes_what_no_lane_has_off_the_queue() {
+        let mut rig = Rig::new();
+        rig.accept(1, 4_096).expect("room");
+        let slot = rig.issue(1_000);
+        let error = Error::new(ErrorKind::PeerDead);
+        rig.settle(slot, Some(error), true);
+        assert_eq!(rig.fetch(), Some(Completion::unknown(Token(1), error)));
+        assert_eq!((rig.slices.len(), rig.slices.stats().failed), (0, 1));
+    }
+
+    #[test]
+    fn a_slice_that_is_cancelled_completes_at_once_and_leaves_a_ghost_for_its_answer() {
+        let mut rig = Rig::new();
+        rig.accept(1, 4_096).expect("room");
+        let slot = rig.issue(4_096);
+        assert_eq!(rig.slices.find(Token(1)), Ok(Some(slot)));
+        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers), Some((Op::Write, Some(0))));
+        rig.slices.touch(slot);
+        rig.slices.end_cancel(slot, &mut rig.peers, &mut rig.lent.regions);
+        assert_eq!(rig.slices.find(Token(1)), Ok(None), "it waits to be fetched");
+        assert_eq!(rig.fetch().map(|end| end.outcome), Some(Outcome::Unknown));
+        assert_eq!((rig.slices.len(), rig.in_use()), (1, (false, false, false)));
+        assert!(rig.slices.live(slot).is_none());
+        rig.settle(slot, None, true);
+        assert_eq!((rig.slices.len(), rig.fetch()), (0, None));
+        assert_eq!(rig.slices.find(Token(1)).map_err(|error| error.kind), Err(ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_slice_that_no_lane_has_is_taken_back_whole() {
+        let mut rig = Rig::new();
+        rig.accept(1, 4_096).expect("room");
+        let slot = rig.slices.find(Token(1)).expect("accepted").expect("not completed");
+        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers), Some((Op::Write, None)));
+        rig.slices.end_cancel(slot, &mut rig.peers, &mut rig.lent.regions);
+        assert_eq!(rig.fetch().map(|end| end.outcome), Some(Outcome::NotApplied));
+        assert_eq!((rig.slices.len(), rig.in_use()), (0, (false, false, false)));
+    }
+}

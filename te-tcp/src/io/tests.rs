@@ -1,0 +1,124 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::*;
+use crate::lane::PeerName;
+use te_fabric::Slab;
+
+/// A lane that is watched, and its peer's end.
+fn lane(io: &mut Io, names: &mut Slab<(), PeerName>) -> (Lane<u32>, TcpStream) {
+    let theirs = TcpStream::connect(io.local_address().expect("it is bound")).expect("it listens");
+    let ours = loop {
+        match io.accept() {
+            Accepted::Connection(stream) => break stream,
+            Accepted::Empty => std::thread::yield_now(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let lane = Lane::new(ours.into(), names.reserve().1.raw(), Interest::READ, 0);
+    io.watch(&lane).expect("a fresh socket");
+    (lane, theirs)
+}
+
+fn open() -> (Io, Slab<(), PeerName>) {
+    (Io::open(&Config::default()).expect("loopback"), Slab::new())
+}
+
+#[test]
+fn lanes_are_counted_while_they_are_watched() {
+    let (mut io, mut names) = open();
+    let (one, _theirs) = lane(&mut io, &mut names);
+    let (other, _others) = lane(&mut io, &mut names);
+    assert_eq!(io.lanes(), 2);
+    io.forget(&one);
+    assert_eq!(io.lanes(), 1);
+    io.forget(&other);
+    assert_eq!(io.lanes(), 0);
+}
+
+#[test]
+fn bytes_go_out_and_come_in_and_are_counted() {
+    let (mut io, mut names) = open();
+    let (mut lane, mut theirs) = lane(&mut io, &mut names);
+    lane.outbox.push_head(&[b"there"]);
+    let mut finished = 0;
+    let sent = io.send(&mut lane, |role, _, progress| {
+        *role += 1;
+        finished += u32::from(progress == Progress::Finished);
+    });
+    assert_eq!((sent.ok(), lane.role, finished), (Some(true), 1, 1));
+    assert_eq!(io.send(&mut lane, |_, _, _| {}).ok(), Some(false), "nothing waits");
+    let mut bytes = [0; 5];
+    theirs.read_exact(&mut bytes).expect("five bytes");
+    assert_eq!(&bytes, b"there");
+
+    let nothing = io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up");
+    assert!(nothing.is_none());
+    theirs.write_all(b"here").expect("room");
+    let received = loop {
+        if let Some(received) = io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up") {
+            break received;
+        }
+    };
+    assert_eq!((received.bytes, received.drained, lane.inbox.staged()), (4, true, &b"here"[..]));
+    drop(theirs);
+    let end = loop {
+        match io.receive(&mut lane, &mut Reading::Yes) {
+            Ok(_) => std::thread::yield_now(),
+            Err(error) => break error.kind(),
+        }
+    };
+    assert_eq!(end, io::ErrorKind::UnexpectedEof);
+    let stats = io.stats();
+    assert_eq!((stats.sends, stats.receives, stats.bytes_sent, stats.bytes_received), (1, 1, 5, 4));
+}
+
+#[test]
+fn a_hot_lane_is_read_without_asking_until_it_has_cooled_down() {
+    let (mut io, mut names) = open();
+    let (mut lane, _theirs) = lane(&mut io, &mut names);
+    assert!(io.asks(1), "nothing is hot");
+    io.heat_up(&mut lane);
+    io.heat_up(&mut lane);
+    assert_eq!((io.hot(0), io.hot(1), io.asks(1), io.asks(ASK_EVERY)), (Some(lane.name), None, false, true));
+    for _ in 1..HEAT {
+        assert!(io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up").is_none());
+        assert_eq!(io.had_turn(0, lane.name, lane.heat > 0), 1);
+    }
+    assert!(io.receive(&mut lane, &mut Reading::Yes).expect("the connection is up").is_none());
+    assert_eq!((lane.heat, io.had_turn(0, lane.name, false), io.hot(0)), (0, 0, None));
+    io.heat_up(&mut lane);
+    io.forget(&lane);
+    assert_eq!(io.hot(0), None, "it has ended");
+}
+
+#[test]
+fn a_lane_that_waits_for_its_socket_makes_the_system_be_asked() {
+    let (mut io, mut names) = open();
+    let (mut lane, _theirs) = lane(&mut io, &mut names);
+    io.heat_up(&mut lane);
+    assert!(!io.asks(1));
+    lane.blocked = true;
+    io.settle_interest(&mut lane);
+    assert_eq!((lane.interest, io.asks(1)), (Interest::BOTH, true));
+    lane.blocked = false;
+    io.settle_interest(&mut lane);
+    assert!(!io.asks(1));
+    lane.blocked = true;
+    io.settle_interest(&mut lane);
+    io.forget(&lane);
+    assert_eq!(io.waiting_to_write, 0);
+}
+
+#[test]
+fn a_listener_that_rests_takes_no_connections_until_its_rest_is_over() {
+    let (mut io, _) = open();
+    let mut timers = Timers::new();
+    timers.begin(Instant::from_millis(1_000));
+    io.accepts_more();
+    io.rest(&io::Error::from_raw_os_error(libc::EMFILE), 8, &mut timers);
+    assert_eq!((io.takes_connections(), timers.is_due()), (false, true));
+    let until = io.look_at_listener(&mut timers).expect("it rests");
+    timers.begin(until);
+    assert_eq!((io.look_at_listener(&mut timers), io.takes_connections()), (None, true));
+}

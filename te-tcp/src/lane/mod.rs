@@ -1,0 +1,74 @@
+//! One connection: what waits to be sent, and where received bytes go. A lane knows bytes and not what they
+//! mean: frames are written and understood by `initiator` and `target`.
+//!
+//! ```text
+//!   frames ──▶ heads (byte ring) ─┐
+//!                                 ├─▶ items ──▶ one sendmsg for up to 1,024 of them         outbox
+//!   registered memory ────────────┘
+//!
+//!   one readv ──▶ [rest of the announced payloads: registered memory][stage: the heads that follow]   inbox
+//! ```
+//!
+//! Payloads are announced by the head before them, so their bytes go from the socket to their place without a
+//! stop. Only what shares a read with a head passes through the stage.
+
+mod inbox;
+mod name;
+mod outbox;
+
+pub(crate) use inbox::{Destination, Inbox, Reading, Received};
+pub(crate) use name::{LaneName, OwnName, PeerName};
+pub(crate) use outbox::{Outbox, Owner, Progress};
+
+use te_core::Instant;
+use te_fabric::Interest;
+
+use crate::sys::Socket;
+
+/// One connection. `R` is what its side keeps beside: the initiator's or the target's.
+#[derive(Debug)]
+pub(crate) struct Lane<R> {
+    pub(crate) socket: Socket,
+    /// What its events carry.
+    pub(crate) name: u64,
+    pub(crate) outbox: Outbox,
+    pub(crate) inbox: Inbox,
+    /// The socket took less than it was offered; wait until it says that it is writable.
+    pub(crate) blocked: bool,
+    /// Do not read: what answers would have no room.
+    pub(crate) paused: bool,
+    /// The peer has finished sending: the end of the stream is behind what is left, and no change will tell
+    /// of it.
+    pub(crate) finished: bool,
+    /// Worth reading without asking first; counts down with each vain attempt.
+    pub(crate) heat: u16,
+    /// What the poller was told last.
+    pub(crate) interest: Interest,
+    /// When to give up on what this lane waits for (handshake, last words).
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) role: R,
+}
+
+impl<R> Lane<R> {
+    /// A lane whose events carry `name`, and of which the poller is to tell `interest`.
+    pub(crate) fn new(socket: Socket, name: u64, interest: Interest, role: R) -> Self {
+        Self {
+            socket,
+            name,
+            outbox: Outbox::new(),
+            inbox: Inbox::new(),
+            blocked: false,
+            paused: false,
+            finished: false,
+            heat: 0,
+            interest,
+            deadline: None,
+            role,
+        }
+    }
+
+    /// Reading it without asking first would have been in vain.
+    pub(crate) const fn cool(&mut self) {
+        self.heat = self.heat.saturating_sub(1);
+    }
+}

@@ -1,0 +1,75 @@
+//! What the events of a lane carry. Our own lanes and those of peers lie in two tables; the lowest bit says
+//! in which.
+
+use te_fabric::table;
+
+/// The name of a lane in the table of one side, like every name of a slab with an index and a generation in
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name<const SIDE: u32>(u64);
+
+/// The name of a lane that we opened.
+pub(crate) type OwnName = Name<0>;
+/// The name of a lane that a peer opened.
+pub(crate) type PeerName = Name<1>;
+
+impl<const SIDE: u32> Name<SIDE> {
+    /// As an event carries it.
+    pub(crate) const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+impl<const SIDE: u32> table::Name for Name<SIDE> {
+    const SLOTS_MAX: u64 = 1 << 31;
+
+    fn pack(index: u32, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(index << 1 | SIDE))
+    }
+
+    fn unpack(self) -> (u32, u32) {
+        ((self.0 as u32) >> 1, (self.0 >> 32) as u32)
+    }
+}
+
+/// A name that came with an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneName {
+    Own(OwnName),
+    Peer(PeerName),
+}
+
+impl LaneName {
+    /// The lane that an event is about.
+    pub(crate) const fn of(raw: u64) -> Self {
+        if raw & 1 == 0 { Self::Own(Name(raw)) } else { Self::Peer(Name(raw)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use te_fabric::Slab;
+
+    #[test]
+    fn lanes_of_the_two_sides_share_no_name() {
+        let (mut own, mut peers) = (Slab::<char, OwnName>::new(), Slab::<char, PeerName>::new());
+        for index in 0..3 {
+            let ((ours, a), (theirs, b)) = (own.reserve(), peers.reserve());
+            assert_eq!((ours, theirs), (index, index));
+            assert_ne!(a.raw(), b.raw());
+            assert_eq!((LaneName::of(a.raw()), LaneName::of(b.raw())), (LaneName::Own(a), LaneName::Peer(b)));
+            assert_eq!((own.index(a), peers.index(b)), (Some(index), Some(index)));
+        }
+    }
+
+    #[test]
+    fn a_lane_in_the_place_of_another_has_another_name() {
+        let mut peers = Slab::<char, PeerName>::new();
+        let (index, gone) = peers.reserve();
+        peers.release(index);
+        let (again, name) = peers.reserve();
+        assert_eq!((again, peers.index(gone), peers.index(name)), (index, None, Some(index)));
+        assert_eq!(LaneName::of(gone.raw()), LaneName::Peer(gone));
+    }
+}

@@ -1,0 +1,218 @@
+//! What waits to be sent on one lane, in order: heads in a byte ring, payloads where they lie.
+
+use std::collections::VecDeque;
+use std::io;
+
+use crate::frame::{HEAD_BYTES_MAX, OPERATION_LEN_AT};
+use crate::sys::{Buffers, IOV_MAX, Outgoing, Pinned, Socket};
+
+/// Pieces that wait to be sent on one lane, at most.
+const ITEMS_MAX: usize = 2_048;
+/// Heads that wait to be sent on one lane, bytes.
+const HEADS_BYTES: usize = 64 << 10;
+/// Offered to the kernel in one call, bytes, at most: other lanes want their turn.
+const SEND_BYTES_MAX: usize = 4 << 20;
+
+const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
+
+/// What a payload on its way belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// Nobody: a frame's head, or bytes of the lane's own.
+    Lane,
+    /// An initiator's piece of a WRITE: its sequence number.
+    Piece(u64),
+    /// A target's region that is being read.
+    Region(u32),
+}
+
+/// How far a payload got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Started,
+    Finished,
+}
+
+#[derive(Debug)]
+enum Body {
+    /// In the byte ring, from this position on.
+    Head(u64),
+    Memory(Pinned),
+    Aside(Box<[u8]>),
+}
+
+#[derive(Debug)]
+struct Item {
+    body: Body,
+    len: usize,
+    owner: Owner,
+}
+
+/// What waits to be sent, in order.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    items: VecDeque<Item>,
+    /// Bytes of the first item that are gone.
+    first_sent: usize,
+    ring: Box<[u8]>,
+    /// Positions in the byte ring grow for ever; the place is the remainder.
+    ring_head: u64,
+    ring_tail: u64,
+    queued: u64,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Self {
+            items: VecDeque::with_capacity(ITEMS_MAX),
+            first_sent: 0,
+            ring: vec![0; HEADS_BYTES].into(),
+            ring_head: 0,
+            ring_tail: 0,
+            queued: 0,
+        }
+    }
+
+    /// Bytes not yet sent.
+    pub(crate) const fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Whether a frame with `payloads` payloads and the longest head fits.
+    pub(crate) fn has_room(&self, payloads: usize) -> bool {
+        let used = (self.ring_tail - self.ring_head) as usize;
+        self.items.len() + 1 + payloads <= ITEMS_MAX && used + 2 * HEAD_BYTES_MAX <= HEADS_BYTES
+    }
+
+    /// Appends a head made of `parts`; gives its position. The caller has asked [`Self::has_room`].
+    pub(crate) fn push_head(&mut self, parts: &[&[u8]]) -> u64 {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let cap = self.ring.len() as u64;
+        let place = self.ring_tail % cap;
+        let skipped = if place + len as u64 > cap { cap - place } else { 0 };
+        let at = self.ring_tail + skipped;
+        let mut to = (at % cap) as usize;
+        for part in parts {
+            self.ring[to..to + part.len()].copy_from_slice(part);
+            to += part.len();
+        }
+        self.ring_tail = at + len as u64;
+        self.queued += len as u64;
+        match self.items.back_mut() {
+            Some(Item { body: Body::Head(before), len: known, .. })
+                if *before + *known as u64 == at && !at.is_multiple_of(cap) =>
+            {
+                *known += len
+            }
+            _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Lane }),
+        }
+        at
+    }
+
+    /// Appends a payload. The caller has asked [`Self::has_room`].
+    pub(crate) fn push_payload(&mut self, memory: Pinned, owner: Owner) {
+        self.queued += memory.len() as u64;
+        self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), owner });
+    }
+
+    /// Offers what waits to the socket, and tells `progress` what got how far. True when the socket took all
+    /// it was given.
+    pub(crate) fn flush(
+        &mut self,
+        socket: &Socket,
+        buffers: &mut Buffers,
+        progress: impl FnMut(Owner, Progress),
+    ) -> io::Result<(usize, bool)> {
+        let (ring, mut skip, mut budget) = (&self.ring, self.first_sent, SEND_BYTES_MAX);
+        let pieces = self.items.iter().take(IOV_MAX).map_while(|item| {
+            let from = std::mem::take(&mut skip);
+            if budget == 0 {
+                return None;
+            }
+            budget = budget.saturating_sub(item.len - from);
+            Some(match &item.body {
+                Body::Head(at) => {
+                    let place = (*at % ring.len() as u64) as usize;
+                    Outgoing::Bytes(&ring[place + from..place + item.len])
+                }
+                Body::Memory(memory) => Outgoing::Memory(memory.tail(from as u64)),
+                Body::Aside(bytes) => Outgoing::Bytes(&bytes[from..]),
+            })
+        });
+        let (sent, offered) = socket.send(buffers, pieces)?;
+        self.advance(sent, progress);
+        Ok((sent, sent == offered))
+    }
+
+    /// Whether the head bytes from `at` on are all still here.
+    pub(crate) fn is_unsent(&self, at: u64) -> bool {
+        let next = self.items.iter().enumerate().find_map(|(i, item)| match item.body {
+            Body::Head(from) => Some(from + if i == 0 { self.first_sent as u64 } else { 0 }),
+            _ => None,
+        });
+        next.is_some_and(|next| next <= at)
+    }
+
+    /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, its payload goes.
+    pub(crate) fn void(&mut self, at: u64, owner: Owner) {
+        let place = (at % self.ring.len() as u64) as usize + OPERATION_LEN_AT;
+        self.ring[place..place + 8].fill(0);
+        for item in self.items.iter_mut().filter(|item| item.owner == owner) {
+            self.queued -= item.len as u64;
+            *item = Item { body: Body::Aside(Box::new([])), len: 0, owner: Owner::Lane };
+        }
+    }
+
+    /// Unsent bytes of `owner`'s payloads.
+    pub(crate) fn unsent(&self, owner: Owner) -> u64 {
+        let mut sum = 0;
+        for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.owner == owner) {
+            sum += (item.len - if i == 0 { self.first_sent } else { 0 }) as u64;
+        }
+        sum
+    }
+
+    /// Copies `owner`'s unsent payloads aside: its memory is not read again.
+    pub(crate) fn detach(&mut self, owner: Owner) {
+        for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.owner == owner) {
+            let from = if i == 0 { std::mem::take(&mut self.first_sent) } else { 0 };
+            if let Body::Memory(memory) = item.body {
+                let bytes: Box<[u8]> = memory.tail(from as u64).to_vec().into();
+                *item = Item { len: bytes.len(), body: Body::Aside(bytes), owner: Owner::Lane };
+            } else if i == 0 {
+                self.first_sent = from;
+            }
+        }
+    }
+
+    /// Every payload that still waits.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = Owner> + '_ {
+        self.items.iter().map(|item| item.owner)
+    }
+
+    fn advance(&mut self, mut sent: usize, mut progress: impl FnMut(Owner, Progress)) {
+        self.queued -= sent as u64;
+        while let Some(first) = self.items.front() {
+            let left = first.len - self.first_sent;
+            if sent < left {
+                self.first_sent += sent;
+                if sent > 0 {
+                    progress(first.owner, Progress::Started);
+                }
+                return;
+            }
+            sent -= left;
+            self.first_sent = 0;
+            if let Body::Head(at) = first.body {
+                self.ring_head = at + first.len as u64;
+            }
+            progress(first.owner, Progress::Finished);
+            self.items.pop_front();
+        }
+        self.ring_head = self.ring_tail;
+    }
+}

@@ -1,0 +1,259 @@
+//! Whose lanes there is room for: who waits to be admitted, who was sent away, who is refused for good, and
+//! which lane makes room for another. It decides; lanes are closed by the target.
+//!
+//! ```text
+//!   accept ──▶ outside: HELLO awaited, or the last word said   at most 64, each for a limited time
+//!                 │ HELLO                    ▲
+//!                 ▼                          │ RETIRED: idle, and somebody else needs the connection
+//!              admitted: served              ┘                  at most three quarters of `connections_max`
+//! ```
+//!
+//! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A lane that
+//! is asked to go costs its peer nothing but a new handshake (RETIRED in [`frame`](crate::frame)), which is
+//! why it may go so easily.
+
+use core::net::IpAddr;
+use std::collections::{HashMap, VecDeque};
+
+use te_core::{Error, Instant};
+use te_fabric::peer::Expelled;
+
+/// Peers' connections that are not admitted: their HELLO has not come, or they have had their last word.
+const OUTSIDE_MAX: usize = 64;
+/// A lane that has been welcomed gets so long for its first operation before it may have to make room.
+const FIRST_WORD_MS: u64 = 250;
+/// A lane that has carried something and is idle for so long may have to make room.
+const IDLE_MS: u64 = 1_000;
+/// Identities of peers whose lanes were closed from here, remembered at most.
+const SENT_AWAY_MAX: usize = 4_096;
+
+/// Counts and lists of peers' lanes, beside the table of them.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
+    /// Lanes that are served.
+    admitted: usize,
+    /// The others, by the names of their events, and whose they are, in the order in which they got here.
+    outside: Vec<(u64, IpAddr)>,
+    /// Peers that may be alive without a lane, because it was we who closed it.
+    sent_away: VecDeque<u64>,
+    /// Peers that are refused for good.
+    expelled: Expelled,
+}
+
+impl Admission {
+    /// Lanes that are served.
+    pub(super) const fn admitted(&self) -> usize {
+        self.admitted
+    }
+
+    /// One more connection that is not admitted. When there are too many, returns the one that goes in its
+    /// favour: of the address that has the most of them, the one that has been there for longest.
+    pub(super) fn wait_outside(&mut self, name: u64, group: IpAddr) -> Option<u64> {
+        let gone = self.surplus().map(|at| self.outside.remove(at).0);
+        self.outside.push((name, group));
+        gone
+    }
+
+    /// The connection that has to go before another one can wait.
+    fn surplus(&self) -> Option<usize> {
+        if self.outside.len() < OUTSIDE_MAX {
+            return None;
+        }
+        let share = |group: IpAddr| self.outside.iter().filter(|(_, other)| *other == group).count();
+        let largest = self.outside.iter().map(|&(_, group)| share(group)).max();
+        self.outside.iter().position(|&(_, group)| Some(share(group)) == largest)
+    }
+
+    /// A lane that was waiting outside is served from now on. Its peer is here again.
+    pub(super) fn admit(&mut self, name: u64, identity: u64) {
+        self.leave(name);
+        self.forget_sent_away(identity);
+        self.admitted += 1;
+    }
+
+    /// A lane is no longer served.
+    pub(super) fn dismiss(&mut self) {
+        debug_assert!(self.admitted > 0, "a lane is dismissed once");
+        self.admitted -= 1;
+    }
+
+    /// A connection waits outside no longer.
+    pub(super) fn leave(&mut self, name: u64) {
+        self.outside.retain(|&(known, _)| known != name);
+    }
+}
+
+/// Peers that have no lane here.
+impl Admission {
+    /// Whether the peer may be alive without a lane, because it was we who closed its last.
+    pub(super) fn was_sent_away(&self, identity: u64) -> bool {
+        self.sent_away.contains(&identity)
+    }
+
+    /// A lane of this peer was closed from here.
+    pub(super) fn remember_sent_away(&mut self, identity: u64) {
+        if !self.sent_away.contains(&identity) {
+            if self.sent_away.len() >= SENT_AWAY_MAX {
+                self.sent_away.pop_front();
+            }
+            self.sent_away.push_back(identity);
+        }
+    }
+
+    fn forget_sent_away(&mut self, identity: u64) {
+        self.sent_away.retain(|&known| known != identity);
+    }
+
+    pub(super) fn is_expelled(&self, identity: u64) -> bool {
+        self.expelled.contains(identity)
+    }
+
+    /// Refuses a peer from now on. `connected`: it has a lane here, which protects it without `force`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Busy`, `Full`.
+    pub(super) fn expel(&mut self, identity: u64, force: bool, connected: bool) -> Result<(), Error> {
+        self.expelled.add(identity, force, connected)?;
+        self.forget_sent_away(identity);
+        Ok(())
+    }
+}
+
+/// A lane that is served, as the choice of one that makes room sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guest {
+    pub(super) index: u32,
+    /// Which lanes are one host's.
+    pub(super) group: IpAddr,
+    /// Which lanes are one process's.
+    pub(super) identity: u64,
+    /// Something has moved on it that had been granted.
+    pub(super) carried: bool,
+    /// When something last did.
+    pub(super) used: Instant,
+    /// Nothing is going on on it: it may have to make room.
+    pub(super) idle: bool,
+}
+
+impl Guest {
+    fn quiet_ms(&self, now: Instant) -> u64 {
+        now.nanos_since(self.used) / 1_000_000
+    }
+
+    /// Whether it has had its chance to carry something and has not.
+    fn is_silent(&self, now: Instant) -> bool {
+        self.idle && !self.carried && self.quiet_ms(now) >= FIRST_WORD_MS
+    }
+}
+
+/// The lane that was silent for longest, without ever having carried anything.
+pub(super) fn silent(guests: &[Guest], now: Instant) -> Option<u32> {
+    oldest(guests.iter().filter(|guest| guest.is_silent(now)))
+}
+
+/// The lane that makes room for a newcomer from `group` with this identity. `None`: everybody is busy, and
+/// nobody has more than the newcomer.
+pub(super) fn victim(guests: &[Guest], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
+    if let Some(index) = silent(guests, now) {
+        return Some(index);
+    }
+    let (mut groups, mut peers) = (HashMap::new(), HashMap::new());
+    for guest in guests {
+        *groups.entry(guest.group).or_insert(0_usize) += 1;
+        *peers.entry(guest.identity).or_insert(0_usize) += 1;
+    }
+    // Whoever holds so many that it has still more than the newcomer after one has changed hands.
+    let (here, mine) = (groups.get(&group).copied(), peers.get(&identity).copied());
+    let greedy = |share: usize, own: Option<usize>| share >= own.unwrap_or(0) + 2;
+    let idle = || guests.iter().filter(|guest| guest.idle);
+    let most = idle().map(|guest| groups[&guest.group]).max()?;
+    if greedy(most, here) {
+        return oldest(idle().filter(|guest| groups[&guest.group] == most));
+    }
+    let most = idle().map(|guest| peers[&guest.identity]).max()?;
+    if greedy(most, mine) {
+        return oldest(idle().filter(|guest| peers[&guest.identity] == most));
+    }
+    oldest(idle().filter(|guest| guest.quiet_ms(now) >= IDLE_MS))
+}
+
+/// Of these lanes, the one that has carried nothing, or the one that was used longest ago.
+fn oldest<'a>(guests: impl Iterator<Item = &'a Guest>) -> Option<u32> {
+    guests.min_by_key(|guest| (guest.carried, guest.used)).map(|guest| guest.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::from_millis(100_000);
+
+    fn host(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// A lane that is idle, and was used so long ago.
+    fn guest(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Guest {
+        let used = Instant::from_millis(100_000 - quiet_ms);
+        Guest { index, group: host(last), identity, carried: true, used, idle: true }
+    }
+
+    #[test]
+    fn too_many_outside_cost_the_address_with_the_most_of_them() {
+        let mut admission = Admission::default();
+        assert_eq!(admission.wait_outside(1_000, host(1)), None);
+        for name in 0..OUTSIDE_MAX as u64 - 1 {
+            assert_eq!(admission.wait_outside(name, host(2)), None);
+        }
+        assert_eq!(admission.wait_outside(2_000, host(3)), Some(0));
+        assert_eq!(admission.wait_outside(2_001, host(3)), Some(1));
+        admission.leave(2_001);
+        assert_eq!(admission.wait_outside(2_002, host(3)), None);
+    }
+
+    #[test]
+    fn a_lane_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
+        let silent_for = |index, quiet_ms| Guest { carried: false, ..guest(index, 1, 1, quiet_ms) };
+        let guests = [guest(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
+        assert_eq!((silent(&guests, NOW), victim(&guests, host(1), 1, NOW)), (Some(3), Some(3)));
+        assert_eq!(silent(&guests[..2], NOW), None);
+        let busy = Guest { idle: false, ..silent_for(0, 300) };
+        assert_eq!((silent(&[busy], NOW), victim(&[busy], host(9), 9, NOW)), (None, None));
+    }
+
+    #[test]
+    fn the_address_that_holds_the_most_makes_room_then_the_process_then_who_is_idle_for_long() {
+        let mut guests = vec![guest(0, 1, 1, 10), guest(1, 1, 2, 20), guest(2, 2, 3, 30)];
+        assert_eq!(victim(&guests, host(3), 9, NOW), Some(1), "two of one address");
+        assert_eq!(victim(&guests, host(1), 9, NOW), None, "its own address holds the most");
+        guests[2].used = Instant::from_millis(100_000 - 1_000);
+        assert_eq!(victim(&guests, host(1), 9, NOW), Some(2), "idle for a second");
+        guests[1].identity = 1;
+        assert_eq!(victim(&guests, host(1), 9, NOW), Some(1), "two lanes of one process");
+        assert_eq!(victim(&guests, host(1), 1, NOW), Some(2), "the newcomer is that process");
+    }
+
+    #[test]
+    fn lanes_that_are_busy_count_and_do_not_go() {
+        let mut guests = [guest(0, 1, 1, 10), guest(1, 1, 1, 20)];
+        guests[1].idle = false;
+        assert_eq!(victim(&guests, host(2), 9, NOW), Some(0));
+        guests[0].idle = false;
+        assert_eq!(victim(&guests, host(2), 9, NOW), None);
+    }
+
+    #[test]
+    fn a_peer_that_was_sent_away_is_remembered_until_it_comes_again_or_is_expelled() {
+        let mut admission = Admission::default();
+        [7, 8, 7].into_iter().for_each(|identity| admission.remember_sent_away(identity));
+        assert!(admission.was_sent_away(7) && admission.was_sent_away(8));
+        admission.admit(1, 7);
+        assert_eq!((admission.was_sent_away(7), admission.admitted()), (false, 1));
+        assert_eq!(admission.expel(8, false, false), Ok(()));
+        assert!(!admission.was_sent_away(8) && admission.is_expelled(8));
+        for identity in 100..100 + SENT_AWAY_MAX as u64 + 1 {
+            admission.remember_sent_away(identity);
+        }
+        assert!(!admission.was_sent_away(100) && admission.was_sent_away(101), "the oldest is forgotten");
+    }
+}
