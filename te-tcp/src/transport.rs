@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, RegionId, SegmentId, Slice, Token, Transport,
 };
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
@@ -301,6 +301,7 @@ impl fmt::Debug for TcpTransport {
 impl Memory for TcpTransport {
     #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        span.require(MemoryKinds::HOST)?;
         if span.is_empty() || span.as_ptr().is_null() || access.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
         }
@@ -362,13 +363,11 @@ impl Transport for TcpTransport {
             | Features::TWO_SIDED_PROGRESS
             | Features::INLINE;
         features.set(Features::CHECKSUM, self.config.checksum);
-        Capabilities {
-            features,
-            slice_bytes_max: self.config.slice_bytes_max,
-            slice_bytes_preferred: self.config.piece_bytes_max.min(self.config.slice_bytes_max),
-            inflight_max: self.config.inflight_max,
-            export_bytes_max: EXPORT_BYTES_MAX as u32,
-        }
+        let Config { slice_bytes_max, piece_bytes_max, inflight_max, .. } = self.config;
+        Capabilities::new(features)
+            .with_slice_bytes(piece_bytes_max.min(slice_bytes_max), slice_bytes_max)
+            .with_inflight_max(inflight_max)
+            .with_export_bytes_max(EXPORT_BYTES_MAX as u32)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

@@ -16,7 +16,7 @@ const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
 const TOOLS: [&str; 4] = ["benches", "cli", "hw-tests", "xtask"];
 /// What the names of translated documents end with.
 const TRANSLATION: &str = ".zh-CN.md";
-/// Directories that hold no sources of ours.
+/// Directories that hold no sources of ours, unless they are modules below a crate's `src`.
 const NOT_OURS: [&str; 4] = ["target", "corpus", "artifacts", "node_modules"];
 
 /// One text file of the tree.
@@ -97,7 +97,8 @@ fn read_tree(root: &Path) -> Result<Vec<Source>> {
             let entry = entry?;
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             let kind = entry.file_type()?;
-            if kind.is_dir() && name != ".git" && !NOT_OURS.contains(&name.as_str()) {
+            let module = path.strip_prefix(root).is_ok_and(|path| path.iter().any(|part| part == "src"));
+            if kind.is_dir() && name != ".git" && (module || !NOT_OURS.contains(&name.as_str())) {
                 dirs.push(path);
             } else if kind.is_file() && is_text(&name) {
                 let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();

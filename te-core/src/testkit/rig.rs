@@ -482,6 +482,13 @@ impl<'h> Rig<'h> {
         }
     }
 
+    /// Lets some time pass and polls the initiator alone: the target's process is not scheduled.
+    pub(super) fn step_initiator(&mut self) {
+        let polled = core::mem::replace(&mut self.target_is_polled, false);
+        self.step();
+        self.target_is_polled = polled;
+    }
+
     /// Steps until nothing is in flight.
     pub(super) fn settle(&mut self) {
         let give_up = self.deadline();

@@ -1,0 +1,217 @@
+//! Requests of a peer: checked, served in order, answered in order.
+
+use te_core::{Access, Instant};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::lane::{PeerLane, Phase};
+use crate::frame::{
+    self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Hello, Kind,
+    Operation, Request, Status, Step,
+};
+use crate::lane::{Destination, Inbox, Lane, Owner};
+use crate::region::{Regions, granted, peer_begins, peer_ends};
+use crate::stats::Stats;
+use crate::sys::Pinned;
+
+/// What requests use and change.
+pub(super) struct Serving<'a> {
+    pub(super) regions: &'a mut Regions,
+    pub(super) stats: &'a mut Stats,
+    pub(super) answer: &'a mut Answer,
+    /// Bytes of which checksums may still be computed in this poll.
+    pub(super) checksums_left: &'a mut u64,
+    pub(super) slice_bytes_max: u32,
+    pub(super) now: Instant,
+}
+
+/// Why no further request of a lane is served by itself.
+pub(super) enum Stop {
+    /// More bytes have to come, or its answers have no room.
+    Wait,
+    /// This HELLO has come.
+    Hello(Hello),
+    /// A FENCE is next: it concerns other lanes.
+    Fence,
+    /// The peer broke the protocol.
+    Broken(FrameError),
+}
+
+impl Serving<'_> {
+    /// Serves the requests that have arrived, as long as there is room for the answers.
+    pub(super) fn run(&mut self, lane: &mut PeerLane) -> Stop {
+        loop {
+            if lane.role.phase == Phase::Ending {
+                let rest = lane.inbox.staged().len();
+                lane.inbox.take(rest);
+                drop_plan(&mut lane.inbox, self.regions);
+                return Stop::Wait;
+            }
+            self.payloads(lane);
+            if lane.inbox.expects_payload() {
+                return Stop::Wait;
+            }
+            if !lane.inbox.announced().is_empty() {
+                lane.acknowledge();
+            }
+            if !lane.has_room() || *self.checksums_left == 0 {
+                lane.paused = true;
+                return Stop::Wait;
+            }
+            let stop = match lane.role.phase {
+                Phase::Greeting => hello(lane),
+                _ => self.request(lane),
+            };
+            match stop {
+                Ok(None) => {}
+                Ok(Some(stop)) => return stop,
+                Err(error) => return Stop::Broken(error),
+            }
+        }
+    }
+
+    /// Payloads that are all in no longer use their regions.
+    fn payloads(&mut self, lane: &mut PeerLane) {
+        while let Some(destination) = lane.inbox.next_complete() {
+            if destination.memory.is_some() {
+                peer_ends(self.regions, destination.owner);
+                self.stats.bytes_served += destination.len;
+            }
+            if !destination.is_intact() {
+                self.stats.corrupt += 1;
+                lane.inbox.set_status(Status::Corrupt as u32);
+            }
+        }
+    }
+
+    /// Serves one request, unless it is not all there yet or concerns other lanes.
+    fn request(&mut self, lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
+        let Lane { inbox, outbox, role, .. } = lane;
+        let (staged, plan) = inbox.split();
+        let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(Some(Stop::Wait)) };
+        if let Request::Read { seq, operations, .. } | Request::Write { seq, operations, .. } = request {
+            if seq != role.next {
+                return Err(FrameError::Sequence);
+            }
+            role.next += operations.len() as u64;
+        }
+        match request {
+            Request::Read { seq, checksum, operations } => {
+                let mut checksums_left = u64::from(CHECKSUM_BYTES_MAX);
+                for (at, asked) in operations.iter().enumerate() {
+                    let entry = self.read(asked, checksum, &mut checksums_left);
+                    if entry.status == U32::ZERO {
+                        role.carries(self.now);
+                    }
+                    self.answer.entries[at] = entry;
+                }
+                let flags = if checksum { FLAG_CHECKSUM } else { 0 };
+                let header = Header::new(Kind::Data, flags, operations.len() as u16, seq);
+                let entries = &self.answer.entries[..operations.len()];
+                outbox.push_head(&[header.as_bytes(), entries.as_bytes()]);
+                for (part, region) in self.answer.payloads.drain(..) {
+                    outbox.push_payload(part, Owner::Region(region));
+                }
+            }
+            Request::Write { seq, checksum, operations } => {
+                role.writing = seq;
+                for asked in operations {
+                    let destination = self.write(asked, checksum);
+                    if destination.memory.is_some() {
+                        role.carries(self.now);
+                    }
+                    plan.push(destination);
+                }
+            }
+            Request::Fence { .. } => return Ok(Some(Stop::Fence)),
+            Request::Ping { id } => {
+                outbox.push_head(&[Header::new(Kind::Pong, 0, 0, id).as_bytes()]);
+            }
+        }
+        inbox.take(head);
+        Ok(None)
+    }
+
+    /// The entry that answers one operation of a READ. Its payload, unless it is refused, is added to the
+    /// answer. `checksums_left`: bytes of which checksums may still be computed for this frame.
+    fn read(&mut self, asked: &Operation, checksum: bool, checksums_left: &mut u64) -> DataEntry {
+        let part = match granted(self.regions, asked, Access::REMOTE_READ, self.slice_bytes_max) {
+            Ok(_) if checksum && asked.len.get() > *checksums_left => Err(Status::TooLong),
+            other => other,
+        };
+        let part = match part {
+            Ok(part) => part,
+            Err(status) => {
+                self.stats.refused += 1;
+                return DataEntry { status: U32::new(status as u32), ..EMPTY };
+            }
+        };
+        let mut entry = DataEntry { len: asked.len, ..EMPTY };
+        if checksum {
+            entry.crc = U32::new(part.crc32c(0));
+            *checksums_left -= asked.len.get();
+            *self.checksums_left = self.checksums_left.saturating_sub(asked.len.get());
+        }
+        peer_begins(self.regions, asked.region.get());
+        self.stats.bytes_served += asked.len.get();
+        self.answer.payloads.push((part, asked.region.get()));
+        entry
+    }
+
+    /// Where the payload of a WRITE goes. That of one which is refused is discarded.
+    fn write(&mut self, asked: &Operation, checksum: bool) -> Destination {
+        let (memory, status) = match granted(self.regions, asked, Access::REMOTE_WRITE, self.slice_bytes_max)
+        {
+            Ok(part) => (Some(part), Status::Ok),
+            Err(status) => (None, status),
+        };
+        if memory.is_some() {
+            peer_begins(self.regions, asked.region.get());
+        } else {
+            self.stats.refused += 1;
+        }
+        Destination {
+            memory,
+            len: asked.len.get(),
+            done: 0,
+            checksum: checksum.then_some((asked.crc.get(), 0)),
+            status: status as u32,
+            owner: asked.region.get(),
+        }
+    }
+}
+
+const EMPTY: DataEntry = DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO };
+
+/// Room in which one DATA frame after the other is put together.
+#[derive(Debug)]
+pub(super) struct Answer {
+    entries: Box<[DataEntry; ENTRIES_MAX]>,
+    /// Payloads, and the regions that they are in. Empty between two frames.
+    payloads: Vec<(Pinned, u32)>,
+}
+
+impl Answer {
+    pub(super) fn new() -> Self {
+        Self { entries: Box::new([EMPTY; ENTRIES_MAX]), payloads: Vec::with_capacity(ENTRIES_MAX) }
+    }
+}
+
+/// Forgets the payloads that are announced: what still comes of them is discarded.
+pub(super) fn drop_plan(inbox: &mut Inbox, regions: &mut Regions) {
+    for destination in inbox.open_payloads() {
+        if destination.memory.is_some() {
+            peer_ends(regions, destination.owner);
+        }
+    }
+    inbox.clear_plan();
+}
+
+fn hello(lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
+    let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else {
+        return Ok(Some(Stop::Wait));
+    };
+    lane.inbox.take(head);
+    lane.role.introduce(&hello);
+    Ok(Some(Stop::Hello(hello)))
+}
