@@ -1,10 +1,10 @@
-//! The RDMA side channel's parsers and its export: they agree with themselves however little of a frame is there, and what
-//! they accept is within the protocol's limits.
+//! The parsers of RDMA control connections and its export: they agree with themselves however little of a
+//! frame is there, and what they accept is within the protocol's limits.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use std::fmt::Debug;
-use te_rdma::exchange::{
+use te_rdma::wire::{
     self, Chunking, FRAME_BYTES_MAX, FrameError, LIVE_MAX, QPS_MAX, Request, Response, Step,
 };
 
@@ -29,12 +29,12 @@ fn grows<'a, T: PartialEq + Debug>(bytes: &'a [u8], parse: fn(&'a [u8]) -> Parse
 fuzz_target!(|bytes: &[u8]| {
     let Some((&which, bytes)) = bytes.split_first() else { return };
     match which % 5 {
-        0 => drop(grows(bytes, exchange::parse_hello)),
-        1 => drop(grows(bytes, exchange::parse_welcome)),
-        2 => match grows(bytes, exchange::parse_request) {
+        0 => drop(grows(bytes, wire::parse_hello)),
+        1 => drop(grows(bytes, wire::parse_welcome)),
+        2 => match grows(bytes, wire::parse_request) {
             Ok(Step::Frame(Request::Connect { port, qps, .. }, _)) => {
                 assert!((1..=QPS_MAX).contains(&qps.len()));
-                assert!(exchange::gid_kind_from_wire(port.gid_kind).is_some());
+                assert!(port.gid_kind < wire::GID_KINDS);
                 assert!(qps.iter().all(|qp| qp.number.get() < 1 << 24));
             }
             Ok(Step::Frame(Request::Fence { live, .. }, _)) => assert!(live.len() <= LIVE_MAX),
@@ -42,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
         },
         3 => {
             if let Ok(Step::Frame(Response::Resolved { of, keys, .. }, _)) =
-                grows(bytes, exchange::parse_response)
+                grows(bytes, wire::parse_response)
             {
                 let Some(chunking) = Chunking::new(of.base.get(), of.len.get(), of.chunk_bytes.get()) else {
                     panic!("chunks that cannot be were accepted")
@@ -53,11 +53,11 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         _ => {
-            if let Ok(export) = exchange::parse_export(bytes) {
-                let mut again = [0; exchange::EXPORT_BYTES_MAX];
+            if let Ok(export) = wire::parse_export(bytes) {
+                let mut again = [0; wire::EXPORT_BYTES_MAX];
                 let written = export.write(&mut again);
                 // Addresses have more than one spelling: what is written is read as the same.
-                assert_eq!(written.map(|len| exchange::parse_export(&again[..len])), Some(Ok(export)));
+                assert_eq!(written.map(|len| wire::parse_export(&again[..len])), Some(Ok(export)));
             }
         }
     }

@@ -48,7 +48,7 @@ fn far(device: &str, port: u8, address: &str, control: &str) -> Result<()> {
     let config = Config { bind: address.parse()?, ..conformance::config() };
     let transport = RdmaTransport::new(Device::open(device, port)?, config)?;
     let listener = TcpListener::bind((control, 0)).with_context(|| format!("cannot listen on {control}"))?;
-    say(&format!("ready {} {}", transport.local_address(), listener.local_addr()?))?;
+    say(&format!("ready {} {}", transport.local_addr(), listener.local_addr()?))?;
     let (mut stream, _) = listener.accept()?;
     let mut said = vec![0; token.len()];
     stream.read_exact(&mut said)?;

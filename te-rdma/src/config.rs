@@ -13,20 +13,20 @@ pub const SGES_MAX: u8 = 32;
 /// Chunks of one region, at most; a region with more is refused.
 pub const CHUNKS_MAX: u32 = 65_536;
 
-/// How an [`RdmaTransport`](crate::RdmaTransport) uses its port, listens, connects, and bounds itself. Every field has a
-/// default. What the device cannot do lowers a setting silently; [`RdmaTransport::settings`](crate::RdmaTransport::settings)
-/// says what became of it.
+/// How an [`RdmaTransport`](crate::RdmaTransport) uses its port, listens, connects, and bounds itself. Every
+/// field has a default. What the device cannot do lowers a setting silently;
+/// [`RdmaTransport::config`](crate::RdmaTransport::config) says what became of it.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The kernel's name of the device (`mlx5_0`, `rxe0`). Default: the first with an active port.
     pub device: Option<String>,
     /// Port of the device, from 1. Default: the first that is active.
     pub port: Option<u8>,
-    /// Where the side channel listens. Port 0 picks a free one. Default `127.0.0.1:0`, which peers on other hosts cannot
-    /// reach.
+    /// Where the control connection listens. Port 0 picks a free one. Default `127.0.0.1:0`, which peers on
+    /// other hosts cannot reach.
     pub bind: SocketAddr,
-    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`, `::`), the
-    /// addresses of this host's interfaces.
+    /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
+    /// `::`), the addresses of this host's interfaces.
     pub advertise: Option<IpAddr>,
     /// Entry of the port's GID table. Default: chosen, RoCE v2 over IPv4 first, and proven by a loopback.
     pub gid_index: Option<u32>,
@@ -54,32 +54,33 @@ pub struct Config {
     pub traffic_class: u8,
     /// InfiniBand service level, 0 to 15. Default 0.
     pub service_level: u8,
-    /// The device resends what is not acknowledged within 4.096 µs × 2^this; 1 to 31. Default 14, about 67 ms.
+    /// The device resends what is not acknowledged within 4.096 µs × 2^this; 1 to 31. Default 14, about 67
+    /// ms.
     pub timeout_exponent: u8,
     /// How often it resends before it gives up; 0 to 7. Default 7.
     pub retries: u8,
-    /// A cancelled slice that is posted gets so long to end by itself; then its queue pair is flushed, and its neighbours
-    /// are sent again on a new one. Default 20.
+    /// A cancelled slice that is posted gets so long to end by itself; then its queue pair is flushed, and
+    /// its neighbours are sent again on a new one. Default 20.
     pub cancel_drain_ms: u32,
     /// A queue pair in error gets so long to flush; then it is destroyed, which ends it too. Default 500.
     pub flush_ms_max: u32,
-    /// How often a slice is sent again because somebody else's failure or cancel swept it out. Default 4.
+    /// How often a slice is sent again because the failure or cancel of another slice flushed it. Default 4.
     pub replays_max: u8,
     /// A region longer than this is registered in chunks, several at a time; a power of two. Default 1 GiB.
     pub registration_chunk_bytes: u64,
     /// Threads that register the chunks of one region. Default 8.
     pub registration_threads: u8,
-    /// Faults in the pages of a region before it is registered, which takes the same time but is done in parallel.
-    /// Default on.
+    /// Faults in the pages of a region before it is registered, which takes the same time but is done in
+    /// parallel. Default on.
     pub populate: bool,
     /// Lets the device reorder its writes to our memory where it can. Default on.
     pub relaxed_ordering: bool,
-    /// Tells how far a registration is. Default: only the log does.
+    /// Reports how far a registration is. Default: only the log does.
     pub progress: Option<Progress>,
-    /// A peer that owes us an answer on the side channel for so long is dead. Default 5,000.
+    /// A peer that owes us an answer on the control connection for so long is dead. Default 5,000.
     ///
-    /// Transfers do not need the peer's attention, but connections, keys and fences do: set this above the longest pause of
-    /// any owner.
+    /// Transfers do not need the peer's attention, but connections, keys and fences do: set this above the
+    /// longest pause of any owner.
     pub peer_silence_ms_max: u32,
     /// Time to connect and shake hands. Default 3,000.
     pub connect_ms_max: u32,
@@ -99,7 +100,8 @@ pub struct Config {
     pub segments_max: u32,
     /// Fences that run at the same time. Default 64.
     pub fences_max: u32,
-    /// Who our peers take us for: what they expel. The same for all transports of one engine. Default 0: a random one.
+    /// Who our peers take us for: what they expel. The same for all transports of one engine. Default 0: a
+    /// random one.
     pub identity: u64,
 }
 
@@ -198,7 +200,7 @@ impl Config {
     }
 }
 
-/// How far a registration is; shared between the thread that registers and whoever shows it.
+/// How far a registration is; shared between the thread that registers and the one that shows it.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 

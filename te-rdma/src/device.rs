@@ -51,10 +51,12 @@ pub fn devices() -> Result<Vec<DeviceSummary>, NoRdma> {
 }
 
 impl RdmaTransport<SystemVerbs> {
-    /// Opens the port that `config` names, or the first that is active, and goes by it as [`new`](Self::new) does.
+    /// Opens the port that `config` names, or the first that is active, and goes by it as [`new`](Self::new)
+    /// does.
     ///
     /// # Errors
-    /// [`OpenError::NoRdma`] where there is none, which is no failure of the host; else as [`new`](Self::new).
+    /// [`OpenError::NoRdma`] where there is none, which is no failure of the host; else as
+    /// [`new`](Self::new).
     pub fn open(config: Config) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let (name, port) = choose(&devices().map_err(OpenError::NoRdma)?, &config)?;

@@ -19,7 +19,7 @@ pub struct Stats {
     pub arms: u64,
     /// Queue pairs that were put into error, by us or by the device, with something posted.
     pub flushes: u64,
-    /// Slices that were sent again, because somebody else's failure or cancel had swept them out.
+    /// Slices that were sent again, because the failure or cancel of another slice had flushed them.
     pub replays: u64,
     /// Our own queue pairs that were made and destroyed.
     pub qps_made: u64,
@@ -29,15 +29,15 @@ pub struct Stats {
     pub peer_qps_made: u64,
     /// See `peer_qps_made`.
     pub peer_qps_destroyed: u64,
-    /// Side channels that we opened, and that ended.
+    /// Control connections that we opened, and that ended.
     pub channels_opened: u64,
     /// See `channels_opened`.
     pub channels_lost: u64,
-    /// Side channels that peers opened.
+    /// Control connections that peers opened.
     pub channels_accepted: u64,
-    /// Peers' side channels that we refused.
+    /// Peers' control connections that we refused.
     pub channels_refused: u64,
-    /// Frames of the side channel that were understood, peers' and ours.
+    /// Frames of the control connection that were understood, peers' and ours.
     pub frames: u64,
     /// Fences that we asked for and that were acknowledged.
     pub fences: u64,
@@ -49,7 +49,8 @@ pub struct Stats {
     pub evictions: u64,
     /// The device's events about its port, its GIDs or itself.
     pub events: u64,
-    /// Now: bytes of slices on queue pairs that would neither flush nor be destroyed. Their memory is not handed back.
+    /// Now: bytes of slices on queue pairs that would neither flush nor be destroyed. Their memory is not
+    /// handed back.
     pub quarantined_bytes: u64,
     /// Now: bytes registered.
     pub registered_bytes: u64,

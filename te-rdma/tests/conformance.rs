@@ -1,5 +1,5 @@
-//! The conformance suite over the simulated provider: two transports on one fabric of verbs, side channels over loopback.
-//! Simulated devices, real sockets.
+//! The conformance suite over the simulated provider: two transports on one fabric of verbs, control
+//! connections over loopback. Simulated devices, real sockets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::alloc::System;
@@ -54,7 +54,7 @@ impl Harness for Fabric {
         let mut restart = Restart { sim, device: self.device.clone(), config: self.config.clone() };
         let (initiator, target) = (restart.open(), restart.open());
         // The restarted target comes back at the same address.
-        restart.config.bind = target.local_address();
+        restart.config.bind = target.local_addr();
         let config = EndsConfig { patience: Duration::from_secs(30), late_max: self.late };
         Box::new(Ends::new(initiator, target, restart, config))
     }

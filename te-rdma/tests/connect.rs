@@ -10,8 +10,8 @@ use te_rdma::Config;
 const BYTES: usize = 1 << 20;
 const OTHER: SegmentId = SegmentId::new(1, 1);
 
-/// A neighbour that is waited for keeps nobody waiting but the link to it. The simulated call gives up after ten seconds;
-/// what a poll that waited for it could not do is done here while it still waits.
+/// A neighbour that is waited for keeps nobody waiting but the link to it. The simulated call gives up after
+/// ten seconds; what a poll that waited for it could not do is done here while it still waits.
 fn patient() -> Config {
     Config { qps: 2, peer_silence_ms_max: 3_600_000, connect_ms_max: 3_600_000, ..config() }
 }
@@ -34,7 +34,8 @@ fn a_poll_does_not_wait_for_our_own_neighbour() {
     net.fabric.set_neighbours(net.ports[0], false);
     net.nodes[0].submit(&[write(1, 0, 0, 4_096)]);
     net.drive("the neighbour is asked", |net| net.fabric.waiting_for_neighbours(net.ports[0]) == 1);
-    // The others go on, and so does the transport itself: it serves as a target, once its own neighbour is not needed.
+    // The others go on, and so does the transport itself: it serves as a target, once its own neighbour is
+    // not needed.
     net.nodes[2].submit(&[write(2, 0, 8_192, 64)]);
     net.drive("somebody else's WRITE ends", |net| net.nodes[2].ended(2).is_some());
     assert!(net.nodes[2].ended(2).unwrap().result.is_ok());

@@ -1,6 +1,6 @@
-//! The conformance suite over real devices: for each active port two transports of one process that reach each other
-//! through it. Where there is no port every case is reported as ignored, and the reason is printed. A software device will
-//! do: `rdma link add rxe0 type rxe netdev eth0`.
+//! The conformance suite over real devices: for each active port two transports of one process that reach
+//! each other through it. Where there is no port every case is reported as ignored, and the reason is
+//! printed. A software device will do: `rdma link add rxe0 type rxe netdev eth0`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::alloc::System;
@@ -97,7 +97,7 @@ impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let (initiator, target) = (self.open(), self.open());
         // The restarted target comes back at the same address.
-        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
+        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
         let config = EndsConfig { patience: PATIENCE, late_max: Duration::from_millis(100) };
         Box::new(Ends::new(initiator, target, restart, config))
     }

@@ -1,4 +1,5 @@
-//! An initiator that is cut off: its queue pairs are destroyed, and whatever is still on the wire lands nowhere.
+//! An initiator that is cut off: its queue pairs are destroyed, and whatever is still on the wire lands
+//! nowhere.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;

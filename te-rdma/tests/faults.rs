@@ -1,8 +1,10 @@
-//! A plan of faults for each seed: links that lose, hold up and repeat packets, queue pairs that fail, ports that go down,
-//! side channels that break, cancels, while transfers run and every byte is checked. Simulated devices, real side channels.
+//! A plan of faults for each seed: links that lose, hold up and repeat packets, queue pairs that fail, ports
+//! that go down, control connections that break, cancels, while transfers run and every byte is checked.
+//! Simulated devices, real control connections.
 //!
-//! A seed that fails is printed; `RDMA_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices, links and the plan
-//! follow from the seed; when a byte of the side channel arrives does not quite, for its sockets are real.
+//! A seed that fails is printed; `RDMA_SEED=n cargo test -p te-rdma --test faults` runs it alone. Devices,
+//! links and the plan follow from the seed; when a byte of the control connection arrives does not quite, for
+//! its sockets are real.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Peers on the side channel that break the protocol, by malice or by age. Nobody else may notice.
+//! Peers on the control connection that break the protocol, by malice or by age. Nobody else may notice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{Net, REGION, SEGMENT, config, kind, read, write};
 use te_core::{ErrorKind, Memory, Outcome, Transport};
 use te_rdma::Config;
-use te_rdma::exchange::*;
+use te_rdma::wire::*;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -23,7 +23,7 @@ struct Raw {
 
 impl Raw {
     fn to(net: &Net) -> Self {
-        let stream = TcpStream::connect(net.nodes[1].transport.local_address()).unwrap();
+        let stream = TcpStream::connect(net.nodes[1].transport.local_addr()).unwrap();
         stream.set_nonblocking(true).unwrap();
         Self { stream }
     }

@@ -1,4 +1,5 @@
-//! The laws where RDMA makes them hard: who pays for a failed queue pair, what lands late, what a cancel may cost.
+//! The laws where RDMA makes them hard: who pays for a failed queue pair, what lands late, what a cancel may
+//! cost.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -464,7 +465,7 @@ fn settings_are_lowered_to_what_the_device_can_do() {
     };
     let mut net = Net::new(1);
     net.add_device(device, &config(), KIB);
-    let settings = net.nodes[0].transport.settings();
+    let settings = net.nodes[0].transport.config();
     let seen = (settings.qp_depth, settings.sges, settings.reads, settings.message_bytes_max);
     assert_eq!((seen, settings.registration_chunk_bytes), ((7, 3, 2, 5_000), 8_192));
 }

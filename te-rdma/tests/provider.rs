@@ -1,5 +1,6 @@
-//! What a provider may do to us that the simulated one does not: give nothing back, refuse to destroy, tell by descriptors,
-//! hand keys out again, fail the loopback. A simulated device behind a wrapper that misbehaves on demand.
+//! What a provider may do to us that the simulated one does not: give nothing back, refuse to destroy, tell
+//! by descriptors, hand keys out again, fail the loopback. A simulated device behind a wrapper that
+//! misbehaves on demand.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "the wrapper passes `register` and `post` on")]
 
@@ -87,7 +88,8 @@ impl Verbs for Wrapped {
         address: u64,
         access: MrAccess,
     ) -> Result<Registration, Error> {
-        // Host memory stands in for another device's: the test gives its address and keeps it until the device is gone.
+        // Host memory stands in for another device's: the test gives its address and keeps it until the
+        // device is gone.
         let span = MemSpan::new(std::ptr::with_exposed_provenance_mut(address as usize), len as usize);
         // SAFETY: as said.
         unsafe { self.device.registrar().register(span, access) }
@@ -179,7 +181,8 @@ impl Pair {
         let mut initiator = RdmaTransport::new(device, config.clone()).unwrap();
         let mut target = RdmaTransport::new(fabric.device(DeviceConfig::default()), config.clone()).unwrap();
         let (here, there) = (Block::new(BYTES), Block::new(BYTES));
-        // SAFETY: the blocks are dropped after the transports (field order) and looked at through volatile copies only.
+        // SAFETY: the blocks are dropped after the transports (field order) and looked at through volatile
+        // copies only.
         unsafe {
             initiator.register(REGION, here.span(), ALL).unwrap();
             target.register(REGION, there.span(), ALL).unwrap();

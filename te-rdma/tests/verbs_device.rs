@@ -1,7 +1,7 @@
 //! Real devices: list, open, register, connect a queue pair to itself, WRITE, READ, error and flush, destroy.
 //!
-//! Where there is no device these tests are reported as ignored, and the reason is printed. A software device will do:
-//! `rdma link add rxe0 type rxe netdev eth0`.
+//! Where there is no device these tests are reported as ignored, and the reason is printed. A software device
+//! will do: `rdma link add rxe0 type rxe netdev eth0`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod rig;
@@ -367,7 +367,8 @@ fn a_wrong_key_is_refused_and_nothing_is_written(place: &Place) {
         a.post(qa, &[wrong], &[sge]);
         assert_eq!(a.wait(1), [(1, WcStatus::RemoteAccess)], "{what}");
         assert!(b.mem.is_all(0) && a.mem.is_all(5), "{what}");
-        // The specification wants the target's queue pair in error, too. Not every device does that: for people to see.
+        // The specification wants the target's queue pair in error, too. Not every device does that: for
+        // people to see.
         let (own, sge) = (a.request(2, Op::Write, 0, 1), b.sge(0, 8));
         b.post(qb, &[own], &[sge]);
         println!("{what}: the target's own work ended {:?}", b.wait(1));

@@ -1,15 +1,17 @@
 //! What a simulated device and the links between devices are like. Plain data.
 
-use crate::verbs::{DeviceFeatures, Gid};
+use te_core::{Error, ErrorKind};
+
+use crate::sys::verbs::{DeviceFeatures, Gid};
 
 /// How time passes on the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Virtual time, moved by [`SimFabric::advance_to`](super::SimFabric::advance_to) alone. Messages are cut into packets of
-    /// the path MTU, and every packet takes its link's latency.
+    /// Virtual time, moved by [`SimFabric::advance_to`](super::SimFabric::advance_to) alone. Messages are cut
+    /// into packets of the path MTU, and every packet takes its link's latency.
     Timed,
-    /// Every poll, of any device, first lets time run until nothing is under way. A message is one packet. For benches and for
-    /// tests with threads: nothing is late, timeouts take no time.
+    /// Every poll, of any device, first lets time run until nothing is under way. A message is one packet.
+    /// For benches and for tests with threads: nothing is late, timeouts take no time.
     Immediate,
 }
 
@@ -80,7 +82,8 @@ pub struct DeviceConfig {
     pub infiniband: bool,
     /// Path MTU, bytes.
     pub mtu_bytes: u32,
-    /// The GID table. Empty: a RoCE v1 and a RoCE v2 entry (or one InfiniBand entry) that no other device has.
+    /// The GID table. Empty: a RoCE v1 and a RoCE v2 entry (or one InfiniBand entry) that no other device
+    /// has.
     pub gids: Vec<Option<Gid>>,
     /// Longest registration, bytes.
     pub mr_bytes_max: u64,
@@ -127,4 +130,47 @@ impl Default for DeviceConfig {
             features: DeviceFeatures::RELAXED_ORDERING,
         }
     }
+}
+
+/// A device's one port, by the order in which devices were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortId(pub(super) usize);
+
+/// How a target turns requests away that are in order and allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// "Receiver not ready": the sender waits and tries again.
+    NotReady,
+    /// "Remote operational error": both queue pairs end in error.
+    Failed,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SimCounters {
+    /// Work requests taken.
+    pub posted: u64,
+    /// Work requests that ended well, signaled or not.
+    pub succeeded: u64,
+    /// Work requests that put their queue pair in error.
+    pub failed: u64,
+    /// Work requests flushed.
+    pub flushed: u64,
+    /// Request packets that left, again or for the first time.
+    pub packets: u64,
+    /// Packets that arrived nowhere, requests and answers.
+    pub lost: u64,
+    /// Packets that a target had seen before.
+    pub duplicates: u64,
+    /// Times that a sender went back.
+    pub retried: u64,
+    /// Requests that a target turned away for good.
+    pub refused: u64,
+    /// WRITE packets carried out when their sender was in error or gone already: what fences are for (L5).
+    pub landed_late: u64,
+}
+
+pub(super) fn errno(code: i32) -> Error {
+    Error::with_code(ErrorKind::System, code)
 }

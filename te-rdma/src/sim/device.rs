@@ -5,18 +5,17 @@ use std::sync::{Arc, Mutex, Weak};
 
 use te_core::{Error, ErrorKind, MemSpan};
 
-use super::memory::copy_inline;
+use super::config::{Pace, PortId, errno};
 use super::wire::length;
-use super::world::{State, World, errno};
-use super::{PortId, locked};
-use crate::sim::config::Pace;
-use crate::verbs::{
+use super::world::{State, World, locked};
+use crate::sys::dma::copy_inline;
+use crate::sys::verbs::{
     AsyncEvent, Connecting, DeviceInfo, Gid, MrAccess, Path, PortInfo, Qp, QpConfig, QpHandle, QpStep,
     Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
 
-/// A simulated device with one port. Dropping it is the end of its process: queue pairs and registrations go with it,
-/// packets on the wire do not.
+/// A simulated device with one port. Dropping it is the end of its process: queue pairs and registrations go
+/// with it, packets on the wire do not.
 pub struct SimDevice {
     world: Arc<Mutex<World>>,
     device: usize,

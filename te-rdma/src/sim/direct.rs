@@ -1,15 +1,17 @@
-//! The short way of [`Pace::Immediate`]: work that nothing can happen to is carried out where it is, without packets.
+//! The short way of [`Pace::Immediate`]: work that nothing can happen to is carried out where it is, without
+//! packets.
 //!
-//! It takes exactly the requests for which the long way (`wire.rs`) would end in success with no fault drawn, and leaves the
-//! first other one to it, untouched. What it saves is what benches of a transport should not measure.
+//! It takes exactly the requests for which the long way (`wire.rs`) would end in success with no fault drawn,
+//! and leaves the first other one to it, untouched. What it saves is what benches of a transport should not
+//! measure.
 
 use te_core::Op;
 
 use super::config::{LinkConfig, Pace};
-use super::memory::MrTable;
 use super::queue::{PSN_MASK, SendQueue};
 use super::world::{State, World};
-use crate::verbs::MrAccess;
+use crate::sys::dma::{MrTable, Target};
+use crate::sys::verbs::MrAccess;
 
 impl World {
     /// Ends as many requests of `qp` as are plain.
@@ -101,7 +103,7 @@ fn copy(queue: &SendQueue, position: u64, own: &MrTable, theirs: &MrTable) -> bo
         remote.write(queue.inline_at(position));
         return true;
     }
-    let both = |local: super::memory::Target<'_>, done: usize| {
+    let both = |local: Target<'_>, done: usize| {
         let part = remote.part(done, local.len());
         if wqe.op == Op::Read { local.copy_from(part) } else { part.copy_from(local) }
     };

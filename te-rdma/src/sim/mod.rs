@@ -6,17 +6,19 @@
 //!   SimDevice ─┘   clock (SimFabric)   └─ packets that land after their sender has failed (L5)
 //! ```
 //!
-//! It models what one-sided work over reliable connections can observe, following the InfiniBand Architecture Specification,
-//! volume 1, chapter 9: packet numbers and acknowledgements, go-back-N, "receiver not ready", access faults that put both
-//! ends in error, READ credits, completion queues that overrun, send queues whose slots return only with a polled
-//! completion. It is not a model of performance: its times are whatever [`LinkConfig`] says.
+//! It models what one-sided work over reliable connections can observe, following the InfiniBand Architecture
+//! Specification, volume 1, chapter 9: packet numbers and acknowledgements, go-back-N, "receiver not ready",
+//! access faults that put both ends in error, READ credits, completion queues that overrun, send queues whose
+//! slots return only with a polled completion. It is not a model of performance: its times are whatever
+//! [`LinkConfig`] says.
 //!
-//! With [`Pace::Timed`] time moves only in [`SimFabric::advance_to`]; equal seeds and equal calls give equal histories. With
-//! [`Pace::Immediate`] each poll of any device lets everything arrive first.
+//! With [`Pace::Timed`] time moves only in [`SimFabric::advance_to`]; equal seeds and equal calls give equal
+//! histories. With [`Pace::Immediate`] each poll of any device lets everything arrive first.
 //!
-//! What real devices do and this one does on purpose: a queue pair's own numbers repeat from device to device; local and
-//! remote keys differ; destroying a queue pair loses its unpolled completions; packets that left before a queue pair went to
-//! error or was destroyed still land, unless the *target's* queue pair is in error or gone.
+//! What real devices do and this one does on purpose: a queue pair's own numbers repeat from device to
+//! device; local and remote keys differ; destroying a queue pair loses its unpolled completions; packets that
+//! left before a queue pair went to error or was destroyed still land, unless the *target's* queue pair is in
+//! error or gone.
 //!
 //! ```
 //! use te_rdma::sim::{DeviceConfig, SimConfig, SimFabric};
@@ -31,65 +33,26 @@
 mod config;
 mod device;
 mod direct;
-mod memory;
 mod neighbour;
+mod packet;
 mod queue;
 mod wire;
 mod world;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use te_core::Instant;
-use world::World;
+use world::{World, locked};
 
-use crate::verbs::{AsyncEvent, GidKind, WcStatus};
+use crate::sys::verbs::{AsyncEvent, GidKind, WcStatus};
 
-pub use config::{DeviceConfig, LinkConfig, Pace, SimConfig};
+pub use config::{DeviceConfig, LinkConfig, Pace, PortId, Refusal, SimConfig, SimCounters};
 pub use device::SimDevice;
 
 /// The fabric that all devices of one simulation share. A handle: clones are the same fabric.
 #[derive(Clone)]
 pub struct SimFabric {
     world: Arc<Mutex<World>>,
-}
-
-/// A device's one port, by the order in which devices were added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PortId(usize);
-
-/// How a target turns requests away that are in order and allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// "Receiver not ready": the sender waits and tries again.
-    NotReady,
-    /// "Remote operational error": both queue pairs end in error.
-    Failed,
-}
-
-/// What has happened so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SimCounters {
-    /// Work requests taken.
-    pub posted: u64,
-    /// Work requests that ended well, signaled or not.
-    pub succeeded: u64,
-    /// Work requests that put their queue pair in error.
-    pub failed: u64,
-    /// Work requests flushed.
-    pub flushed: u64,
-    /// Request packets that left, again or for the first time.
-    pub packets: u64,
-    /// Packets that arrived nowhere, requests and answers.
-    pub lost: u64,
-    /// Packets that a target had seen before.
-    pub duplicates: u64,
-    /// Times that a sender went back.
-    pub retried: u64,
-    /// Requests that a target turned away for good.
-    pub refused: u64,
-    /// WRITE packets carried out when their sender was in error or gone already: what fences are for (L5).
-    pub landed_late: u64,
 }
 
 impl SimFabric {
@@ -134,7 +97,8 @@ impl SimFabric {
         self.lock().counters
     }
 
-    /// Changes the link from one port to another, from the next packet on. Each direction is a link of its own.
+    /// Changes the link from one port to another, from the next packet on. Each direction is a link of its
+    /// own.
     pub fn set_link(&self, from: PortId, to: PortId, link: LinkConfig) {
         self.lock().links[from.0][to.0] = link;
     }
@@ -145,12 +109,13 @@ impl SimFabric {
         self.lock().links[from.0][to.0]
     }
 
-    /// Takes a port down or up: its owner is told, nothing passes meanwhile. Packets that arrive while it is down are lost.
+    /// Takes a port down or up: its owner gets an event, nothing passes meanwhile. Packets that arrive while
+    /// it is down are lost.
     pub fn set_port(&self, port: PortId, active: bool) {
         self.lock().set_port(port.0, active);
     }
 
-    /// Changes an entry of the GID table. Queue pairs that use the old one reach nobody any more.
+    /// Changes an entry of the GID table. Queue pairs that use the old one reach no peer any more.
     pub fn set_gid(&self, port: PortId, index: u32, gid: Option<([u8; 16], GidKind)>) {
         self.lock().set_gid(port.0, index as usize, gid);
     }
@@ -160,7 +125,7 @@ impl SimFabric {
         self.lock().kill_device(port.0);
     }
 
-    /// Puts a queue pair, by number, in error from outside and tells its owner.
+    /// Puts a queue pair, by number, in error from outside and notifies its owner.
     pub fn fail_qp(&self, port: PortId, number: u32) {
         let mut world = self.lock();
         if let Some(qp) = world.qp_by_number(port.0, number) {
@@ -184,8 +149,8 @@ impl SimFabric {
         self.lock().devices[port.0].faults.qp_steps = Some((errno, count)).filter(|_| count != 0);
     }
 
-    /// Whether the neighbours of `port` say where they are. While they do not, connecting a queue pair waits, in real time: for
-    /// ten seconds, then it fails with `ETIMEDOUT`.
+    /// Whether the neighbours of `port` say where they are. While they do not, connecting a queue pair waits,
+    /// in real time: for ten seconds, then it fails with `ETIMEDOUT`.
     pub fn set_neighbours(&self, port: PortId, answer: bool) {
         let neighbour = self.lock().devices[port.0].neighbour.clone();
         neighbour.set(answer);
@@ -203,14 +168,15 @@ impl SimFabric {
         self.lock().devices[port.0].faults.refusal = Some((refusal, count)).filter(|_| count != 0);
     }
 
-    /// The next `count` packets that reach queue pairs of `port` in error are carried out all the same, as devices may do with
-    /// what they have in their hands when a queue pair is put in error. Queue pairs that are destroyed take nothing.
+    /// The next `count` packets that reach queue pairs of `port` in error are carried out all the same, as
+    /// devices may do with what they have in their hands when a queue pair is put in error. Queue pairs that
+    /// are destroyed take nothing.
     pub fn linger_in_error(&self, port: PortId, count: u32) {
         self.lock().devices[port.0].faults.lingering = count;
     }
 
-    /// After `after` more good completions on `port`, one that went well is reported with `status` instead; its queue pair
-    /// is in error.
+    /// After `after` more good completions on `port`, one that went well is reported with `status` instead;
+    /// its queue pair is in error.
     pub fn corrupt_status(&self, port: PortId, after: u32, status: WcStatus) {
         self.lock().devices[port.0].faults.status = Some((after, status));
     }
@@ -236,9 +202,4 @@ impl std::fmt::Debug for SimFabric {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SimFabric").field("counters", &self.counters()).finish_non_exhaustive()
     }
-}
-
-fn locked(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    // A panic of one test's thread says nothing about the world, whose calls leave it whole.
-    world.lock().unwrap_or_else(PoisonError::into_inner)
 }

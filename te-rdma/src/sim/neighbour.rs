@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use te_core::Error;
 
-use super::world::errno;
+use super::config::errno;
 
 /// How long a call waits for an answer that does not come.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,8 +1,9 @@
-//! The send queue of one queue pair: a ring of work requests between "posted" and "its completion was polled".
+//! The send queue of one queue pair: a ring of work requests between "posted" and "its completion was
+//! polled".
 
 use te_core::Op;
 
-use crate::verbs::{QpConfig, Sge, WorkRequest};
+use crate::sys::verbs::{QpConfig, Sge, WorkRequest};
 
 /// Packet numbers have 24 bits.
 pub(super) const PSN_MASK: u32 = 0xff_ffff;
@@ -134,7 +135,8 @@ impl SendQueue {
         &self.inline[first..first + self.at(position).len as usize]
     }
 
-    /// Appends a request that fits (the caller has checked fullness and limits). Inline bytes are the caller's to fill in.
+    /// Appends a request that fits (the caller has checked fullness and limits). Inline bytes are the
+    /// caller's to fill in.
     #[inline]
     pub(super) fn push(
         &mut self,

@@ -1,70 +1,17 @@
-//! What is on the wire, and what both ends do about it: the RC protocol of IBA volume 1, chapter 9, as far as one-sided
-//! READs and WRITEs can see it.
+//! What is on the wire, and what both ends do about it: the RC protocol of IBA volume 1, chapter 9, as far as
+//! one-sided READs and WRITEs can see it.
 //!
-//! One sender at a time is looked at: its packets that have arrived are carried out at the target, the answers that have
-//! arrived are taken in, its timer may expire, and then what may leave leaves.
+//! One sender at a time is looked at: its packets that have arrived are carried out at the target, the
+//! answers that have arrived are taken in, its timer may expire, and then what may leave leaves.
 
 use te_core::Op;
 
-use super::Refusal;
-use super::config::{LinkConfig, Pace};
-use super::memory::Target;
+use super::config::{LinkConfig, Pace, Refusal};
+use super::packet::{Answer, Body, Payload, Request, Response};
 use super::queue::{PSN_MASK, psn_diff};
 use super::world::{NEVER, State, World};
-use crate::verbs::{MrAccess, QpConfig, Sge, WcStatus, WorkRequest};
-
-/// A packet to the target.
-pub(super) struct Request {
-    pub(super) due: u64,
-    psn: u32,
-    op: Op,
-    /// The first of its message: carries the whole range and its key.
-    first: bool,
-    last: bool,
-    key: u32,
-    /// Of the first byte that this packet is about.
-    addr: u64,
-    /// Bytes that this packet is about: its payload, or (READ) all that is asked for.
-    len: u32,
-    /// Bytes of the whole message from `addr` on.
-    message_bytes: u32,
-    /// READ: responses that are expected.
-    packets: u32,
-    payload: Payload,
-}
-
-/// Where a packet's bytes are.
-enum Payload {
-    None,
-    /// Still in the sender's memory: request at this position. Only when nothing can happen before it arrives.
-    InPlace(u64),
-    Copied(Vec<u8>),
-}
-
-/// A packet back.
-pub(super) struct Response {
-    pub(super) due: u64,
-    psn: u32,
-    body: Body,
-}
-
-enum Body {
-    /// All up to here is done.
-    Ack,
-    /// Part of a READ's answer. `InPlace` memory is found by (device, key, address).
-    Data { bytes: Answer, last: bool },
-    /// Something is missing; `psn` is the next that is wanted.
-    Gap,
-    /// Try `psn` again later.
-    NotReady,
-    /// `psn` failed for good.
-    Refused(WcStatus),
-}
-
-enum Answer {
-    InPlace { device: usize, key: u32, addr: u64, len: u32 },
-    Copied(Vec<u8>),
-}
+use crate::sys::dma::Target;
+use crate::sys::verbs::{MrAccess, QpConfig, Sge, WcStatus, WorkRequest};
 
 /// What the target makes of one packet.
 enum Verdict {
@@ -174,7 +121,8 @@ impl World {
 
     // The sender.
 
-    /// Lets leave what may leave: in order, as far as READ credits, bandwidth and a target that asked for patience allow.
+    /// Lets leave what may leave: in order, as far as READ credits, bandwidth and a target that asked for
+    /// patience allow.
     pub(super) fn transmit(&mut self, qp: usize) {
         let end = &self.ends[qp];
         let Some(path) = end.path else { return };
@@ -340,7 +288,7 @@ impl World {
 
     fn take_in(&mut self, qp: usize, response: Response) {
         let psn = response.psn;
-        // Answers to what never left are nobody's: a peer that counts from another number.
+        // Answers to what never left belong to no request: a peer that counts from another number.
         let asked_for = psn_diff(self.senders[qp].psn_sent, psn) > 0;
         match response.body {
             Body::Ack if asked_for => self.acknowledge(qp, psn),
@@ -513,8 +461,8 @@ impl World {
         self.send_ack(qp, &mut ack);
     }
 
-    /// Whether `qp`'s packets bear the address that `peer` expects, even though it expects another queue pair there: packets
-    /// do not tell which queue pair they come from.
+    /// Whether `qp`'s packets bear the address that `peer` expects, even though it expects another queue pair
+    /// there: packets do not say which queue pair they come from.
     fn sent_from_peer_address(&self, qp: usize, peer: usize) -> bool {
         let (Some(expected), from) = (self.ends[peer].path, &self.ends[qp]) else { return false };
         let device = &self.devices[from.device];
@@ -548,7 +496,8 @@ impl World {
             let last = self.ends[peer].expected_psn.wrapping_sub(1) & PSN_MASK;
             return match request.op {
                 Op::Write => Verdict::Ack(last),
-                // A READ that was never carried out is no duplicate but a peer that counts from another number.
+                // A READ that was never carried out is no duplicate but a peer that counts from another
+                // number.
                 Op::Read if u64::from(ahead.unsigned_abs()) > self.ends[peer].received => Verdict::Silent,
                 Op::Read => {
                     self.send_ack(qp, ack);
@@ -604,7 +553,8 @@ impl World {
             Op::Read => MrAccess::REMOTE_READ,
             Op::Write => MrAccess::REMOTE_WRITE,
         };
-        // The queue pair was not made for it, or more READs than agreed, or packets of another size: malformed.
+        // The queue pair was not made for it, or more READs than agreed, or packets of another size:
+        // malformed.
         let reads_fit = request.op == Op::Write || end.reads_open < u32::from(path.reads_from_peer);
         let size_fits = self.config.pace == Pace::Immediate
             || request.op == Op::Read
@@ -629,7 +579,7 @@ impl World {
         Ok(())
     }
 
-    /// A class C fault: the asker is told, and the target's own queue pair is in error (IBA 9.9.3.1).
+    /// A class C fault: the sender gets an error, and the target's own queue pair is in error (IBA 9.9.3.1).
     fn refuse(&mut self, qp: usize, peer: usize, psn: u32, status: WcStatus) -> Verdict {
         self.counters.refused += 1;
         let (device, number) = (self.ends[peer].device, self.ends[peer].number);
@@ -640,7 +590,7 @@ impl World {
         } else {
             self.qp_to_error(peer);
         }
-        self.devices[device].raise(crate::verbs::AsyncEvent::QpError(number));
+        self.devices[device].raise(crate::sys::verbs::AsyncEvent::QpError(number));
         Verdict::Answered
     }
 

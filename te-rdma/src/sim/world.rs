@@ -1,20 +1,20 @@
-//! Everything that the devices of one fabric share, and the control path: devices, queue pairs, registrations, faults.
-//! What moves packets is in `wire.rs`.
+//! Everything that the devices of one fabric share, and the control path: devices, queue pairs,
+//! registrations, faults. What moves packets is in `wire.rs`.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use te_core::sim::Rng;
-use te_core::{Error, ErrorKind, MemSpan};
+use te_core::{Error, MemSpan};
 
-use super::config::{DeviceConfig, LinkConfig, Pace, SimConfig};
-use super::memory::MrTable;
+use super::config::{DeviceConfig, LinkConfig, Pace, Refusal, SimConfig, SimCounters, errno};
 use super::neighbour::Neighbour;
+use super::packet::{Request, Response};
 use super::queue::{PSN_MASK, SendQueue};
-use super::wire::{Request, Response};
-use super::{Refusal, SimCounters};
-use crate::verbs::{
+use crate::sys::dma::MrTable;
+use crate::sys::verbs::{
     AsyncEvent, Gid, GidKind, MrAccess, Path, Qp, QpConfig, QpStep, Registration, WcStatus, WorkCompletion,
 };
 
@@ -135,10 +135,6 @@ pub(super) struct Sender {
     pub(super) responses: VecDeque<Response>,
     pub(super) response_due_last: u64,
     wake_at: u64,
-}
-
-pub(super) fn errno(code: i32) -> Error {
-    Error::with_code(ErrorKind::System, code)
 }
 
 impl World {
@@ -320,7 +316,7 @@ impl World {
         });
         self.senders.push(Sender::new(config));
         self.epoch += 1;
-        Ok(Qp { handle: crate::verbs::QpHandle(u64::from(index)), number, config })
+        Ok(Qp { handle: crate::sys::verbs::QpHandle(u64::from(index)), number, config })
     }
 
     /// The index behind a handle, if it is this device's and not destroyed.
@@ -452,7 +448,8 @@ impl World {
 
     // Completions.
 
-    /// The oldest request of `qp` ended well. False: a fault was asked for and the queue pair is in error now.
+    /// The oldest request of `qp` ended well. False: a fault was asked for and the queue pair is in error
+    /// now.
     #[inline]
     pub(super) fn complete_oldest(&mut self, qp: usize) -> bool {
         let end = &self.ends[qp];
@@ -713,4 +710,9 @@ fn default_gids(device: usize, infiniband: bool) -> Vec<Option<Gid>> {
             gid(3, ipv4, GidKind::RoceV2),
         ]
     }
+}
+
+pub(super) fn locked(world: &Mutex<World>) -> MutexGuard<'_, World> {
+    // A panic of one test's thread says nothing about the world, whose calls leave it whole.
+    world.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,10 @@
-//! The part of libibverbs' ABI that this fabric uses: structures and constants of `infiniband/verbs.h`, under their C names.
+//! The part of libibverbs' ABI that this fabric uses: structures and constants of `infiniband/verbs.h`, under
+//! their C names.
 //!
-//! Checked in and reviewed by hand. `cargo xtask bindgen` compiles the same names against the installed headers and rewrites
-//! `layout.rs`, whose assertions pin every size, offset and value below at compile time; CI runs it with `--check`. It reads
-//! this file line by line: one field or constant a line, and `// C: …` where C spells a field differently.
+//! Checked in and reviewed by hand. `cargo xtask bindgen` compiles the same names against the installed
+//! headers and rewrites `layout.rs`, whose assertions pin every size, offset and value below at compile time;
+//! CI runs it with `--check`. It reads this file line by line: one field or constant a line, and `// C: …`
+//! where C spells a field differently.
 //!
 //! Enumerations are plain integers: a driver may return values that this file has never heard of.
 #![allow(non_camel_case_types, reason = "the names of verbs.h, so that they can be searched for")]

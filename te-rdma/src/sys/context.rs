@@ -10,7 +10,7 @@ use te_core::{Error, ErrorKind, MemSpan};
 use super::abi::{ibv_context, ibv_mr, ibv_pd};
 use super::convert::{check, driver_error, last_errno};
 use super::load::Library;
-use crate::verbs::{MrAccess, Registrar, Registration};
+use crate::sys::verbs::{MrAccess, Registrar, Registration};
 
 /// Owns the context, the protection domain and every registration; all end with it.
 pub(super) struct Context {
@@ -27,7 +27,8 @@ struct Registrations {
     live: HashMap<u64, NonNull<ibv_mr>>,
 }
 
-// SAFETY: libibverbs is thread-safe (its documentation promises so for every verb); our own table is behind a lock.
+// SAFETY: libibverbs is thread-safe (its documentation promises so for every verb); our own table is behind a
+// lock.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -39,7 +40,7 @@ impl Context {
     /// The driver's; the device is closed again.
     ///
     /// # Safety
-    /// `context` came from `library`'s `ibv_open_device` and is owned by nobody else.
+    /// `context` came from `library`'s `ibv_open_device` and has no other owner.
     pub(super) unsafe fn new(
         library: &'static Library,
         context: NonNull<ibv_context>,
@@ -48,7 +49,7 @@ impl Context {
         let pd = unsafe { (library.ibv_alloc_pd)(context.as_ptr()) };
         let Some(pd) = NonNull::new(pd) else {
             let error = driver_error(last_errno());
-            // SAFETY: nothing was made on it; nobody uses it afterwards.
+            // SAFETY: nothing was made on it, and it is not used afterwards.
             unsafe { (library.ibv_close_device)(context.as_ptr()) };
             return Err(error);
         };
@@ -58,12 +59,12 @@ impl Context {
     /// Whether the driver can register another device's memory by its dma-buf.
     pub(super) fn takes_dmabuf(&self) -> bool {
         let Some(register) = self.library.reg_dmabuf_mr else { return false };
-        // The descriptor -1 is never good: a driver that knows the call says so, one that does not says "unsupported".
-        // SAFETY: the domain is ours; no memory is involved.
+        // The descriptor -1 is never good: a driver that knows the call says so, one that does not says
+        // "unsupported". SAFETY: the domain is ours; no memory is involved.
         let mr = unsafe { register(self.pd.as_ptr(), 0, 0, 0, -1, 0) };
         let errno = last_errno();
         if let Some(mr) = NonNull::new(mr) {
-            // SAFETY: just made, used by nobody.
+            // SAFETY: just made, and not used by anything else.
             unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) };
             return true;
         }
@@ -81,18 +82,20 @@ impl Context {
         let (Some(register), Ok(len)) = (self.library.reg_dmabuf_mr, usize::try_from(len)) else {
             return Err(Error::new(ErrorKind::Unsupported));
         };
-        // SAFETY: the domain is ours. The memory is another device's: the kernel holds on to the dma-buf, and none of it
-        // is mapped here.
+        // SAFETY: the domain is ours. The memory is another device's: the kernel holds on to the dma-buf, and
+        // none of it is mapped here.
         let mr = unsafe { register(self.pd.as_ptr(), offset, len, address, fd, access.bits() as i32) };
         self.keep(mr)
     }
 
     pub(super) fn deregister(&self, registration: Registration) -> Result<(), Error> {
-        // Taken out first: two threads with the same handle must not both get through. Put back if the driver refuses.
+        // Taken out first: two threads with the same handle must not both get through. Put back if the driver
+        // refuses.
         let Some(mr) = self.registrations().live.remove(&registration.handle) else {
             return Err(driver_error(libc::EINVAL));
         };
-        // SAFETY: it was in the table, so it was made by us and not deregistered yet; nobody else has it now.
+        // SAFETY: it was in the table, so it was made by us and not deregistered yet; nothing else has it
+        // now.
         let done = check(unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) });
         if done.is_err() {
             self.registrations().live.insert(registration.handle, mr);
@@ -126,7 +129,8 @@ impl Registrar for Context {
         let mr = match self.library.reg_mr_iova2 {
             // Its own address as I/O address: a shifted one is refused by rxe, and peers would have to know.
             Some(register) if access.contains(MrAccess::RELAXED_ORDERING) => {
-                // SAFETY: the domain is ours; the caller promises that the memory stays mapped and unborrowed.
+                // SAFETY: the domain is ours; the caller promises that the memory stays mapped and
+                // unborrowed.
                 unsafe { register(pd, addr, len, iova, access.bits()) }
             }
             _ => {
@@ -141,9 +145,9 @@ impl Registrar for Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let live = std::mem::take(&mut self.registrations().live);
-        // SAFETY: each was made by us and not deregistered; queue pairs and the completion queue ended before (the owner's
-        // fields and `Drop` see to it); then the domain has no children, then the device. What fails here ends with the
-        // device's file, which the kernel cleans up.
+        // SAFETY: each was made by us and not deregistered; queue pairs and the completion queue ended before
+        // (the owner's fields and `Drop` see to it); then the domain has no children, then the device. What
+        // fails here ends with the device's file, which the kernel cleans up.
         unsafe {
             for mr in live.into_values() {
                 (self.library.ibv_dereg_mr)(mr.as_ptr());

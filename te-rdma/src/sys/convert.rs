@@ -3,7 +3,7 @@
 use te_core::{Error, ErrorKind, Op};
 
 use super::abi::*;
-use crate::verbs::{
+use crate::sys::verbs::{
     AsyncEvent, GidKind, MrAccess, Path, PortInfo, QpStep, Sge, WcStatus, WorkCompletion, WorkRequest,
 };
 
@@ -27,7 +27,7 @@ pub(super) fn driver_error(errno: i32) -> Error {
 }
 
 pub(super) fn last_errno() -> i32 {
-    // 0 cannot be told from "no error": a call that failed without saying why.
+    // 0 cannot be distinguished from "no error": a call that failed without saying why.
     std::io::Error::last_os_error().raw_os_error().filter(|&errno| errno != 0).unwrap_or(libc::EIO)
 }
 
@@ -165,7 +165,8 @@ pub(super) fn steps(
 }
 
 fn connect(path: &Path, port: u8, infiniband: bool) -> Result<([Option<ibv_qp_attr>; 2], [i32; 2]), Error> {
-    /// Wait that we ask a peer for when we are not ready (IBA table 46): 0.64 ms. One-sided work hardly ever needs it.
+    /// Wait that we ask a peer for when we are not ready (IBA table 46): 0.64 ms. One-sided work hardly ever
+    /// needs it.
     const RNR_TIMER: u8 = 12;
     /// Routers between the peers, at most.
     const HOP_LIMIT: u8 = 64;

@@ -1,13 +1,13 @@
 //! Which devices there are, and opening one.
 
 use std::ffi::CStr;
-use std::fmt;
 use std::path::Path;
 use std::ptr::NonNull;
 
 use super::abi::{IBV_TRANSPORT_IB, ibv_device};
 use super::convert::last_errno;
 use super::load::{Library, NoRdma};
+use super::open_error::OpenError;
 use super::provider::SystemVerbs;
 use super::{context::Context, sysfs};
 
@@ -18,7 +18,7 @@ const SYS: &str = "/sys";
 pub struct Device {
     /// The kernel's name: `mlx5_0`, `rxe0`.
     pub name: String,
-    /// Its ports, as far as sysfs tells.
+    /// Its ports, as far as sysfs knows.
     pub ports: Vec<PortState>,
     /// NUMA node, when it has one.
     pub numa_node: Option<u16>,
@@ -33,65 +33,6 @@ pub struct PortState {
     pub state: String,
     /// InfiniBand (true) or Ethernet.
     pub infiniband: bool,
-}
-
-/// Why a device cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// There is no RDMA here at all.
-    NoRdma(NoRdma),
-    /// No device of that name.
-    NoSuchDevice(String),
-    /// The device has no such port.
-    NoSuchPort {
-        /// The device.
-        device: String,
-        /// The port that was asked for.
-        port: u8,
-    },
-    /// A call failed.
-    Failed {
-        /// The device.
-        device: String,
-        /// What was tried, as its manual page is called.
-        call: &'static str,
-        /// The driver's `errno`.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRdma(reason) => reason.fmt(f),
-            Self::NoSuchDevice(name) => {
-                write!(f, "no RDMA device `{name}`: `rdma link` lists those there are")
-            }
-            Self::NoSuchPort { device, port } => {
-                write!(f, "RDMA device `{device}` has no port {port}: ports count from 1")
-            }
-            Self::Failed { device, call, errno } => {
-                let why = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "RDMA device `{device}`: {call} failed ({why})")?;
-                f.write_str(match *errno {
-                    libc::EACCES | libc::EPERM => ": give this user access to /dev/infiniband/uverbs*",
-                    libc::ENOENT | libc::ENXIO => ": pass /dev/infiniband into the container",
-                    libc::ENOMEM => ": raise the limit of locked memory (`ulimit -l unlimited`)",
-                    _ => "",
-                })
-            }
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::NoRdma(reason) => Some(reason),
-            _ => None,
-        }
-    }
 }
 
 impl From<NoRdma> for OpenError {
@@ -140,14 +81,15 @@ impl Device {
             .next()
             .ok_or_else(|| OpenError::NoSuchDevice(name.to_owned()))?
             .map_err(failed("ibv_open_device"))?;
-        // SAFETY: just opened, and nobody else has it.
+        // SAFETY: just opened, and nothing else has it.
         let context =
             unsafe { Context::new(library, context) }.map_err(|error| failed("ibv_alloc_pd")(error.code))?;
         SystemVerbs::new(context, name, port, sysfs::numa_node(Path::new(SYS), name))
     }
 }
 
-/// Whether `fork` leaves registered memory alone on this host; `None`: there is no library, or it is too old to tell.
+/// Whether `fork` leaves registered memory alone on this host; `None`: there is no library, or it is too old
+/// to say.
 #[must_use]
 pub fn survives_fork() -> Option<bool> {
     Library::get().ok()?.survives_fork()
@@ -169,8 +111,8 @@ fn each_device<T>(
     }
     let mut results = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries, each a device that lives until the list is freed or longer. Names are C
-        // strings inside the device.
+        // SAFETY: the list has `count` entries, each a device that lives until the list is freed or longer.
+        // Names are C strings inside the device.
         let (device, name, transport) = unsafe {
             let Some(device) = NonNull::new(*list.add(index)) else { break };
             let name = CStr::from_ptr((library.ibv_get_device_name)(device.as_ptr()));

@@ -1,6 +1,7 @@
 //! A library whose functions are ours: what the provider hands to a driver, and what it makes of the answers.
 //!
-//! One fake device at a time and thread; its script is thread-local, as C functions have no other place for it.
+//! One fake device at a time and thread; its script is thread-local, as C functions have no other place for
+//! it.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,7 +13,7 @@ use super::abi::*;
 use super::context::Context;
 use super::load::Library;
 use super::provider::SystemVerbs;
-use crate::verbs::{
+use crate::sys::verbs::{
     AsyncEvent, Connecting, DeviceFeatures, MrAccess, Path, Qp, QpConfig, QpHandle, QpStep, Sge, Verbs as _,
     WcStatus, WorkCompletion, WorkRequest,
 };
@@ -20,7 +21,7 @@ use crate::verbs::{
 /// A request as the driver saw it: id, flags, opcode, pieces, remote address, key.
 type Seen = (u64, u32, u32, Vec<(u64, u32, u32)>, u64, u32);
 
-/// What the fake shall answer, and what it was told.
+/// What the fake shall answer, and what it was given.
 #[derive(Default)]
 struct Script {
     /// Objects that exist: contexts, domains, channels, queues, queue pairs, registrations.
@@ -604,8 +605,8 @@ fn a_registration_that_the_driver_keeps_can_be_ended_again() {
 fn every_event_is_acknowledged_and_queue_pairs_are_named() {
     let (mut verbs, _) = open_with_qp();
     script(|s| s.events = vec![(false, 9), (true, 3), (false, 3)]);
-    let told: Vec<_> = std::iter::from_fn(|| verbs.next_event()).collect();
-    assert_eq!(told, [AsyncEvent::Other(3), AsyncEvent::QpError(0x77), AsyncEvent::PortActive]);
+    let events: Vec<_> = std::iter::from_fn(|| verbs.next_event()).collect();
+    assert_eq!(events, [AsyncEvent::Other(3), AsyncEvent::QpError(0x77), AsyncEvent::PortActive]);
     assert_eq!(script(|s| s.acknowledged), 3);
 }
 

@@ -1,12 +1,14 @@
 //! libibverbs, found at run time: a table of its functions, or one clear reason why there is no RDMA here.
 //!
-//! Nothing is linked: a host without the library, without kernel support or without a device starts all the same, and is
-//! told once what is missing. The library is never closed again: drivers start threads and keep pointers of their own.
+//! Nothing is linked: a host without the library, without kernel support or without a device starts all the
+//! same, and is reported once what is missing. The library is never closed again: drivers start threads and
+//! keep pointers of their own.
 //!
-//! `fork`: from Linux 5.12 on the kernel itself copies pinned pages for a child, so nothing needs to be done. On older
-//! kernels `ibv_fork_init(3)` would have to be called before anything else; it marks every registration `MADV_DONTFORK`,
-//! fails on parts of huge pages, and takes the memory away from children. We leave that to who wants it:
-//! libibverbs does it when the environment has `IBV_FORK_SAFE=1`, and [`Library::survives_fork`] tells how it stands.
+//! `fork`: from Linux 5.12 on the kernel itself copies pinned pages for a child, so nothing needs to be done.
+//! On older kernels `ibv_fork_init(3)` would have to be called before anything else; it marks every
+//! registration `MADV_DONTFORK`, fails on parts of huge pages, and takes the memory away from children. We
+//! leave that to who wants it: libibverbs does it when the environment has `IBV_FORK_SAFE=1`, and
+//! [`Library::survives_fork`] says which it is.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -86,7 +88,8 @@ macro_rules! library {
                         if symbol.is_null() {
                             return Err(NoRdma::OldLibrary(name));
                         }
-                        // SAFETY: a function of this name and version has the signature of verbs.h, which is written above.
+                        // SAFETY: a function of this name and version has the signature of verbs.h, which is
+                        // written above.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $out)?>(symbol)
                         }
@@ -160,7 +163,8 @@ impl Library {
     }
 
     fn load(name: &CStr) -> Result<Self, NoRdma> {
-        // SAFETY: `name` is a C string; the library's constructors are those of rdma-core, which expect to be loaded so.
+        // SAFETY: `name` is a C string; the library's constructors are those of rdma-core, which expect to be
+        // loaded so.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: no argument; the text is copied before the next call of this thread into the linker.
@@ -177,7 +181,8 @@ impl Library {
         unsafe { Self::fill(handle) }
     }
 
-    /// Whether a `fork` in this process leaves registered memory alone; `None`: the library is too old to tell.
+    /// Whether a `fork` in this process leaves registered memory alone; `None`: the library is too old to
+    /// say.
     pub(super) fn survives_fork(&self) -> Option<bool> {
         const IBV_FORK_DISABLED: c_int = 0;
         // SAFETY: takes nothing and only reads what the kernel said when the library was loaded.
@@ -185,8 +190,8 @@ impl Library {
     }
 }
 
-/// The address of a function, null when it is not there. glibc knows symbol versions, and old libraries without versions or
-/// other C libraries do not: there the name alone decides.
+/// The address of a function, null when it is not there. glibc knows symbol versions, and old libraries
+/// without versions or other C libraries do not: there the name alone decides.
 ///
 /// # Safety
 /// `handle` came from `dlopen`; `name` and `version` end with a NUL.

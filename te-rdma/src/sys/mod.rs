@@ -1,29 +1,45 @@
-//! The provider of verbs that real devices have: libibverbs, found at run time.
+//! All unsafe code of the crate: the seam to devices, the provider that real devices have (libibverbs, found
+//! at run time), and registered memory.
 //!
 //! ```text
-//!   device.rs    Device::list, Device::open
-//!   provider.rs  SystemVerbs: queue pairs, posting, polling, events    convert.rs  the library's numbers ⇄ ours
-//!   context.rs   the opened device and its registrations, shared by threads
-//!   load.rs      table of functions, or why there is none              sysfs.rs    what only sysfs knows
-//!   abi.rs       structures and constants of verbs.h                   layout.rs   their sizes, as the C compiler sees them
+//!   verbs.rs         the seam: what the transport needs of a device
+//!   registration.rs  memory that a device knows
+//!   posting.rs       posting, with its promise
+//!   fd.rs            descriptors given as numbers
+//!   dma.rs           memory of simulated devices (feature `sim`)
+//!
+//!   device.rs        Device::list, Device::open            open_error.rs  why a device cannot be used
+//!   provider.rs      SystemVerbs: queue pairs, posting, polling, events
+//!   context.rs       the opened device and its registrations, shared by threads
+//!   load.rs          table of functions, or why there is none
+//!   convert.rs       the library's numbers ⇄ ours          sysfs.rs       what only sysfs knows
+//!   abi.rs           structures and constants of verbs.h   layout.rs      their sizes, as C has them
 //! ```
 //!
-//! All `unsafe` of real devices is in this directory. Its contract with libibverbs is that of the manual pages: objects are
-//! used after they were made and before they are destroyed, children are destroyed before their parents, every event that
-//! was taken is acknowledged, and all calls may come from any thread.
-#![allow(unsafe_code, reason = "calls into a C library")]
+//! The contract with libibverbs is that of the manual pages: objects are used after they were made and before
+//! they are destroyed, children are destroyed before their parents, every event that was taken is
+//! acknowledged, and all calls may come from any thread.
+#![allow(unsafe_code, reason = "calls into a C library, and memory that peers write")]
 
 mod abi;
 mod context;
 mod convert;
 mod device;
+#[cfg(feature = "sim")]
+pub(crate) mod dma;
 #[cfg(test)]
 mod fake;
+pub(crate) mod fd;
 mod layout;
 mod load;
+mod open_error;
+pub(crate) mod posting;
 mod provider;
+pub(crate) mod registration;
 mod sysfs;
+pub mod verbs;
 
-pub use device::{Device, OpenError, PortState, survives_fork};
+pub use device::{Device, PortState, survives_fork};
 pub use load::NoRdma;
+pub use open_error::OpenError;
 pub use provider::SystemVerbs;

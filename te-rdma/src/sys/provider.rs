@@ -14,10 +14,10 @@ use super::abi::{
 };
 use super::context::Context;
 use super::convert::{self, check, driver_error, last_errno};
-use super::device::OpenError;
 use super::load::Library;
+use super::open_error::OpenError;
 use super::sysfs;
-use crate::verbs::{
+use crate::sys::verbs::{
     AsyncEvent, Connecting, DeviceFeatures, DeviceInfo, Gid, MrAccess, PortInfo, Qp, QpConfig, QpHandle,
     QpStep, Registrar, Registration, Sge, Verbs, WorkCompletion, WorkRequest,
 };
@@ -29,14 +29,15 @@ const CHAIN_MAX: usize = 256;
 /// Completions taken with one call, at most.
 const POLL_MAX: usize = 64;
 
-/// An opened port of a device behind libibverbs. Dropping it destroys its queue pairs and registrations and closes it.
+/// An opened port of a device behind libibverbs. Dropping it destroys its queue pairs and registrations and
+/// closes it.
 pub struct SystemVerbs {
     info: DeviceInfo,
     infiniband: bool,
     cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
-    /// By handle, which is an index and how often it was used: peers make and end queue pairs as they like, and neither
-    /// memory nor the search for one may grow with that.
+    /// By handle, which is an index and how often it was used: peers make and end queue pairs as they like,
+    /// and neither memory nor the search for one may grow with that.
     qps: Vec<(u32, Option<NonNull<ibv_qp>>)>,
     /// Indexes of `qps` that are free.
     free: Vec<u32>,
@@ -52,8 +53,8 @@ pub struct SystemVerbs {
     context: ManuallyDrop<Context>,
 }
 
-// SAFETY: all pointers are to objects that this value alone owns, of a library that may be called from any thread; the chain
-// holds no pointer between two calls that anybody follows.
+// SAFETY: all pointers are to objects that this value alone owns, of a library that may be called from any
+// thread; the chain holds no pointer between two calls that anybody follows.
 unsafe impl Send for SystemVerbs {}
 
 impl SystemVerbs {
@@ -83,7 +84,7 @@ impl SystemVerbs {
         };
         let Some(cq) = NonNull::new(cq) else {
             let error = driver_error(last_errno());
-            // SAFETY: made above, used by nobody.
+            // SAFETY: made above, not used by anything else.
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(failed("ibv_create_cq")(error));
         };
@@ -157,8 +158,9 @@ impl SystemVerbs {
     /// Takes what is in the completion channel, so that its descriptor is quiet again.
     fn drain_channel(&mut self) {
         let (mut cq, mut cookie) = (null_mut(), null_mut());
-        // SAFETY: the channel is ours and does not block; both results live for the call. Only our queue sends to it, and each
-        // event that was taken is acknowledged, or destroying the queue would wait for ever.
+        // SAFETY: the channel is ours and does not block; both results live for the call. Only our queue
+        // sends to it, and each event that was taken is acknowledged, or destroying the queue would wait for
+        // ever.
         unsafe {
             while (self.library().ibv_get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut cookie) == 0
             {
@@ -177,7 +179,8 @@ fn query_device(context: &Context) -> Result<ibv_device_attr, Error> {
 }
 
 fn query_port(context: &Context, port: u8) -> Result<ibv_port_attr, Error> {
-    // The exported function fills the part of the structure that it has always had; the rest stays zero, as in verbs.h.
+    // The exported function fills the part of the structure that it has always had; the rest stays zero, as
+    // in verbs.h.
     let mut attr = ibv_port_attr::default();
     // SAFETY: the context is open, and `attr` is at least as long as what the call fills.
     check(unsafe { (context.library.ibv_query_port)(context.context.as_ptr(), port, &raw mut attr) })?;
@@ -335,8 +338,8 @@ impl Verbs for SystemVerbs {
         Ok(())
     }
 
-    fn connect_qp(&mut self, qp: QpHandle, path: crate::verbs::Path) -> Result<Connecting, Error> {
-        // InfiniBand's subnet manager has the addresses: nobody is asked.
+    fn connect_qp(&mut self, qp: QpHandle, path: crate::sys::verbs::Path) -> Result<Connecting, Error> {
+        // InfiniBand's subnet manager has the addresses: there is no request to wait for.
         if self.infiniband {
             return self.modify_qp(qp, QpStep::Connect(path)).map(|()| Connecting::Done);
         }
@@ -348,8 +351,8 @@ impl Verbs for SystemVerbs {
             // All of it moves in here: the token goes when the queue pair is not used any more.
             let (pointer, _token) = (pointer, token);
             for (mut attr, mask) in attrs.into_iter().flatten().zip(masks) {
-                // SAFETY: while the token lives, the queue pair is neither destroyed nor modified by its owner, and neither
-                // is its device closed; `attr` lives for the call.
+                // SAFETY: while the token lives, the queue pair is neither destroyed nor modified by its
+                // owner, and neither is its device closed; `attr` lives for the call.
                 check(unsafe { (library.ibv_modify_qp)(pointer.0.as_ptr(), &raw mut attr, mask) })?;
             }
             Ok(())
@@ -358,7 +361,8 @@ impl Verbs for SystemVerbs {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), Error> {
         let pointer = self.settled_qp(qp)?;
-        // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were acknowledged.
+        // SAFETY: it is in the table, so it exists; taken out once it does not. All its events were
+        // acknowledged.
         check(unsafe { (self.library().ibv_destroy_qp)(pointer.as_ptr()) })?;
         let index = qp.0 as u32;
         let slot = &mut self.qps[index as usize];
@@ -377,7 +381,8 @@ impl Verbs for SystemVerbs {
             Ok(qp) => qp,
             Err(error) => return (0, Some(error)),
         };
-        // SAFETY: the queue pair and its context exist. An opened context has the function; a null would be a broken driver.
+        // SAFETY: the queue pair and its context exist. An opened context has the function; a null would be a
+        // broken driver.
         let Some(post_send) = (unsafe { (*(*qp.as_ptr()).context).ops.post_send }) else {
             return (0, Some(driver_error(libc::ENOSYS)));
         };
@@ -399,12 +404,13 @@ impl Verbs for SystemVerbs {
             }
             if length != 0 {
                 let mut bad = null_mut();
-                // SAFETY: a chain of `length` requests that ends with a null; their pieces are the caller's slice, and both
-                // live for the call. What is not inline the device checks against registrations, what is inline is readable by
-                // the caller's promise.
+                // SAFETY: a chain of `length` requests that ends with a null; their pieces are the caller's
+                // slice, and both live for the call. What is not inline the device checks against
+                // registrations, what is inline is readable by the caller's promise.
                 let result = unsafe { post_send(qp.as_ptr(), first, &raw mut bad) };
                 if let Err(error) = check(result) {
-                    // The driver tells the first that it did not take; anything else would be a broken driver.
+                    // The driver reports the first that it did not take; anything else would be a broken
+                    // driver.
                     let accepted = (bad as usize)
                         .checked_sub(first as usize)
                         .map_or(0, |bytes| bytes / size_of::<ibv_send_wr>());
@@ -471,15 +477,16 @@ impl Verbs for SystemVerbs {
         {
             return None;
         }
-        let told = if convert::is_qp_error(event.event_type) {
+        let found = if convert::is_qp_error(event.event_type) {
             self.number_of(event.element)
                 .map_or(AsyncEvent::Other(event.event_type as i32), AsyncEvent::QpError)
         } else {
             convert::event(event.event_type)
         };
-        // SAFETY: taken above, acknowledged once; what it names is not destroyed before that, for destroying waits.
+        // SAFETY: taken above, acknowledged once; what it names is not destroyed before that, for destroying
+        // waits.
         unsafe { (self.library().ibv_ack_async_event)(&raw mut event) };
-        Some(told)
+        Some(found)
     }
 }
 
@@ -495,15 +502,16 @@ impl Drop for SystemVerbs {
             return;
         }
         if self.connecting.iter().any(|(_, token)| token.strong_count() > 0) {
-            // A thread is in the driver with one of our queue pairs, or will be. The device's file ends with the process.
+            // A thread is in the driver with one of our queue pairs, or will be. The device's file ends with
+            // the process.
             log::error!("{}: left open, for queue pairs are still being connected", self.info.name);
             return;
         }
-        // Events that nobody took would make the destructors wait.
+        // Events that were not taken would make the destructors wait.
         while self.next_event().is_some() {}
         let library = self.library();
-        // SAFETY: children before parents, each once; the context itself goes with its own `Drop`, after this. What fails here
-        // ends with the device's file.
+        // SAFETY: children before parents, each once; the context itself goes with its own `Drop`, after
+        // this. What fails here ends with the device's file.
         unsafe {
             for qp in self.qps.drain(..).filter_map(|(_, qp)| qp) {
                 (library.ibv_destroy_qp)(qp.as_ptr());

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::verbs::GidKind;
+use crate::sys::verbs::GidKind;
 
 /// A file's first line, or nothing.
 fn line(path: &Path) -> Option<String> {
-    // The kernel's files are a line; whoever gives us another root may give us anything.
+    // The kernel's files are a line; another root may hold anything.
     const BYTES_MAX: usize = 4096;
     let text = fs::read_to_string(path).ok()?;
     let first = text.lines().next()?.trim();
@@ -33,7 +33,8 @@ pub(super) fn ports(sys: &Path, device: &str) -> Vec<(u8, String, bool)> {
     ports
 }
 
-/// NUMA node of a device: its own, or that of what it is part of, or (software devices) of the network device it runs on.
+/// NUMA node of a device: its own, or that of what it is part of, or (software devices) of the network device
+/// it runs on.
 pub(super) fn numa_node(sys: &Path, device: &str) -> Option<u16> {
     let dir = sys.join("class/infiniband").join(device);
     let own = || node_upwards(sys, &dir.join("device"));

@@ -1,5 +1,5 @@
-//! What the tests share: transports on one simulated fabric, with memory of their own, driven in one thread. The devices and
-//! their time are simulated, the side channels are real sockets.
+//! What the tests share: transports on one simulated fabric, with memory of their own, driven in one thread.
+//! The devices and their time are simulated, the control connections are real sockets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 

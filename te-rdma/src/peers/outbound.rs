@@ -1,0 +1,322 @@
+//! One control connection of ours: the handshake, questions, and the order of answers.
+
+use std::collections::VecDeque;
+use std::io;
+
+use te_core::{Error, ErrorKind, Instant};
+use te_fabric::net::error_of;
+use zerocopy::IntoBytes;
+
+use crate::io::channel::Channel;
+use crate::wire::{self, Header, Hello, Kind, Response, Step, Welcome};
+
+/// How far a control connection of ours is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Connecting,
+    Greeting,
+    Up,
+}
+
+/// What ended a control connection, and what that says about its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelEnd {
+    /// It was up, and broke or was closed.
+    Lost(Error),
+    /// It never came up.
+    Refused(Error),
+    /// We closed it: no failure.
+    Dropped,
+}
+
+/// A frame of the target's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Frame<'a> {
+    /// The handshake's answer.
+    Welcome(Welcome),
+    /// Everything later.
+    Response(Response<'a>),
+}
+
+/// A control connection of ours.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    channel: Channel,
+    peer: u32,
+    /// Which of the peer's addresses it goes to.
+    address: u8,
+    phase: Phase,
+    /// Given up then: it does not come up, or an answer is overdue.
+    deadline: Option<Instant>,
+    /// Questions without an answer, the handshake included.
+    asked: u32,
+    /// Those after the handshake: answers come in the order of the questions.
+    open: VecDeque<(u64, Kind)>,
+    /// Some question was answered.
+    answered: bool,
+}
+
+impl Outbound {
+    /// A connection to address number `address` of `peer`, which is being made.
+    pub(crate) fn new(mut channel: Channel, peer: u32, address: u8, deadline: Instant) -> Self {
+        channel.dialing = true;
+        Self {
+            channel,
+            peer,
+            address,
+            phase: Phase::Connecting,
+            deadline: Some(deadline),
+            asked: 1,
+            open: VecDeque::new(),
+            answered: false,
+        }
+    }
+
+    /// Questions without an answer.
+    pub(crate) const fn asked(&self) -> u32 {
+        self.asked
+    }
+
+    /// Whether a question of any length can be asked.
+    pub(crate) fn has_room(&self) -> bool {
+        self.channel.has_room()
+    }
+
+    /// Asks a question with `count` entries, if there is room. The answer is expected after those to all
+    /// before it.
+    pub(crate) fn ask(&mut self, kind: Kind, count: u16, id: u64, body: [&[u8]; 2]) {
+        if self.channel.push(&[Header::new(kind, count, id).as_bytes(), body[0], body[1]]) {
+            self.open.push_back((id, kind));
+            self.asked += 1;
+        }
+    }
+
+    pub(crate) const fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    pub(super) const fn address(&self) -> u8 {
+        self.address
+    }
+
+    pub(super) const fn has_answered(&self) -> bool {
+        self.answered
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub(super) const fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
+    pub(super) const fn channel_mut(&mut self) -> &mut Channel {
+        &mut self.channel
+    }
+
+    /// Whether the connection has just been made and is to be greeted. `Ok(false)`: it is still being made,
+    /// or was greeted.
+    pub(super) fn is_made(&mut self) -> Result<bool, ChannelEnd> {
+        if self.phase != Phase::Connecting {
+            return Ok(false);
+        }
+        match self.channel.stream.take_error() {
+            Ok(None) => Ok(self.channel.stream.peer_addr().is_ok()),
+            Ok(Some(error)) | Err(error) => Err(ChannelEnd::Refused(error_of(&error))),
+        }
+    }
+
+    /// Whether the connection is still being made.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.phase == Phase::Connecting
+    }
+
+    pub(super) fn greet(&mut self, hello: &Hello) {
+        self.channel.dialing = false;
+        self.channel.push(&[hello.as_bytes()]);
+        self.phase = Phase::Greeting;
+    }
+
+    /// Takes in what has arrived. True: something came.
+    pub(super) fn receive(&mut self) -> Result<bool, ChannelEnd> {
+        self.channel.receive().map_err(|error| self.broken(&error))
+    }
+
+    /// Sends what can be sent.
+    pub(super) fn flush(&mut self) -> Result<(), ChannelEnd> {
+        self.channel.flush().map_err(|error| self.broken(&error))
+    }
+
+    /// What the peer's end of the connection says, once everything before it was taken in.
+    pub(super) fn check_finished(&self) -> Result<(), ChannelEnd> {
+        match self.channel.finished {
+            true => Err(self.lost(Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET))),
+            false => Ok(()),
+        }
+    }
+
+    /// What a failure says, by how far the connection is.
+    pub(super) fn lost(&self, error: Error) -> ChannelEnd {
+        match self.phase {
+            Phase::Up => ChannelEnd::Lost(error),
+            Phase::Connecting | Phase::Greeting => ChannelEnd::Refused(error),
+        }
+    }
+
+    fn broken(&self, error: &io::Error) -> ChannelEnd {
+        self.lost(error_of(error))
+    }
+
+    /// The next frame and its length; `None`: it is not all there.
+    pub(super) fn frame(&self) -> Result<Option<(Frame<'_>, usize)>, ChannelEnd> {
+        let bytes = self.channel.bytes();
+        let step = if self.phase == Phase::Greeting {
+            wire::parse_welcome(bytes).map(|step| match step {
+                Step::Need(_) => None,
+                Step::Frame(welcome, used) => Some((Frame::Welcome(welcome), used)),
+            })
+        } else {
+            wire::parse_response(bytes).map(|step| match step {
+                Step::Need(_) => None,
+                Step::Frame(response, used) => Some((Frame::Response(response), used)),
+            })
+        };
+        step.map_err(|_| self.lost(ErrorKind::Protocol.into()))
+    }
+
+    /// The peer has welcomed us.
+    pub(super) fn welcomed(&mut self) {
+        self.phase = Phase::Up;
+        self.asked = 0;
+        self.deadline = None;
+    }
+
+    /// Notes an answer, which closes the oldest open question. `until`: when the next answer is overdue.
+    /// False: it answers what was not asked, or something else.
+    pub(super) fn answered(&mut self, kind: Kind, id: u64, until: Instant) -> bool {
+        let Some((asked, question)) = self.open.pop_front() else { return false };
+        let fits = match kind {
+            Kind::Accept => question == Kind::Connect,
+            Kind::Resolved => question == Kind::Resolve,
+            Kind::Fenced => question == Kind::Fence,
+            Kind::Refused => matches!(question, Kind::Connect | Kind::Resolve),
+            _ => false,
+        };
+        if !fits || asked != id || self.asked == 0 {
+            return false;
+        }
+        self.answered = true;
+        self.asked -= 1;
+        self.deadline = (self.asked > 0).then_some(until);
+        true
+    }
+}
+
+/// The kind and the id of an answer; `None`: nothing has to have asked for it.
+pub(super) const fn answer_of(response: &Response<'_>) -> Option<(Kind, u64)> {
+    match *response {
+        Response::Accept { id, .. } => Some((Kind::Accept, id)),
+        Response::Resolved { id, .. } => Some((Kind::Resolved, id)),
+        Response::Fenced { id } => Some((Kind::Fenced, id)),
+        Response::Refused { id, .. } => Some((Kind::Refused, id)),
+        Response::Withdrawn { .. } | Response::Error { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{MAGIC, PROTOCOL, VERSION};
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use te_fabric::Interest;
+    use zerocopy::little_endian::{U16, U32, U64};
+
+    const LATER: Instant = Instant::from_millis(100);
+
+    /// A connection that was made, and its other end.
+    fn made() -> (Outbound, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        stream.set_nonblocking(true).expect("a socket");
+        let (there, _) = listener.accept().expect("it was connected to");
+        (Outbound::new(Channel::new(stream, Interest::BOTH), 3, 1, LATER), there)
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            reserved: U16::ZERO,
+            connection: U32::new(1),
+            session: U64::new(2),
+            target: U64::new(3),
+            identity: U64::new(4),
+            reserved_end: U64::ZERO,
+        }
+    }
+
+    fn hear(out: &mut Outbound) {
+        while !out.receive().expect("the connection is there") {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_connection_is_greeted_welcomed_and_asked_in_order() {
+        let (mut out, mut there) = made();
+        assert_eq!(out.is_made(), Ok(true));
+        out.greet(&hello());
+        assert_eq!((out.flush(), out.is_made(), out.is_connecting()), (Ok(()), Ok(false), false));
+        let mut greeting = [0; 48];
+        there.read_exact(&mut greeting).expect("the greeting");
+        assert_eq!(greeting, hello().as_bytes());
+        assert_eq!(out.frame(), Ok(None));
+
+        let welcome = PROTOCOL.welcome(0, 3, 0);
+        there.write_all(welcome.as_bytes()).expect("room");
+        hear(&mut out);
+        assert_eq!(out.frame(), Ok(Some((Frame::Welcome(welcome), 32))));
+        out.channel_mut().consume(32);
+        out.welcomed();
+        assert_eq!((out.asked(), out.deadline()), (0, None));
+
+        out.ask(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
+        out.ask(Kind::Fence, 0, 8, [&[], &[]]);
+        assert_eq!(out.asked(), 2);
+        assert!(out.answered(Kind::Refused, 7, LATER) && out.has_answered());
+        assert_eq!(out.deadline(), Some(LATER));
+        assert!(out.answered(Kind::Fenced, 8, LATER));
+        assert_eq!((out.asked(), out.deadline()), (0, None));
+        assert!(!out.answered(Kind::Fenced, 9, LATER), "it was not asked");
+    }
+
+    #[test]
+    fn an_answer_to_another_question_is_none() {
+        for (kind, id) in [(Kind::Accept, 7), (Kind::Resolved, 8), (Kind::Fenced, 7)] {
+            let (mut out, _there) = made();
+            out.greet(&hello());
+            out.welcomed();
+            out.ask(Kind::Resolve, 0, 7, [&[0; 24], &[]]);
+            assert!(!out.answered(kind, id, LATER), "{kind:?} {id}");
+        }
+    }
+
+    #[test]
+    fn a_failure_says_how_far_the_connection_was() {
+        let error = Error::new(ErrorKind::PeerDead);
+        let (mut out, there) = made();
+        assert_eq!(out.lost(error), ChannelEnd::Refused(error));
+        out.greet(&hello());
+        assert_eq!(out.lost(error), ChannelEnd::Refused(error));
+        out.welcomed();
+        assert_eq!((out.lost(error), out.check_finished()), (ChannelEnd::Lost(error), Ok(())));
+        drop(there);
+        while out.check_finished().is_ok() {
+            let _ = out.receive();
+        }
+        let reset = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
+        assert_eq!(out.check_finished(), Err(ChannelEnd::Lost(reset)));
+    }
+}
