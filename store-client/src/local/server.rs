@@ -18,7 +18,7 @@ use store_core::allocator::GRAIN_BYTES;
 use te_engine::fork::Mark;
 use te_engine::host;
 
-use super::client::answers;
+use super::connection::answers;
 use super::error::LocalStartError;
 use super::protocol::{Answer, Refusal, encode};
 use super::worker::Worker;
