@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use common::{Daemon, PATIENCE, signal};
-use store_client::{Client, ClientConfig, PutOptions};
+use store_client::{Client, ClientConfig, PutOptions, Store as _};
 
 struct Cluster {
     master: Daemon,

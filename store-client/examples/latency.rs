@@ -14,12 +14,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use store_client::{
-    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Node, NodeConfig, RpcConfig,
-    RpcConnection,
+    Address, AsyncClient, BufferRange, Client, ClientConfig, Fabrics, Get, Node, NodeConfig, RpcConfig,
+    RpcConnection, Store as _,
 };
 use store_core::message::{
-    Allocation, Beat, Commit, Exists, Get, Heartbeat, Mount, MountSegment, NewObject, Operation, PutAsk,
-    PutEnd, PutOptions, PutStart,
+    Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
+    PutAsk, PutEnd, PutOptions, PutStart,
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
@@ -124,11 +124,11 @@ fn measure_master() -> Result<()> {
         )?;
         row("exists", batch, depth, rounds, started.elapsed());
         let started = Instant::now();
-        pipeline::<Get, _>(
+        pipeline::<AskGet, _>(
             &mut rpc,
             depth,
             keys.chunks(batch),
-            |rpc, keys| rpc.queue::<Get>(&(), keys.iter().map(|key| Key(key))),
+            |rpc, keys| rpc.queue::<AskGet>(&(), keys.iter().map(|key| Key(key))),
             |found| assert!(found.into_iter().all(|found| found.is_ok())),
         )?;
         row("get", batch, depth, rounds, started.elapsed());
@@ -261,7 +261,7 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
         Some(found) if found == value => Ok(()),
         _ => Err("missed".into()),
     })?;
-    sample("get_into", &keys, value_bytes, |key| match client.get_into(key, range)? {
+    sample("get mem", &keys, value_bytes, |key| match client.get_with(Get::new(key, range))? {
         Some(len) if len == value_bytes as u64 => Ok(()),
         _ => Err("missed".into()),
     })?;
@@ -274,20 +274,15 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
     sample("get x16", &batches, BATCH * value_bytes, |batch| {
         let first = usize::from_le_bytes(batch.try_into()?) * BATCH;
         let part = |i: usize| BufferRange::part(&many, (i * value_bytes) as u64, value_bytes as u64);
-        let items: Vec<_> = (0..BATCH).map(|i| (keys[first + i].as_slice(), part(i))).collect();
-        if client.batch_get_into(&items).iter().all(|result| matches!(result, Ok(Some(_)))) {
-            return Ok(());
-        }
-        Err("missed".into())
+        let mut items: Vec<_> = (0..BATCH).map(|i| Get::new(&keys[first + i], part(i))).collect();
+        if client.batch_get(&mut items).is_complete() { Ok(()) } else { Err("missed".into()) }
     })?;
     client.unregister(many.id())?;
     client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
     for _ in 0..2 {
         // The second time into pages that this process has touched.
-        sample("put_from", &keys, value_bytes, |key| {
-            Ok(client.put_from(key, range, &options).map(|_| ())?)
-        })?;
+        sample("put mem", &keys, value_bytes, |key| Ok(client.put(key, range, &options).map(|_| ())?))?;
         client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
     }
     client.unregister(region.id())?;
@@ -300,7 +295,8 @@ fn measure_parts(client: &mut Client, keys: &[Vec<u8>], value_bytes: usize) -> R
     let edge = value_bytes as u64 / 2 + 100;
     for (what, offset, len) in [("4K part", edge, 4096), ("256K part", edge & !0xffff, 256 << 10)] {
         sample(what, keys, len as usize, |key| {
-            match client.get_range_into(key, offset, BufferRange::part(&into, 0, len))? {
+            let item = Get::new(key, BufferRange::part(&into, 0, len)).range(offset..offset + len);
+            match client.get_with(item)? {
                 Some(read) if read == len => Ok(()),
                 _ => Err("missed".into()),
             }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_client::{
-    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Node, NodeConfig, PutOptions,
+    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
+    Store as _,
 };
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
@@ -157,11 +158,8 @@ impl Soak {
         let names = self.names(count);
         let values: Vec<Vec<u8>> = names.iter().map(|name| self.next_value(*name)).collect();
         let keys: Vec<Vec<u8>> = names.iter().map(|name| key(*name)).collect();
-        let items: Vec<(&[u8], &[u8])> =
-            keys.iter().zip(&values).map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
-        let options = self.options();
-        let results = self.client.batch_put(&items, &options);
-        self.note_puts(&results);
+        let items = keys.iter().zip(&values).map(|(key, value)| Put::new(key, value)).collect();
+        self.put_all(items);
     }
 
     fn put_from(&mut self) {
@@ -174,21 +172,22 @@ impl Soak {
             let _ = self.region.write(at, &value);
             items.push((key(*name), BufferRange::part(&self.region, at, value.len() as u64)));
         }
-        let items: Vec<(&[u8], BufferRange)> =
-            items.iter().map(|(key, range)| (key.as_slice(), *range)).collect();
-        let options = self.options();
-        let results = self.client.batch_put_from(&items, &options);
-        self.note_puts(&results);
+        let items = items.iter().map(|(key, range)| Put::new(key, *range)).collect();
+        self.put_all(items);
     }
 
     fn get(&mut self, count: u64) {
         let names = self.names(count);
         let keys: Vec<Vec<u8>> = names.iter().map(|name| key(*name)).collect();
-        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        for (result, name) in self.client.batch_get(&keys).into_iter().zip(names) {
+        let mut values = vec![Vec::new(); keys.len()];
+        let mut items: Vec<_> =
+            keys.iter().zip(&mut values).map(|(key, value)| Get::new(key, value)).collect();
+        let _ = self.client.batch_get(&mut items);
+        let results: Vec<_> = items.into_iter().map(Get::into_result).collect();
+        for ((result, value), name) in results.into_iter().zip(values).zip(names) {
             self.counts.gets += 1;
             match result {
-                Ok(Some(value)) => self.verify(name, &value),
+                Ok(Some(_)) => self.verify(name, &value),
                 Ok(None) => {}
                 Err(_) => self.counts.errors += 1,
             }
@@ -200,12 +199,12 @@ impl Soak {
         let keys: Vec<Vec<u8>> = names.iter().map(|name| key(*name)).collect();
         let range =
             |slot: usize| BufferRange::part(&self.region, slot as u64 * OBJECT_BYTES_MAX, OBJECT_BYTES_MAX);
-        let items: Vec<(&[u8], BufferRange)> =
-            keys.iter().enumerate().map(|(slot, key)| (key.as_slice(), range(slot))).collect();
-        let results = self.client.batch_get_into(&items);
-        for (slot, (result, name)) in results.into_iter().zip(names).enumerate() {
+        let mut items: Vec<_> =
+            keys.iter().enumerate().map(|(slot, key)| Get::new(key, range(slot))).collect();
+        let _ = self.client.batch_get(&mut items);
+        for (slot, (item, name)) in items.into_iter().zip(names).enumerate() {
             self.counts.gets += 1;
-            match result {
+            match item.into_result() {
                 Ok(Some(len)) => {
                     let mut value = vec![0; len as usize];
                     if self.region.read(slot as u64 * OBJECT_BYTES_MAX, &mut value).is_ok() {
@@ -264,14 +263,12 @@ impl Soak {
         value
     }
 
-    fn note_puts(&mut self, results: &[std::result::Result<(), ErrorCode>]) {
-        for result in results {
-            match result {
-                Ok(()) => self.counts.puts += 1,
-                Err(ErrorCode::ObjectAlreadyExists) => self.counts.taken += 1,
-                Err(_) => self.counts.errors += 1,
-            }
-        }
+    fn put_all(&mut self, mut items: Vec<Put<'_>>) {
+        let options = self.options();
+        let tally = self.client.batch_put(&mut items, &options);
+        self.counts.puts += tally.done as u64;
+        self.counts.taken += tally.missed as u64;
+        self.counts.errors += tally.failed as u64;
     }
 
     /// The head says whose put it is; every other byte, and the length, follow from that and from the key.

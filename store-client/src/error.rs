@@ -1,12 +1,16 @@
-//! One enum for each area: the connection to the master, operations on objects, start-up.
+//! One enum for each area: the connection to the master, operations of every client, start-up.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use store_core::wire::VERSION;
 use store_core::{ErrorCode, Trace, WireError};
 use te_engine::{RegisterError, StartError};
+
+use crate::item::PARTS_MAX;
+use crate::local::LocalError;
 
 /// Why the master gave no (good) answer.
 #[derive(Debug)]
@@ -61,16 +65,64 @@ pub enum RpcError {
 /// What a child hears that goes on using what its parent made.
 pub(crate) const FORKED: &str = "this process was forked: connect anew in the child";
 
-/// Why an operation on an object did not succeed. A miss is not an error.
-#[derive(Debug)]
+/// Why an operation of a client did not succeed, of whichever client and of one item or a batch. A miss is
+/// not an error.
+///
+/// Cheap to clone: what fails a whole request is the result of each of its items.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The master, or the operation, said no.
     Refused(ErrorCode),
     /// The master could not be asked.
-    Rpc(RpcError),
+    Rpc(Arc<RpcError>),
+    /// The node on this machine could not be asked.
+    Local(Arc<LocalError>),
     /// Memory could not be registered or allocated.
     Memory(RegisterError),
+    /// What is to be read is longer than its sink.
+    TooLong {
+        /// Bytes that the sink has room for.
+        room: u64,
+    },
+    /// The object ends before the part that is to be read.
+    BeyondEnd {
+        /// The object would have to have so many bytes, at least.
+        end: u64,
+    },
+    /// A part of an object that has no byte, or goes beyond the largest offset; or a range together with
+    /// [`Sink::Fragments`](crate::Sink::Fragments), which name their own.
+    BadRange {
+        /// Where in the object it begins.
+        start: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// More parts than an item may have.
+    TooManyParts {
+        /// How many.
+        parts: usize,
+    },
+    /// The range does not lie inside memory that is registered with this client; or not inside its buffer.
+    Unregistered {
+        /// Where it begins, bytes from the beginning of the region or buffer.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The memory is of another client, or of a connection that is gone.
+    ForeignMemory,
+    /// A fabric, or a node that was given up, may still write the memory, or store what is in it.
+    Held,
+    /// The arena of a local client has no room for it.
+    ArenaFull {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes of the longest free part.
+        largest_free: u64,
+        /// Bytes of the arena.
+        arena_bytes: u64,
+    },
     /// The thread of the [`AsyncClient`](crate::AsyncClient) has ended; whether the operation was carried out is not known.
     Stopped,
     /// This process is a fork of the one that connected. What was under way is the parent's.
@@ -160,14 +212,21 @@ impl ConnectError {
 impl StoreError {
     /// The store's code of it, under Mooncake's number.
     #[must_use]
-    pub const fn code(&self) -> ErrorCode {
+    pub fn code(&self) -> ErrorCode {
         match self {
             Self::Refused(code) => *code,
             Self::Rpc(error) => error.code(),
-            Self::Memory(_) => ErrorCode::InvalidParams,
+            Self::Local(error) => error.code(),
+            Self::TooLong { .. } | Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
+            Self::Memory(_)
+            | Self::BeyondEnd { .. }
+            | Self::BadRange { .. }
+            | Self::TooManyParts { .. }
+            | Self::Unregistered { .. }
+            | Self::ForeignMemory => ErrorCode::InvalidParams,
             Self::Forked => ErrorCode::Forked,
             Self::Expelled => ErrorCode::Expelled,
-            Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
+            Self::Held | Self::Stopped => ErrorCode::UnavailableInCurrentStatus,
         }
     }
 }
@@ -225,7 +284,41 @@ impl fmt::Display for StoreError {
         match self {
             Self::Refused(code) => code.fmt(f),
             Self::Rpc(error) => error.fmt(f),
+            Self::Local(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::TooLong { room } => write!(
+                f,
+                "what is to be read is longer than the {room} bytes that there is room for: ask for the object's \
+                 size, then pass a larger buffer, or read a part"
+            ),
+            Self::BeyondEnd { end } => {
+                write!(f, "the object ends before byte {end}: ask for its size, and read a part that it has")
+            }
+            Self::BadRange { start, len } => write!(
+                f,
+                "a part of {len} bytes from byte {start} on cannot be read: give it at least one byte and an end \
+                 that an object can have, and name no range beside fragments"
+            ),
+            Self::TooManyParts { parts } => {
+                write!(f, "{parts} parts of one item are too many: pass {PARTS_MAX} at most")
+            }
+            Self::Unregistered { offset, len } => write!(
+                f,
+                "{len} bytes from offset {offset} on do not lie inside the registered memory that they name: check \
+                 offset and length, and that the memory is still registered with this client"
+            ),
+            Self::ForeignMemory => f.write_str(
+                "the buffer is of another client, or of a connection that is gone: allocate another with this \
+                 client, and fill it again",
+            ),
+            Self::Held => f.write_str(
+                "a transfer that was given up may still use the buffer: try again later, or use another buffer",
+            ),
+            Self::ArenaFull { wanted, largest_free, arena_bytes } => write!(
+                f,
+                "{wanted} bytes do not fit the arena: of {arena_bytes} bytes, {largest_free} are free in one piece: drop \
+                 buffers, or ask for a larger arena"
+            ),
             Self::Stopped => f.write_str("the client was stopped, or its thread has died: start a new one"),
             Self::Forked => f.write_str(FORKED),
             Self::Expelled => f.write_str(
@@ -240,9 +333,10 @@ impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Refused(code) => Some(code),
-            Self::Rpc(error) => Some(error),
+            Self::Rpc(error) => Some(&**error),
+            Self::Local(error) => Some(&**error),
             Self::Memory(error) => Some(error),
-            Self::Stopped | Self::Forked | Self::Expelled => None,
+            _ => None,
         }
     }
 }
@@ -262,7 +356,16 @@ impl From<RpcError> for StoreError {
         match error {
             RpcError::Refused(code) => Self::Refused(code),
             RpcError::Forked => Self::Forked,
-            error => Self::Rpc(error),
+            error => Self::Rpc(Arc::new(error)),
+        }
+    }
+}
+
+impl From<LocalError> for StoreError {
+    fn from(error: LocalError) -> Self {
+        match error {
+            LocalError::Forked => Self::Forked,
+            error => Self::Local(Arc::new(error)),
         }
     }
 }

@@ -1,24 +1,34 @@
 //! Clients and nodes of the store.
 //!
+//! Three ways in, one trait: [`Store`]. All of them get and put [items](Get), each with its key, its
+//! [`Source`] or [`Sink`] and its own result, and report one error, [`StoreError`].
+//!
 //! ```text
-//!            Client                                               Node
-//!   put ───▶ ┌──────────────────────┐          ┌───────────────────────┐
-//!   get ◀─── │ GetOp, PutOp         │          │ heartbeat ─────────┐  │
-//!            │  (store_core::client)│          │ memory (exported)  │  │
-//!            │   │              │   │  bytes   │   ▲                │  │
-//!            │ RpcConnection  Mover ═╪══════════╪═══╝ te_engine      │  │
-//!            └───┼──────────────────┘          └────────────────────┼──┘
-//!                │ who has it, where, under which lease              │ mount, beat
-//!                └──────────────────▶ the master ◀───────────────────┘
+//!                       Store: get put exists remove, in batches
+//!      ┌────────────────────────┬──────────────────────────┐
+//!   Client                BlockingClient              LocalClient
+//!   an engine of its own  threads and tasks share     no engine: asks the node on
+//!      │                  one Client (AsyncClient)    this machine (LocalServer)
+//!      ▼                        │                          │
+//!   ┌───────────────────────┐ ◄─┴──────────────────────────┘ ┌───────────────────────┐
+//!   │ GetOp, PutOp          │                                 │ Node                  │
+//!   │  (store_core::client) │                                 │ heartbeat ─────────┐  │
+//!   │   │              │    │  bytes                          │ memory (exported)  │  │
+//!   │ RpcConnection  mover ═╪═══════ te_engine ═══════════════╪══▶                 │  │
+//!   └───┼───────────────────┘                                 └────────────────────┼──┘
+//!       │ who has it, where, under which lease                         mount, beat │
+//!       └──────────────────────────────▶ the master ◀──────────────────────────────┘
 //! ```
 //!
-//! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master, moves the bytes
-//! itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory to the store.
-//! [`AsyncClient`] is a client on a thread of its own, for tasks. [`RpcConnection`] is the bare connection, for tools and for load.
-//! [`LocalClient`] has neither engine nor fabric: it asks the node on its machine, which runs a [`LocalServer`] (module [`local`]).
+//! [`Client`] runs the state machines of [`store_core::client`] on the calling thread: it asks the master,
+//! moves the bytes itself, checks them, and believes nothing that it has not checked. [`Node`] lends memory
+//! to the store. [`AsyncClient`] is a client on a thread of its own, for tasks, and [`BlockingClient`] its
+//! face for threads. [`LocalClient`] has neither engine nor fabric: it asks the node on its machine, which
+//! runs a [`LocalServer`] (module [`local`]). [`MasterClient`] asks the master alone: what there is and
+//! where, tasks, drains. [`RpcConnection`] is the bare connection, for tools and for load.
 //!
 //! ```
-//! use store_client::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
+//! use store_client::{BufferRange, Client, ClientConfig, Get, Node, NodeConfig, Put, PutOptions, Store as _};
 //! use store_master::{Config, MasterServer};
 //!
 //! // A master, a node and a client, as a rule three processes on three machines.
@@ -33,10 +43,23 @@
 //! assert_eq!(client.get(b"prompt/0")?.as_deref(), Some(b"the block's bytes".as_slice()));
 //! assert_eq!(client.get(b"prompt/1")?, None); // a miss is no error
 //!
-//! // Without a copy: from and into registered memory.
+//! // Many at once, without a copy: from and into registered memory. Each item knows its own result.
 //! let blocks = client.alloc(1 << 20)?;
-//! assert!(client.put_from(b"prompt/1", BufferRange::part(&blocks, 0, 4096), &PutOptions::default())?);
-//! assert_eq!(client.get_into(b"prompt/1", BufferRange::part(&blocks, 4096, 4096))?, Some(4096));
+//! let range = |block: u64| BufferRange::part(&blocks, block * 4096, 4096);
+//! let mut puts = [Put::new("prompt/1", range(0)), Put::new("prompt/2", range(1))];
+//! assert!(client.batch_put(&mut puts, &PutOptions::default()).is_complete());
+//!
+//! let (mut part, mut whole) = ([0; 5], Vec::new());
+//! let mut gets = [
+//!     Get::new("prompt/1", range(2)),
+//!     Get::new("prompt/0", &mut part).range(4..9),
+//!     Get::new("prompt/0", &mut whole),
+//!     Get::new("prompt/3", range(3)),
+//! ];
+//! let tally = client.batch_get(&mut gets);
+//! assert_eq!((tally.done, tally.missed, tally.failed), (3, 1, 0));
+//! assert_eq!((gets[0].result()?, gets[3].result()?), (Some(4096), None));
+//! assert_eq!((&part, whole.len()), (b"block", 17));
 //!
 //! node.stop();
 //! master.stop()?;
@@ -49,9 +72,11 @@ mod bounce;
 mod checksum;
 mod client;
 mod config;
+mod engine;
 mod error;
-mod fabric;
+mod item;
 pub mod local;
+mod master;
 mod memory;
 mod metrics;
 mod mover;
@@ -59,20 +84,23 @@ mod node;
 mod quarantine;
 mod rpc;
 mod segments;
+mod store;
 mod sys;
 
-pub use async_client::{AsyncClient, Pending, QUEUE_JOBS_MAX, SharedPart};
-pub use client::{
-    BulkRemoval, Client, Counters, ListEntry, ListPage, ObjectInfo, PARTS_MAX, SegmentEntry, TaskEntry,
-    TaskPage,
-};
+pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
+pub use client::{Client, Counters};
 pub use config::{ClientConfig, NodeConfig};
 pub use error::{ConnectError, RpcError, StoreError};
-pub use local::{LocalBuffer, LocalClient, LocalServer};
+pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
+pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};
+pub use master::{
+    BulkRemoval, ListEntry, ListPage, MasterClient, ObjectInfo, SegmentEntry, TaskEntry, TaskPage,
+};
 pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
+pub use store::Store;
 pub use store_core::Placement;
 pub use store_core::message::{
     DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,

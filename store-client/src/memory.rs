@@ -42,6 +42,13 @@ pub struct Fragment {
     pub into: BufferRange,
 }
 
+impl Fragment {
+    /// Where the part ends in the object; `None`: it has no byte, or ends beyond the largest offset there is.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.into.len).filter(|_| self.into.len > 0)
+    }
+}
+
 impl BufferRange {
     /// Whether they have a byte in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {

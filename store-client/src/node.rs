@@ -166,7 +166,8 @@ impl Node {
         crate::metrics::of_node(&self.status(), self.capacity_bytes, self.started.elapsed(), &engine)
     }
 
-    /// The memory that is mounted now: for tests that corrupt it, and for the curious.
+    /// The memory that is mounted now, for tests that corrupt it.
+    #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn region(&self) -> Option<SharedRegion> {
         if self.mark.is_forked() {
@@ -352,7 +353,9 @@ mod tests {
 
     use super::*;
     use crate::local::{LocalConfig, LocalServerConfig};
-    use crate::{BufferRange, Client, ClientConfig, LocalClient, LocalServer, PutOptions, StoreError};
+    use crate::{
+        BufferRange, Client, ClientConfig, LocalClient, LocalServer, PutOptions, Store as _, StoreError,
+    };
 
     const ONE: PutOptions = PutOptions::DEFAULT;
 
@@ -382,7 +385,7 @@ mod tests {
             let memory = holding.alloc(4096).unwrap();
             for (name, client) in [("plain", &mut plain), ("holding", &mut holding)] {
                 assert!(client.put(name.as_bytes(), &[7; 100_000], &ONE).unwrap());
-                expel(&node, client.fabric_mut().identity());
+                expel(&node, client.engine_mut().identity());
                 // It hears so when it comes back, and a connection that breaks is not that yet.
                 let mut tries = 0;
                 while !client.is_expelled() {
@@ -396,7 +399,7 @@ mod tests {
             assert_eq!(plain.get(b"after").unwrap(), Some(vec![9; 100_000]));
             assert_eq!(plain.get(b"plain").unwrap(), Some(vec![7; 100_000]));
             let range = BufferRange::all(&memory);
-            assert!(matches!(holding.put_from(b"held", range, &ONE), Err(StoreError::Expelled)));
+            assert!(matches!(holding.put(b"held", range, &ONE), Err(StoreError::Expelled)));
             assert!(matches!(holding.get(b"after"), Err(StoreError::Expelled)), "{fabrics}");
             drop(holding);
         }
@@ -434,7 +437,7 @@ mod tests {
         let (master, node) = store(Fabrics::TCP);
         let mut client = connect(&master, Fabrics::TCP);
         let stranger = TransferEngine::start(te_engine::Config::default()).unwrap();
-        for endpoint in [node.endpoint().to_owned(), client.fabric_mut().name().to_owned()] {
+        for endpoint in [node.endpoint().to_owned(), client.engine_mut().name().to_owned()] {
             let segment = stranger.open_segment(&endpoint).unwrap();
             let refused = stranger.notify(segment, "a name", b"a message");
             assert!(matches!(refused, Err(SegmentError::Refused { .. })), "{endpoint}: {refused:?}");

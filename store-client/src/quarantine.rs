@@ -7,7 +7,7 @@
 use te_core::BatchHandle;
 
 use crate::bounce::Piece;
-use crate::fabric::Fabric;
+use crate::engine::{self, Engine};
 use crate::memory::BufferRange;
 
 #[derive(Default)]
@@ -39,16 +39,16 @@ impl Quarantine {
     }
 
     /// Lets go of what has drained; `give_back` gets its pieces of the bounce buffer.
-    pub(crate) fn settle(&mut self, fabric: &mut Fabric, mut give_back: impl FnMut(Piece)) {
+    pub(crate) fn settle(&mut self, engine: &mut Engine, mut give_back: impl FnMut(Piece)) {
         if self.held.is_empty() {
             return;
         }
-        fabric.poll();
+        engine.poll();
         self.held.retain_mut(|held| {
-            if !fabric.is_over(held.batch) || fabric.is_quarantined(held.batch) {
+            if !engine::is_over(engine, held.batch) || engine::is_quarantined(engine, held.batch) {
                 return true;
             }
-            fabric.free(held.batch);
+            engine::free(engine, held.batch);
             held.bounced.drain(..).for_each(&mut give_back);
             false
         });
@@ -78,7 +78,9 @@ mod tests {
     use te_core::Op;
     use te_engine::Fabrics;
 
-    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, StoreError};
+    use crate::{
+        BufferRange, Client, ClientConfig, Get, Node, NodeConfig, PutOptions, Store as _, StoreError,
+    };
 
     const LEN: u64 = 300_000;
     const TWO: PutOptions = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
@@ -110,9 +112,9 @@ mod tests {
         let memory = client.alloc(2 * LEN as usize).unwrap();
         let (range, other) = (BufferRange::part(&memory, 0, LEN), BufferRange::part(&memory, LEN, LEN));
 
-        client.fabric_mut().stick_next(Op::Read);
+        client.engine_mut().stick_next(Op::Read);
         let busy = |result: Result<Option<u64>, StoreError>| result.unwrap_err().code();
-        let given_up = client.get_into(b"k", range);
+        let given_up = client.get_with(Get::new(b"k", range));
         assert_eq!(
             busy(given_up),
             ErrorCode::UnavailableInCurrentStatus,
@@ -123,20 +125,20 @@ mod tests {
         assert_eq!((after.hits, after.misses), (0, 1));
         assert_eq!(after.replica_failovers, 0, "no other replica was read into the same range");
 
-        assert_eq!(busy(client.get_into(b"k", range)), ErrorCode::UnavailableInCurrentStatus);
+        assert_eq!(busy(client.get_with(Get::new(b"k", range))), ErrorCode::UnavailableInCurrentStatus);
         let part = BufferRange { offset: LEN - 1, len: LEN, ..range };
-        assert_eq!(busy(client.get_into(b"k", part)), ErrorCode::UnavailableInCurrentStatus);
-        let put = client.put_from(b"l", range, &TWO).unwrap_err();
+        assert_eq!(busy(client.get_with(Get::new(b"k", part))), ErrorCode::UnavailableInCurrentStatus);
+        let put = client.put(b"l", range, &TWO).unwrap_err();
         assert_eq!(put.code(), ErrorCode::UnavailableInCurrentStatus);
         assert!(put.to_string().contains("buffer"), "{put}");
         assert_eq!(
-            client.get_into(b"k", other).unwrap(),
+            client.get_with(Get::new(b"k", other)).unwrap(),
             Some(LEN),
             "the rest of the memory is not affected"
         );
 
-        client.fabric_mut().unstick();
-        assert_eq!(client.get_into(b"k", range).unwrap(), Some(LEN));
+        client.engine_mut().unstick();
+        assert_eq!(client.get_with(Get::new(b"k", range)).unwrap(), Some(LEN));
         let mut found = vec![0; LEN as usize];
         memory.read(0, &mut found).unwrap();
         assert_eq!(found, bytes);
@@ -147,10 +149,10 @@ mod tests {
         let (_master, _nodes, mut client) = store();
         client.put(b"k", &vec![5; LEN as usize], &TWO).unwrap();
         for _ in 0..100 {
-            client.fabric_mut().stick_next(Op::Read);
+            client.engine_mut().stick_next(Op::Read);
             // Plain bytes pass through memory of ours, so another replica may be tried.
             assert!(client.get(b"k").unwrap().is_some());
-            client.fabric_mut().unstick();
+            client.engine_mut().unstick();
         }
     }
 
@@ -158,13 +160,13 @@ mod tests {
     fn a_writer_with_a_stuck_write_does_not_say_that_it_is_quiet() {
         let (_master, _nodes, mut client) = store();
         let memory = client.alloc(LEN as usize).unwrap();
-        client.fabric_mut().stick_next(Op::Write);
-        let put = client.put_from(b"k", BufferRange::all(&memory), &PutOptions::default());
+        client.engine_mut().stick_next(Op::Write);
+        let put = client.put(b"k", BufferRange::all(&memory), &PutOptions::default());
         assert!(put.unwrap(), "it went to the other node");
-        assert!(client.stats().unwrap().quarantined_bytes >= LEN, "the master holds the space back");
+        assert!(client.master().stats().unwrap().quarantined_bytes >= LEN, "the master holds the space back");
 
         // Without anything stuck, a put is none the worse.
-        client.fabric_mut().unstick();
-        assert!(client.put_from(b"l", BufferRange::all(&memory), &PutOptions::default()).unwrap());
+        client.engine_mut().unstick();
+        assert!(client.put(b"l", BufferRange::all(&memory), &PutOptions::default()).unwrap());
     }
 }

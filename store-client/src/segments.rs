@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 
 use store_core::SegmentNo;
 use store_core::message::{Export, Segments as AskSegments};
-use te_engine::SegmentHandle;
+use te_engine::{PeerToPeer, SegmentError, SegmentHandle};
 
-use crate::fabric::Fabric;
+use crate::engine::Engine;
 use crate::rpc::RpcConnection;
 
 /// The segments that a client has met.
-#[derive(Default)]
 pub(crate) struct Segments {
+    /// Asks engines what they export.
+    descriptors: PeerToPeer,
     known: HashMap<SegmentNo, Known>,
     epoch: u64,
     /// Segments that the master knows, and whose owner could not be reached.
@@ -29,13 +30,19 @@ enum Known {
 }
 
 impl Segments {
+    /// None, yet; for an engine of this configuration.
+    pub(crate) fn new(config: &te_engine::Config) -> Self {
+        let descriptors = PeerToPeer::of(config);
+        Self { descriptors, known: HashMap::new(), epoch: 0, unreached: Vec::new(), why: None }
+    }
+
     /// Call when a connection was made: another life of the master numbers segments afresh.
-    pub(crate) fn reconnected(&mut self, epoch: u64, fabric: &mut Fabric) {
+    pub(crate) fn reconnected(&mut self, epoch: u64, engine: &mut Engine) {
         if self.epoch != epoch {
             self.epoch = epoch;
             for (_, known) in self.known.drain() {
                 if let Known::Open(handle) = known {
-                    fabric.close_segment(handle);
+                    close(handle, engine);
                 }
             }
         }
@@ -46,7 +53,7 @@ impl Segments {
         &mut self,
         segment: SegmentNo,
         rpc: &mut RpcConnection,
-        fabric: &mut Fabric,
+        engine: &mut Engine,
         shun: Duration,
     ) -> Option<SegmentHandle> {
         match self.known.get(&segment) {
@@ -54,7 +61,7 @@ impl Segments {
             Some(Known::Shunned(until)) if Instant::now() < *until => return None,
             _ => {}
         }
-        let opened = match open(segment, rpc, fabric) {
+        let opened = match open(segment, rpc, &self.descriptors, engine) {
             Opened::Here(handle) => Some(handle),
             Opened::Unknown => None,
             Opened::Unreached(why) => {
@@ -81,35 +88,62 @@ impl Segments {
         self.why.as_deref()
     }
 
-    /// The handle of an open segment; asks nobody.
-    pub(crate) fn handle(&self, segment: SegmentNo) -> Option<SegmentHandle> {
-        match self.known.get(&segment) {
-            Some(Known::Open(handle)) => Some(*handle),
-            _ => None,
-        }
+    /// Fences an open segment and waits. Whether its owner said so; one that is not open is asked nothing.
+    pub(crate) fn fence(&self, segment: SegmentNo, engine: &mut Engine, timeout: Duration) -> bool {
+        let Some(Known::Open(handle)) = self.known.get(&segment) else { return false };
+        let Ok(fence) = engine.fence(*handle, Some(timeout)) else { return false };
+        let held = engine.wait_fence(fence, Some(timeout)).is_ok();
+        // It is known: it was made above.
+        let _ = engine.free_fence(fence);
+        held
     }
 
     /// A transfer found that its owner is gone or another: opened anew, in a while, should anybody still name it.
-    pub(crate) fn failed(&mut self, segment: SegmentNo, fabric: &mut Fabric, shun: Duration) {
+    pub(crate) fn failed(&mut self, segment: SegmentNo, engine: &mut Engine, shun: Duration) {
         if let Some(Known::Open(handle)) = self.known.insert(segment, Known::Shunned(Instant::now() + shun)) {
-            fabric.close_segment(handle);
+            close(handle, engine);
         }
     }
 }
 
 /// Asks where a segment is and opens it. The node may export afresh between the two, even at the same addresses; bytes that
 /// are meant for the old export must not land in the new one. So when it is another by then, the master is asked again.
-fn open(segment: SegmentNo, rpc: &mut RpcConnection, fabric: &mut Fabric) -> Opened {
+fn open(
+    segment: SegmentNo,
+    rpc: &mut RpcConnection,
+    descriptors: &PeerToPeer,
+    engine: &mut Engine,
+) -> Opened {
     let mut why = String::new();
     for _ in 0..TRIES {
         let Some((endpoint, export)) = ask(segment, rpc) else { return Opened::Unknown };
-        match fabric.open_export(&endpoint, export) {
+        match open_export(&endpoint, export, descriptors, engine) {
             Ok(Some(handle)) => return Opened::Here(handle),
             Ok(None) => why = format!("{endpoint}: something else is exported there now"),
             Err(error) => return Opened::Unreached(error.to_string()),
         }
     }
     Opened::Unreached(why)
+}
+
+/// Opens what an endpoint exports, if the export is still `wanted` one; `None`: it is another.
+fn open_export(
+    endpoint: &str,
+    wanted: Export,
+    descriptors: &PeerToPeer,
+    engine: &mut Engine,
+) -> Result<Option<SegmentHandle>, SegmentError> {
+    let descriptor = descriptors.fetch(endpoint)?;
+    let there = descriptor.incarnation == wanted.engine
+        && descriptor.regions.iter().any(|region| region.region == wanted.region);
+    if there { engine.attach_segment(endpoint, &descriptor).map(Some) } else { Ok(None) }
+}
+
+/// Transfers that still use it keep it open; it is then closed with the engine.
+fn close(segment: SegmentHandle, engine: &mut Engine) {
+    if let Err(error) = engine.close_segment(segment) {
+        log::debug!("closing a segment: {error}");
+    }
 }
 
 /// What came of opening a segment.

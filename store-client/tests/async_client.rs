@@ -68,12 +68,12 @@ async fn everything(client: &AsyncClient) {
 
     let region = client.alloc(400_000).await.unwrap();
     let parts = vec![SharedPart::part(&region, 200_000, 50_000), SharedPart::part(&region, 0, 150_000)];
-    assert_eq!(client.get_into(b"k", parts.clone()).await.unwrap(), Some(200_000));
-    assert!(client.put_from(b"l", parts, &ONE).await.unwrap());
-    assert!(client.put_parts(b"m", vec![vec![1; 10], vec![], vec![2; 5]], &ONE).await.unwrap());
+    assert_eq!(client.get_into(b"k", .., parts.clone()).await.unwrap(), Some(200_000));
+    assert!(client.put(b"l", parts, &ONE).await.unwrap());
+    assert!(client.put(b"m", vec![vec![1; 10], vec![], vec![2; 5]], &ONE).await.unwrap());
     assert_eq!(client.get(b"l").await.unwrap(), Some(value));
     assert_eq!(client.get(b"m").await.unwrap().map(|value| value.len()), Some(15));
-    let outside = client.get_into(b"k", vec![SharedPart::part(&region, 399_999, 2)]).await;
+    let outside = client.get_into(b"k", .., vec![SharedPart::part(&region, 399_999, 2)]).await;
     assert_eq!(outside.map_err(|error| error.code()), Err(ErrorCode::InvalidParams));
     client.unregister(region).await.unwrap();
     for key in [b"k", b"l", b"m"] {
@@ -142,8 +142,8 @@ fn one_that_fails_does_so_alone() {
         let puts = vec![
             client.put(b"a", vec![1; 10], &ONE),
             client.put(b"", vec![1; 10], &ONE),
-            client.put(b"b", vec![], &ONE),
-            client.put_parts(b"c", too_many, &ONE),
+            client.put(b"b", Vec::<u8>::new(), &ONE),
+            client.put(b"c", too_many, &ONE),
             client.put(b"d", vec![1; 10], &two),
             client.put(b"e", vec![1; 10], &ONE),
         ];
@@ -166,19 +166,22 @@ fn a_dropped_future_leaves_its_buffers_alone_once_the_next_one_has_them() {
         }
         for round in 0..50_u8 {
             let (dropped, kept) = (round % 4, (round + 1) % 4);
-            let mut read = client.get_into([dropped], vec![SharedPart::all(&region)]);
+            let mut read = client.get_into([dropped], .., vec![SharedPart::all(&region)]);
             let begun = std::future::poll_fn(|context| {
                 Poll::Ready(std::pin::Pin::new(&mut read).poll(context).is_pending())
             });
             begun.await;
             drop(read);
-            assert_eq!(client.get_into([kept], vec![SharedPart::all(&region)]).await.unwrap(), Some(1 << 20));
+            assert_eq!(
+                client.get_into([kept], .., vec![SharedPart::all(&region)]).await.unwrap(),
+                Some(1 << 20)
+            );
             let mut found = vec![0; 1 << 20];
             region.read(0, &mut found).unwrap();
             assert!(found.iter().all(|byte| *byte == kept), "round {round}");
         }
         // The region is gone here; a read into it may still wait.
-        let mut read = client.get_into([0], vec![SharedPart::all(&region)]);
+        let mut read = client.get_into([0], .., vec![SharedPart::all(&region)]);
         std::future::poll_fn(|context| Poll::Ready(std::pin::Pin::new(&mut read).poll(context).is_pending()))
             .await;
         drop((read, region));

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{
-    Process, be_node, client, eventually, fabrics, master_at, master_with, node, own_host, pattern, role,
-    say, wait_for_parent,
+    Process, be_node, client, eventually, fabrics, get_batch, master_at, master_with, node, own_host,
+    pattern, put_batch, role, say, wait_for_parent,
 };
-use store_client::{Client, ClientConfig, PutOptions};
+use store_client::{Client, ClientConfig, PutOptions, Store as _};
 use store_core::MasterConfig;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -117,7 +117,7 @@ fn be_load(role: &[String]) {
                 let names: Vec<u64> = (0..8).map(|_| random(KEYS)).collect();
                 let keys: Vec<Vec<u8>> = names.iter().map(|name| key(*name)).collect();
                 let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-                for (name, got) in names.into_iter().zip(client.batch_get(&refs)) {
+                for (name, got) in names.into_iter().zip(get_batch(&mut client, &refs)) {
                     hits += u64::from(is_right(name, got.ok().flatten()));
                 }
             }
@@ -242,7 +242,7 @@ fn clients_killed_in_mid_put_and_mid_get_leave_right_bytes_and_their_space_comes
     let mut client = client(addr);
     assert!(verify_all(&mut client) > 0);
     eventually("what the dead had begun is given back", || {
-        let stats = client.stats().unwrap();
+        let stats = client.master().stats().unwrap();
         stats.objects_processing == 0 && stats.quarantined_bytes == 0
     });
 }
@@ -292,7 +292,7 @@ fn a_node_stopped_for_longer_than_its_time_to_live_comes_back_with_fresh_memory(
     let mut loads: Vec<Process> = (0..2).map(|who| start_load(who, &addr)).collect();
     let mut client = client(addr);
     let incarnation = |client: &mut Client| {
-        let segments = client.segments().unwrap();
+        let segments = client.master().segments().unwrap();
         segments.iter().find(|segment| segment.name == "paused").map(|segment| segment.incarnation)
     };
     for _ in 0..2 {
@@ -425,7 +425,7 @@ fn a_master_killed_under_load_comes_back_and_everybody_with_it() {
     }
     loads.iter_mut().for_each(Process::stop);
     let mut client = client(addr);
-    eventually("both nodes are back", || client.stats().unwrap().segments == 2);
+    eventually("both nodes are back", || client.master().stats().unwrap().segments == 2);
     assert!(verify_all(&mut client) > 0);
     assert_eq!(client.counters().checksum_mismatches, 0);
     master.stop();
@@ -446,7 +446,7 @@ fn a_master_stopped_for_longer_than_nodes_live_forgets_nothing() {
     std::thread::sleep(Duration::from_millis(3_500));
     master.signal("CONT");
     assert_eq!(verify_all(&mut client), KEYS as usize);
-    assert_eq!(client.stats().unwrap().nodes_expired_total, 0);
+    assert_eq!(client.master().stats().unwrap().nodes_expired_total, 0);
     master.stop();
 }
 
@@ -469,7 +469,7 @@ fn puts_go_elsewhere(rail: &str) {
     // One that has met the node, and one that has not.
     put_all(&mut warm, 20..40);
     assert!(
-        warm.stats().unwrap().segments_unreachable > 0,
+        warm.master().stats().unwrap().segments_unreachable > 0,
         "{rail}: others need not find out for themselves"
     );
     put_all(&mut connect(&addr.to_string(), rail), 40..60);
@@ -480,7 +480,7 @@ fn puts_go_elsewhere(rail: &str) {
     let values: Vec<(Vec<u8>, Vec<u8>)> = (80..100).map(|name| (key(name), value(name, 5, name))).collect();
     let items: Vec<(&[u8], &[u8])> = values.iter().map(|(key, value)| (&key[..], &value[..])).collect();
     let mut fresh = connect(&addr.to_string(), rail);
-    assert!(fresh.batch_put(&items, &ONE).into_iter().all(|put| put.is_ok()), "{rail}");
+    assert!(put_batch(&mut fresh, &items, &ONE).into_iter().all(|put| put.is_ok()), "{rail}");
     assert_eq!(fresh.counters().put_failures + warm.counters().put_failures, 0);
     stopped.signal("CONT");
 }

@@ -10,11 +10,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::{Process, client_over, fabrics, master, node, pattern, role, say};
-use store_client::local::{LocalConfig, LocalError, LocalServerConfig};
+use common::{Process, client_over, fabrics, get_batch, get_range, master, node, pattern, role, say};
+use store_client::local::{LocalConfig, LocalServerConfig};
 use store_client::{
-    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, LocalClient, LocalServer, Node,
-    NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, StoreError,
+    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node,
+    NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError,
 };
 use store_core::message::ReadStats;
 use te_fabric::testkit::{Complaint, fork_and};
@@ -68,15 +68,15 @@ fn be_forking(role: &[String]) {
                 for object in 0..30 {
                     let object = (object * 7 + round) % OBJECTS;
                     forked("get", inherited.get(&key(object)))?;
-                    let got = inherited.batch_get(&[&key(object)]);
+                    let got = get_batch(&mut inherited, &[&key(object)]);
                     if !matches!(got.as_slice(), [Err(ErrorCode::Forked)]) {
                         return Err(format!("batch_get: {got:?}"));
                     }
                 }
-                forked("get_into", inherited.get_into(&key(1), BufferRange::all(&memory)))?;
-                forked("get_range", inherited.get_range(&key(1), 1..2))?;
+                forked("get_with", inherited.get_with(Get::new(&key(1), BufferRange::all(&memory))))?;
+                forked("get_range", get_range(&mut inherited, &key(1), 1..2))?;
                 forked("put", inherited.put(b"child", b"value", &ONE))?;
-                forked("put_from", inherited.put_from(b"child", BufferRange::all(&memory), &ONE))?;
+                forked("put from memory", inherited.put(b"child", BufferRange::all(&memory), &ONE))?;
                 forked("exists", inherited.exists(&key(1)))?;
                 forked("remove", inherited.remove(&key(1), true))?;
                 forked("alloc", inherited.alloc(4096))?;
@@ -114,7 +114,7 @@ fn be_forking(role: &[String]) {
                 memory.write(0, &value(3)).unwrap();
                 let name = format!("parent-{round}");
                 let range = BufferRange::part(&memory, 0, value(3).len() as u64);
-                assert!(client.put_from(name.as_bytes(), range, &ONE).unwrap());
+                assert!(client.put(name.as_bytes(), range, &ONE).unwrap());
                 assert!(client.get(name.as_bytes()).unwrap() == Some(value(3)));
                 assert!(client.remove(name.as_bytes(), true).unwrap());
             },
@@ -183,7 +183,7 @@ fn be_forking_rest(role: &[String]) {
                     buffer.write(0, b"child"),
                     buffer.to_vec().map(drop),
                 ] {
-                    if !matches!(result, Err(LocalError::Forked)) {
+                    if !matches!(result, Err(StoreError::Forked)) {
                         return Err(format!("local: {result:?}"));
                     }
                 }

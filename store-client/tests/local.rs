@@ -8,9 +8,14 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{Process, client, eventually, master, node, pattern, role, say, wait_for_parent};
+use common::{
+    Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say,
+    wait_for_parent,
+};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig, LocalStartError, Refusal};
-use store_client::{ClientConfig, ErrorCode, LocalClient, LocalServer, Node, PutOptions};
+use store_client::{
+    ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError,
+};
 use store_core::message::{Operation as _, ReadStats};
 use store_core::{Frame, FrameWriter, Header};
 use store_master::MasterHandle;
@@ -18,7 +23,7 @@ use store_master::MasterHandle;
 const ONE: PutOptions = PutOptions::DEFAULT;
 const MIB: u64 = 1 << 20;
 /// A hello as it lies on the wire: variant, version, tenant, and 4,096 bytes of arena.
-const HELLO: &[u8] = b"\x00\x01\x07default\x80\x20";
+const HELLO: &[u8] = b"\x00\x02\x07default\x80\x20";
 
 struct Store {
     server: LocalServer,
@@ -130,12 +135,12 @@ fn batches_have_a_result_for_each_key_however_they_are_cut() {
     let keys: Vec<_> = (0..1500).map(|i| format!("k{i}")).collect();
     let items: Vec<(&[u8], &[u8])> =
         keys.iter().zip(&values).map(|(key, value)| (key.as_bytes(), &value[..])).collect();
-    assert!(client.batch_put(&items, &ONE).iter().all(Result::is_ok));
-    let again = client.batch_put(&items[..3], &ONE);
-    assert_eq!(again, [Err(ErrorCode::ObjectAlreadyExists); 3]);
+    assert!(put_batch(&mut client, &items, &ONE).iter().all(|stored| *stored == Ok(true)));
+    let again = put_batch(&mut client, &items[..3], &ONE);
+    assert_eq!(again, [Ok(false); 3]);
     let mut wanted: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     wanted.insert(700, b"missing");
-    let found = client.batch_get(&wanted);
+    let found = get_batch(&mut client, &wanted);
     assert_eq!(found.len(), 1501);
     assert_eq!(found[700], Ok(None));
     for (index, value) in values.iter().enumerate() {
@@ -144,9 +149,9 @@ fn batches_have_a_result_for_each_key_however_they_are_cut() {
     }
     let there = client.batch_exists(&wanted).unwrap();
     assert_eq!(there.iter().filter(|there| !**there).count(), 1);
-    let removed = client.batch_remove(&wanted, true).unwrap();
-    assert_eq!(removed[700], Err(ErrorCode::KeyNotFound));
-    assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), 1500);
+    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    assert_eq!(removed[700], Ok(false));
+    assert_eq!(removed.iter().filter(|removed| **removed == Ok(true)).count(), 1500);
 }
 
 #[test]
@@ -156,25 +161,28 @@ fn values_lie_in_the_arena_for_as_long_as_their_buffer() {
     let value = pattern(3, 100_000);
     let buffer = client.alloc(200_000).unwrap();
     buffer.write(50_000, &value).unwrap();
-    assert!(client.put_from(b"k", buffer.part(50_000, 100_000), &ONE).unwrap());
-    assert_eq!(client.get_into(b"k", buffer.part(0, 100_000)).unwrap(), Some(100_000));
+    assert!(client.put(b"k", buffer.part(50_000, 100_000), &ONE).unwrap());
+    assert_eq!(client.get_with(Get::new(b"k", buffer.part(0, 100_000))).unwrap(), Some(100_000));
     let mut found = vec![0; 100_000];
     buffer.read(0, &mut found).unwrap();
     assert_eq!(found, value);
     let got = client.get_buffer(b"k").unwrap().unwrap();
     assert_eq!((got.len(), got.span().len()), (100_000, 100_000));
     // What does not fit, and what lies outside.
-    assert_eq!(client.get_into(b"k", buffer.part(0, 99_999)).unwrap_err().code(), ErrorCode::BufferOverflow);
+    assert_eq!(
+        client.get_with(Get::new(b"k", buffer.part(0, 99_999))).unwrap_err().code(),
+        ErrorCode::BufferOverflow
+    );
     for (offset, len) in [(200_000, 1), (0, 200_001), (u64::MAX, 2), (1, u64::MAX)] {
-        let error = client.get_into(b"k", buffer.part(offset, len)).unwrap_err();
-        assert!(matches!(error, LocalError::OutOfRange), "{error}");
+        let error = client.get_with(Get::new(b"k", buffer.part(offset, len))).unwrap_err();
+        assert!(matches!(error, StoreError::Unregistered { .. }), "{error}");
     }
-    assert!(matches!(buffer.read(200_000, &mut [0]), Err(LocalError::OutOfRange)));
-    assert!(matches!(client.alloc(9 * MIB), Err(LocalError::ArenaFull { .. })));
-    assert!(matches!(client.put(b"l", &vec![1; 9 << 20], &ONE), Err(LocalError::ArenaFull { .. })));
+    assert!(matches!(buffer.read(200_000, &mut [0]), Err(StoreError::Unregistered { .. })));
+    assert!(matches!(client.alloc(9 * MIB), Err(StoreError::ArenaFull { .. })));
+    assert!(matches!(client.put(b"l", &vec![1; 9 << 20], &ONE), Err(StoreError::ArenaFull { .. })));
     // A buffer may outlive its client, and is of no use to another.
     let mut other = store.client();
-    assert!(matches!(other.put_from(b"l", buffer.all(), &ONE), Err(LocalError::OtherArena)));
+    assert!(matches!(other.put(b"l", buffer.all(), &ONE), Err(StoreError::ForeignMemory)));
     drop(client);
     assert_eq!(got.to_vec().unwrap(), value);
     drop(store);
@@ -230,7 +238,7 @@ fn a_writer_that_changes_its_arena_meanwhile_harms_nobody_else() {
         // Read space comes back with its lease: all rounds together fit.
         for round in 0..12 {
             let key = format!("mine-{round}");
-            local.put_from(key.as_bytes(), buffer.all(), &ONE).unwrap();
+            local.put(key.as_bytes(), buffer.all(), &ONE).unwrap();
             // Either what was committed, or nothing: which of the two is the writer's luck.
             let found = embedded.get(key.as_bytes()).unwrap();
             assert!(found.is_none_or(|bytes| bytes.len() == 2 << 20));
@@ -275,15 +283,15 @@ fn a_node_that_dies_is_an_error_and_the_next_call_finds_its_successor() {
     old.write(0, &value).unwrap();
     server.kill();
     let error = client.get(b"k").unwrap_err();
-    assert!(matches!(error, LocalError::Lost { .. }), "{error}");
+    assert!(is(&error, |error| matches!(error, LocalError::Lost { .. })), "{error}");
     let error = client.get(b"k").unwrap_err();
-    assert!(matches!(error, LocalError::Connect { .. }), "{error}");
+    assert!(is(&error, |error| matches!(error, LocalError::Connect { .. })), "{error}");
     assert!(error.to_string().contains("--local"), "{error}");
     // The socket of the dead one is in nobody's way.
     let _server = Process::start("entry", &role);
     assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
     assert_eq!(old.to_vec().unwrap(), value, "a buffer of the old arena can be read");
-    assert!(matches!(client.put_from(b"l", old.all(), &ONE), Err(LocalError::OtherArena)));
+    assert!(matches!(client.put(b"l", old.all(), &ONE), Err(StoreError::ForeignMemory)));
 }
 
 #[test]
@@ -305,9 +313,9 @@ fn what_a_lost_node_was_reading_into_stays_held() {
             let _ = near.read(&mut [0; 4096]);
             drop((near, far));
         });
-        let error = client.get_into(b"k", buffer.all()).unwrap_err();
-        assert!(matches!(error, LocalError::Lost { .. }), "{error}");
-        assert!(matches!(buffer.read(0, &mut [0]), Err(LocalError::Held)));
+        let error = client.get_with(Get::new(b"k", buffer.all())).unwrap_err();
+        assert!(is(&error, |error| matches!(error, LocalError::Lost { .. })), "{error}");
+        assert!(matches!(buffer.read(0, &mut [0]), Err(StoreError::Held)));
         assert!(idle.read(0, &mut [0]).is_ok(), "others are their owner's");
     });
 }
@@ -330,12 +338,17 @@ fn what_a_lost_node_may_still_store_is_not_written_any_more() {
             let _ = near.read(&mut [0; 4096]);
             drop((near, far));
         });
-        let error = client.put_from(b"k", buffer.all(), &ONE).unwrap_err();
-        assert!(matches!(error, LocalError::Lost { .. }), "{error}");
-        assert!(matches!(buffer.write(0, b"other"), Err(LocalError::Held)));
+        let error = client.put(b"k", buffer.all(), &ONE).unwrap_err();
+        assert!(is(&error, |error| matches!(error, LocalError::Lost { .. })), "{error}");
+        assert!(matches!(buffer.write(0, b"other"), Err(StoreError::Held)));
         assert_eq!(buffer.to_vec().unwrap(), value, "it can be read");
         assert!(idle.write(0, b"other").is_ok(), "others are their owner's");
     });
+}
+
+/// Whether an operation failed for what became of the connection to the node.
+fn is(error: &StoreError, what: impl FnOnce(&LocalError) -> bool) -> bool {
+    matches!(error, StoreError::Local(error) if what(error))
 }
 
 /// Lets one hello through to a real server and its answer back, descriptor and all.
@@ -423,7 +436,7 @@ fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
         Frame::parse(&bytes[..len]).unwrap().unwrap().0.body.to_vec()
     };
     assert_eq!(send(&mut stream, HELLO), [0, 0x80, 0x20]);
-    // A get of `k` into offset, len: beyond the end, over the edge, around the end of all numbers.
+    // A get of all of `k` into offset, len: beyond the end, over the edge, around the end of all numbers.
     let into: [&[u8]; 3] =
         [&[0x80, 0x20, 1], &[0xff, 0x1f, 2], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2]];
     let invalid = {
@@ -437,12 +450,33 @@ fn a_range_outside_the_arena_is_refused_and_the_connection_lives() {
         zigzag
     };
     for place in into {
-        let request = [&[2, 1, 1, b'k'], place].concat();
+        let request = [&[2, 1, 1, b'k'], place, &[0]].concat();
         let answer = send(&mut stream, &request);
         // Got, one, failed, InvalidParams.
         assert_eq!(answer, [&[3, 1, 4][..], &invalid].concat());
     }
     assert_eq!(secret.to_vec().unwrap(), [7; 4096]);
+}
+
+#[test]
+fn a_client_of_another_release_is_told_which_version_the_node_does_not_speak() {
+    let store = Store::new();
+    let mut stream = store.raw();
+    let mut out = Vec::new();
+    let mut frame =
+        FrameWriter::begin(&mut out, &Header { kind: 90, response: false, request_id: 5, status: 0 });
+    // As the first release said hello.
+    frame.body().extend_from_slice(b"\x00\x01\x07default\x80\x20");
+    frame.finish().unwrap();
+    stream.write_all(&out).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    // Refused, version, 1; and it was hung up on.
+    assert_eq!(Frame::parse(&answer).unwrap().unwrap().0.body, [1, 0, 1]);
+    let refusal = Refusal::Version { theirs: 1 };
+    assert!(refusal.to_string().contains("version 1 of the local protocol"), "{refusal}");
+    assert_eq!(LocalError::Refused(refusal).code(), ErrorCode::InvalidVersion);
+    assert_eq!(store.server.stats().broken_total, 0, "it did nothing wrong");
 }
 
 #[test]
@@ -595,7 +629,7 @@ fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_hel
     for len in [4_097, 70_000, 1_048_577, 5_000_001] {
         let (key, value) = (format!("k{len}"), pattern(len as u64, len));
         assert!(local.put(key.as_bytes(), &value, &ONE).unwrap(), "{len}");
-        assert_eq!(local.batch_get(&[key.as_bytes()]), [Ok(Some(value))], "{len}");
+        assert_eq!(get_batch(&mut local, &[key.as_bytes()]), [Ok(Some(value))], "{len}");
     }
     drop(local);
     // One that reads what it has not written finds out how long it is.
@@ -608,14 +642,14 @@ fn a_value_that_is_longer_than_the_arena_has_it_exchanged_unless_a_buffer_is_hel
     let held = reader.alloc(64).unwrap();
     held.write(0, b"kept").unwrap();
     let full = reader.get(b"k5000001").unwrap_err();
-    assert!(matches!(full, LocalError::ArenaFull { wanted: 5_000_001, .. }), "{full}");
-    assert!(reader.put_from(b"held", held.part(0, 4), &ONE).unwrap(), "its arena is still the node's");
+    assert!(matches!(full, StoreError::ArenaFull { wanted: 5_000_001, .. }), "{full}");
+    assert!(reader.put(b"held", held.part(0, 4), &ONE).unwrap(), "its arena is still the node's");
     drop(held);
     assert_eq!(reader.get(b"k5000001").unwrap(), Some(pattern(5_000_001, 5_000_001)));
     // The node gives no more than it may, and says how much that is.
     let refused = reader.put(b"longer", &pattern(1, 20 * MIB as usize + 7), &ONE).unwrap_err();
     assert!(
-        matches!(refused, LocalError::ArenaFull { arena_bytes, .. } if arena_bytes == 20 * MIB),
+        matches!(refused, StoreError::ArenaFull { arena_bytes, .. } if arena_bytes == 20 * MIB),
         "{refused}"
     );
     assert!(reader.exists(b"held").unwrap());
@@ -628,7 +662,10 @@ fn a_short_value_is_read_through_what_little_room_is_left() {
     assert!(local.put(b"k", b"short", &ONE).unwrap());
     let _held = local.alloc(MIB - 64).unwrap();
     assert_eq!(local.get(b"k").unwrap().as_deref(), Some(b"short".as_slice()));
-    assert_eq!(local.batch_get(&[b"k", b"k"]), [Ok(Some(b"short".to_vec())), Ok(Some(b"short".to_vec()))]);
+    assert_eq!(
+        get_batch(&mut local, &[b"k", b"k"]),
+        [Ok(Some(b"short".to_vec())), Ok(Some(b"short".to_vec()))]
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use common::{
 };
 use store_client::{
     Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig,
-    RpcConnection, RpcError, SegmentNo, SegmentState,
+    RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
 };
 use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig, Secret};
@@ -104,7 +104,7 @@ fn a_node_that_drains_when_it_is_stopped_leaves_nothing_behind() {
     let mut client = client_over(addr, Fabrics::TCP);
     put_all(&mut client, leaving.status().segment.unwrap(), 30, 20_000);
     leaving.stop();
-    assert_eq!(client.stats().unwrap().objects_lost_total, 0);
+    assert_eq!(client.master().stats().unwrap().objects_lost_total, 0);
     read_all(&mut client, 30, 20_000);
 }
 
@@ -152,7 +152,7 @@ fn a_drain_that_can_do_no_more_ends_and_says_what_is_left() {
     assert_eq!(client(addr).get(b"k3").unwrap(), Some(pattern(3, 1_000)));
     let info = alone.stop_drained(Duration::from_secs(600)).unwrap();
     assert_eq!(info.blocks, 7);
-    assert_eq!(client(addr).stats().unwrap().segments, 0, "it has ended all the same");
+    assert_eq!(client(addr).master().stats().unwrap().segments, 0, "it has ended all the same");
 }
 
 #[test]
@@ -312,9 +312,13 @@ fn a_second_node_of_the_same_name_is_refused_by_name_and_the_first_loses_nothing
     // Unless somebody knows better.
     let second = Node::start(NodeConfig { takeover: true, ..config("twin", addr) }).unwrap();
     assert!(second.status().segment.is_some());
-    assert_eq!(client.segments().unwrap()[0].endpoint, second.endpoint());
+    assert_eq!(client.master().segments().unwrap()[0].endpoint, second.endpoint());
     drop(first);
-    assert_eq!(client.segments().unwrap()[0].endpoint, second.endpoint(), "the first took nothing with it");
+    assert_eq!(
+        client.master().segments().unwrap()[0].endpoint,
+        second.endpoint(),
+        "the first took nothing with it"
+    );
 }
 
 #[test]
@@ -341,7 +345,7 @@ fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is
     rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
     let node = Node::start(NodeConfig { wait_master_ms: 0, ..config("back", addr) }).unwrap();
     drop(rpc);
-    let mounted = &client(addr).segments().unwrap()[0];
+    let mounted = &client(addr).master().segments().unwrap()[0];
     assert!(mounted.incarnation > incarnation);
     assert_eq!(mounted.endpoint, node.endpoint());
 }
@@ -356,7 +360,7 @@ fn nodes_of_a_cluster_with_a_secret_prove_it_and_strangers_do_not_get_in() {
         config.identity.cluster = wrong;
         let refused = Node::start(config).map(drop).unwrap_err();
         assert!(matches!(refused, ConnectError::Rpc(_)), "{refused}");
-        assert_eq!(client(addr).segments().unwrap(), []);
+        assert_eq!(client(addr).master().segments().unwrap(), []);
     }
     let mut config = config("ours", addr);
     config.identity.cluster = secret.clone();

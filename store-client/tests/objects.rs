@@ -5,10 +5,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{MIB, client, client_over, master, master_with, node, node_over, pattern};
+use common::{
+    MIB, client, client_over, codes, get_batch, get_range, master, master_with, node, node_over, pattern,
+    put_batch,
+};
 use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, MemSpan, Placement, PutOptions, RpcConfig, RpcConnection,
-    StoreError,
+    BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig,
+    RpcConnection, Store as _, StoreError,
 };
 use store_core::MasterConfig;
 use store_core::message::{Export, Mount, MountSegment, Segments};
@@ -27,11 +30,11 @@ fn round_trips(client: &mut Client) {
         assert!(client.exists(&key).unwrap());
         assert_eq!(client.get(&key).unwrap().as_ref(), Some(&value), "{len} bytes");
     }
-    let page = client.list(b"key-", 0, 100).unwrap();
+    let page = client.master().list(b"key-", 0, 100).unwrap();
     assert_eq!((page.entries.len(), page.cursor), (6, 0));
     let entry = page.entries.iter().find(|entry| entry.key == b"key-2").unwrap();
     assert_eq!((entry.len, entry.replicas, entry.complete), (4096, 1, true));
-    assert!(client.list(b"none", 0, 100).unwrap().entries.is_empty());
+    assert!(client.master().list(b"none", 0, 100).unwrap().entries.is_empty());
     assert!(client.remove(b"key-0", true).unwrap());
     assert!(!client.remove(b"key-0", true).unwrap());
     assert_eq!(client.get(b"key-0").unwrap(), None);
@@ -71,20 +74,23 @@ fn registered_memory_needs_no_copy_and_no_more_room_than_the_object() {
     let value = pattern(1, 1_000_000);
     from.write(77, &value).unwrap();
     let source = BufferRange::part(&from, 77, value.len() as u64);
-    assert!(client.put_from(b"k", source, &ONE).unwrap());
-    assert_eq!(client.get_into(b"k", BufferRange::part(&into, 5, 1_000_003)).unwrap(), Some(1_000_000));
+    assert!(client.put(b"k", source, &ONE).unwrap());
+    assert_eq!(
+        client.get_with(Get::new(b"k", BufferRange::part(&into, 5, 1_000_003))).unwrap(),
+        Some(1_000_000)
+    );
     let mut found = vec![0; value.len()];
     into.read(5, &mut found).unwrap();
     assert_eq!(found, value);
     assert_eq!(client.get(b"k").unwrap(), Some(value));
 
-    let short = client.get_into(b"k", BufferRange::part(&into, 0, 999_999));
-    assert!(matches!(short, Err(StoreError::Refused(ErrorCode::BufferOverflow))), "{short:?}");
-    let outside = client.get_into(b"k", BufferRange::part(&into, 2 << 20, 1));
-    assert!(matches!(outside, Err(StoreError::Refused(ErrorCode::InvalidParams))), "{outside:?}");
+    let short = client.get_with(Get::new(b"k", BufferRange::part(&into, 0, 999_999)));
+    assert!(matches!(short, Err(StoreError::TooLong { room: 999_999 })), "{short:?}");
+    let outside = client.get_with(Get::new(b"k", BufferRange::part(&into, 2 << 20, 1)));
+    assert!(matches!(outside, Err(StoreError::Unregistered { offset: 0x20_0000, len: 1 })), "{outside:?}");
     client.unregister(into.id()).unwrap();
-    let gone = client.get_into(b"k", BufferRange::part(&into, 0, 10));
-    assert!(matches!(gone, Err(StoreError::Refused(ErrorCode::InvalidParams))), "{gone:?}");
+    let gone = client.get_with(Get::new(b"k", BufferRange::part(&into, 0, 10)));
+    assert!(matches!(gone, Err(StoreError::Unregistered { .. })), "{gone:?}");
 }
 
 #[test]
@@ -96,13 +102,13 @@ fn plain_memory_of_the_callers_is_read_into_as_far_as_the_object_goes() {
         let value = pattern(1, 1_000_000);
         let _ = client.put(b"k", &value, &ONE).unwrap();
         let mut bytes = vec![0xaa; 1_000_003];
-        assert_eq!(client.get_to(b"k", &mut bytes).unwrap(), Some(1_000_000));
+        assert_eq!(client.get_with(Get::new(b"k", &mut bytes[..])).unwrap(), Some(1_000_000));
         assert_eq!(bytes[..1_000_000], value);
         assert_eq!(bytes[1_000_000..], [0xaa; 3]);
-        let short = client.get_to(b"k", &mut bytes[..999_999]);
-        assert!(matches!(short, Err(StoreError::Refused(ErrorCode::BufferOverflow))), "{short:?}");
-        assert_eq!(client.get_to(b"absent", &mut bytes).unwrap(), None);
-        assert_eq!(client.get_to(b"", &mut bytes).unwrap(), None);
+        let short = client.get_with(Get::new(b"k", &mut bytes[..999_999]));
+        assert!(matches!(short, Err(StoreError::TooLong { room: 999_999 })), "{short:?}");
+        assert_eq!(client.get_with(Get::new(b"absent", &mut bytes[..])).unwrap(), None);
+        assert_eq!(client.get_with(Get::new(b"", &mut bytes[..])).unwrap(), None);
     }
 }
 
@@ -120,24 +126,24 @@ fn plain_memory_is_lent_for_one_operation_and_let_go_of_with_it() {
         // They overlap, so only one of them can be lent.
         let items: Vec<(&[u8], &[u8])> =
             keys.iter().zip(lens).map(|(key, len)| (key.as_slice(), &bytes[3..3 + len])).collect();
-        assert_eq!(client.batch_put(&items, &ONE), [Ok(()); 7]);
+        assert_eq!(put_batch(&mut client, &items, &ONE), [Ok(true); 7]);
         for (key, len) in keys.iter().zip(lens) {
             let again = format!("{fabrics:?}-alone-{len}").into_bytes();
             assert!(client.put(&again, &bytes[3..3 + len], &ONE).unwrap());
             for key in [key, &again] {
                 let mut found = vec![0xaa; len + 2];
-                assert_eq!(client.get_to(key, &mut found[1..]).unwrap(), Some(len as u64));
+                assert_eq!(client.get_with(Get::new(key, &mut found[1..])).unwrap(), Some(len as u64));
                 assert_eq!((found[0], found[len + 1]), (0xaa, 0xaa));
                 assert_eq!(found[1..=len], bytes[3..3 + len], "{len}");
                 // By the checksums of its blocks.
-                let tail = client.get_range(key, len as u64 - 30_000..).unwrap().unwrap();
+                let tail = get_range(&mut client, key, len as u64 - 30_000..).unwrap().unwrap();
                 assert_eq!(tail, bytes[3 + len - 30_000..3 + len], "{len}");
             }
         }
         // What cannot be stored or read is let go of as well.
         let too_long = vec![0; 2 << 30];
         assert!(client.put(b"too long", &too_long, &ONE).is_err());
-        assert_eq!(client.get_to(b"absent", &mut vec![0; 100_000]).unwrap(), None);
+        assert_eq!(client.get_with(Get::new(b"absent", &mut vec![0; 100_000][..])).unwrap(), None);
         assert!(!client.put(&keys[6], &bytes, &ONE).unwrap(), "it is there");
         let now = (client.engine_stats().regions, client.engine_stats().registered_bytes);
         assert_eq!(now, own, "{fabrics:?}");
@@ -171,8 +177,8 @@ fn the_callers_own_memory_can_be_registered() {
     // SAFETY: leaked, so it stays mapped; it is reached through the span alone from here on.
     let region = unsafe { client.register(span) }.unwrap();
     let half = |offset| BufferRange { region, offset, len: 4096 };
-    assert!(client.put_from(b"k", half(0), &ONE).unwrap());
-    assert_eq!(client.get_into(b"k", half(4096)).unwrap(), Some(4096));
+    assert!(client.put(b"k", half(0), &ONE).unwrap());
+    assert_eq!(client.get_with(Get::new(b"k", half(4096))).unwrap(), Some(4096));
     client.unregister(region).unwrap();
     assert_eq!(client.get(b"k").unwrap(), Some(vec![7; 4096]));
 }
@@ -189,13 +195,10 @@ fn batches_tell_each_key_its_own_result() {
     items.push((b"", b"no key"));
     items.push((b"no value", b""));
     items.push((b"k7", b"again"));
-    let results = client.batch_put(&items, &ONE);
+    let results = put_batch(&mut client, &items, &ONE);
     assert_eq!(results.len(), 2503);
-    assert!(results[..2500].iter().all(Result::is_ok));
-    assert_eq!(
-        results[2500..],
-        [Err(ErrorCode::InvalidKey), Err(ErrorCode::InvalidParams), Err(ErrorCode::ObjectAlreadyExists)]
-    );
+    assert!(results[..2500].iter().all(|result| *result == Ok(true)));
+    assert_eq!(results[2500..], [Err(ErrorCode::InvalidKey), Err(ErrorCode::InvalidParams), Ok(false)]);
     let mut wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     wanted.insert(3, b"absent");
     let found = client.batch_exists(&wanted).unwrap();
@@ -203,11 +206,14 @@ fn batches_tell_each_key_its_own_result() {
     assert!(!found[3]);
     // Room for 2,600 bytes: what is longer is refused, and all that is not lies at the beginning of its place.
     let mut room = vec![0xaa; 2600 * wanted.len()];
-    let mut places: Vec<(&[u8], &mut [u8])> = wanted.iter().copied().zip(room.chunks_mut(2600)).collect();
-    places[5].1 = &mut [];
-    let mut lens = client.batch_get_to(&mut places);
+    let mut places: Vec<&mut [u8]> = room.chunks_mut(2600).collect();
+    places[5] = &mut [];
+    let mut items: Vec<_> =
+        wanted.iter().zip(places.iter_mut()).map(|(key, place)| Get::new(*key, &mut **place)).collect();
+    let _ = client.batch_get(&mut items);
+    let mut lens = codes(items.into_iter().map(Get::into_result));
     assert_eq!((lens.remove(3), lens[4]), (Ok(None), Err(ErrorCode::BufferOverflow)));
-    let read = places.iter().enumerate().filter(|(at, _)| *at != 3).map(|(_, (_, bytes))| &**bytes);
+    let read = places.iter().enumerate().filter(|(at, _)| *at != 3).map(|(_, bytes)| &**bytes);
     for ((len, bytes), value) in lens.iter().zip(read).zip(&values) {
         if bytes.is_empty() {
             continue;
@@ -216,15 +222,15 @@ fn batches_tell_each_key_its_own_result() {
         assert_eq!(&bytes[..len], value);
         assert!(bytes[len..].iter().all(|byte| *byte == 0xaa), "it wrote beyond the object");
     }
-    let mut got = client.batch_get(&wanted);
+    let mut got = get_batch(&mut client, &wanted);
     assert_eq!(got.remove(3), Ok(None));
     for (got, value) in got.iter().zip(&values) {
         assert_eq!(got.as_ref().unwrap().as_ref(), Some(value));
     }
-    let removed = client.batch_remove(&wanted, true).unwrap();
-    assert_eq!(removed[3], Err(ErrorCode::KeyNotFound));
-    assert_eq!(removed.iter().filter(|result| result.is_ok()).count(), 2500);
-    assert_eq!(client.stats().unwrap().objects, 0);
+    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    assert_eq!(removed[3], Ok(false));
+    assert_eq!(removed.iter().filter(|result| **result == Ok(true)).count(), 2500);
+    assert_eq!(client.master().stats().unwrap().objects, 0);
 }
 
 #[test]
@@ -237,12 +243,13 @@ fn batches_of_registered_memory_land_each_in_its_range() {
     region.write(0, &value).unwrap();
     let keys: Vec<Vec<u8>> = (0..128).map(|i| format!("block-{i}").into_bytes()).collect();
     let range = |base: u64, i: usize| BufferRange::part(&region, base + i as u64 * 4096, 4096);
-    let from: Vec<_> = keys.iter().enumerate().map(|(i, key)| (key.as_slice(), range(0, i))).collect();
-    assert!(client.batch_put_from(&from, &ONE).iter().all(Result::is_ok));
-    let mut into: Vec<_> =
-        keys.iter().enumerate().map(|(i, key)| (key.as_slice(), range(1 << 19, i))).collect();
-    into[5].0 = b"absent";
-    let results = client.batch_get_into(&into);
+    let mut from: Vec<_> = keys.iter().enumerate().map(|(i, key)| Put::new(key, range(0, i))).collect();
+    assert!(client.batch_put(&mut from, &ONE).is_complete());
+    let mut into: Vec<_> = keys.iter().enumerate().map(|(i, key)| Get::new(key, range(1 << 19, i))).collect();
+    into[5] = Get::new(b"absent", range(1 << 19, 5));
+    let tally = client.batch_get(&mut into);
+    assert_eq!((tally.done, tally.missed, tally.failed), (127, 1, 0));
+    let results = codes(into.iter().map(Get::result));
     assert_eq!(results[5], Ok(None));
     assert_eq!(results.iter().filter(|result| **result == Ok(Some(4096))).count(), 127);
     let mut found = vec![0; 1 << 19];
@@ -265,9 +272,9 @@ fn values_longer_than_the_bounce_buffer_pass_in_pieces() {
             .zip(&values)
             .map(|(key, value)| (key.as_slice(), value.as_slice()))
             .collect();
-        assert_eq!(client.batch_put(&items, &ONE), [Ok(()); 4]);
+        assert_eq!(put_batch(&mut client, &items, &ONE), [Ok(true); 4]);
         let keys: Vec<&[u8]> = items.iter().map(|item| item.0).collect();
-        for (got, value) in client.batch_get(&keys).into_iter().zip(&values) {
+        for (got, value) in get_batch(&mut client, &keys).into_iter().zip(&values) {
             assert_eq!(got.unwrap().as_ref(), Some(value));
         }
         client.batch_remove(&keys, true).unwrap();
@@ -291,7 +298,7 @@ fn corrupted_bytes_are_a_miss_and_counted() {
     }
     assert_eq!(client.get(b"k").unwrap(), None);
     let into = client.alloc(8192).unwrap();
-    assert_eq!(client.get_into(b"k", BufferRange::all(&into)).unwrap(), None);
+    assert_eq!(client.get_with(Get::new(b"k", BufferRange::all(&into))).unwrap(), None);
     let counters = client.counters();
     assert_eq!((counters.checksum_mismatches, counters.misses, counters.hits), (2, 2, 0));
 }
@@ -306,7 +313,7 @@ fn a_corrupted_replica_is_passed_over_for_a_good_one() {
     for key in &keys {
         assert!(client.put(key, &pattern(1, 4096), &TWO).unwrap());
     }
-    assert_eq!(client.list(b"", 0, 10).unwrap().entries[0].replicas, 2);
+    assert_eq!(client.master().list(b"", 0, 10).unwrap().entries[0].replicas, 2);
     let region = a.region().unwrap();
     region.write(0, &vec![0; MIB as usize]).unwrap();
     for key in &keys {
@@ -340,11 +347,11 @@ fn a_full_store_evicts_what_was_not_read_and_says_when_there_is_no_room() {
     for i in 0..64 {
         assert!(client.put(format!("k{i}").as_bytes(), &value, &ONE).unwrap());
     }
-    assert!(client.stats().unwrap().evictions_total >= 32);
+    assert!(client.master().stats().unwrap().evictions_total >= 32);
     let larger = client.put(b"too large", &pattern(2, 33 << 20), &ONE);
     assert!(matches!(larger, Err(StoreError::Refused(ErrorCode::ObjectTooLarge))), "{larger:?}");
     // Nothing of it is left behind.
-    assert_eq!(client.list(b"too large", 0, 10).unwrap().entries, []);
+    assert_eq!(client.master().list(b"too large", 0, 10).unwrap().entries, []);
 }
 
 #[test]
@@ -372,11 +379,18 @@ fn a_put_prefers_the_segment_it_is_told() {
         assert!(client.put(format!("k{i}").as_bytes(), &pattern(i, 4096), &options).unwrap());
     }
     let used = |name: &str, client: &mut Client| {
-        client.segments().unwrap().iter().find(|segment| segment.name == name).unwrap().used
+        client.master().segments().unwrap().iter().find(|segment| segment.name == name).unwrap().used
     };
     assert_eq!(used("a", &mut client), 0);
     let largest = |name: &str, client: &mut Client| {
-        client.segments().unwrap().iter().find(|segment| segment.name == name).unwrap().free_bytes_largest
+        client
+            .master()
+            .segments()
+            .unwrap()
+            .iter()
+            .find(|segment| segment.name == name)
+            .unwrap()
+            .free_bytes_largest
     };
     assert!(largest("b", &mut client) < largest("a", &mut client));
     assert!(used("b", &mut client) >= 10 * 4096);
@@ -418,7 +432,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
         assert!(client.put(key.as_bytes(), &[0xa5; 4096], &options).unwrap());
         let mut found = [0; 4096];
         region.read(16 * MIB, &mut found).unwrap();
-        let landed = client.replicas(key.as_bytes()).unwrap()[0].segment == mounted.segment;
+        let landed = client.master().replicas(key.as_bytes()).unwrap()[0].segment == mounted.segment;
         assert_eq!(
             (landed, found == [0xa5; 4096]),
             (export == real, export == real),
@@ -437,13 +451,13 @@ fn a_reader_that_is_done_gives_its_leases_back_with_its_next_request() {
         assert!(reader.put(key, &pattern(1, 10_000), &ONE).unwrap());
     }
     let wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    assert!(reader.batch_get(&wanted).into_iter().all(|got| got.unwrap().is_some()));
+    assert!(get_batch(&mut reader, &wanted).into_iter().all(|got| got.unwrap().is_some()));
     assert!(reader.get(&keys[7]).unwrap().is_some());
     let held = other.remove(&keys[7], false).unwrap_err();
     assert_eq!(held.code(), ErrorCode::ObjectHasLease, "the reader has not said a word since");
     assert!(reader.exists(b"another").is_ok());
     for removed in other.batch_remove(&wanted, false).unwrap() {
-        assert_eq!(removed, Ok(()));
+        assert!(removed.unwrap());
     }
     // A connection that is lost takes its leases with it, and nothing of them is said on the next one.
     assert!(reader.put(b"k", b"v", &ONE).unwrap());

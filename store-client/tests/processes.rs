@@ -6,11 +6,12 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Process, be_node, client, client_over, eventually, fabrics, master_at, master_with, node, node_over,
-    own_host, pattern, role, say, wait_for_parent,
+    Process, be_node, client, client_over, eventually, fabrics, get_batch, master_at, master_with, node,
+    node_over, own_host, pattern, role, say, wait_for_parent,
 };
 use store_client::{
-    Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, StoreError,
+    Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, Store as _,
+    StoreError,
 };
 use store_core::message::{NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig};
@@ -82,7 +83,7 @@ fn master_node_and_clients_are_processes_over_each_rail() {
     }
     node.stop();
     // It said goodbye, so nobody waits for its silence.
-    assert_eq!(client(master.rpc_addr()).stats().unwrap().segments, 0);
+    assert_eq!(client(master.rpc_addr()).master().stats().unwrap().segments, 0);
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn a_node_killed_between_put_and_get_is_passed_over() {
     // A client that never saw it alive does as well.
     let mut newcomer = client_over(master.rpc_addr(), Fabrics::TCP);
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    assert!(newcomer.batch_get(&refs).iter().all(|got| matches!(got, Ok(Some(_)))));
+    assert!(get_batch(&mut newcomer, &refs).iter().all(|got| matches!(got, Ok(Some(_)))));
 }
 
 #[test]
@@ -122,14 +123,14 @@ fn objects_of_a_dead_node_vanish_and_others_stay() {
         );
     }
     doomed.kill();
-    eventually("the dead node is given up", || client.stats().unwrap().nodes == 1);
+    eventually("the dead node is given up", || client.master().stats().unwrap().nodes == 1);
     for i in 0..5 {
         assert_eq!(client.get(format!("doomed-{i}").as_bytes()).unwrap(), None);
         assert_eq!(client.get(format!("safe-{i}").as_bytes()).unwrap(), Some(b"value".to_vec()));
     }
     // The name is free for its successor.
     let successor = start_node("a", &master.rpc_addr(), "tcp");
-    eventually("the successor is there", || client.stats().unwrap().nodes == 2);
+    eventually("the successor is there", || client.master().stats().unwrap().nodes == 2);
     assert!(client.put(b"doomed-0", b"again", &ONE).unwrap());
     drop(successor);
 }
@@ -175,10 +176,10 @@ fn a_node_that_was_given_up_mounts_anew() {
     let mut client = client(master.rpc_addr());
     assert!(client.put(b"k", b"value", &ONE).unwrap());
     process.signal("STOP");
-    eventually("the silent node is given up", || client.stats().unwrap().nodes == 0);
+    eventually("the silent node is given up", || client.master().stats().unwrap().nodes == 0);
     assert_eq!(client.get(b"k").unwrap(), None);
     process.signal("CONT");
-    eventually("it mounts anew", || client.stats().unwrap().segments == 1);
+    eventually("it mounts anew", || client.master().stats().unwrap().segments == 1);
     assert_eq!(client.get(b"k").unwrap(), None);
     eventually("it takes objects again", || client.put(b"k2", &pattern(1, 5000), &ONE).is_ok());
     assert_eq!(client.get(b"k2").unwrap(), Some(pattern(1, 5000)));
@@ -203,7 +204,9 @@ fn a_client_killed_in_mid_put_leaves_nothing_readable() {
     // Another writer may have the key once the first has had its time.
     eventually("the key is free", || client.put(b"half", &pattern(2, 500), &ONE).unwrap_or(false));
     assert_eq!(client.get(b"half").unwrap(), Some(pattern(2, 500)));
-    eventually("the dead writer's space comes back", || client.stats().unwrap().quarantined_bytes == 0);
+    eventually("the dead writer's space comes back", || {
+        client.master().stats().unwrap().quarantined_bytes == 0
+    });
 }
 
 #[test]

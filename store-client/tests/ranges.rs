@@ -3,10 +3,12 @@
 
 mod common;
 
-use common::{client, client_over, master, node, node_over, pattern};
+use std::ops::Bound;
+
+use common::{client, client_over, codes, get_range, master, node, node_over, pattern, put_batch};
 use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, Fragment, MemSpan, Node, PARTS_MAX, PutOptions, SharedRegion,
-    StoreError,
+    BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions,
+    SharedRegion, Sink, Source, Store as _, StoreError,
 };
 use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
 
@@ -16,6 +18,24 @@ const B: u64 = BLOCK_BYTES;
 
 fn code<T: std::fmt::Debug>(result: Result<T, StoreError>) -> ErrorCode {
     result.unwrap_err().code()
+}
+
+/// As many bytes of an object as the range has, from `offset` on.
+fn get_range_into(
+    client: &mut Client,
+    key: &[u8],
+    offset: u64,
+    into: BufferRange,
+) -> Result<Option<u64>, StoreError> {
+    let end = offset.checked_add(into.len).map_or(Bound::Included(u64::MAX), Bound::Excluded);
+    client.get_with(Get::new(key, into).range((Bound::Included(offset), end)))
+}
+
+/// Parts of objects, one batch.
+fn get_fragments(client: &mut Client, items: &[(&[u8], &[Fragment])]) -> Vec<Result<Option<u64>, ErrorCode>> {
+    let mut gets: Vec<_> = items.iter().map(|(key, parts)| Get::new(*key, *parts)).collect();
+    let _ = client.batch_get(&mut gets);
+    codes(gets.into_iter().map(Get::into_result))
 }
 
 fn read(region: &SharedRegion, offset: u64, len: u64) -> Vec<u8> {
@@ -60,23 +80,23 @@ fn parts_come_back(client: &mut Client) {
         for (start, end) in interesting(len) {
             let wanted = &value[start as usize..end as usize];
             assert_eq!(
-                client.get_range(&key, start..end).unwrap().as_deref(),
+                get_range(client, &key, start..end).unwrap().as_deref(),
                 Some(wanted),
                 "{len}: {start}..{end}"
             );
             let blank = vec![0xee; len as usize + 128];
             memory.write(0, &blank).unwrap();
             let into = BufferRange::part(&memory, 33, end - start);
-            assert_eq!(client.get_range_into(&key, start, into).unwrap(), Some(end - start));
+            assert_eq!(get_range_into(client, &key, start, into).unwrap(), Some(end - start));
             let found = read(&memory, 0, len + 128);
             let after = 33 + wanted.len();
             assert_eq!(found[33..after], *wanted, "{len}: {start}..{end}");
             assert_eq!(found[..33], blank[..33], "bytes before the range were written");
             assert_eq!(found[after..], blank[after..], "bytes after the range were written");
         }
-        assert_eq!(client.get_range(&key, 0..).unwrap().as_deref(), Some(&value[..]));
-        assert_eq!(client.get_range(&key, ..=len - 1).unwrap().as_deref(), Some(&value[..]));
-        assert_eq!(client.get_range(&key, len - 1..).unwrap().as_deref(), Some(&value[len as usize - 1..]));
+        assert_eq!(get_range(client, &key, 0..).unwrap().as_deref(), Some(&value[..]));
+        assert_eq!(get_range(client, &key, ..=len - 1).unwrap().as_deref(), Some(&value[..]));
+        assert_eq!(get_range(client, &key, len - 1..).unwrap().as_deref(), Some(&value[len as usize - 1..]));
         client.unregister(memory.id()).unwrap();
     }
     let counters = client.counters();
@@ -108,7 +128,7 @@ fn parts_that_are_not_there_are_an_error_and_what_is_not_stored_is_a_miss() {
     client.put(b"short", &pattern(2, 100), &ONE).unwrap();
     let part = |count: u64| BufferRange::part(&memory, 0, count);
     for (key, len) in [(b"long".as_slice(), len), (b"short", 100)] {
-        assert_eq!(client.get_range_into(key, len - 1, part(1)).unwrap(), Some(1));
+        assert_eq!(get_range_into(&mut client, key, len - 1, part(1)).unwrap(), Some(1));
         for (offset, count) in [
             (len, 1),
             (0, len + 1),
@@ -120,24 +140,24 @@ fn parts_that_are_not_there_are_an_error_and_what_is_not_stored_is_a_miss() {
             (u64::MAX - 1, 2),
         ] {
             assert_eq!(
-                code(client.get_range_into(key, offset, part(count))),
+                code(get_range_into(&mut client, key, offset, part(count))),
                 ErrorCode::InvalidParams,
                 "{offset}+{count}"
             );
         }
-        assert_eq!(code(client.get_range(key, len..)), ErrorCode::InvalidParams);
-        assert_eq!(code(client.get_range(key, u64::MAX..)), ErrorCode::InvalidParams);
-        assert_eq!(code(client.get_range(key, ..=u64::MAX)), ErrorCode::InvalidParams);
-        assert_eq!(code(client.get_range(key, 5..5)), ErrorCode::InvalidParams);
-        assert_eq!(code(client.get_range(key, 0..len + 1)), ErrorCode::InvalidParams);
+        assert_eq!(code(get_range(&mut client, key, len..)), ErrorCode::InvalidParams);
+        assert_eq!(code(get_range(&mut client, key, u64::MAX..)), ErrorCode::InvalidParams);
+        assert_eq!(code(get_range(&mut client, key, ..=u64::MAX)), ErrorCode::InvalidParams);
+        assert_eq!(code(get_range(&mut client, key, 5..5)), ErrorCode::InvalidParams);
+        assert_eq!(code(get_range(&mut client, key, 0..len + 1)), ErrorCode::InvalidParams);
     }
     let outside = BufferRange::part(&memory, 4 * B - 1, 2);
-    assert_eq!(code(client.get_range_into(b"long", 0, outside)), ErrorCode::InvalidParams);
-    assert_eq!(client.get_range(b"absent", 0..1).unwrap(), None);
-    assert_eq!(client.get_range_into(b"absent", u64::MAX - 1, part(1)).unwrap(), None);
+    assert_eq!(code(get_range_into(&mut client, b"long", 0, outside)), ErrorCode::InvalidParams);
+    assert_eq!(get_range(&mut client, b"absent", 0..1).unwrap(), None);
+    assert_eq!(get_range_into(&mut client, b"absent", u64::MAX - 1, part(1)).unwrap(), None);
     let too_many = vec![Fragment { offset: 0, into: part(1) }; PARTS_MAX + 1];
-    assert_eq!(client.batch_get_ranges(&[(b"long", &too_many)]), [Err(ErrorCode::InvalidParams)]);
-    assert_eq!(client.batch_get_ranges(&[(b"long", &[])]), [Err(ErrorCode::InvalidParams)]);
+    assert_eq!(get_fragments(&mut client, &[(b"long", &too_many)]), [Err(ErrorCode::InvalidParams)]);
+    assert_eq!(get_fragments(&mut client, &[(b"long", &[])]), [Err(ErrorCode::InvalidParams)]);
 }
 
 #[test]
@@ -150,10 +170,10 @@ fn a_part_longer_than_a_client_makes_room_for_is_refused_before_it_is_read() {
     let value = pattern(1, 3 * B as usize);
     client.put(b"k", &value, &ONE).unwrap();
     assert_eq!(code(client.get(b"k")), ErrorCode::BufferOverflow);
-    assert_eq!(code(client.get_range(b"k", 0..B + 1)), ErrorCode::BufferOverflow);
-    assert_eq!(code(client.get_range(b"k", B..)), ErrorCode::BufferOverflow);
-    assert_eq!(client.get_range(b"k", 2 * B..).unwrap().as_deref(), Some(&value[2 * B as usize..]));
-    assert_eq!(client.get_range(b"k", 7..B + 7).unwrap().as_deref(), Some(&value[7..B as usize + 7]));
+    assert_eq!(code(get_range(&mut client, b"k", 0..B + 1)), ErrorCode::BufferOverflow);
+    assert_eq!(code(get_range(&mut client, b"k", B..)), ErrorCode::BufferOverflow);
+    assert_eq!(get_range(&mut client, b"k", 2 * B..).unwrap().as_deref(), Some(&value[2 * B as usize..]));
+    assert_eq!(get_range(&mut client, b"k", 7..B + 7).unwrap().as_deref(), Some(&value[7..B as usize + 7]));
 }
 
 #[test]
@@ -165,7 +185,7 @@ fn many_parts_of_many_objects_come_with_one_question() {
         let values: Vec<Vec<u8>> = (0..3).map(|seed| pattern(seed, 6 * B as usize + 321)).collect();
         let keys = [b"k0".as_slice(), b"k1", b"k2"];
         let items: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(values.iter().map(Vec::as_slice)).collect();
-        assert!(client.batch_put(&items, &ONE).iter().all(Result::is_ok));
+        assert!(put_batch(&mut client, &items, &ONE).iter().all(Result::is_ok));
         let memory = client.alloc(32 * B as usize).unwrap();
         let mut at = 0;
         let mut part = |offset: u64, len: u64| {
@@ -186,20 +206,20 @@ fn many_parts_of_many_objects_come_with_one_question() {
         ];
         let wanted: Vec<(&[u8], &[Fragment])> =
             vec![(keys[1], &parts), (b"absent", &parts[..2]), (keys[2], &parts[..1])];
-        let gets = client.stats().unwrap().gets_total;
+        let gets = client.master().stats().unwrap().gets_total;
         let bytes: u64 = parts.iter().map(|part| part.into.len).sum();
         // The last one and the first share memory, so one after the other.
-        assert_eq!(client.batch_get_ranges(&wanted[..2]), [Ok(Some(bytes)), Ok(None)]);
-        assert_eq!(client.stats().unwrap().gets_total, gets + 2, "each key is asked for once");
+        assert_eq!(get_fragments(&mut client, &wanted[..2]), [Ok(Some(bytes)), Ok(None)]);
+        assert_eq!(client.master().stats().unwrap().gets_total, gets + 2, "each key is asked for once");
         for Fragment { offset, into } in &parts {
             let found = read(&memory, into.offset, into.len);
             assert_eq!(found, values[1][*offset as usize..][..into.len as usize], "{offset}+{}", into.len);
         }
-        assert_eq!(client.batch_get_ranges(&wanted[2..]), [Ok(Some(B + 321))]);
+        assert_eq!(get_fragments(&mut client, &wanted[2..]), [Ok(Some(B + 321))]);
         assert_eq!(read(&memory, 0, B + 321), values[2][5 * B as usize..]);
         let beyond = [Fragment { offset: 6 * B, into: BufferRange::part(&memory, 0, 322) }];
         let mixed: Vec<(&[u8], &[Fragment])> = vec![(keys[0], &beyond), (keys[0], &parts[..3])];
-        assert_eq!(client.batch_get_ranges(&mixed), [Err(ErrorCode::InvalidParams), Ok(Some(B + 391))]);
+        assert_eq!(get_fragments(&mut client, &mixed), [Err(ErrorCode::InvalidParams), Ok(Some(B + 391))]);
     }
 }
 
@@ -224,17 +244,20 @@ fn a_damaged_block_is_a_miss_where_it_is_wanted_and_no_matter_where_it_is_not() 
             (3 * B - 1, 3 * B + 1),
         ] {
             assert_eq!(
-                client.get_range_into(b"k", start, into(end - start)).unwrap(),
+                get_range_into(&mut client, b"k", start, into(end - start)).unwrap(),
                 None,
                 "{start}..{end}"
             );
-            assert_eq!(client.get_range(b"k", start..end).unwrap(), None, "{start}..{end}");
+            assert_eq!(get_range(&mut client, b"k", start..end).unwrap(), None, "{start}..{end}");
         }
         assert_eq!(client.counters().checksum_mismatches, 10);
         for (start, end) in [(0, 2 * B), (5, 2 * B), (3 * B, 4 * B + 50), (3 * B + 1, 4 * B + 49)] {
-            assert_eq!(client.get_range_into(b"k", start, into(end - start)).unwrap(), Some(end - start));
+            assert_eq!(
+                get_range_into(&mut client, b"k", start, into(end - start)).unwrap(),
+                Some(end - start)
+            );
             assert_eq!(read(&memory, 0, end - start), value[start as usize..end as usize]);
-            let plain = client.get_range(b"k", start..end).unwrap();
+            let plain = get_range(&mut client, b"k", start..end).unwrap();
             assert_eq!(plain.as_deref(), Some(&value[start as usize..end as usize]));
         }
         assert_eq!(client.counters().checksum_mismatches, 10);
@@ -252,11 +275,11 @@ fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
     let trailer = find(&node, &value) + value.len() as u64;
     for byte in 0..trailer_len(value.len() as u64) {
         spoil(&node, trailer + byte);
-        assert_eq!(client.get_range(b"k", 5..6).unwrap(), None, "byte {byte}");
-        assert_eq!(client.get_range(b"k", 3 * B..).unwrap(), None, "byte {byte}");
+        assert_eq!(get_range(&mut client, b"k", 5..6).unwrap(), None, "byte {byte}");
+        assert_eq!(get_range(&mut client, b"k", 3 * B..).unwrap(), None, "byte {byte}");
         spoil(&node, trailer + byte);
     }
-    assert_eq!(client.get_range(b"k", 5..6).unwrap().as_deref(), Some(&value[5..6]));
+    assert_eq!(get_range(&mut client, b"k", 5..6).unwrap().as_deref(), Some(&value[5..6]));
     assert_eq!(client.counters().checksum_mismatches, 32);
     spoil(&node, trailer);
     assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
@@ -266,8 +289,8 @@ fn a_damaged_trailer_is_a_miss_of_every_part_and_no_matter_to_the_whole() {
     spoil(&node, trailer);
     region.write(trailer - 50 - 3 * B, &other).unwrap();
     region.write(trailer, &te_host::crc32c_of(0, &other).to_le_bytes()).unwrap();
-    assert_eq!(client.get_range(b"k", 0..B).unwrap(), None, "somebody else's block");
-    assert_eq!(client.get_range(b"k", B..2 * B).unwrap(), None, "by somebody else's trailer");
+    assert_eq!(get_range(&mut client, b"k", 0..B).unwrap(), None, "somebody else's block");
+    assert_eq!(get_range(&mut client, b"k", B..2 * B).unwrap(), None, "by somebody else's trailer");
 }
 
 #[test]
@@ -283,9 +306,12 @@ fn a_damaged_part_is_read_from_another_replica() {
     }
     for (i, value) in values.iter().enumerate() {
         let key = format!("k{i}").into_bytes();
-        assert_eq!(client.get_range(&key, B..B + 10).unwrap().as_deref(), Some(&value[B as usize..][..10]));
+        assert_eq!(
+            get_range(&mut client, &key, B..B + 10).unwrap().as_deref(),
+            Some(&value[B as usize..][..10])
+        );
         let into = BufferRange::part(&memory, 0, B + 9);
-        assert_eq!(client.get_range_into(&key, B, into).unwrap(), Some(B + 9));
+        assert_eq!(get_range_into(&mut client, &key, B, into).unwrap(), Some(B + 9));
         assert_eq!(read(&memory, 0, B + 9), value[B as usize..]);
     }
     let counters = client.counters();
@@ -314,13 +340,13 @@ fn parts_and_wholes_agree_however_an_object_was_put() {
                 BufferRange::part(&source, third, len - third),
             ];
             assert!(client.put(b"plain", &value, &TWO).unwrap());
-            assert!(client.put_parts(b"parts", &slices, &TWO).unwrap());
-            assert!(client.put_from(b"from", BufferRange::all(&source), &TWO).unwrap());
-            assert!(client.put_from_buffers(b"buffers", &ranges, &TWO).unwrap());
+            assert!(client.put(b"parts", &slices, &TWO).unwrap());
+            assert!(client.put(b"from", BufferRange::all(&source), &TWO).unwrap());
+            assert!(client.put(b"buffers", &ranges, &TWO).unwrap());
             for key in [b"plain".as_slice(), b"parts", b"from", b"buffers"] {
                 assert_eq!(client.get(key).unwrap().as_ref(), Some(&value));
                 for (start, end) in [(0, len), (1, len - 1), (B, len), (B - 1, B + 1)] {
-                    let found = client.get_range(key, start..end).unwrap();
+                    let found = get_range(&mut client, key, start..end).unwrap();
                     assert_eq!(found.as_deref(), Some(&value[start as usize..end as usize]));
                 }
                 assert!(client.remove(key, true).unwrap());
@@ -344,12 +370,15 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
         let region = unsafe { client.register(span) }.unwrap();
         let value = pattern(7, 2 * B as usize + 100);
         shared.write(0, &value).unwrap();
-        assert!(client.put_from(b"first", BufferRange::all(&shared), &ONE).unwrap());
+        assert!(client.put(b"first", BufferRange::all(&shared), &ONE).unwrap());
         // Into the caller's own memory, and from there and the engine's in turns.
         let own = |offset, len| BufferRange { region, offset, len };
-        assert_eq!(client.get_into_buffers(b"first", &[own(0, 1), own(1, 4 * B - 1)]).unwrap(), Some(4 * B));
+        assert_eq!(
+            client.get_with(Get::new(b"first", &[own(0, 1), own(1, 4 * B - 1)])).unwrap(),
+            Some(4 * B)
+        );
         let turns = [own(0, 10), BufferRange::part(&shared, 10, B), own(10 + B, B + 90)];
-        assert!(client.put_from_buffers(b"second", &turns, &ONE).unwrap());
+        assert!(client.put(b"second", &turns, &ONE).unwrap());
         assert_eq!(client.get(b"second").unwrap().as_ref(), Some(&value));
         shared.write(0, &vec![0; 4 * B as usize]).unwrap();
         let apart = [
@@ -358,24 +387,24 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
             BufferRange::part(&shared, 0, 2 * B),
             own(9, 400),
         ];
-        assert_eq!(client.get_into_buffers(b"second", &apart).unwrap(), Some(2 * B + 100));
+        assert_eq!(client.get_with(Get::new(b"second", &apart)).unwrap(), Some(2 * B + 100));
         assert_eq!(read(&shared, 3 * B, 50), value[..50]);
         assert_eq!(read(&shared, 0, 2 * B), value[50..2 * B as usize + 50]);
         // What is longer than all of them together does not fit.
-        assert_eq!(code(client.get_into_buffers(b"second", &apart[..3])), ErrorCode::BufferOverflow);
+        assert_eq!(code(client.get_with(Get::new(b"second", &apart[..3]))), ErrorCode::BufferOverflow);
         let fragments = [
             Fragment { offset: 100, into: own(5, 20) },
             Fragment { offset: B, into: BufferRange::part(&shared, 1, B) },
         ];
-        assert_eq!(client.batch_get_ranges(&[(b"second", &fragments)]), [Ok(Some(B + 20))]);
+        assert_eq!(get_fragments(&mut client, &[(b"second", &fragments)]), [Ok(Some(B + 20))]);
         assert_eq!(read(&shared, 1, B), value[B as usize..2 * B as usize]);
-        assert!(client.put_from_buffers(b"third", &[own(5, 20)], &ONE).unwrap());
+        assert!(client.put(b"third", &[own(5, 20)], &ONE).unwrap());
         assert_eq!(client.get(b"third").unwrap().as_deref(), Some(&value[100..120]));
         for key in [b"first".as_slice(), b"second", b"third"] {
             client.remove(key, true).unwrap();
         }
         client.unregister(region).unwrap();
-        assert_eq!(code(client.put_from_buffers(b"fourth", &turns, &ONE)), ErrorCode::InvalidParams);
+        assert_eq!(code(client.put(b"fourth", &turns, &ONE)), ErrorCode::InvalidParams);
         node.stop();
     }
 }
@@ -391,30 +420,39 @@ fn parts_are_bounded_and_none_at_all_is_no_object() {
     let slices: Vec<&[u8]> = value.chunks(100).collect();
     let range = |at: usize| BufferRange::part(&memory, at as u64 * 100, 100);
     let ranges: Vec<BufferRange> = (0..PARTS_MAX).map(range).collect();
-    assert!(client.put_parts(b"slices", &slices, &ONE).unwrap());
-    assert!(client.put_from_buffers(b"ranges", &ranges, &ONE).unwrap());
+    assert!(client.put(b"slices", &slices, &ONE).unwrap());
+    assert!(client.put(b"ranges", &ranges, &ONE).unwrap());
     assert_eq!(client.get(b"slices").unwrap().as_ref(), Some(&value));
     assert_eq!(client.get(b"ranges").unwrap().as_ref(), Some(&value));
     memory.write(0, &vec![0; value.len()]).unwrap();
-    assert_eq!(client.get_into_buffers(b"slices", &ranges).unwrap(), Some(value.len() as u64));
+    assert_eq!(client.get_with(Get::new(b"slices", &ranges)).unwrap(), Some(value.len() as u64));
     assert_eq!(read(&memory, 0, value.len() as u64), value);
     let fragments: Vec<Fragment> =
         (0..PARTS_MAX).map(|at| Fragment { offset: at as u64 * 100, into: range(PARTS_MAX + at) }).collect();
-    assert_eq!(client.batch_get_ranges(&[(b"slices", &fragments)]), [Ok(Some(value.len() as u64))]);
+    assert_eq!(get_fragments(&mut client, &[(b"slices", &fragments)]), [Ok(Some(value.len() as u64))]);
     assert_eq!(read(&memory, value.len() as u64, value.len() as u64), value);
 
     let more_slices = [slices.as_slice(), &[b"more"]].concat();
     let more_ranges = [ranges.as_slice(), &[range(0)]].concat();
-    assert_eq!(code(client.put_parts(b"more", &more_slices, &ONE)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.put_from_buffers(b"more", &more_ranges, &ONE)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.get_into_buffers(b"slices", &more_ranges)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.put_parts(b"none", &[], &ONE)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.put_parts(b"none", &[&[], &[]], &ONE)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.put_from_buffers(b"none", &[], &ONE)), ErrorCode::InvalidParams);
-    assert_eq!(code(client.get_into_buffers(b"slices", &[])), ErrorCode::BufferOverflow);
-    let results =
-        client.batch_put_parts(&[(b"x", &slices[..2]), (b"slices", &slices), (b"y", &slices[2..3])], &ONE);
-    assert_eq!(results, [Ok(()), Err(ErrorCode::ObjectAlreadyExists), Ok(())]);
+    assert_eq!(code(client.put(b"more", &more_slices, &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put(b"more", &more_ranges, &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.get_with(Get::new(b"slices", &more_ranges))), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put(b"none", Source::Slices(&[]), &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put(b"none", Source::Slices(&[&[], &[]]), &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.put(b"none", Source::Regions(&[]), &ONE)), ErrorCode::InvalidParams);
+    assert_eq!(code(client.get_with(Get::new(b"slices", Sink::Regions(&[])))), ErrorCode::BufferOverflow);
+    let mut items = [
+        Put::new("x", &slices[..2]),
+        Put::new("slices", &slices),
+        Put::new("y", &slices[2..3]),
+        // Those that are refused fail alone.
+        Put::new("z", &more_slices),
+        Put::new("z", &more_ranges),
+    ];
+    let tally = client.batch_put(&mut items, &ONE);
+    assert_eq!((tally.done, tally.missed, tally.failed), (2, 1, 2));
+    let wrong = Err(ErrorCode::InvalidParams);
+    assert_eq!(codes(items.iter().map(Put::result)), [Ok(true), Ok(false), Ok(true), wrong, wrong]);
 }
 
 #[test]
@@ -424,8 +462,8 @@ fn the_trailer_is_allocated_and_given_back_with_the_object() {
     let mut client = client(master.rpc_addr());
     let len = 3 * B;
     client.put(b"k", &pattern(1, len as usize), &ONE).unwrap();
-    assert_eq!(client.list(b"k", 0, 1).unwrap().entries[0].len, len);
-    assert_eq!(client.stats().unwrap().used_bytes, stored_len(len).next_multiple_of(64));
+    assert_eq!(client.master().list(b"k", 0, 1).unwrap().entries[0].len, len);
+    assert_eq!(client.master().stats().unwrap().used_bytes, stored_len(len).next_multiple_of(64));
     client.remove(b"k", true).unwrap();
-    assert_eq!(client.stats().unwrap().used_bytes, 0);
+    assert_eq!(client.master().stats().unwrap().used_bytes, 0);
 }

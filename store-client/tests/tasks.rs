@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{MIB, client, client_over, eventually, master, master_with, pattern};
+use common::{MIB, client, client_over, eventually, get_range, master, master_with, pattern};
 use store_client::{
     Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
-    SegmentState, TaskId, TaskState,
+    SegmentState, Store as _, TaskId, TaskState,
 };
 use store_core::message::Kind;
 use store_core::{Frame, MasterConfig, ReplicationConfig, ReplicationMode};
@@ -31,14 +31,15 @@ fn on(segment: SegmentNo) -> PutOptions {
 
 fn done(client: &mut Client, id: TaskId) {
     eventually("the task is done", || {
-        let task = client.task(id).unwrap();
+        let task = client.master().task(id).unwrap();
         assert!(!matches!(task.state, TaskState::Failed | TaskState::Canceled), "{task:?}");
         task.state == TaskState::Done
     });
 }
 
 fn segments_of(client: &mut Client, key: &[u8]) -> Vec<SegmentNo> {
-    let mut segments: Vec<_> = client.replicas(key).unwrap().iter().map(|replica| replica.segment).collect();
+    let mut segments: Vec<_> =
+        client.master().replicas(key).unwrap().iter().map(|replica| replica.segment).collect();
     // In the order in which they became readable.
     segments.sort_unstable();
     segments
@@ -54,9 +55,9 @@ fn copies_and_moves(fabrics: Fabrics) {
     for (key, len) in [(b"small".as_slice(), 4_000), (b"large", 3_000_001)] {
         let value = pattern(len as u64, len);
         assert!(client.put(key, &value, &on(a)).unwrap());
-        let created = client.copy(key, &[b, c]).unwrap();
+        let created = client.master().copy(key, &[b, c]).unwrap();
         created.into_iter().for_each(|id| done(&mut client, id.unwrap()));
-        let replicas = client.replicas(key).unwrap();
+        let replicas = client.master().replicas(key).unwrap();
         assert!(replicas.iter().all(|replica| replica.state == ReplicaState::Complete));
         assert_eq!(segments_of(&mut client, key), [a, b, c]);
         // Every turn reads another replica.
@@ -64,24 +65,24 @@ fn copies_and_moves(fabrics: Fabrics) {
             assert_eq!(client.get(key).unwrap().as_ref(), Some(&value));
         }
         if len > 100_000 {
-            let part = client.get_range(key, 70_000..1_000_000).unwrap();
+            let part = get_range(&mut client, key, 70_000..1_000_000).unwrap();
             assert_eq!(part.as_deref(), Some(&value[70_000..1_000_000]), "the trailer was copied, too");
         }
-        let again = client.copy(key, &[b]).unwrap();
+        let again = client.master().copy(key, &[b]).unwrap();
         assert_eq!(again, [Err(ErrorCode::ReplicaAlreadyExists)]);
     }
     let value = pattern(7, 500_000);
     client.put(b"moved", &value, &on(a)).unwrap();
-    let id = client.move_(b"moved", a, Some(b)).unwrap();
+    let id = client.master().move_(b"moved", a, Some(b)).unwrap();
     done(&mut client, id);
     assert_eq!(segments_of(&mut client, b"moved"), [b]);
     assert_eq!(client.get(b"moved").unwrap().as_ref(), Some(&value));
-    let listed = client.tasks(Some(TaskState::Done), 0, 100).unwrap();
+    let listed = client.master().tasks(Some(TaskState::Done), 0, 100).unwrap();
     assert_eq!((listed.entries.len(), listed.cursor), (5, 0));
     assert_eq!(nodes.iter().map(|node| node.status().copies).sum::<u64>(), 5);
     let counters = client.counters();
     assert_eq!((counters.checksum_mismatches, counters.misses), (0, 0));
-    assert_eq!(client.task(99).unwrap_err().code(), ErrorCode::TaskNotFound);
+    assert_eq!(client.master().task(99).unwrap_err().code(), ErrorCode::TaskNotFound);
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_node_whose_word_was_lost_tells_it_again_and_does_not_write_again() {
     let mut client = client_over(address, Fabrics::TCP);
     let value = pattern(1, 300_000);
     assert!(client.put(b"k", &value, &on(a)).unwrap());
-    let created = client.copy(b"k", &[b]).unwrap();
+    let created = client.master().copy(b"k", &[b]).unwrap();
     done(&mut client, created[0].unwrap());
     assert_eq!(ends.load(Ordering::Relaxed), SENT + 1, "the first call was lost, the second was heard");
     // What is not read again is not written again: by then the place could be somebody else's.
@@ -168,17 +169,17 @@ fn a_damaged_replica_is_not_copied_and_goes_when_two_have_found_it() {
     let mut reader = client(address);
     let value = pattern(3, 10_000);
     reader.put(b"k", &value, &on(a)).unwrap();
-    let replica = reader.replicas(b"k").unwrap()[0];
+    let replica = reader.master().replicas(b"k").unwrap()[0];
     let region = nodes[0].region().unwrap();
     region.write(replica.addr - region.addr() + 77, b"rot").unwrap();
-    let id = reader.copy(b"k", &[b]).unwrap().remove(0).unwrap();
-    eventually("the task has failed", || reader.task(id).unwrap().state == TaskState::Failed);
-    assert_eq!(reader.task(id).unwrap().error, Some(ErrorCode::ChecksumMismatch));
+    let id = reader.master().copy(b"k", &[b]).unwrap().remove(0).unwrap();
+    eventually("the task has failed", || reader.master().task(id).unwrap().state == TaskState::Failed);
+    assert_eq!(reader.master().task(id).unwrap().error, Some(ErrorCode::ChecksumMismatch));
     assert_eq!(segments_of(&mut reader, b"k"), [a]);
     // The node has said so, and now a reader does.
-    eventually("one report", || reader.task_report().unwrap().bad_reports_total == 1);
+    eventually("one report", || reader.master().task_report().unwrap().bad_reports_total == 1);
     assert_eq!(reader.get(b"k").unwrap(), None);
-    assert_eq!(reader.task_report().unwrap().bad_dropped_total, 1);
+    assert_eq!(reader.master().task_report().unwrap().bad_dropped_total, 1);
     assert!(!reader.exists(b"k").unwrap(), "it was the last one");
     assert!(reader.put(b"k", &value, &on(b)).unwrap());
     assert_eq!(reader.get(b"k").unwrap(), Some(value));
@@ -233,7 +234,7 @@ fn readers_find_every_byte_while_a_node_is_drained_and_leaves() {
         assert_eq!(counters.checksum_mismatches, 0);
         assert_eq!(misses, counters.lease_misses, "{counters:?}");
     }
-    assert_eq!(writer.stats().unwrap().objects_lost_total, 0);
+    assert_eq!(writer.master().stats().unwrap().objects_lost_total, 0);
     for i in 0..objects {
         assert_eq!(writer.get(format!("k{i}").as_bytes()).unwrap(), Some(content(i)));
         assert!(!segments_of(&mut writer, format!("k{i}").as_bytes()).contains(&segment));
@@ -284,10 +285,10 @@ fn what_is_read_very_often_gets_a_second_replica_by_itself() {
         assert_eq!(client.get(b"hot").unwrap().as_ref(), Some(&value));
     }
     eventually("it has two replicas", || {
-        let replicas = client.replicas(b"hot").unwrap();
+        let replicas = client.master().replicas(b"hot").unwrap();
         replicas.iter().filter(|replica| replica.state == ReplicaState::Complete).count() == 2
     });
-    assert_eq!(client.replicas(b"cold").unwrap().len(), 1);
+    assert_eq!(client.master().replicas(b"cold").unwrap().len(), 1);
     for _ in 0..4 {
         assert_eq!(client.get(b"hot").unwrap().as_ref(), Some(&value));
     }

@@ -3,7 +3,9 @@
 use super::{Result, Turn, mix, say, value_of, wait_for_parent};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use store_client::{Address, Client, ClientConfig, ErrorCode, Fabrics, Node, NodeConfig, PutOptions};
+use store_client::{
+    Address, Client, ClientConfig, ErrorCode, Fabrics, Node, NodeConfig, PutOptions, Store as _,
+};
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
 

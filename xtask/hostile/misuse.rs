@@ -6,7 +6,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, alarm};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use store_client::{Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions};
+use store_client::{Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, Store as _};
 
 /// Keys that those who fork read, and how often each of the two reads.
 const KEYS: u64 = 64;
@@ -115,7 +115,7 @@ pub(crate) fn wishes(turn: &mut Turn, master: SocketAddr) -> Result<()> {
 
 fn wish(turn: &mut Turn, master: SocketAddr) -> Result<()> {
     let Some(mut client) = client(turn, master)? else { return Ok(()) };
-    let segments = client.segments()?;
+    let segments = client.master().segments()?;
     let longest = segments.iter().map(|segment| segment.len).max().unwrap_or(0);
     let mut nowhere = Placement::ANY;
     for segment in &segments {

@@ -6,7 +6,7 @@ use super::{Result, Turn};
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
-use store_client::PutOptions;
+use store_client::{PutOptions, Store as _};
 use store_core::Key;
 use store_core::message::{
     Exists, ExplainEviction, Find, FindQuery, Greeting, Hello, List, ListQuery, Operation as _,

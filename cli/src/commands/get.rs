@@ -1,13 +1,13 @@
 //! `snowskin get`: fetch an object.
 
 use std::io::Write as _;
+use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::local::LocalError;
-use store_client::{Client, ErrorCode, LocalClient};
+use store_client::{Client, ErrorCode, Get, LocalClient, Store, StoreError};
 
 use crate::args::Global;
 use crate::commands::local::{self, LocalArg};
@@ -93,7 +93,7 @@ fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
     let key = args.key.as_bytes();
     let value = match client.get(key) {
         // It has to fit the arena.
-        Err(LocalError::ArenaFull { wanted, .. }) => {
+        Err(StoreError::ArenaFull { wanted, .. }) => {
             drop(client);
             let master = &args.flags.settings().cluster.master;
             args.local.connect(master, local::arena_for(wanted), args.wait)?.get(key)
@@ -126,9 +126,9 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
     let offset = args.offset.bytes();
     let found = match args.length {
         None if offset == 0 => return client.get(key).map_err(|error| refused_in(client, &args.key, &error)),
-        None => client.get_range(key, offset..),
+        None => get_part(client, key, offset..),
         Some(length) => match offset.checked_add(length.bytes()) {
-            Some(end) if end > offset => client.get_range(key, offset..end),
+            Some(end) if end > offset => get_part(client, key, offset..end),
             _ => return fail(Failure::usage("--length is 1 byte at least, and ends where an object could")),
         },
     };
@@ -145,6 +145,16 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
         }
         _ => refused_in(client, &args.key, &error),
     })
+}
+
+fn get_part(
+    store: &mut impl Store,
+    key: &[u8],
+    range: impl RangeBounds<u64>,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut value = Vec::new();
+    let read = store.get_with(Get::new(key, &mut value).range(range))?;
+    Ok(read.map(|_| value))
 }
 
 /// The client calls all of these a miss; a person wants to know which.

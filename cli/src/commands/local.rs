@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use store_client::local::{LocalConfig, LocalError, default_path};
-use store_client::{Address, LocalClient};
+use store_client::local::{LocalConfig, default_path};
+use store_client::{Address, LocalClient, StoreError};
 use store_core::ErrorCode;
 
 use crate::commands::waiting::WaitArg;
@@ -50,12 +50,12 @@ impl LocalArg {
         let what = format!("a local server at {}: nobody listens there yet", path.display());
         let config = LocalConfig { arena_bytes, ..LocalConfig::new(path) };
         let connected = wait.for_listener(what, || LocalClient::connect(config.clone()));
-        connected.map_err(|error| failure("", &error).into())
+        connected.map_err(|error| failure("", &StoreError::from(error)).into())
     }
 }
 
 /// What a local client could not do with `key`.
-pub(crate) fn failure(key: &str, error: &LocalError) -> Failure {
+pub(crate) fn failure(key: &str, error: &StoreError) -> Failure {
     let exit = match error.code() {
         ErrorCode::ObjectNotFound | ErrorCode::KeyNotFound => Exit::NotFound,
         ErrorCode::ChecksumMismatch => Exit::Verification,
@@ -64,7 +64,7 @@ pub(crate) fn failure(key: &str, error: &LocalError) -> Failure {
     let of = if key.is_empty() { String::new() } else { format!("{}: ", crate::output::brief(key)) };
     let failure = Failure::new(exit, format!("{of}{error}"));
     match error {
-        LocalError::ArenaFull { arena_bytes, .. } => failure.hint(format!(
+        StoreError::ArenaFull { arena_bytes, .. } => failure.hint(format!(
             "this node lends a local client at most {}: leave --local out for longer objects",
             ByteSize(*arena_bytes).approximate()
         )),

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store_client::local::LocalError;
-use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection};
+use store_client::{Client, LocalClient, Placement, PutOptions, RpcConnection, Store as _, StoreError};
 use store_core::Key;
 use store_core::message::{FindReplicas, Pin, Retention};
 use store_core::placement::NAMED_MAX;
@@ -116,7 +115,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
         &mut client,
         |client| client.put(args.key.as_bytes(), &value, &options),
         |error| is_no_segment(error.code()),
-        |client| client.stats().map_or(true, |stats| stats.segments > 0),
+        |client| client.master().stats().map_or(true, |stats| stats.segments > 0),
     );
     let stored = stored.map_err(|error| refused_in(&client, &args.key, &error))?;
     if !stored {
@@ -126,7 +125,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     drop(bar);
     let copies = match args.replicas {
         1 => 1,
-        _ => client.replicas(args.key.as_bytes()).map_or(0, |replicas| replicas.len()),
+        _ => client.master().replicas(args.key.as_bytes()).map_or(0, |replicas| replicas.len()),
     };
     report(args, bytes, elapsed, copies)
 }
@@ -134,7 +133,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
 /// By way of the node on this machine.
 fn put_local(args: &Args, mut client: LocalClient, value: &[u8]) -> Outcome {
     let options = PutOptions { replicas: args.replicas, retention: retention(args), ..PutOptions::default() };
-    let failed = |error: LocalError| local::failure(&args.key, &error);
+    let failed = |error: StoreError| local::failure(&args.key, &error);
     let started = Instant::now();
     if args.replace {
         client.remove(args.key.as_bytes(), true).map_err(failed)?;
@@ -197,7 +196,7 @@ fn placement(args: &Args, client: &mut Client) -> anyhow::Result<Placement> {
     if args.prefer_segment.is_empty() && args.exclude_segment.is_empty() && args.same_node.is_none() {
         return Ok(placement);
     }
-    let segments = client.segments()?;
+    let segments = client.master().segments()?;
     let find = |name: &String| {
         segments.iter().find(|segment| segment.name == *name).ok_or_else(|| {
             Failure::failed(format!("{}: no such segment", printable(name)))

@@ -243,6 +243,12 @@ impl<T> Pending<T> {
         Self::with(queue, Some(Box::new(unclaimed)), job)
     }
 
+    /// One that is over.
+    pub(super) fn ready(result: Result<T, StoreError>) -> Self {
+        let answer = Arc::new(Answer { slot: Mutex::new(Slot::Done(result)), unclaimed: None });
+        Self { answer, unsent: None, mark: Mark::new() }
+    }
+
     fn with<J: Send + 'static>(
         queue: &Arc<Queue<J>>,
         unclaimed: Option<Unclaimed<T>>,

@@ -1,247 +1,61 @@
 //! Gets: objects out, or parts of them, into plain bytes or registered memory.
 
-use std::ops::{Bound, RangeBounds};
 use std::time::Instant;
 
 use store_core::ErrorCode;
 use store_core::client::{Action, GetItem};
+use store_core::message::ReportReplicas;
 use te_core::Op;
 
+use super::Client;
 use super::lending::Lending;
-use super::{Client, PARTS_MAX, all, chunk_len, chunks, one};
 use crate::error::StoreError;
-use crate::memory::{BufferRange, Fragment};
+use crate::item::{Get, Sink};
 use crate::mover::Buffers;
 
 impl Client {
-    /// Reads a value. `None` is a miss.
-    ///
-    /// # Errors
-    /// A value over `value_bytes_max`, or a master that cannot be asked. A key that no object can have is a miss.
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        one(self.batch_get(&[key])).map_err(StoreError::from)
-    }
-
-    /// Reads many values.
-    pub fn batch_get(&mut self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
-        let capacity = self.config.value_bytes_max;
-        let mut results = Vec::with_capacity(keys.len());
-        for keys in chunks(keys, |key| key.len()) {
-            self.get.start(keys.iter().map(|&key| GetItem { key, capacity, len_min: 1 }), &[]);
-            let mut sinks = vec![None; keys.len()];
-            self.run_get(keys.len(), Buffers::Made(&mut sinks));
-            for (item, sink) in sinks.into_iter().enumerate() {
-                // A result without a sink would be an object without bytes, which there is not.
-                results.push(self.fetched(item, None).map(|len| len.and(sink)));
-            }
+    /// Reads what one request can carry. Each item gets its result.
+    pub(super) fn get_chunk(&mut self, items: &mut [Get<'_>]) {
+        if let Err(error) = self.usable() {
+            return items.iter_mut().for_each(|item| item.end_with(Err(error.clone())));
         }
-        results
-    }
-
-    /// Reads a value into the caller's memory, from its first byte on; gives its length. `None` is a miss; the memory may have
-    /// been written all the same. No allocation, unlike [`get`](Self::get); over rails that pin memory, and for short values, one copy more
-    /// than [`get_into`](Self::get_into).
-    ///
-    /// # Errors
-    /// `BufferOverflow` when the object is longer than `bytes`; a master that cannot be asked.
-    pub fn get_to(&mut self, key: &[u8], bytes: &mut [u8]) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_to(&mut [(key, bytes)])).map_err(StoreError::from)
-    }
-
-    /// Reads many values, each into memory of the caller's.
-    pub fn batch_get_to(&mut self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<Option<u64>, ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        let mut left = items;
-        while !left.is_empty() {
-            let (items, rest) = left.split_at_mut(chunk_len(left, |item| item.0.len()));
-            left = rest;
-            self.get.start(
-                items.iter().map(|(key, bytes)| GetItem { key, capacity: bytes.len() as u64, len_min: 1 }),
-                &[],
-            );
-            let mut sinks: Vec<&mut [u8]> = items.iter_mut().map(|(_, bytes)| &mut **bytes).collect();
-            self.run_get(sinks.len(), Buffers::Filled(&mut sinks));
-            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
+        self.settle();
+        for item in items.iter_mut() {
+            item.result = self.check_get(item).map(|()| None);
         }
-        results
+        if items.iter().any(|item| item.result.is_ok()) {
+            let value_bytes_max = self.config.value_bytes_max;
+            self.get.start(items.iter().map(|item| wanted(item, value_bytes_max)), &[]);
+            self.run_get(items);
+        }
+        for (index, item) in items.iter_mut().enumerate() {
+            let result = match &item.result {
+                Ok(_) => self.fetched(index, item),
+                Err(refused) => Err(refused.clone()),
+            };
+            item.end_with(result);
+        }
+        self.publish();
     }
 
-    /// Reads an object straight into registered memory; gives its length. `None` is a miss; the memory may have been written
-    /// all the same.
-    ///
-    /// # Errors
-    /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
-    /// `UnavailableInCurrentStatus` also when this read was given up and a fabric may still write to the range: it is not the
-    /// caller's to use until an operation with it is not refused any more, or [`unregister`](Self::unregister) returned `Ok`.
-    pub fn get_into(&mut self, key: &[u8], range: BufferRange) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_into(&[(key, range)])).map_err(StoreError::from)
+    /// Whether an item can be read as it is.
+    fn check_get(&self, item: &Get<'_>) -> Result<(), StoreError> {
+        item.check()?;
+        match &item.sink {
+            Sink::Region(range) => self.check_ranges([*range]),
+            Sink::Regions(ranges) => self.check_ranges(ranges.iter().copied()),
+            Sink::Fragments(parts) => self.check_ranges(parts.iter().map(|part| part.into)),
+            Sink::Local(_) => Err(StoreError::ForeignMemory),
+            Sink::Vec(_) | Sink::Bytes(_) | Sink::Slices(_) => Ok(()),
+        }
     }
 
-    /// Reads many objects straight into registered memory. Ranges must not overlap: what does is read with mixed bytes, and
-    /// the checksum makes it a miss.
-    pub fn batch_get_into(&mut self, items: &[(&[u8], BufferRange)]) -> Vec<Result<Option<u64>, ErrorCode>> {
-        if let Some(refused) = self.refuse(items.iter().map(|item| item.1)) {
-            return all(items.len(), refused);
-        }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            self.get.start(
-                items.iter().map(|&(key, range)| GetItem { key, capacity: range.len, len_min: 1 }),
-                &[],
-            );
-            self.run_get(items.len(), Buffers::Range(items));
-            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
-        }
-        results
-    }
-
-    /// Reads one object into several ranges of registered memory, filled one after the other; they may be of different regions.
-    /// Gives the object's length. `None` is a miss.
-    ///
-    /// # Errors
-    /// As [`get_into`](Self::get_into), and `InvalidParams` for more than [`PARTS_MAX`] ranges.
-    pub fn get_into_buffers(
-        &mut self,
-        key: &[u8],
-        ranges: &[BufferRange],
-    ) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_into_buffers(&[(key, ranges)])).map_err(StoreError::from)
-    }
-
-    /// Reads many objects, each into several ranges of registered memory. Ranges that are refused are an error of all.
-    pub fn batch_get_into_buffers(
-        &mut self,
-        items: &[(&[u8], &[BufferRange])],
-    ) -> Vec<Result<Option<u64>, ErrorCode>> {
-        if let Some(refused) = self.refuse_buffers(items) {
-            return all(items.len(), refused);
-        }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            let buffers = Buffers::Ranges(items);
-            let wanted = items.iter().enumerate();
-            let wanted =
-                wanted.map(|(item, &(key, _))| GetItem { key, capacity: buffers.len(item), len_min: 1 });
-            self.get.start(wanted, &[]);
-            self.run_get(items.len(), buffers);
-            results.extend((0..items.len()).map(|item| self.fetched(item, None)));
-        }
-        results
-    }
-
-    /// Reads a part of an object: `100..200`, or `100..` to its end. `None` is a miss.
-    ///
-    /// No more is read than the blocks of 64 KiB that the part touches and their checksums, and the part is verified like the
-    /// whole ([`store_core::blocks`]).
-    ///
-    /// # Errors
-    /// As [`get`](Self::get); `InvalidParams` for a range that is empty or goes beyond the object's end.
-    pub fn get_range(
-        &mut self,
-        key: &[u8],
-        range: impl RangeBounds<u64>,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let part = part(range).ok_or(ErrorCode::InvalidParams)?;
-        one(self.batch_get_part(&[(key, part)])).map_err(StoreError::from)
-    }
-
-    /// A part of each object: from where on, and how many bytes, or all up to its end.
-    pub(crate) fn batch_get_part(
-        &mut self,
-        items: &[(&[u8], Part)],
-    ) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            let bytes_max = self.config.value_bytes_max;
-            let wanted = items.iter().map(|&(key, (offset, len))| match len {
-                // Makes no room for more than may be: nothing is that long.
-                Some(len) if len > bytes_max => GetItem { key, capacity: 0, len_min: 1 },
-                Some(len) => GetItem { key, capacity: u64::MAX, len_min: offset.saturating_add(len) },
-                None => {
-                    let (capacity, len_min) = (offset.saturating_add(bytes_max), offset.saturating_add(1));
-                    GetItem { key, capacity, len_min }
-                }
-            });
-            self.get.start(wanted, &[]);
-            let parts: Vec<Part> = items.iter().map(|item| item.1).collect();
-            let mut sinks = vec![None; items.len()];
-            self.run_get(items.len(), Buffers::Part(&parts, &mut sinks));
-            for (item, sink) in sinks.into_iter().enumerate() {
-                let bytes = sink.as_ref().map(|sink: &Vec<u8>| sink.len() as u64);
-                results.push(self.fetched(item, bytes).map(|len| len.and(sink)));
-            }
-        }
-        results
-    }
-
-    /// Reads a part of an object straight into registered memory: as many bytes as the range has, from `offset` on. Gives that
-    /// number. `None` is a miss; the memory may have been written all the same.
-    ///
-    /// Blocks of 64 KiB that are wanted as a whole land where they belong; of the others, the part that is wanted is copied
-    /// there once they are verified.
-    ///
-    /// # Errors
-    /// As [`get_into`](Self::get_into); `InvalidParams` for a range that is empty or goes beyond the object's end.
-    pub fn get_range_into(
-        &mut self,
-        key: &[u8],
-        offset: u64,
-        into: BufferRange,
-    ) -> Result<Option<u64>, StoreError> {
-        one(self.batch_get_ranges(&[(key, &[Fragment { offset, into }])])).map_err(StoreError::from)
-    }
-
-    /// Reads several parts of each of several objects straight into registered memory: one question to the master, one trailer
-    /// of each object, no block twice. Gives each key the bytes of its parts, all of them or none.
-    ///
-    /// Parts may overlap in the object, not in memory. A part that is empty, ends beyond the largest offset there is, or goes
-    /// where memory is not registered, and more than [`PARTS_MAX`] parts of a key, or none, are an error of all; one that goes
-    /// beyond the end of its object is `InvalidParams` for this object.
-    pub fn batch_get_ranges(
-        &mut self,
-        items: &[(&[u8], &[Fragment])],
-    ) -> Vec<Result<Option<u64>, ErrorCode>> {
-        let end = |part: &Fragment| part.offset.checked_add(part.into.len).filter(|_| part.into.len > 0);
-        let malformed = |parts: &[Fragment]| {
-            !(1..=PARTS_MAX).contains(&parts.len()) || parts.iter().any(|part| end(part).is_none())
-        };
-        if items.iter().any(|item| malformed(item.1)) {
-            return all(items.len(), ErrorCode::InvalidParams);
-        }
-        if let Some(refused) = self.refuse(items.iter().flat_map(|item| item.1).map(|part| part.into)) {
-            return all(items.len(), refused);
-        }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            let wanted = items.iter().map(|&(key, parts)| {
-                let len_min = parts.iter().filter_map(end).max().unwrap_or(1);
-                GetItem { key, capacity: u64::MAX, len_min }
-            });
-            self.get.start(wanted, &[]);
-            self.run_get(items.len(), Buffers::Fragments(items));
-            for (item, (_, parts)) in items.iter().enumerate() {
-                let bytes = parts.iter().map(|part| part.into.len).sum();
-                results.push(self.fetched(item, Some(bytes)));
-            }
-        }
-        results
-    }
-
-    /// Why nothing is done with objects in several ranges of registered memory.
-    pub(super) fn refuse_buffers(&mut self, items: &[(&[u8], &[BufferRange])]) -> Option<ErrorCode> {
-        if items.iter().any(|item| item.1.len() > PARTS_MAX) {
-            return Some(ErrorCode::InvalidParams);
-        }
-        self.refuse(items.iter().flat_map(|item| item.1).copied())
-    }
-
-    fn run_get(&mut self, items: usize, mut buffers: Buffers<'_>) {
-        self.unusable = self.usable().err();
-        if self.unusable.is_some() {
-            return self.forget_operation();
-        }
-        self.mover.begin(items);
-        let mut lending = Lending::new(self, items, &mut buffers);
+    /// Carries out what `self.get` was started with.
+    fn run_get(&mut self, items: &mut [Get<'_>]) {
+        let count = items.len();
+        let mut buffers = Buffers::Get(items);
+        self.mover.begin(count);
+        let mut lending = Lending::new(self, count, &mut buffers);
         let this = &mut *lending;
         let quarantined = this.mover.quarantined_total();
         let deadline = this.begin_operation();
@@ -273,11 +87,11 @@ impl Client {
             this.rpc.return_leases(leases);
         }
         this.report_bad_replicas();
-        this.end_operation(Op::Read, items, deadline);
+        this.end_operation(Op::Read, count, deadline);
         lending.finish();
     }
 
-    fn get_actions(&mut self, buffers: &Buffers<'_>) {
+    fn get_actions(&mut self, buffers: &Buffers<'_, '_>) {
         loop {
             let now = self.now();
             let (id, out) = self.rpc.queue_get();
@@ -297,7 +111,7 @@ impl Client {
                         self.counters.replica_failovers += 1;
                     }
                 }
-                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
+                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.engine),
                 // A get writes nothing, so there is nothing to fence.
                 Some(Action::Fence { .. }) => {}
                 None => return,
@@ -305,54 +119,70 @@ impl Client {
         }
     }
 
-    /// The result of an item of a get, counted; `bytes` of it were wanted, or all.
-    fn fetched(&mut self, item: usize, bytes: Option<u64>) -> Result<Option<u64>, ErrorCode> {
-        let fetched = self.count_fetched(item, bytes);
-        self.publish();
-        fetched
-    }
-
-    fn count_fetched(&mut self, item: usize, bytes: Option<u64>) -> Result<Option<u64>, ErrorCode> {
-        let result = match self.unusable {
-            Some(code) => return Err(code),
-            None => self.get.result(item).unwrap_or(Err(ErrorCode::InternalError)),
-        };
-        match result {
+    /// The result of an item of a get, counted.
+    fn fetched(&mut self, index: usize, item: &Get<'_>) -> Result<Option<u64>, StoreError> {
+        match self.get.result(index).unwrap_or(Err(ErrorCode::InternalError)) {
             Ok(fetched) => {
+                let bytes = item.bytes_of(fetched.len);
                 self.counters.hits += 1;
-                let bytes = bytes.unwrap_or(fetched.len);
                 self.counters.read_bytes += bytes;
                 return Ok(Some(bytes));
             }
             Err(ErrorCode::LeaseExpired) => self.counters.lease_misses += 1,
             Err(ErrorCode::TransferFail | ErrorCode::SegmentNotFound) => self.counters.transfer_misses += 1,
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady | ErrorCode::ChecksumMismatch) => {}
-            Err(_) if self.mover.is_spoiled(item) => {}
-            Err(code) => return Err(code),
+            Err(_) if self.mover.is_spoiled(index) => {}
+            Err(code) => return Err(self.refused(item, code)),
         }
         self.counters.misses += 1;
-        if self.mover.is_spoiled(item) {
+        if self.mover.is_spoiled(index) {
             // A miss would say that the memory is the caller's again.
-            return Err(ErrorCode::UnavailableInCurrentStatus);
+            return Err(StoreError::Held);
         }
         Ok(None)
     }
+
+    /// A refusal, with the values that explain it.
+    fn refused(&self, item: &Get<'_>, code: ErrorCode) -> StoreError {
+        match (code, item.end()) {
+            (ErrorCode::BufferOverflow, _) => {
+                StoreError::TooLong { room: item.sink.room().unwrap_or(self.config.value_bytes_max) }
+            }
+            (ErrorCode::InvalidParams, Some(end)) => StoreError::BeyondEnd { end },
+            _ => code.into(),
+        }
+    }
+
+    /// Tells the master of the replicas that the latest get found to be bad. That it cannot be told is no
+    /// error: the next reader will find the same.
+    fn report_bad_replicas(&mut self) {
+        let bad = self.get.bad_replicas();
+        if bad.len() == 0 {
+            return;
+        }
+        if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
+            log::debug!("reporting a bad replica: {error}");
+        }
+        self.note_connection();
+    }
 }
 
-/// Where a part begins, and how long it is, if not to the end.
-pub(crate) type Part = (u64, Option<u64>);
-
-/// `None`: it is empty, or begins or ends beyond what there is.
-pub(crate) fn part(range: impl RangeBounds<u64>) -> Option<Part> {
-    let start = match range.start_bound() {
-        Bound::Included(start) => *start,
-        Bound::Excluded(before) => before.checked_add(1)?,
-        Bound::Unbounded => 0,
+/// An item, as the state machine of gets is asked for it.
+fn wanted<'g>(item: &'g Get<'_>, value_bytes_max: u64) -> GetItem<'g> {
+    if item.result.is_err() {
+        // Refused before anything was asked. No object has this key.
+        return GetItem { key: &[], capacity: 0, len_min: 1 };
+    }
+    let key = item.key;
+    let room = item.sink.room().unwrap_or(value_bytes_max);
+    let len_min = item.end().unwrap_or(1);
+    let capacity = match (&item.sink, item.part) {
+        (Sink::Fragments(_), _) => u64::MAX,
+        (_, None) => room,
+        // There is no room for it, however long the object is: nothing is that long.
+        (_, Some((_, Some(len)))) if len > room => return GetItem { key, capacity: 0, len_min: 1 },
+        (_, Some((_, Some(_)))) => u64::MAX,
+        (_, Some((start, None))) => start.saturating_add(room),
     };
-    let end = match range.end_bound() {
-        Bound::Included(last) => last.checked_add(1)?,
-        Bound::Excluded(end) => *end,
-        Bound::Unbounded => return Some((start, None)),
-    };
-    (start < end).then(|| (start, Some(end - start)))
+    GetItem { key, capacity, len_min }
 }

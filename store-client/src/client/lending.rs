@@ -1,8 +1,9 @@
 //! Plain memory of the caller's, registered for the length of one operation.
 //!
-//! Where every rail moves bytes in our own calls ([`Fabric::is_inline`](crate::fabric::Fabric::is_inline)), registering costs
-//! about as much as copying a few KiB, and what is cancelled is let go of at once. So long values go straight from or to where
-//! they are. Over other rails, which pin memory or go on by themselves, plain bytes pass through the bounce buffer.
+//! Where every rail moves bytes in our own calls ([`Engine::is_inline`](te_engine::Engine::is_inline)),
+//! registering costs about as much as copying a few KiB, and what is cancelled is let go of at once. So long
+//! values go straight from or to where they are. Over other rails, which pin memory or go on by themselves,
+//! plain bytes pass through the bounce buffer.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -27,20 +28,21 @@ pub(super) struct Lending<'c, 'b> {
 
 impl<'c, 'b> Lending<'c, 'b> {
     /// Registers what is worth it of the `items` of an operation that the mover has [begun](crate::mover::Mover::begin).
-    pub(super) fn new(client: &'c mut Client, items: usize, buffers: &mut Buffers<'b>) -> Self {
+    pub(super) fn new(client: &'c mut Client, items: usize, buffers: &mut Buffers<'_, 'b>) -> Self {
         let this = Self { client, finished: false, _borrowed: PhantomData };
-        if !this.client.fabric.is_inline() {
+        if !this.client.engine.is_inline() {
             return this;
         }
         for item in 0..items {
-            let Some((span, access)) = buffers.plain(item).filter(|(span, _)| span.len() >= LENT_BYTES_MIN)
+            let Some((span, access)) =
+                buffers.lendable(item).filter(|(span, _)| span.len() >= LENT_BYTES_MIN)
             else {
                 continue;
             };
             #[allow(unsafe_code, reason = "registers what is borrowed for longer than this lives")]
             // SAFETY: `buffers` borrows the memory for 'b, which outlives this, and dropping this unregisters it. Until then the
             // mover looks at the range it is given here, not at `buffers`.
-            let registered = unsafe { sys::lend(&mut this.client.fabric, span, access) };
+            let registered = unsafe { sys::lend(&mut this.client.engine, span, access) };
             // Memory that overlaps what is registered already, say. It is copied.
             let Ok(region) = registered else { continue };
             // First of all, since this is what is taken back from.
@@ -67,14 +69,14 @@ impl Drop for Lending<'_, '_> {
         while let Some(BufferRange { region, .. }) = client.mover.take_back() {
             client.memory.remove(region);
             loop {
-                match client.fabric.unregister(region) {
+                match client.engine.unregister(region) {
                     Ok(()) | Err(RegisterError::NotFound) => break,
                     Err(RegisterError::Busy { .. }) => {
                         // Only a panic leaves something under way; should that ever be untrue, it is given up here.
                         if !std::mem::replace(&mut abandoned, true) {
-                            client.mover.abandon(&mut client.fabric);
+                            client.mover.abandon(&mut client.engine);
                         }
-                        client.fabric.poll();
+                        client.engine.poll();
                     }
                     Err(error) => {
                         // To go on would leave a fabric with memory that is about to be somebody else's.
@@ -109,8 +111,8 @@ mod tests {
     use store_master::{Config, MasterHandle, MasterServer};
     use te_engine::Fabrics;
 
-    use crate::fabric::PanicAt;
-    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions};
+    use crate::engine::PanicAt;
+    use crate::{BufferRange, Client, ClientConfig, Node, NodeConfig, PutOptions, Store as _};
 
     fn store(fabrics: Fabrics) -> (MasterHandle, Node, Client) {
         let config =
@@ -140,15 +142,15 @@ mod tests {
             for round in 0..60 {
                 let key = format!("k{round}");
                 let at = if round % 2 == 0 { PanicAt::Submit } else { PanicAt::Poll };
-                client.fabric_mut().panic_next(at);
+                client.engine_mut().panic_next(at);
                 let panicked = catch_unwind(AssertUnwindSafe(|| match round % 3 {
-                    0 => client.put_parts(key.as_bytes(), &[parts.0, parts.1], &options).map(drop),
+                    0 => client.put(key.as_bytes(), &[parts.0, parts.1], &options).map(drop),
                     1 => client.put(key.as_bytes(), &long, &options).map(drop),
                     _ => client.get(b"there").map(drop),
                 }));
                 assert!(panicked.is_err(), "{fabrics} {round}");
                 let key = format!("after-{round}");
-                let stored = client.put_parts(key.as_bytes(), &[parts.0, parts.1], &options);
+                let stored = client.put(key.as_bytes(), &[parts.0, parts.1], &options);
                 assert!(stored.unwrap(), "{fabrics} {round}");
                 assert_eq!(client.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{fabrics} {round}");
             }
@@ -170,7 +172,7 @@ mod tests {
         // A rail that has just come up may copy later than usual, and then its sums come too late.
         let summed_by_rail = (0..50).any(|_| {
             client.mover.summed_bytes = 0;
-            assert!(client.put_from_buffers(b"k", &parts, &PutOptions::default()).unwrap());
+            assert!(client.put(b"k", &parts, &PutOptions::default()).unwrap());
             assert_eq!(client.get(b"k").unwrap().as_ref(), Some(&value));
             assert!(client.remove(b"k", true).unwrap());
             client.mover.summed_bytes == 0

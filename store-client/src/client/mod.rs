@@ -1,15 +1,12 @@
 //! [`Client`]: objects in, objects out.
 //!
-//! `put.rs` and `get.rs` run the state machines of [`store_core::client`]; `ask.rs`, `queries.rs` and
-//! `tasks.rs` are what needs none.
+//! `put.rs` and `get.rs` run the state machines of [`store_core::client`], `lending.rs` gives plain memory to
+//! the engine meanwhile, and `store.rs` is the client's [`Store`](crate::Store).
 
-mod ask;
 mod get;
 mod lending;
-mod object;
 mod put;
-mod queries;
-mod tasks;
+mod store;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -20,26 +17,25 @@ use store_core::client::{GetOp, PutOp};
 use store_core::message::ReportSegments;
 use store_core::{ErrorCode, Trace};
 use te_core::{Access, MemSpan, Op, RegionId};
-use te_engine::SharedRegion;
+use te_engine::{RegisterError, SharedRegion};
+use te_host::Spin;
 use te_host::fork::Mark;
 
 use crate::bounce::Bounce;
 use crate::config::ClientConfig;
+use crate::engine::{self, Engine};
 use crate::error::{ConnectError, RpcError, StoreError};
-use crate::fabric::Fabric;
+use crate::master::MasterClient;
 use crate::memory::{BufferRange, Held, Memory};
 use crate::metrics::{self, ClientMetrics, OperationTimes};
 use crate::mover::{Buffers, Mover};
 use crate::rpc::RpcConnection;
 use crate::segments::Segments;
 
-pub use ask::{ListEntry, ListPage, SegmentEntry};
-pub(crate) use get::{Part, part};
-pub use object::ObjectInfo;
-pub use queries::BulkRemoval;
-pub use tasks::{TaskEntry, TaskPage};
+pub(crate) use store::removed;
 
-/// A client of the store. One owner at a time; it needs no thread of its own, because whoever calls also polls.
+/// A client of the store with an engine of its own. One owner at a time; it needs no thread of its own,
+/// because whoever calls also polls. Gets and puts are those of [`Store`](crate::Store).
 ///
 /// A key that is not found, or not found intact and in time, is a miss: `None`, and a line in [`counters`](Self::counters).
 /// Errors are for what a caller should look into.
@@ -49,7 +45,7 @@ pub struct Client {
     rpc_connects: u64,
     get: GetOp,
     put: PutOp,
-    fabric: Fabric,
+    engine: Engine,
     memory: Memory,
     mover: Mover,
     segments: Segments,
@@ -64,8 +60,6 @@ pub struct Client {
     counters: Counters,
     times: OperationTimes,
     mark: Mark,
-    /// Why the latest get was not begun.
-    unusable: Option<ErrorCode>,
     /// Where its counters are told to others, if anybody asked for that.
     published: Option<ClientMetrics>,
 }
@@ -143,19 +137,19 @@ impl Client {
         // Nobody would take them.
         config.engine.control.notifications_max = 0;
         let rpc = RpcConnection::connect_as(config.master.clone(), config.rpc, config.identity.clone())?;
-        let mut fabric = Fabric::start(config.engine.clone())?;
-        let bounce = Bounce::new(fabric.alloc_shared(config.bounce_bytes)?);
+        let mut engine = engine::start(config.engine.clone())?;
+        let mover = mover(&config, &mut engine)?;
         let (get, put) = machines(&config);
-        let reporter = RandomState::new().hash_one(fabric.identity());
+        let reporter = RandomState::new().hash_one(engine.identity());
         let mut this = Self {
             rpc,
             rpc_connects: 0,
             get,
             put,
-            fabric,
+            engine,
             memory: Memory::default(),
-            mover: Mover::new(bounce),
-            segments: Segments::default(),
+            mover,
+            segments: Segments::new(&config.engine),
             started: Instant::now(),
             nonce_keys: RandomState::new(),
             nonces: 0,
@@ -164,7 +158,6 @@ impl Client {
             counters: Counters::default(),
             times: OperationTimes::default(),
             mark: Mark::new(),
-            unusable: None,
             published: None,
             config,
         };
@@ -172,33 +165,34 @@ impl Client {
         Ok(this)
     }
 
-    /// Allocates registered memory, for [`put_from`](Self::put_from) and [`get_into`](Self::get_into). It goes with the
-    /// client, or with [`unregister`](Self::unregister).
+    /// Allocates registered memory, from and into which gets and puts move bytes without a copy
+    /// ([`BufferRange::part`]). It goes with the client, or with [`unregister`](Self::unregister).
     ///
     /// # Errors
     /// The system has none to give.
     pub fn alloc(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
         self.check_process()?;
-        let region = self.fabric.alloc_shared(len)?;
+        let region = self.engine.alloc_shared(len, Access::LOCAL)?;
         self.memory.insert(region.id(), Held::Shared(region.clone()));
         Ok(region)
     }
 
-    /// Registers the caller's memory, for [`put_from`](Self::put_from) and [`get_into`](Self::get_into).
+    /// Registers the caller's memory, from and into which gets and puts move bytes without a copy.
     ///
     /// # Errors
     /// It overlaps what is registered, or the fabrics refuse it.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the client is gone, `span` stays mapped,
-    /// readable and writable, and while an operation names a part of it, no `&` or `&mut` to that part exists. A get into it
-    /// that fails with `UnavailableInCurrentStatus` may still be written by a fabric: for its part, that holds on until
-    /// an operation that names the part fails otherwise or not at all.
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the client is gone, `span`
+    /// stays mapped, readable and writable, and while an operation names a part of it, no `&` or `&mut` to
+    /// that part exists. A get into it that fails with [`Held`](StoreError::Held) may still be written by a
+    /// fabric: for its part, that holds on until an operation that names the part fails otherwise or not at
+    /// all.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan) -> Result<RegionId, StoreError> {
         self.check_process()?;
         // SAFETY: the caller's promise, which is what the engine asks for.
-        let region = unsafe { self.fabric.register(span, Access::LOCAL)? };
+        let region = unsafe { self.engine.register(span, Access::LOCAL)? };
         self.memory.insert(region, Held::Raw(span));
         Ok(region)
     }
@@ -209,7 +203,7 @@ impl Client {
     /// `Busy` while something might; `NotFound`.
     pub fn unregister(&mut self, region: RegionId) -> Result<(), StoreError> {
         self.check_process()?;
-        self.fabric.unregister(region)?;
+        self.engine.unregister(region)?;
         self.memory.remove(region);
         Ok(())
     }
@@ -217,6 +211,12 @@ impl Client {
     /// Whether the region is one that [`alloc`](Self::alloc) gave, and is registered still.
     pub(crate) fn allocated(&self, region: &SharedRegion) -> bool {
         self.memory.is_at(region.id(), region.span())
+    }
+
+    /// What is asked of the master alone, over this client's connection: lists, places, tasks, counters.
+    #[must_use]
+    pub const fn master(&mut self) -> MasterClient<'_> {
+        MasterClient::new(&mut self.rpc)
     }
 
     /// This client's own counters.
@@ -266,25 +266,25 @@ impl Client {
     /// Counters of the engine and its rails.
     #[must_use]
     pub fn engine_stats(&self) -> te_engine::Stats {
-        self.fabric.stats()
+        self.engine.stats()
     }
 
     #[cfg(test)]
-    pub(crate) fn fabric_mut(&mut self) -> &mut Fabric {
-        &mut self.fabric
+    pub(crate) const fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 
     /// Whether it is not the first of its item.
-    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_>) -> bool {
+    fn start_transfer(&mut self, transfer: store_core::client::Transfer, buffers: &Buffers<'_, '_>) -> bool {
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
-        let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.fabric, shun);
+        let handle = self.segments.open(transfer.segment, &mut self.rpc, &mut self.engine, shun);
         self.mover.start(transfer, handle, buffers) && transfer.op == Op::Read
     }
 
     /// A connection that the master closed meanwhile is noticed here rather than by the first call.
     fn begin_operation(&mut self) -> Instant {
         self.rpc.begin_trace();
-        self.mover.settle(&mut self.fabric);
+        self.mover.settle(&mut self.engine);
         match self.rpc.refresh() {
             Ok(_) => self.note_connection(),
             // The operation's first call will find the same, and say so for each item.
@@ -306,7 +306,7 @@ impl Client {
         }
         let shun = Duration::from_millis(self.config.unreachable_ms.into());
         while let Some(segment) = self.mover.next_failed_segment() {
-            self.segments.failed(segment, &mut self.fabric, shun);
+            self.segments.failed(segment, &mut self.engine, shun);
         }
         self.report_unreached();
     }
@@ -329,14 +329,14 @@ impl Client {
         self.note_connection();
     }
 
-    fn pump(&mut self, buffers: &mut Buffers<'_>, deadline: Instant) -> bool {
+    fn pump(&mut self, buffers: &mut Buffers<'_, '_>, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        self.mover.pump(&mut self.fabric, &self.memory, buffers, left)
+        self.mover.pump(&mut self.engine, &self.memory, buffers, left)
     }
 
     fn wait(&mut self, due: Option<te_core::Instant>, deadline: Instant) {
         let due = due.map(|at| self.started + Duration::from_nanos(at.as_nanos()));
-        self.mover.wait(&mut self.fabric, due.unwrap_or(deadline));
+        self.mover.wait(&mut self.engine, due.unwrap_or(deadline));
     }
 
     /// An operation was described, and is not begun.
@@ -346,7 +346,7 @@ impl Client {
 
     /// An operation has ended in a panic: nothing of it is to be met by the next one.
     fn abandon_operation(&mut self) {
-        self.mover.abandon(&mut self.fabric);
+        self.mover.abandon(&mut self.engine);
         self.forget_operation();
         // What was asked, or half asked, has no asker any more.
         self.rpc.disconnect();
@@ -367,7 +367,7 @@ impl Client {
     fn note_connection(&mut self) {
         if self.rpc_connects != self.rpc.connects_total() {
             self.rpc_connects = self.rpc.connects_total();
-            self.segments.reconnected(self.rpc.welcome().epoch, &mut self.fabric);
+            self.segments.reconnected(self.rpc.welcome().epoch, &mut self.engine);
         }
     }
 
@@ -380,59 +380,81 @@ impl Client {
     ///
     /// # Errors
     /// `Forked`, `Expelled`.
-    fn usable(&mut self) -> Result<(), ErrorCode> {
-        if self.mark.is_forked() {
-            return Err(ErrorCode::Forked);
-        }
+    fn usable(&mut self) -> Result<(), StoreError> {
+        self.check_process()?;
         if self.mover.is_expelled() {
             self.renew_engine()?;
         }
         Ok(())
     }
 
-    fn renew_engine(&mut self) -> Result<(), ErrorCode> {
+    fn renew_engine(&mut self) -> Result<(), StoreError> {
         let failed = |error: &dyn std::fmt::Display| {
             log::warn!("nodes cut this client off, and it has no other engine: {error}");
-            ErrorCode::Expelled
+            StoreError::Expelled
         };
         if !self.memory.is_empty() {
             return Err(failed(&"memory is registered with the old one"));
         }
-        let mut fabric = Fabric::start(self.config.engine.clone()).map_err(|error| failed(&error))?;
-        let region = fabric.alloc_shared(self.config.bounce_bytes).map_err(|error| failed(&error))?;
+        let mut engine = engine::start(self.config.engine.clone()).map_err(|error| failed(&error))?;
+        let mover = mover(&self.config, &mut engine).map_err(|error| failed(&error))?;
         log::warn!(
             "nodes cut this client off, because it was stopped for longer than they wait: it goes on with another engine"
         );
-        self.mover = Mover::new(Bounce::new(region));
-        self.segments = Segments::default();
-        self.fabric = fabric;
+        self.mover = mover;
+        self.segments = Segments::new(&self.config.engine);
+        self.engine = engine;
         self.rpc_connects = 0;
         self.note_connection();
         Ok(())
     }
 
-    /// Why nothing is done with these ranges of registered memory; `None`: they may be used.
-    pub(crate) fn refuse(&mut self, ranges: impl IntoIterator<Item = BufferRange>) -> Option<ErrorCode> {
-        if let Err(code) = self.usable() {
-            return Some(code);
-        }
-        self.mover.settle(&mut self.fabric);
-        let mut refused = None;
+    /// Whether these ranges are of registered memory, and nothing may still write them.
+    ///
+    /// # Errors
+    /// `Unregistered`, `Held`.
+    pub(crate) fn check_ranges(
+        &self,
+        ranges: impl IntoIterator<Item = BufferRange>,
+    ) -> Result<(), StoreError> {
+        let mut held = false;
         for range in ranges {
             if !self.memory.contains(range) {
-                return Some(ErrorCode::InvalidParams);
+                return Err(StoreError::Unregistered { offset: range.offset, len: range.len });
             }
-            if self.mover.is_quarantined(range) {
-                refused = Some(ErrorCode::UnavailableInCurrentStatus);
-            }
+            held |= self.mover.is_quarantined(range);
         }
-        refused
+        if held { Err(StoreError::Held) } else { Ok(()) }
+    }
+
+    /// Takes memory back that has drained since it was given up.
+    pub(crate) fn settle(&mut self) {
+        self.mover.settle(&mut self.engine);
+    }
+
+    /// Allocates registered memory that can be lent to a process on this host.
+    pub(crate) fn alloc_lent(&mut self, len: usize) -> Result<SharedRegion, StoreError> {
+        self.check_process()?;
+        let region = self.engine.alloc_lent(len, Access::LOCAL)?;
+        self.memory.insert(region.id(), Held::Shared(region.clone()));
+        Ok(region)
+    }
+
+    /// Whether nodes have cut its engine off: whoever holds memory of it connects a new client.
+    pub(crate) fn is_expelled(&self) -> bool {
+        self.mover.is_expelled()
+    }
+
+    /// Whether a fabric may still write to some of the range, on behalf of an operation that is over.
+    pub(crate) fn is_held(&mut self, range: BufferRange) -> bool {
+        self.settle();
+        self.mover.is_quarantined(range)
     }
 
     /// A random number that names a put, not 0. The keys of a process that was forked are its parent's; the engine is its own.
     fn nonce(&mut self) -> u32 {
         self.nonces = self.nonces.wrapping_add(1);
-        (self.nonce_keys.hash_one((self.fabric.identity(), self.nonces)) as u32).max(1)
+        (self.nonce_keys.hash_one((self.engine.identity(), self.nonces)) as u32).max(1)
     }
 
     fn now(&self) -> te_core::Instant {
@@ -449,15 +471,19 @@ fn machines(config: &ClientConfig) -> (GetOp, PutOp) {
     (GetOp::new(config), PutOp::new(config))
 }
 
-/// Most parts of one object: of a put from, or a get into, several buffers, and of a get of several ranges.
-pub const PARTS_MAX: usize = 1024;
+/// What moves the bytes of operations, with its bounce buffer.
+fn mover(config: &ClientConfig, engine: &mut Engine) -> Result<Mover, RegisterError> {
+    let bounce = Bounce::new(engine.alloc_shared(config.bounce_bytes, Access::LOCAL)?);
+    let spin = Spin::new(Duration::from_micros(config.engine.spin_us.into()));
+    Ok(Mover::new(bounce, spin))
+}
 
 /// Most keys, and most bytes of keys, in one request: well inside a frame.
 const KEYS_PER_CALL_MAX: usize = 1024;
 const KEY_BYTES_PER_CALL_MAX: usize = 1 << 20;
 
 /// Cuts a batch into what one request can carry.
-fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+pub(crate) fn chunks<T>(mut items: &[T], key_bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let (chunk, rest) = items.split_at(chunk_len(items, &key_bytes));
         items = rest;
@@ -473,13 +499,4 @@ fn chunk_len<T>(items: &[T], key_bytes: impl Fn(&T) -> usize) -> usize {
         bytes <= KEY_BYTES_PER_CALL_MAX
     };
     items.iter().take(KEYS_PER_CALL_MAX).take_while(fits).count().max(1).min(items.len())
-}
-
-/// Every item of a batch that was refused as a whole.
-fn all<T>(items: usize, refused: ErrorCode) -> Vec<Result<T, ErrorCode>> {
-    (0..items).map(|_| Err(refused)).collect()
-}
-
-fn one<T>(results: Vec<Result<T, ErrorCode>>) -> Result<T, ErrorCode> {
-    results.into_iter().next().unwrap_or(Err(ErrorCode::InternalError))
 }

@@ -7,147 +7,71 @@ use store_core::client::{Action, PutItem};
 use store_core::message::{PutAsk, PutOptions};
 use te_core::Op;
 
+use super::Client;
 use super::lending::Lending;
-use super::{Client, PARTS_MAX, all, chunks, one};
 use crate::error::StoreError;
-use crate::memory::BufferRange;
+use crate::item::{Put, Source};
 use crate::mover::Buffers;
 
 /// How long the owner of a segment may take to say that nothing of a put is under way any more.
 const FENCE_MAX: Duration = Duration::from_secs(2);
 
 impl Client {
-    /// Stores a copy of `value`. Gives `false` when the key is taken, and leaves the object there as it is.
-    ///
-    /// # Errors
-    /// No room, an invalid key, no value, or nobody to write to.
-    pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, StoreError> {
-        stored(self.batch_put(&[(key, value)], options))
-    }
-
-    /// Stores many. An item that fails does so alone; one whose key is taken ends `ObjectAlreadyExists`.
-    pub fn batch_put(
-        &mut self,
-        items: &[(&[u8], &[u8])],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            self.put_buffers(items.iter().map(|item| item.0), Buffers::Bytes(items), options, &mut results);
+    /// Stores what one request can carry. Each item gets its result.
+    pub(super) fn put_chunk(&mut self, items: &mut [Put<'_>], options: &PutOptions) {
+        if let Err(error) = self.usable() {
+            return items.iter_mut().for_each(|item| item.result = Err(error.clone()));
         }
-        results
-    }
-
-    /// Stores an object straight from registered memory. Gives `false` when the key is taken.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put), `InvalidParams` for a range that is not registered, `UnavailableInCurrentStatus` for one that a
-    /// fabric may still write, because a read into it was given up and has not drained: try again, or use other memory.
-    pub fn put_from(
-        &mut self,
-        key: &[u8],
-        range: BufferRange,
-        options: &PutOptions,
-    ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from(&[(key, range)], options))
-    }
-
-    /// Stores many objects straight from registered memory.
-    pub fn batch_put_from(
-        &mut self,
-        items: &[(&[u8], BufferRange)],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        if let Some(refused) = self.refuse(items.iter().map(|item| item.1)) {
-            return all(items.len(), refused);
+        self.settle();
+        for item in items.iter_mut() {
+            item.result = self.check_put(item).map(|()| false);
         }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            self.put_buffers(items.iter().map(|item| item.0), Buffers::Range(items), options, &mut results);
+        if items.iter().any(|item| item.result.is_ok()) {
+            let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
+            self.put.start(items.iter().map(wanted), ask);
+            self.run_put(items);
         }
-        results
+        for (index, item) in items.iter_mut().enumerate() {
+            if item.result.is_ok() {
+                item.result = self.stored(index, item);
+            }
+        }
+        self.publish();
     }
 
-    /// Stores one object that is the parts end to end: tensors that lie apart, say. Empty parts are passed over. Gives `false`
-    /// when the key is taken.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put); `InvalidParams` for more than [`PARTS_MAX`] parts, or not a byte in all of them.
-    pub fn put_parts(
-        &mut self,
-        key: &[u8],
-        parts: &[&[u8]],
-        options: &PutOptions,
-    ) -> Result<bool, StoreError> {
-        stored(self.batch_put_parts(&[(key, parts)], options))
+    /// Whether an item can be put as it is.
+    fn check_put(&self, item: &Put<'_>) -> Result<(), StoreError> {
+        item.check()?;
+        match item.source {
+            Source::Region(range) => self.check_ranges([range]),
+            Source::Regions(ranges) => self.check_ranges(ranges.iter().copied()),
+            Source::Local(_) => Err(StoreError::ForeignMemory),
+            Source::Bytes(_) | Source::Slices(_) => Ok(()),
+        }
     }
 
-    /// Stores many objects, each from parts. Too many parts of one are an error of all.
-    pub fn batch_put_parts(
-        &mut self,
-        items: &[(&[u8], &[&[u8]])],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        if items.iter().any(|item| item.1.len() > PARTS_MAX) {
-            return all(items.len(), ErrorCode::InvalidParams);
+    /// The result of an item of a put, counted.
+    fn stored(&mut self, index: usize, item: &Put<'_>) -> Result<bool, StoreError> {
+        match self.put.result(index).unwrap_or(Err(ErrorCode::InternalError)) {
+            Ok(_generation) => {
+                self.counters.puts += 1;
+                self.counters.written_bytes += item.source.len();
+                Ok(true)
+            }
+            Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
+            Err(code) => {
+                self.counters.put_failures += 1;
+                Err(code.into())
+            }
         }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            self.put_buffers(items.iter().map(|item| item.0), Buffers::Slices(items), options, &mut results);
-        }
-        results
     }
 
-    /// Stores one object that is the ranges of registered memory end to end; they may be of different regions. Empty ones are
-    /// passed over. Gives `false` when the key is taken.
-    ///
-    /// # Errors
-    /// As [`put_from`](Self::put_from); `InvalidParams` for more than [`PARTS_MAX`] ranges, or not a byte in all of them.
-    pub fn put_from_buffers(
-        &mut self,
-        key: &[u8],
-        ranges: &[BufferRange],
-        options: &PutOptions,
-    ) -> Result<bool, StoreError> {
-        stored(self.batch_put_from_buffers(&[(key, ranges)], options))
-    }
-
-    /// Stores many objects, each from several ranges of registered memory. Ranges that are refused are an error of all.
-    pub fn batch_put_from_buffers(
-        &mut self,
-        items: &[(&[u8], &[BufferRange])],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        if let Some(refused) = self.refuse_buffers(items) {
-            return all(items.len(), refused);
-        }
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0.len()) {
-            self.put_buffers(items.iter().map(|item| item.0), Buffers::Ranges(items), options, &mut results);
-        }
-        results
-    }
-
-    fn put_buffers<'k>(
-        &mut self,
-        keys: impl ExactSizeIterator<Item = &'k [u8]>,
-        buffers: Buffers<'_>,
-        options: &PutOptions,
-        results: &mut Vec<Result<(), ErrorCode>>,
-    ) {
-        let items = keys.len();
-        if let Err(code) = self.usable() {
-            return results.extend((0..items).map(|_| Err(code)));
-        }
-        let wanted = keys.enumerate().map(|(item, key)| PutItem { key, len: buffers.len(item), checksum: 0 });
-        let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.fabric.identity() };
-        self.put.start(wanted, ask);
-        self.run_put(items, buffers, results);
-    }
-
-    fn run_put(&mut self, items: usize, mut buffers: Buffers<'_>, results: &mut Vec<Result<(), ErrorCode>>) {
-        self.mover.begin(items);
-        let mut lending = Lending::new(self, items, &mut buffers);
+    /// Carries out what `self.put` was started with.
+    fn run_put(&mut self, items: &[Put<'_>]) {
+        let count = items.len();
+        let mut buffers = Buffers::Put(items);
+        self.mover.begin(count);
+        let mut lending = Lending::new(self, count, &mut buffers);
         let this = &mut *lending;
         let deadline = this.begin_operation();
         loop {
@@ -174,24 +98,11 @@ impl Client {
                 this.wait(due, deadline);
             }
         }
-        this.end_operation(Op::Write, items, deadline);
-        for item in 0..items {
-            let result = this.put.result(item).unwrap_or(Err(ErrorCode::InternalError));
-            match result {
-                Ok(_) => {
-                    this.counters.puts += 1;
-                    this.counters.written_bytes += buffers.len(item);
-                }
-                Err(ErrorCode::ObjectAlreadyExists) => {}
-                Err(_) => this.counters.put_failures += 1,
-            }
-            results.push(result.map(|_generation| ()));
-        }
-        this.publish();
+        this.end_operation(Op::Write, count, deadline);
         lending.finish();
     }
 
-    fn put_actions(&mut self, buffers: &Buffers<'_>, deadline: Instant) {
+    fn put_actions(&mut self, buffers: &Buffers<'_, '_>, deadline: Instant) {
         loop {
             let now = self.now();
             let (id, out) = self.rpc.queue_raw();
@@ -209,12 +120,12 @@ impl Client {
                 Some(Action::Transfer(transfer)) => {
                     self.start_transfer(transfer, buffers);
                 }
-                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.fabric),
+                Some(Action::Cancel { transfer }) => self.mover.cancel(transfer, &mut self.engine),
                 Some(Action::Fence { segment }) => {
                     // One that does not answer is not to take the time that another place needs.
                     let timeout = deadline.saturating_duration_since(Instant::now()).min(FENCE_MAX);
-                    let handle = self.segments.handle(segment).filter(|_| self.mover.can_fence(segment));
-                    let held = handle.is_some_and(|handle| self.fabric.fence(handle, timeout));
+                    let held = self.mover.can_fence(segment)
+                        && self.segments.fence(segment, &mut self.engine, timeout);
                     self.put.handle_fence(segment, held);
                 }
                 None => return,
@@ -223,10 +134,11 @@ impl Client {
     }
 }
 
-fn stored(results: Vec<Result<(), ErrorCode>>) -> Result<bool, StoreError> {
-    match one(results) {
-        Ok(()) => Ok(true),
-        Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
-        Err(code) => Err(code.into()),
+/// An item, as the state machine of puts is asked to put it.
+fn wanted<'p>(item: &'p Put<'_>) -> PutItem<'p> {
+    if item.result.is_err() {
+        // Refused before anything was asked. No object has this key.
+        return PutItem { key: &[], len: 1, checksum: 0 };
     }
+    PutItem { key: item.key, len: item.source.len(), checksum: 0 }
 }

@@ -9,8 +9,8 @@ use te_core::MemSpan;
 use te_host::BorrowedMemory;
 use te_host::fork::Mark;
 
-use super::error::LocalError;
 use super::protocol::Span;
+use crate::error::StoreError;
 
 /// Memory that the node lent to one connection.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ impl Arena {
         self.mark.is_forked()
     }
 
-    pub(super) fn alloc(self: &Arc<Self>, len: u64) -> Result<LocalBuffer, LocalError> {
+    pub(super) fn alloc(self: &Arc<Self>, len: u64) -> Result<LocalBuffer, StoreError> {
         if self.is_forked() {
-            return Err(LocalError::Forked);
+            return Err(StoreError::Forked);
         }
         let mut rows = self.rows();
         match rows.allocator.allocate(len.max(1), 0) {
@@ -59,7 +59,7 @@ impl Arena {
                     asked: AtomicBool::new(false),
                 })
             }
-            None => Err(LocalError::ArenaFull {
+            None => Err(StoreError::ArenaFull {
                 wanted: len,
                 largest_free: rows.allocator.largest_free(),
                 arena_bytes: self.len(),
@@ -68,7 +68,7 @@ impl Arena {
     }
 
     /// `wanted` bytes, or as many as there are in one piece.
-    pub(super) fn alloc_up_to(self: &Arc<Self>, wanted: u64) -> Result<LocalBuffer, LocalError> {
+    pub(super) fn alloc_up_to(self: &Arc<Self>, wanted: u64) -> Result<LocalBuffer, StoreError> {
         let largest_free = self.rows().allocator.largest_free();
         self.alloc(wanted.min(largest_free.max(1)))
     }
@@ -146,10 +146,12 @@ impl LocalBuffer {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// `OutOfRange`; `Held` while something may still write the buffer. Nothing was copied.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
-        let at = self.at(offset, out.len() as u64)?;
-        self.arena.memory.view().read(at, out).map_err(|_| LocalError::OutOfRange)
+    /// `Unregistered` when the bytes do not lie inside; `Held` while something may still write the buffer.
+    /// Nothing was copied.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
+        let len = out.len() as u64;
+        let at = self.at(offset, len)?;
+        self.arena.memory.view().read(at, out).map_err(|_| StoreError::Unregistered { offset, len })
     }
 
     /// Copies bytes in.
@@ -157,19 +159,20 @@ impl LocalBuffer {
     /// # Errors
     /// As [`read`](Self::read); `Held`, for good, after a put from the buffer that had no answer: the node may still carry it
     /// out, and would store what is written here.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), LocalError> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         if self.asked.load(Ordering::Acquire) {
-            return Err(LocalError::Held);
+            return Err(StoreError::Held);
         }
-        let at = self.at(offset, bytes.len() as u64)?;
-        self.arena.memory.view().write(at, bytes).map_err(|_| LocalError::OutOfRange)
+        let len = bytes.len() as u64;
+        let at = self.at(offset, len)?;
+        self.arena.memory.view().write(at, bytes).map_err(|_| StoreError::Unregistered { offset, len })
     }
 
     /// A copy of all of it.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn to_vec(&self) -> Result<Vec<u8>, LocalError> {
+    pub fn to_vec(&self) -> Result<Vec<u8>, StoreError> {
         let mut bytes = vec![0; self.span.len as usize];
         self.read(0, &mut bytes)?;
         Ok(bytes)
@@ -209,25 +212,45 @@ impl LocalBuffer {
         self.span.len = self.span.len.min(len);
     }
 
-    fn at(&self, offset: u64, len: u64) -> Result<u64, LocalError> {
+    fn at(&self, offset: u64, len: u64) -> Result<u64, StoreError> {
         if self.arena.is_forked() {
-            return Err(LocalError::Forked);
+            return Err(StoreError::Forked);
         }
         if self.is_held() {
-            return Err(LocalError::Held);
+            return Err(StoreError::Held);
         }
-        self.all().sub(offset, len).ok_or(LocalError::OutOfRange)
+        self.all().sub(offset, len).ok_or(StoreError::Unregistered { offset, len })
     }
 }
 
 impl LocalRange<'_> {
+    /// Bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// As a request names it.
+    ///
+    /// # Errors
+    /// `Unregistered` when it does not lie inside its buffer.
+    pub(super) fn named(&self) -> Result<Span, StoreError> {
+        self.in_arena().ok_or(StoreError::Unregistered { offset: self.offset, len: self.len })
+    }
+
     /// Where in the arena `len` bytes from `offset` of the range on lie; `None` when they do not lie inside it.
     fn sub(&self, offset: u64, len: u64) -> Option<u64> {
         (offset.checked_add(len)? <= self.len).then_some(self.buffer.span.offset + self.offset + offset)
     }
 
     /// As a request names it; `None` when it does not lie inside its buffer.
-    pub(super) fn in_arena(&self) -> Option<Span> {
+    fn in_arena(&self) -> Option<Span> {
         let inside = self.offset.checked_add(self.len)? <= self.buffer.span.len;
         inside.then_some(Span { offset: self.buffer.span.offset + self.offset, len: self.len })
     }

@@ -1,24 +1,26 @@
 //! [`LocalClient`]: objects in, objects out, by way of the node on this machine.
 
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use store_core::message::PutOptions;
-use store_core::{DEFAULT_TENANT, ErrorCode, FrameBuffer, Key, WireError};
-use te_host::BorrowedMemory;
+use store_core::{DEFAULT_TENANT, ErrorCode, Key, WireError};
 use te_host::fork::Mark;
 
 use super::arena::{Arena, LocalBuffer, LocalRange};
+use super::connection::{Connection, lost};
 use super::error::LocalError;
 use super::protocol::{
-    Answer, FRAME_BYTES_MAX, Got, Item, KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, Refusal, Request,
-    Span, VERSION, encode,
+    Answer, Got, Item, KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, Refusal, Request, Span, Wanted,
+    encode,
 };
+use crate::client::removed;
+use crate::error::StoreError;
+use crate::item::{Get, Part, Put, Sink, Source, Tally};
+use crate::store::Store;
 
 /// What a [`LocalClient`] can be told.
 #[derive(Clone, Debug)]
@@ -56,7 +58,8 @@ impl LocalConfig {
     }
 }
 
-/// A client of the node on this machine: no engine, no fabric, no thread. One owner at a time. See the [module](super).
+/// A client of the node on this machine: no engine, no fabric, no thread. One owner at a time. Gets and puts
+/// are those of [`Store`]; see the [module](super).
 ///
 /// A key that is not found, or not found intact and in time, is a miss: `None`. A connection that was lost is made anew by the
 /// next call, with a new arena: buffers of the old one can be read, but not put or got into.
@@ -72,29 +75,18 @@ pub struct LocalClient {
     mark: Mark,
 }
 
-#[derive(Debug)]
-struct Connection {
-    stream: UnixStream,
-    input: FrameBuffer,
-    out: Vec<u8>,
-    arena: Arc<Arena>,
-}
-
 /// Room for a value of unknown length, at first.
 const GUESS_BYTES: u64 = 64 << 10;
-const READ_BYTES: usize = 16 << 10;
 
 impl LocalClient {
     /// Connects and gets an arena.
     ///
     /// # Errors
-    /// Nobody there, somebody else's node, or one that refuses.
+    /// Nobody there, somebody else's node, or one that refuses: see [`LocalError`].
     pub fn connect(config: LocalConfig) -> Result<Self, LocalError> {
         let (guess_bytes, arena_bytes_max) = (GUESS_BYTES, u64::MAX);
-        let mut this =
-            Self { config, connection: None, id: 0, guess_bytes, arena_bytes_max, mark: Mark::new() };
-        this.connection()?;
-        Ok(this)
+        let connection = Some(Connection::open(&config)?);
+        Ok(Self { config, connection, id: 0, guess_bytes, arena_bytes_max, mark: Mark::new() })
     }
 
     /// Bytes of the arena; 0 while there is no connection.
@@ -103,18 +95,27 @@ impl LocalClient {
         self.connection.as_ref().map_or(0, |connection| connection.arena.len())
     }
 
-    /// Takes a part of the arena, for [`put_from`](Self::put_from) and [`get_into`](Self::get_into). Its contents are whatever was there.
+    /// Takes a part of the arena, from and into which puts and gets move bytes without a copy here
+    /// ([`LocalBuffer::part`]). Its contents are whatever was there.
     ///
     /// # Errors
     /// `ArenaFull`; a connection that cannot be made.
-    pub fn alloc(&mut self, len: u64) -> Result<LocalBuffer, LocalError> {
+    pub fn alloc(&mut self, len: u64) -> Result<LocalBuffer, StoreError> {
         let arena = Arc::clone(&self.connection()?.arena);
         arena.alloc(len)
     }
 
+    /// Reads a value and leaves it in the arena, where it is as long as the buffer lives. `None` is a miss.
+    ///
+    /// # Errors
+    /// As [`get`](Store::get).
+    pub fn get_buffer(&mut self, key: &[u8]) -> Result<Option<LocalBuffer>, StoreError> {
+        self.read(key, None, u64::MAX)
+    }
+
     /// As [`alloc`](Self::alloc), for a value that the caller does not hold in the arena. One that is longer than the arena has
     /// the arena exchanged for a longer one, unless somebody holds a buffer of it.
-    fn alloc_value(&mut self, len: u64) -> Result<LocalBuffer, LocalError> {
+    fn alloc_value(&mut self, len: u64) -> Result<LocalBuffer, StoreError> {
         let arena = Arc::clone(&self.connection()?.arena);
         let idle = Arc::strong_count(&arena) == 2;
         if len <= arena.len() || len > self.arena_bytes_max || !idle {
@@ -143,112 +144,28 @@ impl LocalClient {
         self.connection.insert(opened).arena.alloc(len)
     }
 
-    /// Stores a copy of `value`. Gives `false` when the key is taken, and leaves the object there as it is.
-    ///
-    /// # Errors
-    /// No room, an invalid key, no value, a value longer than the arena that the node lends, or a node that cannot be asked.
-    pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<bool, LocalError> {
-        let buffer = self.filled(value)?;
-        self.put_from(key, buffer.all(), options)
-    }
-
-    /// Stores many. An item that fails does so alone; one whose key is taken ends `ObjectAlreadyExists`.
-    pub fn batch_put(
-        &mut self,
-        items: &[(&[u8], &[u8])],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        while results.len() < items.len() {
-            let rest = &items[results.len()..];
-            // As many as the arena has room for now.
-            let mut buffers = Vec::new();
-            let mut failed = None;
-            for (_, value) in rest.iter().take(KEYS_PER_REQUEST_MAX) {
-                match self.filled(value) {
-                    Ok(buffer) => buffers.push(buffer),
-                    Err(error) => {
-                        failed = Some(error.code());
-                        break;
-                    }
-                }
-            }
-            if let (true, Some(code)) = (buffers.is_empty(), failed) {
-                results.push(Err(code));
-                continue;
-            }
-            let items: Vec<_> =
-                rest.iter().zip(&buffers).map(|((key, _), buffer)| (*key, buffer.all())).collect();
-            results.extend(self.batch_put_from(&items, options));
-        }
-        results
-    }
-
-    /// Stores an object straight from the arena. Gives `false` when the key is taken.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put); `OtherArena`, `OutOfRange`; `Held` while something may still write the buffer. Without an answer the
-    /// node may still store what is in the buffer, so that nothing can be written to it any more.
-    pub fn put_from(
-        &mut self,
-        key: &[u8],
-        range: LocalRange<'_>,
-        options: &PutOptions,
-    ) -> Result<bool, LocalError> {
-        match self.put_request(&[(key, range)], options)?.pop() {
-            Some(Ok(())) => Ok(true),
-            Some(Err(ErrorCode::ObjectAlreadyExists)) => Ok(false),
-            Some(Err(code)) => Err(code.into()),
-            None => Err(ErrorCode::InternalError.into()),
-        }
-    }
-
-    /// Stores many objects straight from the arena.
-    pub fn batch_put_from(
-        &mut self,
-        items: &[(&[u8], LocalRange<'_>)],
-        options: &PutOptions,
-    ) -> Vec<Result<(), ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0) {
-            match self.put_request(items, options) {
-                Ok(answers) => results.extend(answers),
-                Err(error) => results.extend(items.iter().map(|_| Err(error.code()))),
-            }
-        }
-        results
-    }
-
-    /// Reads a value. `None` is a miss.
-    ///
-    /// # Errors
-    /// An invalid key, a value longer than the arena that the node lends, or a node that cannot be asked.
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, LocalError> {
-        self.get_buffer(key)?.map(|buffer| buffer.to_vec()).transpose()
-    }
-
-    /// Reads a value and leaves it in the arena, where it is as long as the buffer lives. `None` is a miss.
-    ///
-    /// # Errors
-    /// As [`get`](Self::get).
-    pub fn get_buffer(&mut self, key: &[u8]) -> Result<Option<LocalBuffer>, LocalError> {
-        let guess_bytes = self.guess_bytes;
-        let mut first = Some(Arc::clone(&self.connection()?.arena).alloc_up_to(guess_bytes)?);
-        let mut room = guess_bytes;
+    /// Reads an object or a part of it, of at most `room` bytes, into a buffer of its own. `None` is a miss.
+    fn read(&mut self, key: &[u8], part: Option<Part>, room: u64) -> Result<Option<LocalBuffer>, StoreError> {
+        let mut wanted = part.and_then(|(_, len)| len);
         for _ in 0..LENGTH_TRIES {
-            let mut buffer = match first.take() {
-                Some(buffer) => buffer,
-                None => self.alloc_value(room)?,
+            let mut buffer = match wanted {
+                Some(len) if len > room => return Err(StoreError::TooLong { room }),
+                Some(len) => self.alloc_value(len)?,
+                None => {
+                    let arena = Arc::clone(&self.connection()?.arena);
+                    arena.alloc_up_to(self.guess_bytes.min(room))?
+                }
             };
-            match self.get_request(&[(key, buffer.all())])?.pop() {
+            match self.get_request(&[(key, part, buffer.all())])?.pop() {
                 Some(Got::Read(len)) => {
-                    self.guess_bytes = len.max(1);
+                    if part.is_none() {
+                        self.guess_bytes = len.max(1);
+                    }
                     buffer.truncate(len);
                     return Ok(Some(buffer));
                 }
-                Some(Got::TooLong(len)) => room = len,
-                Some(Got::Miss | Got::Held) => return Ok(None),
-                Some(Got::Failed(code)) => return Err(code.into()),
+                Some(Got::TooLong(len)) => wanted = Some(len),
+                Some(other) => return fetched(other, end_of(part), room).map(|_| None),
                 None => return Err(ErrorCode::InternalError.into()),
             }
         }
@@ -256,144 +173,154 @@ impl LocalClient {
         Ok(None)
     }
 
-    /// Reads many values.
-    pub fn batch_get(&mut self, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
-        let mut results = Vec::with_capacity(keys.len());
-        while results.len() < keys.len() {
-            let rest = &keys[results.len()..];
-            let buffers: Result<Vec<_>, _> = self.some_of(rest.len().min(KEYS_PER_REQUEST_MAX));
-            let buffers = match buffers {
-                Ok(buffers) => buffers,
-                Err(error) => {
-                    results.push(Err(error.code()));
-                    continue;
+    /// Reads as many of the first items as the arena has room for, one at least; gives how many.
+    fn get_some(&mut self, items: &mut [Get<'_>]) -> usize {
+        let mut places = Vec::new();
+        if items.len() > 1 {
+            for item in items.iter().take(chunk_len(items, |item| item.key)) {
+                match self.place_to_get(item, places.is_empty()) {
+                    Ok(place) => places.push(place),
+                    Err(_) => break,
                 }
-            };
-            let items: Vec<_> = rest.iter().zip(&buffers).map(|(key, buffer)| (*key, buffer.all())).collect();
-            // One request may carry fewer; the others have their turn.
-            let Some(items) = chunks(&items, |item| item.0).next() else { break };
-            let answers = match self.get_request(items) {
-                Ok(answers) => answers,
-                Err(error) => {
-                    results.extend(items.iter().map(|_| Err(error.code())));
-                    continue;
+            }
+        }
+        if places.is_empty() {
+            let read = self.get_alone(&items[0]);
+            deliver(&mut items[0], read);
+            return 1;
+        }
+        let asks: Vec<_> =
+            items.iter().zip(&places).map(|(item, place)| (item.key, item.part, place.range())).collect();
+        let answers = self.get_request(&asks);
+        let count = asks.len();
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                items[..count].iter_mut().for_each(|item| item.end_with(Err(error.clone())));
+                return count;
+            }
+        };
+        let mut longer = Vec::new();
+        for (index, (got, place)) in answers.into_iter().zip(places).enumerate() {
+            let item = &mut items[index];
+            match (got, place) {
+                (Got::TooLong(len), Place::Own(_)) if item.sink.room().is_none_or(|room| len <= room) => {
+                    longer.push(index);
                 }
-            };
-            let mut longer = Vec::new();
-            let first = results.len();
-            for ((index, got), (_, range)) in answers.into_iter().enumerate().zip(items) {
-                results.push(match got {
-                    Got::Read(len) => {
-                        self.guess_bytes = len.max(1);
-                        let mut bytes = vec![0; len as usize];
-                        range.buffer.read(0, &mut bytes).map(|()| Some(bytes)).map_err(|error| error.code())
-                    }
-                    Got::TooLong(_) => {
-                        longer.push(index);
-                        Ok(None)
-                    }
-                    Got::Miss | Got::Held => Ok(None),
-                    Got::Failed(code) => Err(code),
-                });
-            }
-            // These want more room each, which the others' buffers may take up.
-            drop(buffers);
-            for index in longer {
-                results[first + index] = self.get(rest[index]).map_err(|error| error.code());
+                (got, place) => {
+                    let read = self.read_of(item, got);
+                    deliver(item, read.map(|len| len.map(|len| (place, len))));
+                }
             }
         }
-        results
+        // These want more room each, which the others' buffers took up.
+        for index in longer {
+            let read = self.get_alone(&items[index]);
+            deliver(&mut items[index], read);
+        }
+        count
     }
 
-    /// Reads an object straight into the arena; gives its length. `None` is a miss; the memory may have been written all the
-    /// same.
-    ///
-    /// # Errors
-    /// As [`put_from`](Self::put_from), and `BufferOverflow` when the object is longer than the range.
-    pub fn get_into(&mut self, key: &[u8], range: LocalRange<'_>) -> Result<Option<u64>, LocalError> {
-        let got = self.get_request(&[(key, range)])?.pop();
-        got.map_or(Err(ErrorCode::InternalError), fetched).map_err(LocalError::from)
+    /// Reads one item; where it lies then, and how long it is.
+    fn get_alone<'a>(&mut self, item: &Get<'a>) -> Result<Option<(Place<'a>, u64)>, StoreError> {
+        item.check()?;
+        if let Sink::Local(range) = item.sink {
+            let got = self.get_request(&[(item.key, item.part, range)])?.pop();
+            let len = self.read_of(item, got.unwrap_or(Got::Failed(ErrorCode::InternalError)))?;
+            return Ok(len.map(|len| (Place::Theirs(range), len)));
+        }
+        let read = self.read(item.key, item.part, plain_room(&item.sink)?)?;
+        Ok(read.map(|buffer| {
+            let len = buffer.len();
+            (Place::Own(buffer), len)
+        }))
     }
 
-    /// Reads many objects straight into the arena. Ranges must not overlap: what does is read with mixed bytes, and the
-    /// checksum makes it a miss.
-    pub fn batch_get_into(
-        &mut self,
-        items: &[(&[u8], LocalRange<'_>)],
-    ) -> Vec<Result<Option<u64>, ErrorCode>> {
-        let mut results = Vec::with_capacity(items.len());
-        for items in chunks(items, |item| item.0) {
-            match self.get_request(items) {
-                Ok(answers) => results.extend(answers.into_iter().map(fetched)),
-                Err(error) => results.extend(items.iter().map(|_| Err(error.code()))),
+    /// Where one of several items is read into.
+    fn place_to_get<'a>(&mut self, item: &Get<'a>, first: bool) -> Result<Place<'a>, StoreError> {
+        item.check()?;
+        let arena = Arc::clone(&self.connection()?.arena);
+        if let Sink::Local(range) = item.sink {
+            return self.name(&arena, range).map(|_| Place::Theirs(range));
+        }
+        let known = item.part.and_then(|(_, len)| len);
+        let wanted = known.unwrap_or(self.guess_bytes).min(plain_room(&item.sink)?);
+        // The first makes do with what there is, and finds out how long its value is.
+        let buffer = if first { arena.alloc_up_to(wanted) } else { arena.alloc(wanted) };
+        buffer.map(Place::Own)
+    }
+
+    /// What an answer says of an item.
+    fn read_of(&mut self, item: &Get<'_>, got: Got) -> Result<Option<u64>, StoreError> {
+        if let (Got::Read(len), None) = (got, item.part) {
+            self.guess_bytes = len.max(1);
+        }
+        fetched(got, item.end(), item.sink.room().unwrap_or(u64::MAX))
+    }
+
+    /// Stores as many of the first items as the arena has room for, one at least; gives how many.
+    fn put_some(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> usize {
+        let mut places = Vec::new();
+        if items.len() > 1 {
+            for item in items.iter().take(chunk_len(items, |item| item.key)) {
+                match self.place_to_put(item) {
+                    Ok(place) => places.push(place),
+                    Err(_) => break,
+                }
             }
         }
-        results
-    }
-
-    /// Whether a get would find it. Neither leases it nor counts as a use.
-    ///
-    /// # Errors
-    /// A node, or a master, that cannot be asked.
-    pub fn exists(&mut self, key: &[u8]) -> Result<bool, LocalError> {
-        Ok(self.batch_exists(&[key])?.first().copied().unwrap_or(false))
-    }
-
-    /// Whether gets would find them.
-    ///
-    /// # Errors
-    /// As [`exists`](Self::exists).
-    pub fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, LocalError> {
-        let mut found = Vec::with_capacity(keys.len());
-        for keys in chunks(keys, |key| key) {
-            let request = Request::Exists { keys: keys.iter().map(|key| Key(key)).collect() };
-            match self.ask(&request)? {
-                Answer::Whether(answers) if answers.len() == keys.len() => found.extend(answers),
-                other => return Err(self.nonsense(other)),
+        if places.is_empty() {
+            let item = &mut items[0];
+            item.result = self.put_alone(item, options);
+            return 1;
+        }
+        let asks: Vec<_> = items.iter().zip(&places).map(|(item, place)| (item.key, place.range())).collect();
+        match self.put_request(&asks, options) {
+            Ok(answers) => {
+                for (item, answer) in items.iter_mut().zip(answers) {
+                    item.result = stored(answer);
+                }
+            }
+            Err(error) => {
+                items.iter_mut().zip(&places).for_each(|(item, _)| item.result = Err(error.clone()))
             }
         }
-        Ok(found)
+        places.len()
     }
 
-    /// Forgets an object; with `force` even under a lease or while it is written. Gives `false` when there was none.
-    ///
-    /// # Errors
-    /// `ObjectHasLease`, `ReplicaIsNotReady`; a node, or a master, that cannot be asked.
-    pub fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, LocalError> {
-        match self.batch_remove(&[key], force)?.pop() {
-            Some(Ok(())) => Ok(true),
-            Some(Err(ErrorCode::KeyNotFound)) => Ok(false),
-            Some(Err(code)) => Err(code.into()),
-            None => Err(ErrorCode::InternalError.into()),
-        }
+    fn put_alone(&mut self, item: &Put<'_>, options: &PutOptions) -> Result<bool, StoreError> {
+        let place = self.place_to_put(item)?;
+        let answer = self.put_request(&[(item.key, place.range())], options)?.pop();
+        stored(answer.unwrap_or(Err(ErrorCode::InternalError)))
     }
 
-    /// Forgets many.
-    ///
-    /// # Errors
-    /// As [`exists`](Self::exists).
-    pub fn batch_remove(
-        &mut self,
-        keys: &[&[u8]],
-        force: bool,
-    ) -> Result<Vec<Result<(), ErrorCode>>, LocalError> {
-        let mut results = Vec::with_capacity(keys.len());
-        for keys in chunks(keys, |key| key) {
-            let request = Request::Remove { force, keys: keys.iter().map(|key| Key(key)).collect() };
-            match self.ask(&request)? {
-                Answer::Done(answers) if answers.len() == keys.len() => results.extend(answers),
-                other => return Err(self.nonsense(other)),
-            }
+    /// Where the bytes of an item lie in the arena: they are copied there, unless they are there already.
+    fn place_to_put<'a>(&mut self, item: &Put<'a>) -> Result<Place<'a>, StoreError> {
+        item.check()?;
+        if let Source::Local(range) = item.source {
+            let arena = Arc::clone(&self.connection()?.arena);
+            return self.name(&arena, range).map(|_| Place::Theirs(range));
         }
-        Ok(results)
+        let slices = item.source.slices().ok_or(StoreError::ForeignMemory)?;
+        let buffer = self.alloc_value(item.source.len())?;
+        let mut at = 0;
+        for slice in slices {
+            buffer.write(at, slice)?;
+            at += slice.len() as u64;
+        }
+        Ok(Place::Own(buffer))
     }
 
     fn put_request(
         &mut self,
         items: &[(&[u8], LocalRange<'_>)],
         options: &PutOptions,
-    ) -> Result<Vec<Result<(), ErrorCode>>, LocalError> {
-        let named = self.name(items)?;
+    ) -> Result<Vec<Result<(), ErrorCode>>, StoreError> {
+        let arena = Arc::clone(&self.connection()?.arena);
+        let mut named = Vec::with_capacity(items.len());
+        for &(key, range) in items {
+            named.push(Item { key: Key(key), span: self.name(&arena, range)? });
+        }
         let request = Request::Put { options: *options, items: named };
         let answer = match self.ask(&request) {
             Ok(Answer::Done(answers)) if answers.len() == items.len() => Ok(answers),
@@ -407,16 +334,20 @@ impl LocalClient {
         answer
     }
 
-    fn get_request(&mut self, items: &[(&[u8], LocalRange<'_>)]) -> Result<Vec<Got>, LocalError> {
-        let request = Request::Get { items: self.name(items)? };
-        let answer = match self.ask(&request) {
+    fn get_request(&mut self, items: &[Ask<'_>]) -> Result<Vec<Got>, StoreError> {
+        let arena = Arc::clone(&self.connection()?.arena);
+        let mut named = Vec::with_capacity(items.len());
+        for &(key, part, range) in items {
+            named.push(Wanted { key: Key(key), span: self.name(&arena, range)?, part });
+        }
+        let answer = match self.ask(&Request::Get { items: named }) {
             Ok(Answer::Got(answers)) if answers.len() == items.len() => Ok(answers),
             Ok(other) => Err(self.nonsense(other)),
             Err(error) => Err(error),
         };
         match &answer {
             Ok(answers) => {
-                for (got, (_, range)) in answers.iter().zip(items) {
+                for (got, (_, _, range)) in answers.iter().zip(items) {
                     let claimed = match got {
                         Got::Read(len) => *len,
                         _ => 0,
@@ -431,32 +362,26 @@ impl LocalClient {
             }
             // Without an answer nobody knows whether the node still reads into them.
             Err(_) if self.connection.is_none() => {
-                items.iter().for_each(|(_, range)| range.buffer.set_held(true));
+                items.iter().for_each(|(_, _, range)| range.buffer.set_held(true));
             }
             Err(_) => {}
         }
         answer
     }
 
-    /// The ranges as a request names them.
-    fn name<'a>(&mut self, items: &[(&'a [u8], LocalRange<'_>)]) -> Result<Vec<Item<'a>>, LocalError> {
-        let arena = Arc::clone(&self.connection()?.arena);
-        let mut named = Vec::with_capacity(items.len());
-        for (key, range) in items {
-            if !range.buffer.is_of(&arena) {
-                return Err(LocalError::OtherArena);
-            }
-            if range.buffer.is_held() && !self.settle(range.buffer)? {
-                return Err(LocalError::Held);
-            }
-            let span = range.in_arena().ok_or(LocalError::OutOfRange)?;
-            named.push(Item { key: Key(key), span });
+    /// A range as a request names it, if it can be used now.
+    fn name(&mut self, arena: &Arc<Arena>, range: LocalRange<'_>) -> Result<Span, StoreError> {
+        if !range.buffer.is_of(arena) {
+            return Err(StoreError::ForeignMemory);
         }
-        Ok(named)
+        if range.buffer.is_held() && !self.settle(range.buffer)? {
+            return Err(StoreError::Held);
+        }
+        range.named()
     }
 
     /// Whether nothing writes a buffer any more that was held.
-    fn settle(&mut self, buffer: &LocalBuffer) -> Result<bool, LocalError> {
+    fn settle(&mut self, buffer: &LocalBuffer) -> Result<bool, StoreError> {
         let over = self.ask_settled(vec![buffer.in_arena()])?.first() == Some(&true);
         if over {
             buffer.set_held(false);
@@ -465,7 +390,7 @@ impl LocalClient {
     }
 
     /// Takes back what held buffers left behind, as far as it is not written any more.
-    fn sweep(&mut self) -> Result<(), LocalError> {
+    fn sweep(&mut self) -> Result<(), StoreError> {
         let Some(connection) = &self.connection else { return Ok(()) };
         let arena = Arc::clone(&connection.arena);
         let held = arena.held();
@@ -478,7 +403,7 @@ impl LocalClient {
         Ok(())
     }
 
-    fn ask_settled(&mut self, ranges: Vec<Span>) -> Result<Vec<bool>, LocalError> {
+    fn ask_settled(&mut self, ranges: Vec<Span>) -> Result<Vec<bool>, StoreError> {
         let count = ranges.len();
         match self.ask(&Request::Settled { ranges })? {
             Answer::Whether(answers) if answers.len() == count => Ok(answers),
@@ -486,50 +411,29 @@ impl LocalClient {
         }
     }
 
-    /// A buffer with these bytes.
-    fn filled(&mut self, value: &[u8]) -> Result<LocalBuffer, LocalError> {
-        let buffer = self.alloc_value(value.len() as u64)?;
-        buffer.write(0, value)?;
-        Ok(buffer)
-    }
-
-    /// Buffers for values of unknown length: at least one, at most `count`.
-    fn some_of(&mut self, count: usize) -> Result<Vec<LocalBuffer>, LocalError> {
-        let arena = Arc::clone(&self.connection()?.arena);
-        let mut buffers = vec![arena.alloc_up_to(self.guess_bytes)?];
-        while buffers.len() < count
-            && let Ok(buffer) = arena.alloc(self.guess_bytes)
-        {
-            buffers.push(buffer);
-        }
-        Ok(buffers)
-    }
-
     /// The connection; makes one when there is none.
-    fn connection(&mut self) -> Result<&mut Connection, LocalError> {
+    fn connection(&mut self) -> Result<&mut Connection, StoreError> {
         self.check_process()?;
         if self.connection.is_none() {
             self.connection = Some(Connection::open(&self.config)?);
         } else if self.connection.as_ref().is_some_and(|connection| !connection.arena.held().is_empty()) {
             self.sweep()?;
         }
-        self.connection.as_mut().ok_or(LocalError::Lost { source: ErrorKind::NotConnected.into() })
+        self.connection.as_mut().ok_or_else(not_connected)
     }
 
-    fn check_process(&self) -> Result<(), LocalError> {
-        if self.mark.is_forked() { Err(LocalError::Forked) } else { Ok(()) }
+    fn check_process(&self) -> Result<(), StoreError> {
+        if self.mark.is_forked() { Err(StoreError::Forked) } else { Ok(()) }
     }
 
-    fn ask(&mut self, request: &Request<'_>) -> Result<Answer, LocalError> {
+    fn ask(&mut self, request: &Request<'_>) -> Result<Answer, StoreError> {
         self.check_process()?;
         self.id += 1;
         if self.connection.is_none() {
             self.connection = Some(Connection::open(&self.config)?);
         }
-        let Some(connection) = &mut self.connection else {
-            return Err(LocalError::Lost { source: ErrorKind::NotConnected.into() });
-        };
-        encode(&mut connection.out, self.id, false, request)?;
+        let connection = self.connection.as_mut().ok_or_else(not_connected)?;
+        encode(&mut connection.out, self.id, false, request).map_err(LocalError::from)?;
         match connection.exchange(self.id, &self.config) {
             Ok(Answer::Failed(code)) => Err(code.into()),
             Ok(answer) => Ok(answer),
@@ -538,16 +442,77 @@ impl LocalClient {
     }
 
     /// The connection is of no more use, and nor is its arena.
-    fn broken(&mut self, error: LocalError) -> LocalError {
+    fn broken(&mut self, error: LocalError) -> StoreError {
         self.connection = None;
-        error
+        error.into()
     }
 
-    fn nonsense(&mut self, answer: Answer) -> LocalError {
+    fn nonsense(&mut self, answer: Answer) -> StoreError {
         match answer {
             Answer::Refused(refusal) => self.broken(LocalError::Refused(refusal)),
             _ => self.broken(WireError::Body.into()),
         }
+    }
+}
+
+impl Store for LocalClient {
+    /// Plain memory is copied by way of the arena, and parts of it ([`Sink::Local`]) are read into as they
+    /// are.
+    fn batch_get(&mut self, items: &mut [Get<'_>]) -> Tally {
+        let mut tally = Tally::default();
+        let mut left = items;
+        while !left.is_empty() {
+            let count = self.get_some(left);
+            let (done, rest) = left.split_at_mut(count);
+            left = rest;
+            done.iter().for_each(|item| tally.get(&item.result));
+        }
+        tally
+    }
+
+    /// Plain memory is copied by way of the arena, and parts of it ([`Source::Local`]) are stored from where
+    /// they are. Without an answer the node may still store what is in the arena, so that nothing can be
+    /// written to those buffers any more.
+    fn batch_put(&mut self, items: &mut [Put<'_>], options: &PutOptions) -> Tally {
+        let mut tally = Tally::default();
+        let mut left = items;
+        while !left.is_empty() {
+            let count = self.put_some(left, options);
+            let (done, rest) = left.split_at_mut(count);
+            left = rest;
+            done.iter().for_each(|item| tally.put(&item.result));
+        }
+        tally
+    }
+
+    fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key) {
+            let request = Request::Exists { keys: keys.iter().map(|key| Key(key)).collect() };
+            match self.ask(&request)? {
+                Answer::Whether(answers) if answers.len() == keys.len() => found.extend(answers),
+                other => return Err(self.nonsense(other)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn batch_remove(
+        &mut self,
+        keys: &[&[u8]],
+        force: bool,
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
+        let mut results = Vec::with_capacity(keys.len());
+        for keys in chunks(keys, |key| key) {
+            let request = Request::Remove { force, keys: keys.iter().map(|key| Key(key)).collect() };
+            match self.ask(&request)? {
+                Answer::Done(answers) if answers.len() == keys.len() => {
+                    results.extend(answers.into_iter().map(removed));
+                }
+                other => return Err(self.nonsense(other)),
+            }
+        }
+        Ok(results)
     }
 }
 
@@ -557,184 +522,79 @@ const EXCHANGE_PAUSE: Duration = Duration::from_millis(5);
 /// Times that the room for a value of unknown length is adapted.
 const LENGTH_TRIES: u32 = 3;
 
-impl Connection {
-    fn open(config: &LocalConfig) -> Result<Self, LocalError> {
-        let failed = |source| LocalError::Connect { path: config.path.clone(), source };
-        let mut stream = UnixStream::connect(&config.path).map_err(failed)?;
-        check_peer(&stream, config)?;
-        let deadline = Instant::now() + Duration::from_millis(config.connect_ms_max.into());
-        let mut out = Vec::new();
-        let hello =
-            Request::Hello { version: VERSION, tenant: &config.tenant, arena_bytes: config.arena_bytes };
-        encode(&mut out, 1, false, &hello)?;
-        // A node that turns us away says why before it reads anything, and may have hung up by now.
-        let hung_up = match stream.write_all(&out) {
-            Ok(()) => None,
-            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-                Some(error)
-            }
-            Err(error) => return Err(failed(error)),
-        };
-        let mut input = FrameBuffer::new();
-        let (answer, lent) = match (greet(&stream, &mut input, deadline, config), hung_up) {
-            (Err(LocalError::Lost { .. }), Some(error)) => return Err(failed(error)),
-            (greeted, _) => greeted?,
-        };
-        let arena_bytes = match answer {
-            Answer::Welcome { arena_bytes } => arena_bytes,
-            Answer::Refused(refusal) => return Err(LocalError::Refused(refusal)),
-            _ => return Err(WireError::Body.into()),
-        };
-        let lent = lent.ok_or(LocalError::Wire(WireError::Body))?;
-        let memory =
-            BorrowedMemory::map(lent.as_fd(), arena_bytes).map_err(|source| LocalError::Map { source })?;
-        stream.set_nonblocking(true).map_err(failed)?;
-        out.clear();
-        Ok(Self { stream, input, out, arena: Arc::new(Arena::new(memory)) })
-    }
+fn not_connected() -> StoreError {
+    lost(ErrorKind::NotConnected.into()).into()
+}
 
-    /// Sends what is queued and waits for the answer to request `id`.
-    fn exchange(&mut self, id: u64, config: &LocalConfig) -> Result<Answer, LocalError> {
-        let deadline = Instant::now() + Duration::from_millis(config.call_ms_max.into());
-        self.send(deadline, config)?;
-        let spin_end = Instant::now() + Duration::from_micros(config.spin_us.into());
-        loop {
-            if let Some(frame) = self.input.next_frame()? {
-                // One request at a time is under way.
-                if frame.header.request_id != id {
-                    return Err(WireError::Body.into());
+/// Where an item's bytes lie in the arena.
+enum Place<'a> {
+    /// A buffer for this item alone.
+    Own(LocalBuffer),
+    /// The caller's.
+    Theirs(LocalRange<'a>),
+}
+
+impl Place<'_> {
+    const fn range(&self) -> LocalRange<'_> {
+        match self {
+            Self::Own(buffer) => buffer.all(),
+            Self::Theirs(range) => *range,
+        }
+    }
+}
+
+/// A key, the part that is wanted, and where it goes.
+type Ask<'a> = (&'a [u8], Option<Part>, LocalRange<'a>);
+
+/// The room of plain memory.
+fn plain_room(sink: &Sink<'_>) -> Result<u64, StoreError> {
+    match sink {
+        Sink::Vec(_) => Ok(u64::MAX),
+        Sink::Bytes(_) | Sink::Slices(_) => Ok(sink.room().unwrap_or(u64::MAX)),
+        _ => Err(StoreError::ForeignMemory),
+    }
+}
+
+/// Copies what was read to an item's plain memory, if that is where it is to go, and ends the item.
+fn deliver(item: &mut Get<'_>, read: Result<Option<(Place<'_>, u64)>, StoreError>) {
+    let result = match read {
+        Ok(Some((Place::Own(buffer), len))) => {
+            let mut copied = Ok(());
+            item.sink.fill(len, 0, len, |skip, place| {
+                if copied.is_ok() {
+                    copied = buffer.read(skip, place);
                 }
-                return Ok(Answer::decode(&frame)?);
-            }
-            if self.input.pending_bytes() > FRAME_BYTES_MAX {
-                return Err(WireError::TooLong { bytes: self.input.pending_bytes() }.into());
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                return Err(LocalError::TimedOut { call_ms_max: config.call_ms_max });
-            }
-            match self.stream.read(self.input.spare_mut(READ_BYTES)) {
-                Ok(0) => return Err(lost(ErrorKind::UnexpectedEof.into())),
-                Ok(len) => self.input.filled(len),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if now < spin_end {
-                        // Should the node wait for this very core, let it have it.
-                        thread::yield_now();
-                    } else {
-                        self.sleep(deadline - now)?;
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(error)),
-            }
+            });
+            copied.map(|()| Some(len))
         }
-    }
+        Ok(Some((Place::Theirs(_), len))) => Ok(Some(len)),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
+    item.end_with(result);
+}
 
-    fn send(&mut self, deadline: Instant, config: &LocalConfig) -> Result<(), LocalError> {
-        let mut written = 0;
-        while written < self.out.len() {
-            match self.stream.write(&self.out[written..]) {
-                Ok(len) => written += len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if Instant::now() >= deadline {
-                        return Err(LocalError::TimedOut { call_ms_max: config.call_ms_max });
-                    }
-                    thread::sleep(FULL_PAUSE);
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(error)),
-            }
-        }
-        self.out.clear();
-        Ok(())
-    }
+/// Where the last byte that is wanted lies; `None`: any length will do.
+fn end_of(part: Option<Part>) -> Option<u64> {
+    part.map(|(start, len)| start.saturating_add(len.unwrap_or(1)))
+}
 
-    /// Sleeps until something arrives, at most `timeout`, and takes it.
-    fn sleep(&mut self, timeout: Duration) -> Result<(), LocalError> {
-        let stream = &mut self.stream;
-        // Zero would mean for ever.
-        stream.set_read_timeout(Some(timeout.max(Duration::from_micros(1)))).map_err(lost)?;
-        stream.set_nonblocking(false).map_err(lost)?;
-        let result = stream.read(self.input.spare_mut(READ_BYTES));
-        stream.set_nonblocking(true).map_err(lost)?;
-        match result {
-            Ok(0) => Err(lost(ErrorKind::UnexpectedEof.into())),
-            Ok(len) => {
-                self.input.filled(len);
-                Ok(())
-            }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(())
-            }
-            Err(error) => Err(lost(error)),
-        }
+/// What an answer says; `end` is where the wanted part ends, and `room` what its sink has room for.
+fn fetched(got: Got, end: Option<u64>, room: u64) -> Result<Option<u64>, StoreError> {
+    match (got, end) {
+        (Got::Read(len), _) => Ok(Some(len)),
+        (Got::Miss | Got::Held, _) => Ok(None),
+        (Got::TooLong(_), _) => Err(StoreError::TooLong { room }),
+        (Got::Failed(ErrorCode::InvalidParams), Some(end)) => Err(StoreError::BeyondEnd { end }),
+        (Got::Failed(code), _) => Err(code.into()),
     }
 }
 
-/// How long to wait when the socket is full.
-const FULL_PAUSE: Duration = Duration::from_micros(50);
-
-/// A node that runs as somebody else could read all that we store.
-fn check_peer(stream: &UnixStream, config: &LocalConfig) -> Result<(), LocalError> {
-    let failed = |source| LocalError::Connect { path: config.path.clone(), source };
-    let uid = te_host::peer_uid(stream.as_fd()).map_err(failed)?;
-    if uid == 0 || uid == te_host::own_uid() || config.trusted_uids.contains(&uid) {
-        return Ok(());
-    }
-    Err(LocalError::Stranger { path: config.path.clone(), uid })
-}
-
-/// The answer to a hello, and what came with it.
-fn greet(
-    stream: &UnixStream,
-    input: &mut FrameBuffer,
-    deadline: Instant,
-    config: &LocalConfig,
-) -> Result<(Answer, Option<OwnedFd>), LocalError> {
-    let mut lent = None;
-    loop {
-        if let Some(frame) = input.next_frame()? {
-            return Ok((Answer::decode(&frame)?, lent));
-        }
-        if input.pending_bytes() > FRAME_BYTES_MAX {
-            return Err(WireError::TooLong { bytes: input.pending_bytes() }.into());
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(LocalError::TimedOut { call_ms_max: config.connect_ms_max });
-        }
-        stream.set_read_timeout(Some(left)).map_err(lost)?;
-        match te_host::recv_with_fd(stream.as_fd(), input.spare_mut(READ_BYTES)) {
-            Ok((0, _)) => return Err(lost(ErrorKind::UnexpectedEof.into())),
-            Ok((len, fd)) => {
-                input.filled(len);
-                lent = lent.or(fd);
-            }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) => {}
-            Err(error) => return Err(lost(error)),
-        }
-    }
-}
-
-fn lost(source: io::Error) -> LocalError {
-    LocalError::Lost { source }
-}
-
-fn fetched(got: Got) -> Result<Option<u64>, ErrorCode> {
-    match got {
-        Got::Read(len) => Ok(Some(len)),
-        Got::Miss | Got::Held => Ok(None),
-        Got::TooLong(_) => Err(ErrorCode::BufferOverflow),
-        Got::Failed(code) => Err(code),
+fn stored(answer: Result<(), ErrorCode>) -> Result<bool, StoreError> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(ErrorCode::ObjectAlreadyExists) => Ok(false),
+        Err(code) => Err(code.into()),
     }
 }
 
@@ -744,19 +604,18 @@ fn chunks<'a, T>(
     key: impl for<'t> Fn(&'t T) -> &'t [u8],
 ) -> impl Iterator<Item = &'a [T]> {
     std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |item: &&T| {
-            bytes += key(item).len();
-            bytes <= KEY_BYTES_PER_REQUEST_MAX
-        };
-        let count = items.iter().take(KEYS_PER_REQUEST_MAX).take_while(fits).count().max(1).min(items.len());
-        let (chunk, rest) = items.split_at(count);
+        let (chunk, rest) = items.split_at(chunk_len(items, &key));
         items = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
 }
 
-/// Whether somebody listens there.
-pub(super) fn answers(path: &Path) -> bool {
-    UnixStream::connect(path).is_ok()
+/// How many of the first items one request can carry.
+fn chunk_len<T>(items: &[T], key: impl for<'t> Fn(&'t T) -> &'t [u8]) -> usize {
+    let mut bytes = 0;
+    let fits = |item: &&T| {
+        bytes += key(item).len();
+        bytes <= KEY_BYTES_PER_REQUEST_MAX
+    };
+    items.iter().take(KEYS_PER_REQUEST_MAX).take_while(fits).count().max(1).min(items.len())
 }

@@ -1,4 +1,4 @@
-//! Why a local client or server could not.
+//! Why a local client could not ask its node, or a server did not start.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,7 +10,7 @@ use store_core::{ErrorCode, WireError};
 use super::protocol::Refusal;
 use crate::error::FORKED;
 
-/// Why an operation of a local client did not succeed. A miss is not an error.
+/// Why the node on this machine gave no (good) answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LocalError {
@@ -47,23 +47,6 @@ pub enum LocalError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The arena has no room for it.
-    ArenaFull {
-        /// Bytes wanted.
-        wanted: u64,
-        /// Bytes of the longest free part.
-        largest_free: u64,
-        /// Bytes of the arena.
-        arena_bytes: u64,
-    },
-    /// The buffer is of an arena that was given up.
-    OtherArena,
-    /// A fabric, or a node that was given up, may still write the buffer, or store what is in it.
-    Held,
-    /// The range does not lie inside its buffer.
-    OutOfRange,
-    /// The store, or the operation, said no.
-    Store(ErrorCode),
     /// This process is a fork of the one that connected. The arena is the parent's.
     Forked,
 }
@@ -100,14 +83,12 @@ impl LocalError {
     #[must_use]
     pub const fn code(&self) -> ErrorCode {
         match self {
-            Self::Store(code) | Self::Refused(Refusal::Store(code)) => *code,
+            Self::Refused(Refusal::Store(code)) => *code,
             Self::TimedOut { .. } => ErrorCode::RpcTimeout,
             Self::Refused(Refusal::Version { .. }) => ErrorCode::InvalidVersion,
             Self::Forked => ErrorCode::Forked,
-            Self::Refused(_) | Self::Held => ErrorCode::UnavailableInCurrentStatus,
+            Self::Refused(_) => ErrorCode::UnavailableInCurrentStatus,
             Self::Wire(error) => error.code(),
-            Self::ArenaFull { .. } => ErrorCode::BufferOverflow,
-            Self::OtherArena | Self::OutOfRange => ErrorCode::InvalidParams,
             Self::Connect { .. } | Self::Stranger { .. } | Self::Lost { .. } | Self::Map { .. } => {
                 ErrorCode::RpcFail
             }
@@ -137,21 +118,6 @@ impl fmt::Display for LocalError {
             ),
             Self::Wire(error) => error.fmt(f),
             Self::Map { source } => write!(f, "the node's arena cannot be mapped: {source}"),
-            Self::ArenaFull { wanted, largest_free, arena_bytes } => write!(
-                f,
-                "{wanted} bytes do not fit the arena: of {arena_bytes} bytes, {largest_free} are free in one piece: drop \
-                 buffers, or ask for a larger arena"
-            ),
-            Self::OtherArena => {
-                f.write_str("the buffer is of a connection that is gone: allocate another, and fill it again")
-            }
-            Self::Held => f.write_str(
-                "a transfer that was given up may still use the buffer: try again later, or use another",
-            ),
-            Self::OutOfRange => {
-                f.write_str("the range does not lie inside its buffer: check offset and length")
-            }
-            Self::Store(code) => code.fmt(f),
             Self::Forked => f.write_str(FORKED),
         }
     }
@@ -162,15 +128,9 @@ impl StdError for LocalError {
         match self {
             Self::Connect { source, .. } | Self::Lost { source } | Self::Map { source } => Some(source),
             Self::Wire(error) => Some(error),
-            Self::Store(code) => Some(code),
+            Self::Refused(Refusal::Store(code)) => Some(code),
             _ => None,
         }
-    }
-}
-
-impl From<ErrorCode> for LocalError {
-    fn from(code: ErrorCode) -> Self {
-        Self::Store(code)
     }
 }
 

@@ -31,6 +31,7 @@
 
 mod arena;
 mod client;
+mod connection;
 mod error;
 mod protocol;
 mod server;

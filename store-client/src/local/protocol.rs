@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `Hello`: version, tenant, bytes of arena wanted; first, and once | `Welcome`, with the arena's descriptor, or `Refused` |
 //! | `Put`: options; key and range of each | for each `()` or error |
-//! | `Get`: key and range of each | for each [`Got`] |
+//! | `Get`: key of each, range, and which part of the object, or all | for each [`Got`] |
 //! | `Exists`, `Remove`: keys | for each `bool`; `()` or error |
 //! | `Settled`: ranges that a fabric might still have been writing | for each whether it is not any more |
 //!
@@ -21,8 +21,10 @@ use store_core::message::PutOptions;
 use store_core::wire::{HEADER_BYTES, KEY_BYTES_MAX};
 use store_core::{ErrorCode, Frame, FrameWriter, Header, Key, WireError};
 
+use crate::item::Part;
+
 /// Spoken by both sides; a peer with another one is refused.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// Of all frames of this protocol. The RPC of masters has no such kind, so neither takes the other for its own.
 const KIND: u8 = 90;
 /// Longest frame, header included, bytes.
@@ -49,7 +51,7 @@ pub(super) enum Request<'a> {
     },
     Get {
         #[serde(borrow)]
-        items: Vec<Item<'a>>,
+        items: Vec<Wanted<'a>>,
     },
     Exists {
         #[serde(borrow)]
@@ -65,12 +67,22 @@ pub(super) enum Request<'a> {
     },
 }
 
-/// A key, and where its bytes come from or go to.
+/// A key, and where its bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Item<'a> {
     #[serde(borrow)]
     pub(super) key: Key<'a>,
     pub(super) span: Span,
+}
+
+/// A key, where its bytes go, and which of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wanted<'a> {
+    #[serde(borrow)]
+    pub(super) key: Key<'a>,
+    pub(super) span: Span,
+    /// Where the part begins, and its length, if not to the end of the object; `None`: all of the object.
+    pub(super) part: Option<Part>,
 }
 
 /// A range of the arena.
@@ -104,7 +116,7 @@ pub(super) enum Got {
     Read(u64),
     /// Not there, or not intact, or not in time.
     Miss,
-    /// So many bytes, more than its range has.
+    /// The object, or the wanted part of it, has so many bytes: more than its range.
     TooLong(u64),
     /// A fabric may still write its range.
     Held,
@@ -115,9 +127,9 @@ pub(super) enum Got {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It speaks another version.
+    /// It speaks another version of the local protocol than the node.
     Version {
-        /// Which.
+        /// The client's version.
         theirs: u16,
     },
     /// The user is neither the node's own, nor root, nor one that was allowed.
@@ -158,7 +170,10 @@ impl Request<'_> {
     fn check(&self) -> Result<(), WireError> {
         let (count, long) = match self {
             Request::Hello { tenant, .. } => (0, tenant.len() > TENANT_BYTES_MAX),
-            Request::Put { items, .. } | Request::Get { items } => {
+            Request::Put { items, .. } => {
+                (items.len(), items.iter().any(|item| item.key.0.len() > KEY_BYTES_MAX))
+            }
+            Request::Get { items } => {
                 (items.len(), items.iter().any(|item| item.key.0.len() > KEY_BYTES_MAX))
             }
             Request::Exists { keys } | Request::Remove { keys, .. } => {
@@ -219,7 +234,8 @@ impl fmt::Display for Refusal {
         match self {
             Self::Version { theirs } => write!(
                 f,
-                "the client speaks local protocol {theirs}, the node {VERSION}: run the same release on both sides"
+                "the node does not speak version {theirs} of the local protocol, which the client speaks: run the \
+                 same release on both sides"
             ),
             Self::User { uid } => {
                 write!(
@@ -285,12 +301,15 @@ mod tests {
     fn requests_survive_the_wire_and_no_prefix_is_one() {
         let span = Span { offset: 1 << 40, len: 4096 };
         let items = vec![Item { key: Key(b"a"), span }, Item { key: Key(&[0xff; 1024]), span }];
+        let wanted = [None, Some((1 << 40, None)), Some((65_536, Some(u64::MAX)))]
+            .map(|part| Wanted { key: Key(b"a"), span, part })
+            .to_vec();
         let retention = Retention { ttl_ms: Some(5), ..Retention::DEFAULT };
         let options = PutOptions { retention, ..PutOptions::DEFAULT };
         let requests = [
             Request::Hello { version: VERSION, tenant: "default", arena_bytes: 1 << 26 },
-            Request::Put { options, items: items.clone() },
-            Request::Get { items },
+            Request::Put { options, items },
+            Request::Get { items: wanted },
             Request::Exists { keys: vec![Key(b"a"), Key(b"b")] },
             Request::Remove { force: true, keys: vec![Key(b"a")] },
             Request::Settled { ranges: vec![span] },

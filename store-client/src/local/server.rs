@@ -17,7 +17,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use store_core::allocator::GRAIN_BYTES;
 use te_host::fork::Mark;
 
-use super::client::answers;
+use super::connection::answers;
 use super::error::LocalStartError;
 use super::protocol::{Answer, Refusal, encode};
 use super::worker::Worker;

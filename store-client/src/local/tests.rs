@@ -7,8 +7,8 @@ use store_core::message::PutOptions;
 use store_master::{Config, MasterHandle, MasterServer};
 use te_engine::Fabrics;
 
-use super::{LocalClient, LocalConfig, LocalError, LocalServer, LocalServerConfig, default_path};
-use crate::{ClientConfig, ErrorCode, Node, NodeConfig};
+use super::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, default_path};
+use crate::{ClientConfig, Get, Node, NodeConfig, Store as _, StoreError};
 
 const LEN: u64 = 300_000;
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -51,11 +51,15 @@ fn a_buffer_that_may_still_be_written_is_nobodys_until_it_is_not() {
     let buffer = client.alloc(LEN).unwrap();
 
     store.server.shared().stick.store(true, Ordering::SeqCst);
-    assert_eq!(client.get_into(b"k", buffer.all()).unwrap(), None, "a read that was given up is a miss");
-    assert!(matches!(buffer.read(0, &mut [0]), Err(LocalError::Held)));
-    assert!(matches!(buffer.write(0, &[0]), Err(LocalError::Held)));
-    assert!(matches!(client.put_from(b"l", buffer.all(), &ONE), Err(LocalError::Held)));
-    assert!(matches!(client.get_into(b"k", buffer.part(0, 1)), Err(LocalError::Held)));
+    assert_eq!(
+        client.get_with(Get::new(b"k", buffer.all())).unwrap(),
+        None,
+        "a read that was given up is a miss"
+    );
+    assert!(matches!(buffer.read(0, &mut [0]), Err(StoreError::Held)));
+    assert!(matches!(buffer.write(0, &[0]), Err(StoreError::Held)));
+    assert!(matches!(client.put(b"l", buffer.all(), &ONE), Err(StoreError::Held)));
+    assert!(matches!(client.get_with(Get::new(b"k", buffer.part(0, 1))), Err(StoreError::Held)));
     // Everything else goes on, but never in the memory of the buffer.
     let held = buffer.in_arena();
     drop(buffer);
@@ -66,7 +70,7 @@ fn a_buffer_that_may_still_be_written_is_nobodys_until_it_is_not() {
         others.push(other);
     }
     assert!(!others.is_empty());
-    assert_eq!(client.get_into(b"k", others[0].all()).unwrap(), Some(LEN));
+    assert_eq!(client.get_with(Get::new(b"k", others[0].all())).unwrap(), Some(LEN));
     assert_eq!(others[0].to_vec().unwrap(), bytes);
 
     let room = others.len();
@@ -84,10 +88,13 @@ fn a_live_buffer_is_usable_again_once_it_has_drained() {
     assert!(client.put(b"k", &vec![5; LEN as usize], &ONE).unwrap());
     let buffer = client.alloc(LEN).unwrap();
     store.server.shared().stick.store(true, Ordering::SeqCst);
-    assert_eq!(client.batch_get_into(&[(b"k", buffer.all())]), [Ok(None)]);
-    assert_eq!(client.batch_get_into(&[(b"k", buffer.all())]), [Err(ErrorCode::UnavailableInCurrentStatus)]);
+    let mut items = [Get::new(b"k", buffer.all())];
+    assert_eq!(client.batch_get(&mut items).missed, 1);
+    assert!(matches!(items[0].result(), Ok(None)));
+    assert_eq!(client.batch_get(&mut items).failed, 1);
+    assert!(matches!(items[0].result(), Err(StoreError::Held)));
     store.server.shared().unstick.store(true, Ordering::SeqCst);
-    assert_eq!(client.get_into(b"k", buffer.all()).unwrap(), Some(LEN));
+    assert_eq!(client.get_with(Get::new(b"k", buffer.all())).unwrap(), Some(LEN));
 }
 
 #[test]

@@ -15,10 +15,13 @@ use store_core::allocator::GRAIN_BYTES;
 use store_core::{ErrorCode, FrameBuffer, WireError};
 use te_engine::SharedRegion;
 
-use super::protocol::{Answer, FRAME_BYTES_MAX, Got, Item, Refusal, Request, Span, VERSION, encode};
+use super::protocol::{Answer, FRAME_BYTES_MAX, Got, Refusal, Request, Span, VERSION, Wanted, encode};
 use super::server::{LocalServerConfig, Shared, WAKE};
 use crate::client::Client;
+use crate::error::StoreError;
+use crate::item::{Get, Put, Sink, Source};
 use crate::memory::BufferRange;
+use crate::store::Store as _;
 
 pub(super) struct Worker {
     config: LocalServerConfig,
@@ -293,10 +296,10 @@ impl Worker {
         #[cfg(test)]
         {
             if self.shared.stick.swap(false, Ordering::SeqCst) {
-                client.fabric_mut().stick_next(te_core::Op::Read);
+                client.engine_mut().stick_next(te_core::Op::Read);
             }
             if self.shared.unstick.swap(false, Ordering::SeqCst) {
-                client.fabric_mut().unstick();
+                client.engine_mut().unstick();
             }
         }
         let answer = carry_out(client, &arena, request);
@@ -347,7 +350,7 @@ impl Worker {
                 .identities
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .push(client.fabric_mut().identity());
+                .push(client.engine_mut().identity());
             let metrics = client.metrics_handle();
             self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
             self.client = Some(client);
@@ -398,7 +401,7 @@ impl Worker {
         if let Some(client) = &mut self.client {
             #[cfg(test)]
             if self.shared.unstick.swap(false, Ordering::SeqCst) {
-                client.fabric_mut().unstick();
+                client.engine_mut().unstick();
             }
             let shared = &self.shared;
             self.ending.retain(|arena| {
@@ -519,22 +522,27 @@ fn broken(error: WireError) -> Broken {
 /// Does what a client that has said hello asks for.
 fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -> Answer {
     let place = |span: Span| BufferRange { region: arena.id(), offset: span.offset, len: span.len };
-    let ranges =
-        |items: &'_ [Item<'_>]| -> Vec<BufferRange> { items.iter().map(|item| place(item.span)).collect() };
     match request {
         // Refused by whoever calls.
         Request::Hello { .. } => Answer::Failed(ErrorCode::InvalidParams),
         Request::Put { options, items } => {
-            let items: Vec<(&[u8], BufferRange)> =
-                items.iter().map(|item| item.key.0).zip(ranges(items)).collect();
-            Answer::Done(client.batch_put_from(&items, options))
+            let mut items: Vec<_> =
+                items.iter().map(|item| Put::new(item.key.0, Source::Region(place(item.span)))).collect();
+            let _ = client.batch_put(&mut items, options);
+            Answer::Done(
+                items.iter().map(|item| plain(item.result(), ErrorCode::ObjectAlreadyExists)).collect(),
+            )
         }
         Request::Get { items } => {
-            let items: Vec<(&[u8], BufferRange)> =
-                items.iter().map(|item| item.key.0).zip(ranges(items)).collect();
-            let results = client.batch_get_into(&items);
-            let got = results.into_iter().zip(&items).map(|(result, item)| got(client, item, result));
-            Answer::Got(got.collect())
+            let mut gets: Vec<_> = items.iter().map(|item| get(item, place(item.span))).collect();
+            let _ = client.batch_get(&mut gets);
+            let results = gets.into_iter().map(Get::into_result);
+            Answer::Got(
+                results
+                    .zip(items)
+                    .map(|(result, item)| got(client, item, place(item.span), result))
+                    .collect(),
+            )
         }
         Request::Exists { keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
@@ -542,7 +550,12 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
         }
         Request::Remove { force, keys } => {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.0).collect();
-            client.batch_remove(&keys, *force).map_or_else(|error| Answer::Failed(error.code()), Answer::Done)
+            match client.batch_remove(&keys, *force) {
+                Ok(removed) => Answer::Done(
+                    removed.into_iter().map(|removed| plain(removed, ErrorCode::KeyNotFound)).collect(),
+                ),
+                Err(error) => Answer::Failed(error.code()),
+            }
         }
         Request::Settled { ranges } => {
             Answer::Whether(ranges.iter().map(|span| !client.is_held(place(*span))).collect())
@@ -550,25 +563,35 @@ fn carry_out(client: &mut Client, arena: &SharedRegion, request: &Request<'_>) -
     }
 }
 
+/// A result as it travels: `no` is the code for `false`.
+fn plain(result: Result<bool, StoreError>, no: ErrorCode) -> Result<(), ErrorCode> {
+    match result {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(no),
+        Err(error) => Err(error.code()),
+    }
+}
+
+fn get<'a>(item: &Wanted<'a>, range: BufferRange) -> Get<'a> {
+    Get { key: item.key.0, part: item.part, sink: Sink::Region(range), result: Ok(None) }
+}
+
 fn got(
     client: &mut Client,
-    (key, range): &(&[u8], BufferRange),
-    result: Result<Option<u64>, ErrorCode>,
+    item: &Wanted<'_>,
+    range: BufferRange,
+    result: Result<Option<u64>, StoreError>,
 ) -> Got {
     match result {
         Ok(Some(len)) => Got::Read(len),
         // Given up, and perhaps not drained: the client must not use the range.
-        Ok(None) | Err(ErrorCode::TransferFail | ErrorCode::UnavailableInCurrentStatus)
-            if client.is_held(*range) =>
-        {
-            Got::Held
-        }
+        Ok(None) | Err(StoreError::Held) if client.is_held(range) => Got::Held,
         Ok(None) => Got::Miss,
-        Err(ErrorCode::BufferOverflow) => match client.look_up(key) {
-            Ok(Some(object)) => Got::TooLong(object.len),
+        Err(StoreError::TooLong { .. }) => match client.master().look_up(item.key.0) {
+            Ok(Some(object)) => Got::TooLong(get(item, range).bytes_of(object.len)),
             Ok(None) => Got::Miss,
             Err(error) => Got::Failed(error.code()),
         },
-        Err(code) => Got::Failed(code),
+        Err(error) => Got::Failed(error.code()),
     }
 }

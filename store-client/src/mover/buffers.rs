@@ -2,78 +2,61 @@
 
 use te_core::{Access, MemSpan};
 
-use crate::memory::{BufferRange, Fragment};
+use crate::item::{Get, Put};
+use crate::memory::BufferRange;
 
-/// One form for all items of an operation. Each item stands beside its key, because that is how callers have them.
-pub(crate) enum Buffers<'a> {
-    /// Registered memory, either way: one range an item.
-    Range(&'a [(&'a [u8], BufferRange)]),
-    /// Registered memory, either way: the ranges of an item end to end.
-    Ranges(&'a [(&'a [u8], &'a [BufferRange])]),
-    /// Plain bytes to put.
-    Bytes(&'a [(&'a [u8], &'a [u8])]),
-    /// Plain bytes to put, end to end.
-    Slices(&'a [(&'a [u8], &'a [&'a [u8]])]),
-    /// Plain bytes to get, made when their length is known.
-    Made(&'a mut [Option<Vec<u8>>]),
-    /// The caller's plain bytes to get into.
-    Filled(&'a mut [&'a mut [u8]]),
-    /// Parts of objects to get into registered memory.
-    Fragments(&'a [(&'a [u8], &'a [Fragment])]),
-    /// A part of each object to get, from an offset on, up to a length or to its end; plain bytes, made when it is known.
-    Part(&'a [(u64, Option<u64>)], &'a mut [Option<Vec<u8>>]),
+/// The items of an operation, as their caller has them.
+pub(crate) enum Buffers<'i, 'a> {
+    Put(&'i [Put<'a>]),
+    Get(&'i mut [Get<'a>]),
 }
 
-impl Buffers<'_> {
-    /// Bytes of an item that is put.
-    pub(crate) fn len(&self, item: usize) -> u64 {
-        match self {
-            Self::Bytes(_) | Self::Slices(_) => {
-                self.slices(item).unwrap_or_default().iter().map(|part| part.len() as u64).sum()
-            }
-            _ => self.ranges(item).unwrap_or_default().iter().map(|part| part.len).sum(),
-        }
-    }
-
+impl<'a> Buffers<'_, 'a> {
     /// The ranges of an item, where whole objects go straight from or into registered memory.
     pub(crate) fn ranges(&self, item: usize) -> Option<&[BufferRange]> {
         match self {
-            Self::Range(items) => Some(std::slice::from_ref(&items[item].1)),
-            Self::Ranges(items) => Some(items[item].1),
-            _ => None,
+            Self::Put(items) => items[item].source.ranges(),
+            Self::Get(items) => items[item].sink.ranges().filter(|_| items[item].part.is_none()),
         }
     }
 
-    /// The plain memory that an item of this length is read into, where whole objects are.
-    pub(super) fn sink(&mut self, item: usize, len: u64) -> Option<&mut [u8]> {
-        match self {
-            Self::Made(sinks) => Some(sinks[item].get_or_insert_with(|| vec![0; len as usize])),
-            Self::Filled(sinks) => Some(&mut *sinks[item]),
-            _ => None,
+    /// Hands out the plain memory of an item for bytes `at..at + len` of the `total` that are read. See
+    /// [`Sink::fill`](crate::item::Sink::fill).
+    pub(super) fn fill(
+        &mut self,
+        item: usize,
+        total: u64,
+        at: u64,
+        len: u64,
+        copy: impl FnMut(u64, &mut [u8]),
+    ) {
+        if let Self::Get(items) = self {
+            items[item].sink.fill(total, at, len, copy);
         }
     }
 
-    /// The plain memory of an item that is in one piece, and what is done to it.
-    pub(crate) fn plain(&mut self, item: usize) -> Option<(MemSpan, Access)> {
+    /// The plain memory of an item that is in one piece, and what is done to it, where whole objects are.
+    pub(crate) fn lendable(&mut self, item: usize) -> Option<(MemSpan, Access)> {
         match self {
-            Self::Bytes(items) => {
-                let bytes = items[item].1;
-                Some((MemSpan::new(bytes.as_ptr().cast_mut(), bytes.len()), Access::LOCAL_READ))
-            }
-            Self::Filled(sinks) => {
-                let bytes = &mut *sinks[item];
-                Some((MemSpan::new(bytes.as_mut_ptr(), bytes.len()), Access::LOCAL))
-            }
-            _ => None,
+            Self::Put(items) => items[item].source.lendable(),
+            Self::Get(items) if items[item].part.is_none() => items[item].sink.lendable(),
+            Self::Get(_) => None,
         }
     }
 
     /// The plain bytes of an item that is put.
     pub(crate) fn slices(&self, item: usize) -> Option<&[&[u8]]> {
         match self {
-            Self::Bytes(items) => Some(std::slice::from_ref(&items[item].1)),
-            Self::Slices(items) => Some(items[item].1),
-            _ => None,
+            Self::Put(items) => items[item].source.slices(),
+            Self::Get(_) => None,
+        }
+    }
+
+    /// What is read.
+    pub(super) fn get(&self, item: usize) -> Option<&Get<'a>> {
+        match self {
+            Self::Get(items) => items.get(item),
+            Self::Put(_) => None,
         }
     }
 }

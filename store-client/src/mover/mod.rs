@@ -24,13 +24,15 @@ use std::time::{Duration, Instant};
 use store_core::SegmentNo;
 use store_core::blocks::{BLOCK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
-use te_core::{BatchHandle, ErrorKind, Op, Outcome, RegionId, Status};
+use te_core::{BatchHandle, RegionId, Status};
+use te_core::{ErrorKind, Op, Outcome};
 use te_engine::{LocalAddr, SegmentHandle, TransferError, TransferRequest};
+use te_host::Spin;
 
 use crate::bounce::{Bounce, Piece};
 use crate::checksum::Checksum;
 use crate::config::REQUESTS_PER_BATCH_MIN;
-use crate::fabric::{self, Fabric};
+use crate::engine::{self, Engine};
 use crate::memory::{BufferRange, Memory};
 use crate::quarantine::Quarantine;
 pub(crate) use buffers::Buffers;
@@ -52,10 +54,13 @@ const FLIGHTS_MAX: usize = 64;
 /// How long the mover sends before its caller has a turn. Over a rail that copies at once it would otherwise send all there is,
 /// past the lease or the put's window, and nobody would see that.
 const TURN: Duration = Duration::from_millis(1);
+/// The longest sleep, should an event get lost.
+const PARK_MAX: Duration = Duration::from_millis(100);
 
 /// What is moved for one operation at a time.
 pub(crate) struct Mover {
     bounce: Bounce,
+    spin: Spin,
     jobs: Vec<Job>,
     /// Jobs with bytes that are not yet sent, first come first served.
     pending: VecDeque<usize>,
@@ -139,9 +144,10 @@ enum Cut {
 }
 
 impl Mover {
-    pub(crate) fn new(bounce: Bounce) -> Self {
+    pub(crate) fn new(bounce: Bounce, spin: Spin) -> Self {
         Self {
             bounce,
+            spin,
             jobs: Vec::new(),
             pending: VecDeque::new(),
             flights: VecDeque::new(),
@@ -193,10 +199,11 @@ impl Mover {
     }
 
     /// Gives all up that is under way: of an operation that a panic has ended. Its memory comes back as the fabrics let go of it.
-    pub(crate) fn abandon(&mut self, fabric: &mut Fabric) {
+    pub(crate) fn abandon(&mut self, engine: &mut Engine) {
         self.pending.clear();
         for flight in std::mem::take(&mut self.flights) {
-            fabric.cancel(flight.batch);
+            // One that has been freed needs no cancelling.
+            let _ = engine.cancel(flight.batch);
             self.quarantine(&flight);
         }
         // A piece that was cut and did not get as far as a flight is in nobody's hands.
@@ -208,7 +215,7 @@ impl Mover {
         &mut self,
         transfer: Transfer,
         handle: Option<SegmentHandle>,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers<'_, '_>,
     ) -> bool {
         if self.spoiled.contains(&(transfer.item as usize)) {
             // What is still under way would land among the bytes of another replica.
@@ -246,7 +253,7 @@ impl Mover {
     }
 
     /// Ends a transfer early. It is still reported.
-    pub(crate) fn cancel(&mut self, id: u32, fabric: &mut Fabric) {
+    pub(crate) fn cancel(&mut self, id: u32, engine: &mut Engine) {
         for (index, job) in
             self.jobs.iter_mut().enumerate().filter(|(_, job)| job.transfer.id == id && !job.over)
         {
@@ -254,7 +261,7 @@ impl Mover {
             for flight in
                 self.flights.iter().filter(|flight| flight.pieces.iter().any(|piece| piece.job == index))
             {
-                fabric.cancel(flight.batch);
+                let _ = engine.cancel(flight.batch);
             }
         }
         self.bury_dead();
@@ -263,22 +270,22 @@ impl Mover {
     /// Sends what can be sent and reaps what has ended. Whether anything happened.
     pub(crate) fn pump(
         &mut self,
-        fabric: &mut Fabric,
+        engine: &mut Engine,
         memory: &Memory,
-        buffers: &mut Buffers<'_>,
+        buffers: &mut Buffers<'_, '_>,
         timeout: Duration,
     ) -> bool {
         let (mut busy, mut stuck) = (false, false);
         let turn_end = Instant::now() + TURN;
         while self.flights.len() < FLIGHTS_MAX {
-            if !self.send_flight(fabric, memory, buffers, timeout) {
+            if !self.send_flight(engine, memory, buffers, timeout) {
                 stuck = true;
                 break;
             }
             busy = true;
             // Over a rail that copies at once it is over now, and its bytes are still in the cache.
-            fabric.poll();
-            self.reap_ended(fabric, memory, buffers);
+            engine.poll();
+            self.reap_ended(engine, memory, buffers);
             if Instant::now() >= turn_end {
                 break;
             }
@@ -286,15 +293,27 @@ impl Mover {
         if stuck && self.flights.is_empty() && !self.pending.is_empty() {
             self.give_up();
         }
-        fabric.poll();
-        busy |= self.reap_ended(fabric, memory, buffers);
+        engine.poll();
+        busy |= self.reap_ended(engine, memory, buffers);
         busy || !self.ended.is_empty()
     }
 
-    /// Waits until something may have moved, at most until `deadline`.
-    pub(crate) fn wait(&mut self, fabric: &mut Fabric, deadline: Instant) {
-        if !self.flights.is_empty() {
-            fabric.wait(deadline);
+    /// Waits until something may have moved, at most until `deadline`; spins first, then sleeps.
+    pub(crate) fn wait(&mut self, engine: &mut Engine, deadline: Instant) {
+        if self.flights.is_empty() {
+            return;
+        }
+        loop {
+            if engine.poll() > 0 {
+                return self.spin.reset();
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return self.spin.reset();
+            }
+            if !self.spin.again() {
+                return engine.park(Some((deadline - now).min(PARK_MAX)));
+            }
         }
     }
 
@@ -339,9 +358,9 @@ impl Mover {
     }
 
     /// Takes memory back that has drained meanwhile.
-    pub(crate) fn settle(&mut self, fabric: &mut Fabric) {
+    pub(crate) fn settle(&mut self, engine: &mut Engine) {
         let bounce = &mut self.bounce;
-        self.quarantine.settle(fabric, |piece| bounce.give(piece));
+        self.quarantine.settle(engine, |piece| bounce.give(piece));
     }
 
     /// Whether a fence of the segment says that all is quiet. It speaks of writes that have ended; one that is quarantined
@@ -352,9 +371,9 @@ impl Mover {
 
     fn send_flight(
         &mut self,
-        fabric: &mut Fabric,
+        engine: &mut Engine,
         memory: &Memory,
-        buffers: &mut Buffers<'_>,
+        buffers: &mut Buffers<'_, '_>,
         timeout: Duration,
     ) -> bool {
         let mut pieces = self.spare.pop().unwrap_or_default();
@@ -397,10 +416,10 @@ impl Mover {
             self.spare.push(pieces);
             return false;
         }
-        match fabric.submit(&self.requests, timeout) {
+        match engine.submit(&self.requests, Some(timeout)) {
             Ok(batch) => {
                 self.flights.push_back(Flight { batch, pieces, landed: 0 });
-                self.sum_straight(fabric, memory);
+                self.sum_straight(engine, memory);
                 true
             }
             Err(error) => self.not_sent(pieces, &error),
@@ -417,7 +436,7 @@ impl Mover {
     }
 
     /// The next piece of a job.
-    fn cut(&mut self, index: usize, buffers: &Buffers<'_>) -> Cut {
+    fn cut(&mut self, index: usize, buffers: &Buffers<'_, '_>) -> Cut {
         let job = &mut self.jobs[index];
         let (transfer, at) = (job.transfer, job.sent);
         let item = transfer.item as usize;
@@ -432,7 +451,7 @@ impl Mover {
             Cut::Piece(Flying { job: index, at, offset, len, place })
         };
         if let Some(parts) = &job.parts {
-            return match parts.next(&transfer, at, buffers) {
+            return match parts.next(&transfer, at) {
                 Some(Next::Straight { offset, place }) => straight(offset, place),
                 Some(Next::Bounced { offset, len, blocks }) => {
                     let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
@@ -482,7 +501,7 @@ impl Mover {
     }
 
     /// Copies what is written by way of the bounce buffer there: plain bytes, summed on the way, and the trailer.
-    fn fill(&mut self, index: usize, offset: u64, len: u64, piece: Piece, buffers: &Buffers<'_>) {
+    fn fill(&mut self, index: usize, offset: u64, len: u64, piece: Piece, buffers: &Buffers<'_, '_>) {
         let Job { transfer, cursor, .. } = &mut self.jobs[index];
         let item = transfer.item as usize;
         let sum = &mut self.sums[item];
@@ -510,7 +529,7 @@ impl Mover {
     }
 
     /// Checksums what the last flight puts straight from registered memory, where its rail has not done so, while it is on its way.
-    fn sum_straight(&mut self, fabric: &mut Fabric, memory: &Memory) {
+    fn sum_straight(&mut self, engine: &mut Engine, memory: &Memory) {
         let Some(Flight { batch, pieces, .. }) = self.flights.back() else { return };
         let mut unpolled = 0;
         for (index, piece) in pieces.iter().enumerate() {
@@ -518,12 +537,12 @@ impl Mover {
             let (Op::Write, Place::Straight(range)) = (transfer.op, piece.place) else { continue };
             if index == 0 || unpolled >= PIECE_BYTES {
                 // Some rails send in `poll` alone, and no more than fits into a socket.
-                fabric.poll();
+                engine.poll();
                 unpolled = 0;
             }
             unpolled += piece.len;
             let sum = &mut self.sums[transfer.item as usize];
-            let summed = fabric.request(*batch, index).and_then(|status| status.crc32c);
+            let summed = engine.request_status(*batch, index).ok().and_then(|status| status.crc32c);
             if summed.is_some_and(|crc32c| sum.take(transfer.len, piece.offset, piece.len, crc32c)) {
                 continue;
             }
@@ -583,23 +602,24 @@ impl Mover {
     }
 
     /// Whether there were any.
-    fn reap_ended(&mut self, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) -> bool {
+    fn reap_ended(&mut self, engine: &mut Engine, memory: &Memory, buffers: &mut Buffers<'_, '_>) -> bool {
         let mut any = false;
-        while self.flights.front().is_some_and(|flight| fabric.is_over(flight.batch)) {
+        while self.flights.front().is_some_and(|flight| engine::is_over(engine, flight.batch)) {
             if let Some(flight) = self.flights.pop_front() {
-                self.reap(flight, fabric, memory, buffers);
+                self.reap(flight, engine, memory, buffers);
                 any = true;
             }
         }
-        any | self.land_early(fabric, memory, buffers)
+        any | self.land_early(engine, memory, buffers)
     }
 
     /// Checksums what has arrived of the oldest flight, while the rest is on its way.
-    fn land_early(&mut self, fabric: &Fabric, memory: &Memory, buffers: &mut Buffers<'_>) -> bool {
+    fn land_early(&mut self, engine: &Engine, memory: &Memory, buffers: &mut Buffers<'_, '_>) -> bool {
         let Some(flight) = self.flights.front_mut() else { return false };
         let before = flight.landed;
         while let Some(&piece) = flight.pieces.get(flight.landed)
-            && let Some(status) = fabric.request(flight.batch, flight.landed).filter(fabric::is_complete)
+            && let Some(status) =
+                engine.request_status(flight.batch, flight.landed).ok().filter(engine::is_complete)
         {
             let job = &mut self.jobs[piece.job];
             if job.transfer.op == Op::Read && job.outcome == Outcome::Applied {
@@ -610,14 +630,20 @@ impl Mover {
         flight.landed > before
     }
 
-    fn reap(&mut self, mut flight: Flight, fabric: &mut Fabric, memory: &Memory, buffers: &mut Buffers<'_>) {
-        let quarantined = fabric.is_quarantined(flight.batch);
+    fn reap(
+        &mut self,
+        mut flight: Flight,
+        engine: &mut Engine,
+        memory: &Memory,
+        buffers: &mut Buffers<'_, '_>,
+    ) {
+        let quarantined = engine::is_quarantined(engine, flight.batch);
         if quarantined {
             self.quarantine(&flight);
         }
         for (index, piece) in flight.pieces.drain(..).enumerate() {
-            let status = fabric.request(flight.batch, index);
-            let applied = status.as_ref().is_some_and(fabric::is_complete);
+            let status = engine.request_status(flight.batch, index).ok();
+            let applied = status.as_ref().is_some_and(engine::is_complete);
             let job = &mut self.jobs[piece.job];
             job.in_flight -= 1;
             if let Some(status) = &status {
@@ -649,7 +675,7 @@ impl Mover {
             self.end_if_over(piece.job);
         }
         if !quarantined {
-            fabric.free(flight.batch);
+            engine::free(engine, flight.batch);
         }
         self.spare.push(flight.pieces);
     }
@@ -708,7 +734,7 @@ fn land(
     crc32c: Option<u32>,
     bounce: &Bounce,
     memory: &Memory,
-    buffers: &mut Buffers<'_>,
+    buffers: &mut Buffers<'_, '_>,
 ) {
     if let Some(parts) = &mut job.parts {
         if let Some(whole) = parts.land(&job.transfer, piece, crc32c, bounce, memory, buffers) {
@@ -718,14 +744,13 @@ fn land(
     }
     match piece.place {
         Place::Bounced(at) => {
-            let sink = buffers.sink(job.transfer.item as usize, job.transfer.len);
+            let (item, len) = (job.transfer.item as usize, job.transfer.len);
             // An object that is longer than its sink is not read; if it were, the checksum would tell.
-            let place = piece.offset as usize..(piece.offset + piece.len) as usize;
-            if let Some(place) = sink.and_then(|sink| sink.get_mut(place)) {
+            buffers.fill(item, len, piece.offset, piece.len, |skip, place| {
                 // It lies inside the region, so this does not fail; if it did, the checksum would tell.
-                let _ = bounce.region().read(at.offset, place);
+                let _ = bounce.region().read(at.offset + skip, place);
                 job.checksum.update(place);
-            }
+            });
         }
         Place::Straight(range) => match crc32c {
             Some(crc32c) => job.checksum.update_summed(crc32c, piece.len),

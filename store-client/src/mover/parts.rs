@@ -8,6 +8,7 @@ use store_core::client::Transfer;
 use super::{Buffers, Flying, Place};
 use crate::bounce::Bounce;
 use crate::checksum::Checksum;
+use crate::item::Sink;
 use crate::memory::{BufferRange, Memory};
 
 /// What one read of parts has to read, and what it knows by now. The trailer comes first, then the blocks in their order.
@@ -15,11 +16,18 @@ pub(super) struct Parts {
     cover: Cover,
     /// As far as it has landed.
     trailer: Vec<u8>,
-    /// What is wanted, by where it begins, and its number in the caller's list.
-    wanted: Vec<(Range<u64>, u32)>,
+    /// What is wanted, by where it begins.
+    wanted: Vec<Wanted>,
     /// Wanted parts before this one end before anything that has not landed.
     passed: usize,
     damaged: bool,
+}
+
+struct Wanted {
+    /// Bytes of the object.
+    part: Range<u64>,
+    /// The registered memory that they go to, as long as they; `None`: the plain memory of the item.
+    place: Option<BufferRange>,
 }
 
 /// The next bytes to read.
@@ -31,28 +39,33 @@ pub(super) enum Next {
 }
 
 impl Parts {
-    /// `None`: the operation reads whole objects. Parts that are not inside the object are not read; callers refuse them.
-    pub(super) fn new(transfer: &Transfer, buffers: &Buffers<'_>) -> Option<Box<Self>> {
-        let item = transfer.item as usize;
+    /// `None`: the whole object is read. Parts that are not inside the object are not read; the state machine
+    /// of gets has refused them.
+    pub(super) fn new(transfer: &Transfer, buffers: &Buffers<'_, '_>) -> Option<Box<Self>> {
+        let get = buffers.get(transfer.item as usize)?;
         let len = transfer.len;
         let inside = |start: u64, count: u64| {
             let end = start.checked_add(count).filter(|end| *end <= len && count > 0)?;
             Some(start..end)
         };
-        let mut wanted: Vec<(Range<u64>, u32)> = match buffers {
-            Buffers::Fragments(items) => (0..)
-                .zip(items[item].1)
-                .filter_map(|(index, part)| Some((inside(part.offset, part.into.len)?, index)))
+        let mut wanted: Vec<Wanted> = match (&get.sink, get.part) {
+            (Sink::Fragments(parts), _) => parts
+                .iter()
+                .filter_map(|part| {
+                    Some(Wanted { part: inside(part.offset, part.into.len)?, place: Some(part.into) })
+                })
                 .collect(),
-            Buffers::Part(parts, _) => {
-                let (start, count) = parts[item];
-                let count = count.unwrap_or(len.saturating_sub(start));
-                inside(start, count).map(|part| (part, 0)).into_iter().collect()
+            (sink, Some((start, count))) => {
+                let part = inside(start, count.unwrap_or(len.saturating_sub(start)));
+                match (part, sink.ranges()) {
+                    (Some(part), Some(ranges)) => dealt_out(part, ranges).collect(),
+                    (part, _) => part.map(|part| Wanted { part, place: None }).into_iter().collect(),
+                }
             }
-            _ => return None,
+            (_, None) => return None,
         };
-        wanted.sort_unstable_by_key(|(part, _)| part.start);
-        let cover = Cover::new(len, wanted.iter().map(|(part, _)| part.clone()));
+        wanted.sort_unstable_by_key(|wanted| wanted.part.start);
+        let cover = Cover::new(len, wanted.iter().map(|wanted| wanted.part.clone()));
         Some(Box::new(Self { cover, trailer: Vec::new(), wanted, passed: 0, damaged: false }))
     }
 
@@ -66,7 +79,7 @@ impl Parts {
     }
 
     /// What to read at byte `at` of all that is read.
-    pub(super) fn next(&self, transfer: &Transfer, at: u64, buffers: &Buffers<'_>) -> Option<Next> {
+    pub(super) fn next(&self, transfer: &Transfer, at: u64) -> Option<Next> {
         let trailer = trailer_len(transfer.len);
         if at < trailer {
             return Some(Next::Bounced { offset: transfer.len + at, len: trailer - at, blocks: false });
@@ -74,10 +87,10 @@ impl Parts {
         let at = at - trailer;
         let run = self.cover.run_at(at)?;
         let (offset, len) = (run.offset + (at - run.at), run.len - (at - run.at));
-        if let (Some(only), Buffers::Fragments(items)) = (run.only, buffers) {
-            let (part, index) = &self.wanted[only as usize];
-            let into = items[transfer.item as usize].1[*index as usize].into;
-            let place = BufferRange { offset: into.offset + (offset - part.start), len, ..into };
+        if let Some(only) = run.only
+            && let Wanted { part, place: Some(into) } = &self.wanted[only as usize]
+        {
+            let place = BufferRange { offset: into.offset + (offset - part.start), len, ..*into };
             return Some(Next::Straight { offset, place });
         }
         Some(Next::Bounced { offset, len, blocks: true })
@@ -92,7 +105,7 @@ impl Parts {
         crc32c: Option<u32>,
         bounce: &Bounce,
         memory: &Memory,
-        buffers: &mut Buffers<'_>,
+        buffers: &mut Buffers<'_, '_>,
     ) -> Option<u32> {
         let len = transfer.len;
         if let (Place::Bounced(at), true) = (piece.place, piece.offset >= len) {
@@ -115,7 +128,7 @@ impl Parts {
         if whole.is_none() && blocks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
             self.damaged = true;
         } else if let Place::Bounced(at) = piece.place {
-            self.scatter(transfer, piece, at.offset, bounce, memory, buffers);
+            self.scatter(transfer.item as usize, piece, at.offset, bounce, memory, buffers);
         }
         whole
     }
@@ -123,37 +136,46 @@ impl Parts {
     /// Copies what is wanted of a piece out of the bounce buffer.
     fn scatter(
         &mut self,
-        transfer: &Transfer,
+        item: usize,
         piece: &Flying,
         at: u64,
         bounce: &Bounce,
         memory: &Memory,
-        buffers: &mut Buffers<'_>,
+        buffers: &mut Buffers<'_, '_>,
     ) {
         let (start, end) = (piece.offset, piece.offset + piece.len);
-        while self.wanted.get(self.passed).is_some_and(|(part, _)| part.end <= start) {
+        while self.wanted.get(self.passed).is_some_and(|wanted| wanted.part.end <= start) {
             self.passed += 1;
         }
-        let item = transfer.item as usize;
-        for (part, index) in self.wanted[self.passed..].iter().take_while(|(part, _)| part.start < end) {
+        for Wanted { part, place } in
+            self.wanted[self.passed..].iter().take_while(|wanted| wanted.part.start < end)
+        {
             let (from, to) = (part.start.max(start), part.end.min(end));
             if from >= to {
                 continue;
             }
             let (source, len, skip) = (at + (from - start), to - from, from - part.start);
-            match buffers {
-                Buffers::Fragments(items) => {
-                    let into = items[item].1[*index as usize].into;
-                    let into = BufferRange { offset: into.offset + skip, len, ..into };
+            match place {
+                Some(into) => {
+                    let into = BufferRange { offset: into.offset + skip, len, ..*into };
                     memory.copy_in(bounce.region().span(), source, into);
                 }
-                Buffers::Part(_, sinks) => {
-                    let sink = sinks[item].get_or_insert_with(|| vec![0; (part.end - part.start) as usize]);
+                None => buffers.fill(item, part.end - part.start, skip, len, |skip, place| {
                     // As above.
-                    let _ = bounce.region().read(source, &mut sink[skip as usize..][..len as usize]);
-                }
-                _ => {}
+                    let _ = bounce.region().read(source + skip, place);
+                }),
             }
         }
     }
+}
+
+/// A part that goes to ranges of registered memory, one after the other, as far as they have room.
+fn dealt_out(part: Range<u64>, ranges: &[BufferRange]) -> impl Iterator<Item = Wanted> {
+    let mut at = part.start;
+    ranges.iter().filter_map(move |range| {
+        let len = range.len.min(part.end - at);
+        let start = at;
+        at += len;
+        (len > 0).then_some(Wanted { part: start..at, place: Some(BufferRange { len, ..*range }) })
+    })
 }

@@ -8,20 +8,21 @@ use te_core::{Access, MemSpan, RegionId, copy_bytes};
 use te_engine::RegisterError;
 use te_host::crc32c_at;
 
-use crate::fabric::Fabric;
+use crate::engine::Engine;
 
 /// Registers plain memory of the caller's for the length of one operation.
 ///
 /// # Safety
-/// `span` was taken from a `&[u8]` (`LOCAL_READ` alone) or a `&mut [u8]`, whose borrow lasts until `Fabric::unregister` returned `Ok` for
-/// the region, and through which nothing is read or written until then.
+/// `span` was taken from a `&[u8]` (`LOCAL_READ` alone) or a `&mut [u8]`, whose borrow lasts until
+/// `Engine::unregister` returned `Ok` for the region, and through which nothing is read or written until
+/// then.
 pub(crate) unsafe fn lend(
-    fabric: &mut Fabric,
+    engine: &mut Engine,
     span: MemSpan,
     access: Access,
 ) -> Result<RegionId, RegisterError> {
     // SAFETY: the caller's promise: the borrow keeps the span mapped, and nobody else uses it meanwhile.
-    unsafe { fabric.register(span, access) }
+    unsafe { engine.register(span, access) }
 }
 
 /// CRC-32C of registered memory, appended to that of what came before. It is read where it lies and never borrowed: a fabric may be writing it (L7), and then the

@@ -4,11 +4,15 @@
 use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
+use std::ops::RangeBounds;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use store_client::{Address, Client, ClientConfig, Fabrics, Node, NodeConfig};
+use store_client::{
+    Address, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store,
+    StoreError,
+};
 use store_core::MasterConfig;
 use store_master::{Config, MasterHandle, MasterServer};
 
@@ -51,6 +55,55 @@ pub(crate) fn client(master: SocketAddr) -> Client {
 
 pub(crate) fn client_over(master: SocketAddr, fabrics: Fabrics) -> Client {
     Client::connect(ClientConfig::new(master.into()).fabrics(fabrics)).unwrap()
+}
+
+/// Results as they can be compared.
+pub(crate) fn codes<T>(
+    results: impl IntoIterator<Item = Result<T, StoreError>>,
+) -> Vec<Result<T, ErrorCode>> {
+    results.into_iter().map(|result| result.map_err(|error| error.code())).collect()
+}
+
+/// Stores plain values in one batch.
+pub(crate) fn put_batch(
+    store: &mut dyn Store,
+    items: &[(&[u8], &[u8])],
+    options: &PutOptions,
+) -> Vec<Result<bool, ErrorCode>> {
+    let mut puts: Vec<_> = items.iter().map(|(key, value)| Put::new(*key, *value)).collect();
+    let tally = store.batch_put(&mut puts, options);
+    let results = codes(puts.into_iter().map(Put::into_result));
+    assert_eq!(tally.done, results.iter().filter(|result| **result == Ok(true)).count());
+    assert_eq!(tally.done + tally.missed + tally.failed, results.len());
+    results
+}
+
+/// Reads whole values in one batch.
+pub(crate) fn get_batch(store: &mut dyn Store, keys: &[&[u8]]) -> Vec<Result<Option<Vec<u8>>, ErrorCode>> {
+    let mut values = vec![Vec::new(); keys.len()];
+    let mut gets: Vec<_> = keys.iter().zip(&mut values).map(|(key, value)| Get::new(*key, value)).collect();
+    let tally = store.batch_get(&mut gets);
+    let results = codes(gets.into_iter().map(Get::into_result));
+    assert_eq!(tally.done, results.iter().filter(|result| matches!(result, Ok(Some(_)))).count());
+    assert_eq!(tally.done + tally.missed + tally.failed, results.len());
+    let read = |(result, value): (Result<Option<u64>, _>, Vec<u8>)| {
+        result.map(|len| {
+            assert_eq!(len.unwrap_or(0), value.len() as u64);
+            len.map(|_| value)
+        })
+    };
+    results.into_iter().zip(values).map(read).collect()
+}
+
+/// Reads a part of one object.
+pub(crate) fn get_range(
+    store: &mut dyn Store,
+    key: &[u8],
+    range: impl RangeBounds<u64>,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut bytes = Vec::new();
+    let read = store.get_with(Get::new(key, &mut bytes).range(range))?;
+    Ok(read.map(|_| bytes))
 }
 
 /// Bytes that differ from place to place and from seed to seed.

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use store_client::local::LocalConfig;
-use store_client::{BufferRange, Client, ClientConfig, LocalBuffer, LocalClient, PutOptions, SharedRegion};
+use store_client::{
+    BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _,
+    StoreError,
+};
 
 use super::cpu_s_per_gib;
 use crate::args::Global;
@@ -81,11 +84,9 @@ impl Way {
     fn put(&mut self, key: &[u8], len: u64) -> anyhow::Result<()> {
         let options = PutOptions::default();
         let stored = match self {
-            Self::Embedded(client, buffer) => {
-                client.put_from(key, BufferRange::part(buffer, 0, len), &options)?
-            }
+            Self::Embedded(client, buffer) => client.put(key, BufferRange::part(buffer, 0, len), &options)?,
             Self::Local(client, buffer) => {
-                client.put_from(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
+                client.put(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
             }
         };
         anyhow::ensure!(stored, "an object of an earlier turn has the same key");
@@ -94,9 +95,11 @@ impl Way {
 
     fn get(&mut self, key: &[u8], len: u64) -> anyhow::Result<()> {
         let found = match self {
-            Self::Embedded(client, buffer) => client.get_into(key, BufferRange::part(buffer, 0, len))?,
+            Self::Embedded(client, buffer) => {
+                client.get_with(Get::new(key, BufferRange::part(buffer, 0, len)))?
+            }
             Self::Local(client, buffer) => {
-                client.get_into(key, buffer.part(0, len)).map_err(|error| failure("", &error))?
+                client.get_with(Get::new(key, buffer.part(0, len))).map_err(|error| failure("", &error))?
             }
         };
         anyhow::ensure!(found == Some(len), "an object that was stored is not there any more");
@@ -145,7 +148,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let region = embedded.alloc(usize::try_from(longest)?)?;
     let arena_bytes = 2 * longest.max(1 << 20);
     let mut local = LocalClient::connect(LocalConfig { arena_bytes, ..LocalConfig::new(&socket) })
-        .map_err(|error| failure("", &error))?;
+        .map_err(|error| failure("", &StoreError::from(error)))?;
     let buffer = local.alloc(longest).map_err(|error| failure("", &error))?;
     let zeros = vec![0; usize::try_from(longest)?];
     region.write(0, &zeros)?;

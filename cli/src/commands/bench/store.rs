@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
-use store_client::{BufferRange, Client, ClientConfig, ErrorCode, PutOptions, SharedRegion};
+use store_client::{
+    BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError,
+};
 
 use super::cpu_s_per_gib;
 use crate::args::Global;
@@ -237,10 +239,10 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
 
 /// How many objects the store has that no benchmark put there.
 fn foreign_objects(client: &mut Client) -> anyhow::Result<u64> {
-    let all = client.stats()?.objects;
+    let all = client.master().stats()?.objects;
     let (mut own, mut cursor) = (0, 0);
     loop {
-        let page = client.list(KEY_PREFIX, cursor, PAGE)?;
+        let page = client.master().list(KEY_PREFIX, cursor, PAGE)?;
         own += page.entries.len() as u64;
         cursor = page.cursor;
         // Those of other tenants are not listed, and count as well.
@@ -387,7 +389,7 @@ impl Bench {
                 return fail(Failure::silent(exit));
             }
             let range = BufferRange::part(&self.buffer, 0, TOUCH_BYTES);
-            match self.client.put_from(&key_of(number), range, &self.options) {
+            match self.client.put(&key_of(number), range, &self.options) {
                 // What is left is less than such an object.
                 Err(error) if error.code().is_no_room() => break,
                 stored => stored.context("cannot fill the pool")?,
@@ -439,9 +441,11 @@ impl Bench {
             }
             let keys: Vec<_> = numbers.clone().map(key_of).collect();
             let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * value, value);
-            let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
-            for stored in self.client.batch_put_from(&items, &self.options) {
-                stored.context("cannot store what is to be read")?;
+            let mut items: Vec<_> =
+                keys.iter().enumerate().map(|(slot, key)| Put::new(key, range(slot))).collect();
+            let _ = self.client.batch_put(&mut items, &self.options);
+            for item in items {
+                all_new(item).context("cannot store what is to be read")?;
             }
             self.next = numbers.end;
         }
@@ -459,33 +463,22 @@ impl Bench {
             }
         }
         let keys: Vec<_> = numbers.clone().map(key_of).collect();
-        let (stored, elapsed) = if self.plain {
-            // One value for all of them, unless they are compared later: then a batch's worth.
-            let mut values = Vec::new();
-            if filled {
-                values = vec![0; usize::try_from(batch * value)?];
-                self.buffer.read(0, &mut values)?;
-            }
-            let scratch = &self.scratch[..value as usize];
-            let value_of = |slot: usize| values.chunks(value as usize).nth(slot).unwrap_or(scratch);
-            let items: Vec<_> =
-                keys.iter().enumerate().map(|(slot, key)| (&key[..], value_of(slot))).collect();
-            let started = Instant::now();
-            (self.client.batch_put(&items, &self.options), started.elapsed())
-        } else {
-            let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * value, value);
-            let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
-            let started = Instant::now();
-            (self.client.batch_put_from(&items, &self.options), started.elapsed())
-        };
-        for stored in stored {
-            match stored {
-                Err(ErrorCode::ObjectAlreadyExists) => {
-                    anyhow::bail!("an object of an earlier run has the same key: run again")
-                }
-                stored => stored?,
-            }
+        // One value for all of them, unless they are compared later: then a batch's worth.
+        let mut values = Vec::new();
+        if self.plain && filled {
+            values = vec![0; usize::try_from(batch * value)?];
+            self.buffer.read(0, &mut values)?;
         }
+        let scratch = &self.scratch[..value as usize];
+        let item = |(slot, key)| match self.plain {
+            true => Put::new(key, values.chunks(value as usize).nth(slot).unwrap_or(scratch)),
+            false => Put::new(key, BufferRange::part(&self.buffer, slot as u64 * value, value)),
+        };
+        let mut items: Vec<_> = keys.iter().enumerate().map(item).collect();
+        let started = Instant::now();
+        let _ = self.client.batch_put(&mut items, &self.options);
+        let elapsed = started.elapsed();
+        items.into_iter().try_for_each(all_new)?;
         self.next = numbers.end;
         Ok(elapsed)
     }
@@ -520,12 +513,12 @@ impl Bench {
             self.buffer.read(0, &mut bytes)?;
             let parts: Vec<&[u8]> = bytes.chunks(piece as usize).collect();
             let started = Instant::now();
-            (self.client.put_parts(&key, &parts, &self.options), started.elapsed())
+            (self.client.put(&key, &parts, &self.options), started.elapsed())
         } else {
             let range = |at| BufferRange::part(&self.buffer, at, piece.min(value - at));
             let ranges: Vec<_> = (0..value).step_by(piece as usize).map(range).collect();
             let started = Instant::now();
-            (self.client.put_from_buffers(&key, &ranges, &self.options), started.elapsed())
+            (self.client.put(&key, &ranges, &self.options), started.elapsed())
         };
         anyhow::ensure!(stored?, "an object of an earlier run has the same key: run again");
         self.next += 1;
@@ -539,16 +532,14 @@ impl Bench {
         let (key, (offset, len)) = (key_of(number), part_of(run.value));
         let mut found = Vec::new();
         let started = Instant::now();
-        let hit = if self.plain {
-            let part = self.client.get_range(&key, offset..offset + len);
-            part.map(|part| part.map(|part| found = part).is_some())
-        } else {
-            let into = BufferRange::part(&self.buffer, 0, len);
-            self.client.get_range_into(&key, offset, into).map(|read| read.is_some())
+        let item = match self.plain {
+            true => Get::new(&key, &mut found),
+            false => Get::new(&key, BufferRange::part(&self.buffer, 0, len)),
         };
+        let read = self.client.get_with(item.range(offset..offset + len));
         let elapsed = started.elapsed();
-        match hit {
-            Ok(true) if verify => {
+        match hit(read)? {
+            true if verify => {
                 if !self.plain {
                     found = vec![0; len as usize];
                     self.buffer.read(0, &mut found)?;
@@ -558,10 +549,8 @@ impl Bench {
                 block[offset as usize..][..len as usize].copy_from_slice(&found);
                 compare(&self.content, number, block)?;
             }
-            Ok(true) => {}
-            Ok(false) => run.misses += 1,
-            Err(error) if error.code() == ErrorCode::TransferFail => run.misses += 1,
-            Err(error) => return Err(error.into()),
+            true => {}
+            false => run.misses += 1,
         }
         Ok(elapsed)
     }
@@ -577,20 +566,20 @@ impl Bench {
             return self.read_plain(run, &keys, numbers, verify);
         }
         let range = |slot: usize| BufferRange::part(&self.buffer, slot as u64 * run.value, run.value);
-        let items: Vec<_> = keys.iter().enumerate().map(|(slot, key)| (&key[..], range(slot))).collect();
+        let mut items: Vec<_> =
+            keys.iter().enumerate().map(|(slot, key)| Get::new(key, range(slot))).collect();
         let started = Instant::now();
-        let results = self.client.batch_get_into(&items);
+        let _ = self.client.batch_get(&mut items);
         let elapsed = started.elapsed();
-        for (slot, (result, &number)) in results.into_iter().zip(numbers.iter()).enumerate() {
-            match result {
-                Ok(Some(_)) if verify => {
+        for (slot, (item, &number)) in items.into_iter().zip(numbers.iter()).enumerate() {
+            match hit(item.into_result())? {
+                true if verify => {
                     let block = &mut self.scratch[..run.value as usize];
                     self.buffer.read(slot as u64 * run.value, block)?;
                     compare(&self.content, number, block)?;
                 }
-                Ok(Some(_)) => {}
-                Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
-                Err(code) => return Err(code.into()),
+                true => {}
+                false => run.misses += 1,
             }
         }
         Ok(elapsed)
@@ -609,20 +598,35 @@ impl Bench {
             self.plain_into.resize(keys.len() * value, 0);
         }
         let places = self.plain_into.chunks_mut(value);
-        let mut items: Vec<(&[u8], &mut [u8])> = keys.iter().map(|key| &key[..]).zip(places).collect();
+        let mut items: Vec<_> = keys.iter().zip(places).map(|(key, place)| Get::new(key, place)).collect();
         let started = Instant::now();
-        let results = self.client.batch_get_to(&mut items);
+        let _ = self.client.batch_get(&mut items);
         let elapsed = started.elapsed();
-        for ((result, &number), (_, bytes)) in results.into_iter().zip(numbers).zip(&items) {
-            match result {
-                Ok(Some(_)) if verify => compare(&self.content, number, bytes)?,
-                Ok(Some(_)) => {}
-                Ok(None) | Err(ErrorCode::TransferFail) => run.misses += 1,
-                Err(code) => return Err(code.into()),
+        let results: Vec<_> = items.into_iter().map(Get::into_result).collect();
+        for ((result, &number), bytes) in results.into_iter().zip(numbers).zip(self.plain_into.chunks(value))
+        {
+            match hit(result)? {
+                true if verify => compare(&self.content, number, bytes)?,
+                true => {}
+                false => run.misses += 1,
             }
         }
         Ok(elapsed)
     }
+}
+
+/// Whether it was read. What no replica could be read of counts as a miss.
+fn hit(result: Result<Option<u64>, StoreError>) -> Result<bool, StoreError> {
+    match result {
+        Err(error) if error.code() == ErrorCode::TransferFail => Ok(false),
+        result => Ok(result?.is_some()),
+    }
+}
+
+/// Whether an item was stored; the keys are new.
+fn all_new(item: Put<'_>) -> anyhow::Result<()> {
+    anyhow::ensure!(item.into_result()?, "an object of an earlier run has the same key: run again");
+    Ok(())
 }
 
 /// Where the part that get-range reads begins, and its length.

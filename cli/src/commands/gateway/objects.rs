@@ -12,7 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::{Deserialize, Serialize};
 use store_client::{
-    Client, ErrorCode, ObjectInfo, Pin as Keep, PutOptions, Retention, StoreError, metrics_text_of,
+    Client, ErrorCode, Get, ObjectInfo, Pin as Keep, PutOptions, Retention, Store as _, StoreError,
+    metrics_text_of,
 };
 use store_master::is_own_host;
 
@@ -276,14 +277,17 @@ fn read(
         let same = value.len() as u64 == info.len && te_host::crc32c_of(0, &value) == info.checksum;
         return Ok(if same { Read::Bytes(value) } else { Read::Another });
     }
-    let part = match client.get_range(key, range) {
+    let mut part = Vec::new();
+    let read = match client.get_with(Get::new(key, &mut part).range(range)) {
         // Shorter than it was: it is another.
         Err(error) if error.code() == ErrorCode::InvalidParams => return Ok(Read::Another),
-        part => part?,
+        read => read?,
     };
-    let Some(part) = part else { return Ok(Read::Miss) };
+    if read.is_none() {
+        return Ok(Read::Miss);
+    }
     // A generation is never given twice: if it is the same now as it was before, the part is of that object.
-    let now = client.look_up(key)?;
+    let now = client.master().look_up(key)?;
     Ok(if now.is_some_and(|now| now == *info) { Read::Bytes(part) } else { Read::Another })
 }
 
@@ -342,7 +346,7 @@ async fn list_objects(State(app): State<App>, uri: Uri) -> Answer {
 }
 
 async fn list(app: &App, prefix: Vec<u8>, cursor: u64, limit: u32) -> Answer {
-    let page = app.pool.call(move |client| client.list(&prefix, cursor, limit)).await??;
+    let page = app.pool.call(move |client| client.master().list(&prefix, cursor, limit)).await??;
     let objects: Vec<_> = page
         .entries
         .into_iter()
@@ -391,7 +395,7 @@ async fn health() -> Response {
 
 /// Whether a put could succeed: the master answers and has memory to give.
 async fn ready(State(app): State<App>) -> Answer {
-    let why = match app.pool.call(|client| client.stats()).await {
+    let why = match app.pool.call(|client| client.master().stats()).await {
         Ok(Ok(stats)) if stats.segments > 0 => {
             return Ok(json(StatusCode::OK, &serde_json::json!({ "ready": true })));
         }
@@ -450,7 +454,7 @@ async fn openapi() -> Response {
 }
 
 async fn look_up(app: &App, key: Vec<u8>) -> Result<Option<ObjectInfo>, Problem> {
-    Ok(app.pool.call(move |client| client.look_up(&key)).await??)
+    Ok(app.pool.call(move |client| client.master().look_up(&key)).await??)
 }
 
 /// The key that a path names: any bytes, percent-encoded; `/` may stand as it is.

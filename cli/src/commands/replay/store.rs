@@ -1,6 +1,9 @@
 //! The cluster as the driver sees it: blocks by id, through one registered buffer.
 
-use store_client::{BufferRange, Client, ClientConfig, Counters, ErrorCode, PutOptions, SharedRegion, Stats};
+use store_client::{
+    BufferRange, Client, ClientConfig, Counters, ErrorCode, Get, Put as Item, PutOptions, SharedRegion,
+    Stats, Store as _, StoreError,
+};
 
 use super::driver::{BlockStore, Got, Put};
 use crate::commands::FabricChoice;
@@ -41,7 +44,7 @@ impl ClusterStore {
 
     /// What the master counts.
     pub(super) fn stats(&mut self) -> anyhow::Result<Stats> {
-        Ok(self.client.stats()?)
+        Ok(self.client.master().stats()?)
     }
 
     /// What the client counts.
@@ -91,13 +94,15 @@ impl BlockStore for ClusterStore {
 
     fn get(&mut self, ids: &[u64], results: &mut Vec<Got>) -> anyhow::Result<()> {
         let ranges = self.ranges(ids);
-        let items: Vec<_> = self.keys.iter().map(|key| &key[..]).zip(ranges).collect();
+        let mut items: Vec<_> =
+            self.keys.iter().zip(ranges).map(|(key, range)| Get::new(key, range)).collect();
         results.clear();
-        for result in self.client.batch_get_into(&items) {
-            results.push(match result {
+        let _ = self.client.batch_get(&mut items);
+        for item in items {
+            results.push(match item.into_result() {
                 Ok(Some(len)) => Got::Bytes(usize::try_from(len)?),
                 Ok(None) => Got::Miss,
-                Err(code) => master_is_there(code).map(|()| Got::Failed)?,
+                Err(error) => master_is_there(error).map(|()| Got::Failed)?,
             });
         }
         Ok(())
@@ -105,14 +110,16 @@ impl BlockStore for ClusterStore {
 
     fn put(&mut self, ids: &[u64], results: &mut Vec<Put>) -> anyhow::Result<()> {
         let ranges = self.ranges(ids);
-        let items: Vec<_> = self.keys.iter().map(|key| &key[..]).zip(ranges).collect();
+        let mut items: Vec<_> =
+            self.keys.iter().zip(ranges).map(|(key, range)| Item::new(key, range)).collect();
         results.clear();
-        for result in self.client.batch_put_from(&items, &PutOptions::default()) {
-            results.push(match result {
-                Ok(()) => Put::Stored,
-                Err(ErrorCode::ObjectAlreadyExists) => Put::Exists,
-                Err(code) if code.is_no_room() => Put::NoRoom,
-                Err(code) => master_is_there(code).map(|()| Put::Failed)?,
+        let _ = self.client.batch_put(&mut items, &PutOptions::default());
+        for item in items {
+            results.push(match item.into_result() {
+                Ok(true) => Put::Stored,
+                Ok(false) => Put::Exists,
+                Err(error) if error.code().is_no_room() => Put::NoRoom,
+                Err(error) => master_is_there(error).map(|()| Put::Failed)?,
             });
         }
         Ok(())
@@ -120,9 +127,9 @@ impl BlockStore for ClusterStore {
 }
 
 /// Without a master there is no way on; everything else concerns one block.
-fn master_is_there(code: ErrorCode) -> anyhow::Result<()> {
-    match code {
-        ErrorCode::RpcFail | ErrorCode::RpcTimeout => Err(code.into()),
+fn master_is_there(error: StoreError) -> anyhow::Result<()> {
+    match error.code() {
+        ErrorCode::RpcFail | ErrorCode::RpcTimeout => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -1,12 +1,44 @@
-//! What is one call and one answer: whether, what and where, and forgetting.
+//! [`MasterClient`]: what is asked of the master alone.
 
-use store_core::message::{
-    Exists, List, ListPosition, ListQuery, Listed, ReadStats, Removal, Remove, Segments as AskSegments,
-};
-use store_core::{ErrorCode, Key, Stats};
+mod queries;
+mod tasks;
 
-use super::{Client, chunks, one};
+use store_core::message::{Get, List, ListPosition, ListQuery, Listed, ReadStats, Segments as AskSegments};
+use store_core::{ErrorCode, Key, Stats, unbound};
+
 use crate::error::StoreError;
+use crate::rpc::RpcConnection;
+
+pub use queries::BulkRemoval;
+pub use tasks::{TaskEntry, TaskPage};
+
+/// What is asked of the master alone, and moves no bytes here: what there is and where, tasks, drains,
+/// counters.
+///
+/// A view of a connection: of a client's ([`Client::master`](crate::Client::master)), or of a bare one, which
+/// needs no engine.
+///
+/// ```no_run
+/// # use store_client::{MasterClient, RpcConfig, RpcConnection};
+/// let mut rpc = RpcConnection::connect("127.0.0.1:50051".parse()?, RpcConfig::default())?;
+/// println!("{} objects", MasterClient::new(&mut rpc).stats()?.objects);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MasterClient<'c> {
+    rpc: &'c mut RpcConnection,
+}
+
+/// What the master knows of an object. The bytes are another question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Bytes.
+    pub len: u64,
+    /// CRC-32C of all bytes.
+    pub checksum: u32,
+    /// Which put of this key it is from.
+    pub generation: u64,
+}
 
 /// A page of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,60 +85,30 @@ pub struct SegmentEntry {
     pub free_bytes_largest: u64,
 }
 
-impl Client {
-    /// Whether a get would find it. Neither leases it nor counts as a use.
-    ///
-    /// # Errors
-    /// A master that cannot be asked.
-    pub fn exists(&mut self, key: &[u8]) -> Result<bool, StoreError> {
-        Ok(self.batch_exists(&[key])?.first().copied().unwrap_or(false))
+impl<'c> MasterClient<'c> {
+    /// Asks over this connection, as the tenant that it was made for.
+    #[must_use]
+    pub const fn new(rpc: &'c mut RpcConnection) -> Self {
+        Self { rpc }
     }
 
-    /// Whether gets would find them.
+    /// What an object is. It is leased as by a get, so that a get that follows at once finds it. `None` is a
+    /// miss.
     ///
     /// # Errors
-    /// A master that cannot be asked.
-    pub fn batch_exists(&mut self, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
-        self.rpc.begin_trace();
-        let mut found = Vec::with_capacity(keys.len());
-        for keys in chunks(keys, |key| key.len()) {
-            let (_, answers) = self.rpc.call::<Exists>(&(), keys.iter().map(|key| Key(key)))?;
-            found.extend(answers);
-        }
-        self.note_connection();
-        Ok(found)
-    }
-
-    /// Forgets an object; with `force` even under a lease or while it is written. Gives `false` when there was none.
-    ///
-    /// # Errors
-    /// `ObjectHasLease`, `ReplicaIsNotReady`; a master that cannot be asked.
-    pub fn remove(&mut self, key: &[u8], force: bool) -> Result<bool, StoreError> {
-        match one(self.batch_remove(&[key], force)?) {
-            Ok(()) => Ok(true),
-            Err(ErrorCode::KeyNotFound) => Ok(false),
+    /// An invalid key; a master that cannot be asked.
+    pub fn look_up(&mut self, key: &[u8]) -> Result<Option<ObjectInfo>, StoreError> {
+        let (_, answers) = self.rpc.call::<Get>(&(), std::iter::once(Key(key)))?;
+        let found = answers.into_iter().next().unwrap_or(Err(ErrorCode::InternalError));
+        match found {
+            Ok(object) => Ok(Some(ObjectInfo {
+                len: object.len,
+                checksum: unbound(object.checksum, key, object.generation),
+                generation: object.generation,
+            })),
+            Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady) => Ok(None),
             Err(code) => Err(code.into()),
         }
-    }
-
-    /// Forgets many.
-    ///
-    /// # Errors
-    /// A master that cannot be asked.
-    pub fn batch_remove(
-        &mut self,
-        keys: &[&[u8]],
-        force: bool,
-    ) -> Result<Vec<Result<(), ErrorCode>>, StoreError> {
-        self.rpc.begin_trace();
-        let mut results = Vec::with_capacity(keys.len());
-        for keys in chunks(keys, |key| key.len()) {
-            let removals = keys.iter().map(|key| Removal { key: Key(key), force });
-            let (_, answers) = self.rpc.call::<Remove>(&(), removals)?;
-            results.extend(answers);
-        }
-        self.note_connection();
-        Ok(results)
     }
 
     /// A page of at most `limit` keys that begin with `prefix`. `cursor` is 0 to begin with, then what the page before gave.
@@ -118,7 +120,6 @@ impl Client {
         let query = ListQuery { prefix: Key(prefix), cursor, limit };
         let (ListPosition { cursor }, listed) = self.rpc.call::<List>(&query, std::iter::empty())?;
         let entries = listed.map(self::listed).collect();
-        self.note_connection();
         Ok(ListPage { entries, cursor })
     }
 
@@ -140,7 +141,6 @@ impl Client {
             free_bytes_largest: info.free_bytes_largest,
         });
         let entries = entries.collect();
-        self.note_connection();
         Ok(entries)
     }
 
@@ -151,7 +151,6 @@ impl Client {
     pub fn stats(&mut self) -> Result<Stats, StoreError> {
         self.rpc.begin_trace();
         let (stats, _) = self.rpc.call::<ReadStats>(&(), std::iter::empty())?;
-        self.note_connection();
         Ok(stats)
     }
 }

@@ -2,12 +2,12 @@
 
 use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, FindReplicas, ListPosition, ListTasks, NewTask,
-    OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, ReportReplicas, RetryTasks, SegmentOrder,
-    SegmentState, TaskCause, TaskId, TaskInfo, TaskQuery, TaskReport, TaskState,
+    OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, RetryTasks, SegmentOrder, SegmentState,
+    TaskCause, TaskId, TaskInfo, TaskQuery, TaskReport, TaskState,
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
-use super::Client;
+use super::MasterClient;
 use crate::error::StoreError;
 
 /// A task, as it is now.
@@ -51,7 +51,7 @@ impl From<TaskInfo<'_>> for TaskEntry {
     }
 }
 
-impl Client {
+impl MasterClient<'_> {
     /// Where an object is, readable or not. Neither leases it nor counts as a use.
     ///
     /// # Errors
@@ -59,7 +59,6 @@ impl Client {
     pub fn replicas(&mut self, key: &[u8]) -> Result<Vec<ReplicaInfo>, StoreError> {
         let (_, mut found) = self.rpc.call::<FindReplicas>(&(), std::iter::once(Key(key)))?;
         let replicas = found.next().unwrap_or(Err(ErrorCode::InternalError))?.to_vec();
-        self.note_connection();
         Ok(replicas)
     }
 
@@ -97,7 +96,8 @@ impl Client {
         target: Option<SegmentNo>,
     ) -> Result<TaskId, StoreError> {
         let created = self.create_tasks(&[NewTask { key: Key(key), source: Some(source), target }])?;
-        super::one(created).map_err(StoreError::from)
+        let created = created.into_iter().next().unwrap_or(Err(ErrorCode::InternalError));
+        created.map_err(StoreError::from)
     }
 
     /// How far a task is.
@@ -107,7 +107,6 @@ impl Client {
     pub fn task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<QueryTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
-        self.note_connection();
         Ok(entry)
     }
 
@@ -125,7 +124,6 @@ impl Client {
         let query = TaskQuery { cursor, limit, state };
         let (ListPosition { cursor }, tasks) = self.rpc.call::<ListTasks>(&query, std::iter::empty())?;
         let entries = tasks.map(TaskEntry::from).collect();
-        self.note_connection();
         Ok(TaskPage { entries, cursor })
     }
 
@@ -136,7 +134,6 @@ impl Client {
     pub fn cancel_task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<CancelTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
-        self.note_connection();
         Ok(entry)
     }
 
@@ -147,7 +144,6 @@ impl Client {
     pub fn retry_task(&mut self, id: TaskId) -> Result<TaskEntry, StoreError> {
         let (_, mut found) = self.rpc.call::<RetryTasks>(&(), std::iter::once(id))?;
         let entry = found.next().unwrap_or(Err(ErrorCode::InternalError)).map(TaskEntry::from)?;
-        self.note_connection();
         Ok(entry)
     }
 
@@ -160,7 +156,6 @@ impl Client {
         let order = SegmentOrder { segment, state };
         let (_, mut infos) = self.rpc.call::<OrderSegments>(&(), std::iter::once(order))?;
         let info = infos.next().unwrap_or(Err(ErrorCode::InternalError))?;
-        self.note_connection();
         Ok(info)
     }
 
@@ -171,7 +166,6 @@ impl Client {
     pub fn drain_status(&mut self, segments: &[SegmentNo]) -> Result<Vec<DrainInfo>, StoreError> {
         let (_, infos) = self.rpc.call::<DrainStatus>(&(), segments.iter().copied())?;
         let infos = infos.collect::<Result<_, _>>()?;
-        self.note_connection();
         Ok(infos)
     }
 
@@ -181,27 +175,12 @@ impl Client {
     /// A master that cannot be asked.
     pub fn task_report(&mut self) -> Result<TaskReport, StoreError> {
         let (report, _) = self.rpc.call::<ReadTaskReport>(&(), std::iter::empty())?;
-        self.note_connection();
         Ok(report)
-    }
-
-    /// Tells the master of the replicas that the latest get found to be bad. That it cannot be told is no error: the next reader
-    /// will find the same.
-    pub(super) fn report_bad_replicas(&mut self) {
-        let bad = self.get.bad_replicas();
-        if bad.len() == 0 {
-            return;
-        }
-        if let Err(error) = self.rpc.call::<ReportReplicas>(&self.reporter, bad) {
-            log::debug!("reporting a bad replica: {error}");
-        }
-        self.note_connection();
     }
 
     fn create_tasks(&mut self, tasks: &[NewTask<'_>]) -> Result<Vec<Result<TaskId, ErrorCode>>, StoreError> {
         let (_, created) = self.rpc.call::<CreateTasks>(&(), tasks.iter().copied())?;
         let created = created.collect();
-        self.note_connection();
         Ok(created)
     }
 }

@@ -5,8 +5,8 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
-use super::ask::listed;
-use super::{Client, ListPage, chunks};
+use super::{ListPage, MasterClient, listed};
+use crate::client::chunks;
 use crate::error::StoreError;
 
 /// What became of many objects.
@@ -20,7 +20,7 @@ pub struct BulkRemoval {
     pub unfinished: u64,
 }
 
-impl Client {
+impl MasterClient<'_> {
     /// A page of at most `limit` keys that a regular expression matches, anywhere in the key unless it is anchored; classes
     /// are ASCII. `cursor` is 0 to begin with, then what the page before gave. A page may be empty and not the last.
     ///
@@ -31,12 +31,11 @@ impl Client {
         let query = FindQuery { pattern, cursor, limit };
         let (ListPosition { cursor }, found) = self.rpc.call::<Find>(&query, std::iter::empty())?;
         let entries = found.map(listed).collect();
-        self.note_connection();
         Ok(ListPage { entries, cursor })
     }
 
-    /// Forgets every object whose key a regular expression matches, as [`remove`](Self::remove) does. What is put meanwhile
-    /// may stay.
+    /// Forgets every object whose key a regular expression matches, as [`remove`](crate::Store::remove) does.
+    /// What is put meanwhile may stay.
     ///
     /// # Errors
     /// As [`find`](Self::find). What was removed by then is gone.
@@ -44,7 +43,8 @@ impl Client {
         self.remove_pages(Some(pattern), force)
     }
 
-    /// Forgets every object of this client's tenant, as [`remove`](Self::remove) does. What is put meanwhile may stay.
+    /// Forgets every object of the connection's tenant, as [`remove`](crate::Store::remove) does. What is put
+    /// meanwhile may stay.
     ///
     /// # Errors
     /// A master that cannot be asked. What was removed by then is gone.
@@ -68,7 +68,6 @@ impl Client {
                     .map(|answer| answer.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect())),
             );
         }
-        self.note_connection();
         Ok(hosts)
     }
 
@@ -87,7 +86,6 @@ impl Client {
             let (_, answers) = self.rpc.call::<ClearReplicas>(&segment, keys.iter().map(|key| Key(key)))?;
             results.extend(answers);
         }
-        self.note_connection();
         Ok(results)
     }
 
@@ -102,7 +100,6 @@ impl Client {
             sum.unfinished += u64::from(page.unfinished);
             cursor = page.cursor;
             if cursor == 0 {
-                self.note_connection();
                 return Ok(sum);
             }
         }

@@ -1,0 +1,194 @@
+//! An asynchronous client whose thread is held up, or dies, at a moment that a test chooses.
+
+use std::pin::Pin;
+use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Waker};
+
+use store_core::ErrorCode;
+use store_master::{Config, MasterHandle, MasterServer};
+
+use super::worker::Occupied;
+use super::*;
+use crate::{ClientConfig, Node, NodeConfig, StoreError};
+
+fn store() -> (MasterHandle, Node, AsyncClient) {
+    let config =
+        Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() };
+    let master = MasterServer::bind(config).unwrap().spawn().unwrap();
+    let address = master.rpc_addr();
+    let node = Node::start(NodeConfig::new("a", address.into(), 8 << 20)).unwrap();
+    let client = Client::connect(ClientConfig::new(address.into())).unwrap();
+    (master, node, AsyncClient::start(client).unwrap())
+}
+
+fn poll<T>(future: &mut Pending<T>) -> Poll<Result<T, StoreError>> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Sends it; it must not be done by then.
+fn begun<T>(mut future: Pending<T>) -> Pending<T> {
+    assert!(poll(&mut future).is_pending());
+    future
+}
+
+fn wait<T>(mut future: Pending<T>) -> Result<T, StoreError> {
+    loop {
+        match poll(&mut future) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => thread::yield_now(),
+        }
+    }
+}
+
+impl AsyncClient {
+    fn run(&self, run: impl FnOnce(&mut Client) + Send + 'static) -> Pending<()> {
+        self.ask(|reply| Job::Run(Box::new(run), reply))
+    }
+
+    /// Holds the thread up until what this gives is dropped.
+    fn busy(&self) -> (std::sync::mpsc::Sender<()>, Pending<()>) {
+        let (release, released) = channel::<()>();
+        let (entered, enters) = channel::<()>();
+        let busy = begun(self.run(move |_| {
+            drop(entered);
+            let _ = released.recv();
+        }));
+        let _ = enters.recv();
+        (release, busy)
+    }
+}
+
+#[test]
+fn when_the_thread_dies_whoever_waits_is_told() {
+    let (_master, _node, client) = store();
+    let other = client.clone();
+    let (release, busy) = client.busy();
+    let waits = begun(client.get(b"k"));
+    let panics = begun(client.run(|_| panic!("the test wants it so")));
+    let behind = begun(other.put(b"k", vec![1; 100], &PutOptions::default()));
+    drop(release);
+    wait(busy).unwrap();
+    assert!(matches!(wait(panics), Err(StoreError::Stopped)));
+    assert!(matches!(wait(waits), Err(StoreError::Stopped)));
+    assert!(matches!(wait(behind), Err(StoreError::Stopped)));
+    assert!(matches!(wait(other.get(b"k")), Err(StoreError::Stopped)));
+    client.stop();
+}
+
+#[test]
+fn a_future_that_is_dropped_before_its_turn_undoes_its_operation() {
+    let (_master, _node, client) = store();
+    let (release, busy) = client.busy();
+    let options = PutOptions::default();
+    drop(begun(client.put(b"dropped", vec![1; 100], &options)));
+    let kept = begun(client.put(b"kept", vec![1; 100], &options));
+    drop(release);
+    wait(busy).unwrap();
+    assert!(wait(kept).unwrap());
+    assert!(wait(client.exists(b"kept")).unwrap());
+    assert!(!wait(client.exists(b"dropped")).unwrap());
+    client.stop();
+}
+
+#[test]
+fn memory_that_nobody_came_for_is_given_back() {
+    let (_master, _node, client) = store();
+    let regions = || {
+        let (tell, told) = channel();
+        wait(client.run(move |client| tell.send(client.engine_stats().regions).unwrap())).unwrap();
+        told.recv().unwrap()
+    };
+    let before = regions();
+    let unclaimed = begun(client.alloc(4096));
+    // Operations of this kind are done in their order.
+    assert_eq!(regions(), before + 1);
+    drop(unclaimed);
+    assert_eq!(regions(), before);
+    let claimed = wait(client.alloc(4096)).unwrap();
+    assert_eq!(regions(), before + 1, "what was taken stays");
+    wait(client.unregister(claimed)).unwrap();
+    assert_eq!(regions(), before);
+    client.stop();
+}
+
+#[test]
+fn reads_into_the_same_memory_do_not_spoil_each_other() {
+    let (_master, _node, client) = store();
+    let options = PutOptions::default();
+    let region = wait(client.alloc(300_000)).unwrap();
+    for key in [1_u8, 2] {
+        assert!(wait(client.put([key], vec![key; 300_000], &options)).unwrap());
+    }
+    let (release, busy) = client.busy();
+    let reads: Vec<_> = (0..20)
+        .map(|i| {
+            let part = SharedPart::part(&region, i % 3 * 1000, 300_000 - i % 3 * 1000);
+            let bad = i % 3 != 0;
+            (bad, begun(client.get_into([1 + (i % 2) as u8], .., vec![part])))
+        })
+        .collect();
+    drop(release);
+    wait(busy).unwrap();
+    for (bad, read) in reads {
+        match wait(read) {
+            Ok(found) => assert_eq!((found, bad), (Some(300_000), false)),
+            Err(error) => assert_eq!((error.code(), bad), (ErrorCode::BufferOverflow, true)),
+        }
+    }
+    let counters = wait(client.counters()).unwrap();
+    assert_eq!((counters.misses, counters.checksum_mismatches), (0, 0));
+    client.stop();
+}
+
+#[test]
+fn what_waits_when_the_client_is_stopped_is_done_first() {
+    let (_master, _node, client) = store();
+    let (release, busy) = client.busy();
+    let put = begun(client.put(b"k", vec![1; 100], &PutOptions::default()));
+    let other = client.clone();
+    let stopping = thread::spawn(move || client.stop());
+    drop(release);
+    stopping.join().unwrap();
+    wait(busy).unwrap();
+    assert!(wait(put).unwrap());
+    assert!(matches!(wait(other.exists(b"k")), Err(StoreError::Stopped)));
+}
+
+#[test]
+fn memory_of_another_client_is_refused() {
+    let (master, _node, client) = store();
+    let mut other = Client::connect(ClientConfig::new(master.rpc_addr().into())).unwrap();
+    let (own, foreign) = (wait(client.alloc(4096)).unwrap(), other.alloc(4096).unwrap());
+    assert!(wait(client.put(b"k", vec![SharedPart::all(&own)], &PutOptions::default())).unwrap());
+    let code = |error: StoreError| error.code();
+    let put = wait(client.put(b"l", vec![SharedPart::all(&foreign)], &PutOptions::default()));
+    assert_eq!(put.map_err(code), Err(ErrorCode::InvalidParams));
+    let get = wait(client.get_into(b"k", .., vec![SharedPart::all(&foreign)]));
+    assert_eq!(get.map_err(code), Err(ErrorCode::InvalidParams));
+    assert_eq!(wait(client.unregister(foreign)).map_err(code), Err(ErrorCode::InvalidParams));
+    wait(client.unregister(own.clone())).unwrap();
+    let get = wait(client.get_into(b"k", .., vec![SharedPart::all(&own)]));
+    assert_eq!(get.map_err(code), Err(ErrorCode::InvalidParams));
+    client.stop();
+}
+
+#[test]
+fn occupied_memory_is_told_from_free() {
+    let (_master, _node, client) = store();
+    let region = wait(client.alloc(4096)).unwrap();
+    let part = |offset, len| BufferRange::part(&region, offset, len);
+    let mut occupied = Occupied::default();
+    assert!(occupied.add(&[part(100, 100), part(300, 100), part(350, 0)]));
+    for (offset, len, free) in [
+        (0, 101, false),
+        (199, 1, false),
+        (150, 10, false),
+        (0, 4096, false),
+        (399, 1, false),
+        (100, 1, false),
+    ] {
+        assert_eq!(occupied.add(&[part(offset, len)]), free, "{offset}+{len}");
+    }
+    assert!(occupied.add(&[part(0, 100), part(200, 100), part(400, 10)]));
+    client.stop();
+}

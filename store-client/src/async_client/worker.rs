@@ -1,0 +1,290 @@
+//! The client's thread: takes all that waits, and carries it out as one batch of each kind.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use store_core::message::PutOptions;
+use te_core::RegionId;
+
+use super::queue::{Queue, Reply};
+use super::{GetJob, Job, Origin, OwnRange, PutJob, To};
+use crate::client::Client;
+use crate::error::StoreError;
+use crate::item::{Get, Put, Sink, Source};
+use crate::memory::BufferRange;
+use crate::store::Store as _;
+
+/// What the thread owns. Dropped, in a panic too, it lets nobody wait for it.
+pub(super) struct Worker {
+    pub(super) client: Client,
+    pub(super) queue: Arc<Queue<Job>>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.queue.abandon();
+    }
+}
+
+/// Questions of one kind, each with the place of its answer.
+type Asked<A, T> = Vec<(A, Reply<T>)>;
+
+/// What waited, by kind.
+#[derive(Default)]
+struct Gathered {
+    puts: Vec<PutJob>,
+    gets: Vec<GetJob>,
+    exists: Asked<Vec<u8>, bool>,
+    /// Without and with force.
+    removes: [Asked<Vec<u8>, bool>; 2],
+}
+
+impl GetJob {
+    fn is_wanted(&self) -> bool {
+        match &self.to {
+            To::Plain(reply) => reply.is_wanted(),
+            To::Memory(_, reply) | To::Fragments(_, reply) => reply.is_wanted(),
+        }
+    }
+
+    fn answer(self, result: Result<Option<u64>, StoreError>, value: Vec<u8>) {
+        match self.to {
+            To::Plain(reply) => reply.send(result.map(|read| read.map(|_| value))),
+            To::Memory(_, reply) | To::Fragments(_, reply) => reply.send(result),
+        }
+    }
+}
+
+impl Worker {
+    pub(super) fn run(mut self) {
+        while let Some(jobs) = self.queue.take() {
+            let gathered = self.gather(jobs);
+            self.carry_out(gathered);
+        }
+    }
+
+    /// Sorts jobs by kind, drops those that nobody waits for, and does those that do not wait for anything at
+    /// once.
+    fn gather(&mut self, jobs: VecDeque<Job>) -> Gathered {
+        let mut all = Gathered::default();
+        for job in jobs {
+            match job {
+                Job::Put(put) if put.reply.is_wanted() => all.puts.push(put),
+                Job::Get(get) if get.is_wanted() => all.gets.push(get),
+                Job::Exists(key, reply) if reply.is_wanted() => all.exists.push((key, reply)),
+                Job::Remove(key, force, reply) if reply.is_wanted() => {
+                    all.removes[usize::from(force)].push((key, reply));
+                }
+                Job::Alloc(len, reply) if reply.is_wanted() => reply.send(self.client.alloc(len)),
+                Job::Release(region, reply) if reply.is_wanted() => {
+                    let known = self.client.allocated(&region);
+                    reply.send(if known {
+                        self.client.unregister(region.id())
+                    } else {
+                        Err(StoreError::ForeignMemory)
+                    });
+                }
+                // Nobody has ever used it, so nothing can be in its way.
+                Job::GiveBack(region) => drop(self.client.unregister(region.id())),
+                Job::Counters(reply) => reply.send(Ok(self.client.counters())),
+                #[cfg(test)]
+                Job::Run(run, reply) => {
+                    run(&mut self.client);
+                    reply.send(Ok(()));
+                }
+                // Its future was dropped.
+                _ => {}
+            }
+        }
+        all
+    }
+
+    fn carry_out(&mut self, gathered: Gathered) {
+        let Gathered { puts, gets, exists, removes } = gathered;
+        self.exists(exists);
+        for (force, removes) in [false, true].into_iter().zip(removes) {
+            self.remove(removes, force);
+        }
+        self.get(gets);
+        self.put(puts);
+    }
+
+    fn exists(&mut self, asks: Asked<Vec<u8>, bool>) {
+        if asks.is_empty() {
+            return;
+        }
+        let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+        match self.client.batch_exists(&slices(&keys)) {
+            Ok(found) => answer(replies, found.into_iter().map(Ok)),
+            Err(error) => refuse(replies, &error),
+        }
+    }
+
+    fn remove(&mut self, asks: Asked<Vec<u8>, bool>, force: bool) {
+        if asks.is_empty() {
+            return;
+        }
+        let (keys, replies): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+        match self.client.batch_remove(&slices(&keys), force) {
+            Ok(results) => answer(replies, results),
+            Err(error) => refuse(replies, &error),
+        }
+    }
+
+    /// Those that go to the same memory would spoil each other in one batch, and do not one after the other.
+    fn get(&mut self, mut gets: Vec<GetJob>) {
+        while !gets.is_empty() {
+            let (mut now, mut places, mut later) = (Vec::new(), Vec::new(), Vec::new());
+            let mut occupied = Occupied::default();
+            for get in gets {
+                match self.places(&get) {
+                    Ok(ranges) if occupied.add(&ranges) => {
+                        now.push(get);
+                        places.push(ranges);
+                    }
+                    Ok(_) => later.push(get),
+                    Err(error) => get.answer(Err(error), Vec::new()),
+                }
+            }
+            let mut values = vec![Vec::new(); now.len()];
+            let mut items: Vec<_> = now.iter().zip(&places).zip(&mut values).map(item_of).collect();
+            let _ = self.client.batch_get(&mut items);
+            let results: Vec<_> = items.into_iter().map(Get::into_result).collect();
+            for ((get, result), value) in now.into_iter().zip(results).zip(values) {
+                get.answer(result, value);
+            }
+            gets = later;
+        }
+    }
+
+    fn put(&mut self, puts: Vec<PutJob>) {
+        for (options, puts) in by_options(puts) {
+            let (mut now, mut plain, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+            for put in puts {
+                let ranges = match &put.from {
+                    Origin::Plain(_) => Ok(Vec::new()),
+                    Origin::Memory(ranges) => self.own(ranges),
+                };
+                match ranges {
+                    Ok(ranges) => {
+                        memory.push(ranges);
+                        now.push(put);
+                    }
+                    Err(error) => put.reply.send(Err(error)),
+                }
+            }
+            plain.extend(now.iter().map(|put| match &put.from {
+                Origin::Plain(parts) => slices(parts),
+                Origin::Memory(_) => Vec::new(),
+            }));
+            let sources = now.iter().zip(&plain).zip(&memory).map(|((put, plain), memory)| {
+                match (&put.from, &plain[..]) {
+                    // In one piece it may go from where it is.
+                    (Origin::Plain(_), [only]) => Source::Bytes(only),
+                    (Origin::Plain(_), parts) => Source::Slices(parts),
+                    (Origin::Memory(_), _) => Source::Regions(memory),
+                }
+            });
+            let mut items: Vec<_> =
+                now.iter().zip(sources).map(|(put, source)| Put::new(&put.key, source)).collect();
+            let _ = self.client.batch_put(&mut items, &options);
+            let results: Vec<_> = items.into_iter().map(Put::into_result).collect();
+            answer(now.into_iter().map(|put| put.reply), results);
+        }
+    }
+
+    /// The registered memory that a get goes to.
+    fn places(&self, get: &GetJob) -> Result<Vec<BufferRange>, StoreError> {
+        match &get.to {
+            To::Plain(_) => Ok(Vec::new()),
+            To::Memory(ranges, _) => self.own(ranges),
+            To::Fragments(parts, _) => {
+                let ranges: Vec<_> = parts.iter().map(|part| part.into).collect();
+                self.client.check_ranges(ranges.iter().copied())?;
+                Ok(ranges)
+            }
+        }
+    }
+
+    /// Ranges as the client knows them, if it may use them now. The client holds what it has registered,
+    /// whoever lets go of it.
+    fn own(&self, ranges: &[OwnRange]) -> Result<Vec<BufferRange>, StoreError> {
+        if ranges
+            .iter()
+            .filter_map(|range| range.region.as_ref())
+            .any(|region| !self.client.allocated(region))
+        {
+            return Err(StoreError::ForeignMemory);
+        }
+        let own: Vec<_> = ranges.iter().map(|range| range.range).collect();
+        self.client.check_ranges(own.iter().copied())?;
+        Ok(own)
+    }
+}
+
+/// A get, as the client wants it.
+fn item_of<'g>(((get, places), value): ((&'g GetJob, &'g Vec<BufferRange>), &'g mut Vec<u8>)) -> Get<'g> {
+    let sink = match &get.to {
+        To::Plain(_) => Sink::Vec(value),
+        To::Memory(..) => Sink::Regions(places),
+        To::Fragments(parts, _) => Sink::Fragments(parts),
+    };
+    Get { key: &get.key, part: get.part, sink, result: Ok(None) }
+}
+
+/// Memory that some read of a batch goes to.
+#[derive(Default)]
+pub(super) struct Occupied {
+    /// Where ranges begin and end, by region.
+    ranges: HashMap<RegionId, BTreeMap<u64, u64>>,
+}
+
+impl Occupied {
+    /// Adds ranges unless some of their memory is occupied; whether it was not.
+    pub(super) fn add(&mut self, ranges: &[BufferRange]) -> bool {
+        let taken = |range: &BufferRange| {
+            let before = |taken: &BTreeMap<u64, u64>| {
+                let (_, end) = taken.range(..range.offset.saturating_add(range.len)).next_back()?;
+                Some(*end > range.offset)
+            };
+            range.len > 0 && self.ranges.get(&range.region).and_then(before).unwrap_or(false)
+        };
+        if ranges.iter().any(taken) {
+            return false;
+        }
+        for range in ranges.iter().filter(|range| range.len > 0) {
+            let of_region = self.ranges.entry(range.region).or_default();
+            let end = of_region.entry(range.offset).or_default();
+            *end = (*end).max(range.offset + range.len);
+        }
+        true
+    }
+}
+
+fn by_options(puts: Vec<PutJob>) -> Vec<(PutOptions, Vec<PutJob>)> {
+    let mut groups: Vec<(PutOptions, Vec<PutJob>)> = Vec::new();
+    for put in puts {
+        match groups.iter_mut().find(|(options, _)| *options == put.options) {
+            Some((_, group)) => group.push(put),
+            None => groups.push((put.options, vec![put])),
+        }
+    }
+    groups
+}
+
+fn slices(bytes: &[Vec<u8>]) -> Vec<&[u8]> {
+    bytes.iter().map(Vec::as_slice).collect()
+}
+
+fn answer<T>(
+    replies: impl IntoIterator<Item = Reply<T>>,
+    results: impl IntoIterator<Item = Result<T, StoreError>>,
+) {
+    for (reply, result) in replies.into_iter().zip(results) {
+        reply.send(result);
+    }
+}
+
+fn refuse<T>(replies: Vec<Reply<T>>, error: &StoreError) {
+    replies.into_iter().for_each(|reply| reply.send(Err(error.clone())));
+}

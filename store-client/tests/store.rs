@@ -1,0 +1,263 @@
+//! The trait that all clients have: the same calls over each way in, with the same results.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch};
+use store_client::local::{LocalConfig, LocalServerConfig};
+use store_client::{
+    AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient,
+    LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError,
+};
+use store_master::MasterHandle;
+
+const ONE: PutOptions = PutOptions::DEFAULT;
+const LEN: usize = 200_000;
+
+/// One store, and each of the ways into it.
+struct Ways {
+    embedded: Client,
+    shared: BlockingClient,
+    local: LocalClient,
+    server: LocalServer,
+    node: Node,
+    master: MasterHandle,
+    _dir: tempfile::TempDir,
+}
+
+impl Ways {
+    fn new() -> Self {
+        let master = master();
+        let node = node("a", master.rpc_addr());
+        let dir = tempfile::tempdir().unwrap();
+        let config = ClientConfig::new(master.rpc_addr().into());
+        let server = LocalServer::start(LocalServerConfig::new(dir.path().join("s"), config)).unwrap();
+        let local = LocalConfig { arena_bytes: 4 << 20, ..LocalConfig::new(server.path()) };
+        Self {
+            embedded: client(master.rpc_addr()),
+            shared: AsyncClient::start(client(master.rpc_addr())).unwrap().blocking(),
+            local: LocalClient::connect(local).unwrap(),
+            server,
+            node,
+            master,
+            _dir: dir,
+        }
+    }
+
+    fn each(&mut self) -> [(&'static str, &mut dyn Store); 3] {
+        [("embedded", &mut self.embedded), ("shared", &mut self.shared), ("local", &mut self.local)]
+    }
+
+    fn stop(self) {
+        let Self { server, node, master, .. } = self;
+        server.stop();
+        node.stop();
+        master.stop().unwrap();
+    }
+}
+
+#[test]
+fn every_way_in_gives_the_same_results() {
+    let mut ways = Ways::new();
+    for (name, store) in ways.each() {
+        let value = pattern(name.len() as u64, LEN);
+        let key = |what: &str| format!("{name}/{what}").into_bytes();
+        let (a, b, c, none) = (key("a"), key("b"), key("c"), key("none"));
+        let stored = put_batch(
+            store,
+            &[(&a, &value), (&b, b"short"), (&a, b"taken"), (b"", b"no key"), (&c, b"")],
+            &ONE,
+        );
+        let (no_key, no_value) = (Err(ErrorCode::InvalidKey), Err(ErrorCode::InvalidParams));
+        assert_eq!(stored, [Ok(true), Ok(true), Ok(false), no_key, no_value], "{name}");
+        let found = get_batch(store, &[&a, &none, &b, &a]);
+        let whole = Ok(Some(value.clone()));
+        assert_eq!(found, [whole.clone(), Ok(None), Ok(Some(b"short".to_vec())), whole], "{name}");
+        assert_eq!(store.get(&a).unwrap().as_ref(), Some(&value));
+        assert_eq!(store.get(&none).unwrap(), None);
+        assert!(store.exists(&a).unwrap() && !store.exists(&none).unwrap());
+        assert_eq!(store.batch_exists(&[&a, &none, &b]).unwrap(), [true, false, true]);
+        let removed = codes(store.batch_remove(&[&a, &none], true).unwrap());
+        assert_eq!(removed, [Ok(true), Ok(false)], "{name}");
+        assert!(store.remove(&b, true).unwrap() && !store.remove(&b, true).unwrap());
+    }
+    ways.stop();
+}
+
+#[test]
+fn every_way_in_reads_parts() {
+    let mut ways = Ways::new();
+    let value = pattern(3, LEN);
+    let len = LEN as u64;
+    assert!(ways.embedded.put(b"k", &value, &ONE).unwrap());
+    assert!(ways.embedded.put(b"short", &value[..100], &ONE).unwrap());
+    for (name, store) in ways.each() {
+        for (start, end) in [(0, 1), (5, 6), (65_535, 65_537), (65_536, 131_072), (1, len), (len - 1, len)] {
+            let wanted = &value[start as usize..end as usize];
+            assert_eq!(
+                get_range(store, b"k", start..end).unwrap().as_deref(),
+                Some(wanted),
+                "{name} {start}..{end}"
+            );
+            // Plain memory in one piece, and in several; longer than needed, and left alone behind the part.
+            let mut bytes = vec![0xee; wanted.len() + 3];
+            let read = store.get_with(Get::new("k", &mut bytes[..]).range(start..end)).unwrap();
+            assert_eq!((read, &bytes[..wanted.len()]), (Some(end - start), wanted), "{name}");
+            assert_eq!(bytes[wanted.len()..], [0xee; 3]);
+            let (mut head, mut tail) = ([0; 1], vec![0; wanted.len()]);
+            let mut slices = [&mut head[..], &mut [], &mut tail[..]];
+            assert_eq!(
+                store.get_with(Get::new("k", &mut slices).range(start..end)).unwrap(),
+                Some(end - start)
+            );
+            assert_eq!([&head[..], &tail[..wanted.len() - 1]].concat(), wanted, "{name}");
+        }
+        assert_eq!(get_range(store, b"k", len - 9..).unwrap().as_deref(), Some(&value[LEN - 9..]), "{name}");
+        assert_eq!(get_range(store, b"short", 7..).unwrap().as_deref(), Some(&value[7..100]), "{name}");
+        assert_eq!(get_range(store, b"none", 7..).unwrap(), None);
+        let error = get_range(store, b"k", 5..len + 1).unwrap_err();
+        assert!(matches!(error, StoreError::BeyondEnd { end } if end == len + 1), "{name}: {error}");
+        let error = get_range(store, b"k", len..).unwrap_err();
+        assert!(matches!(error, StoreError::BeyondEnd { .. }), "{name}: {error}");
+        let error = get_range(store, b"k", 5..5).unwrap_err();
+        assert!(matches!(error, StoreError::BadRange { start: 5, len: 0 }), "{name}: {error}");
+        let error = store.get_with(Get::new("k", &mut [0; 9]).range(0..10)).unwrap_err();
+        assert!(matches!(error, StoreError::TooLong { room: 9 }), "{name}: {error}");
+        let error = store.get_with(Get::new("k", &mut [0; 9]).range(100..)).unwrap_err();
+        assert!(matches!(error, StoreError::TooLong { room: 9 }), "{name}: {error}");
+        let error = store.get_with(Get::new("k", &mut [0; 9])).unwrap_err();
+        assert!(matches!(error, StoreError::TooLong { room: 9 }), "{name}: {error}");
+    }
+    ways.stop();
+}
+
+#[test]
+fn an_item_that_cannot_be_carried_out_fails_alone() {
+    let mut ways = Ways::new();
+    let region = ways.embedded.alloc(1 << 16).unwrap();
+    let foreign = BufferRange::part(&region, 0, 4096);
+    let outside = BufferRange::part(&region, 1 << 16, 1);
+    let fragments = [Fragment { offset: 0, into: outside }];
+    for (name, store) in ways.each() {
+        let slices = vec![&b"x"[..]; PARTS_MAX + 1];
+        let mut puts = [
+            Put::new(name, b"value"),
+            Put::new("wrong", Source::Slices(&slices)),
+            Put::new("wrong", outside),
+            Put::new("", b"value"),
+        ];
+        let tally = store.batch_put(&mut puts, &ONE);
+        assert_eq!((tally.done, tally.missed, tally.failed, tally.is_complete()), (1, 0, 3, false), "{name}");
+        assert!(
+            matches!(puts[1].result(), Err(StoreError::TooManyParts { parts }) if parts == PARTS_MAX + 1)
+        );
+        let error = puts[2].result().unwrap_err();
+        assert!(
+            matches!(error, StoreError::Unregistered { .. } | StoreError::ForeignMemory),
+            "{name}: {error}"
+        );
+
+        let (mut value, mut stale) = (Vec::new(), b"stale".to_vec());
+        let mut gets = [
+            Get::new(name, &mut value),
+            Get::new(name, outside),
+            Get::new("none", &mut stale),
+            Get::new(name, &fragments).range(1..2),
+        ];
+        let tally = store.batch_get(&mut gets);
+        assert_eq!((tally.done, tally.missed, tally.failed), (1, 1, 2), "{name}");
+        let error = gets[1].result().unwrap_err();
+        assert!(
+            matches!(error, StoreError::Unregistered { .. } | StoreError::ForeignMemory),
+            "{name}: {error}"
+        );
+        assert!(matches!(gets[3].result(), Err(StoreError::BadRange { start: 1, len: 1 })), "{name}");
+        assert_eq!((&value[..], &stale[..]), (&b"value"[..], &b""[..]), "{name}");
+    }
+    // A local client has no registered memory, and an engine none of its arena.
+    let error = ways.local.put(b"foreign", foreign, &ONE).unwrap_err();
+    assert!(matches!(error, StoreError::ForeignMemory), "{error}");
+    let buffer = ways.local.alloc(64).unwrap();
+    for error in [
+        ways.embedded.get_with(Get::new("local", buffer.all())).unwrap_err(),
+        ways.embedded.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
+        ways.shared.get_with(Get::new("local", buffer.all())).unwrap_err(),
+        ways.shared.put(b"foreign", buffer.all(), &ONE).unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::ForeignMemory), "{error}");
+        assert_eq!(error.code(), ErrorCode::InvalidParams);
+    }
+    ways.stop();
+}
+
+#[test]
+fn the_arena_of_a_local_client_takes_parts_and_fragments_go_to_registered_memory() {
+    let mut ways = Ways::new();
+    let value = pattern(8, LEN);
+    assert!(ways.embedded.put(b"k", &value, &ONE).unwrap());
+    let buffer = ways.local.alloc(100_000).unwrap();
+    let read = ways.local.get_with(Get::new("k", buffer.part(10, 70_000)).range(65_000..135_000)).unwrap();
+    assert_eq!(read, Some(70_000));
+    let mut found = vec![0; 70_000];
+    buffer.read(10, &mut found).unwrap();
+    assert_eq!(found, value[65_000..135_000]);
+    // Beside others, in one request; the part to the end is longer than its place.
+    let (mut whole, mut part) = (Vec::new(), [0; 4]);
+    let mut items = [
+        Get::new("k", buffer.part(0, 10)).range(5..15),
+        Get::new("k", &mut whole),
+        Get::new("k", buffer.part(10, 10)).range(100..),
+        Get::new("k", &mut part).range(9..13),
+    ];
+    let tally = ways.local.batch_get(&mut items);
+    assert_eq!((tally.done, tally.failed), (3, 1));
+    assert!(matches!(items[2].result(), Err(StoreError::TooLong { room: 10 })));
+    let mut found = [0; 10];
+    buffer.read(0, &mut found).unwrap();
+    assert_eq!((&found[..], &part[..], whole == value), (&value[5..15], &value[9..13], true));
+
+    // Several ranges of registered memory share a part between them.
+    let region = ways.embedded.alloc(LEN).unwrap();
+    let ranges = [
+        BufferRange::part(&region, 100_000, 3),
+        BufferRange::part(&region, 0, 0),
+        BufferRange::part(&region, 0, 90_000),
+    ];
+    let read = ways.embedded.get_with(Get::new("k", &ranges).range(65_534..131_077)).unwrap();
+    assert_eq!(read, Some(65_543));
+    let mut found = vec![0; 65_543];
+    region.read(100_000, &mut found[..3]).unwrap();
+    region.read(0, &mut found[3..]).unwrap();
+    assert_eq!(found, value[65_534..131_077]);
+    let read = ways.embedded.get_with(Get::new("k", &ranges).range(110_000..)).unwrap();
+    assert_eq!(read, Some(90_000));
+    ways.stop();
+}
+
+#[test]
+fn threads_share_one_client_and_its_registered_memory() {
+    let master = master();
+    let _node = node("a", master.rpc_addr());
+    let mut client = client(master.rpc_addr());
+    let region = client.alloc(8 * 4096).unwrap();
+    let shared = AsyncClient::start(client).unwrap().blocking();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u64 {
+            let (mut store, region) = (shared.clone(), &region);
+            scope.spawn(move || {
+                let range = BufferRange::part(region, thread * 4096, 4096);
+                for round in 0..20 {
+                    let (key, value) = (format!("{thread}/{round}"), pattern(thread << 8 | round, 4096));
+                    assert!(store.put(key.as_bytes(), &value, &ONE).unwrap());
+                    assert_eq!(store.get_with(Get::new(&key, range)).unwrap(), Some(4096));
+                    let mut found = vec![0; 4096];
+                    region.read(range.offset, &mut found).unwrap();
+                    assert_eq!(found, value);
+                    let fragments = [Fragment { offset: 7, into: BufferRange { len: 9, ..range } }];
+                    assert_eq!(store.get_with(Get::new(&key, &fragments)).unwrap(), Some(9));
+                    assert!(store.put(format!("{key}/again").as_bytes(), range, &ONE).unwrap());
+                }
+            });
+        }
+    });
+}
