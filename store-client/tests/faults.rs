@@ -262,7 +262,7 @@ fn space_of_writers_killed_in_mid_put_comes_back_with_their_nodes_word() {
             eventually("it writes", || writer.says_more().is_some_and(|line| line == "puts"));
             std::thread::sleep(Duration::from_millis(3));
             writer.kill();
-            let stats = client.stats().unwrap();
+            let stats = client.master().stats().unwrap();
             held += u32::from(stats.objects_processing > 0 || stats.quarantined_bytes > 0);
             if held == 3 {
                 break;
@@ -270,7 +270,7 @@ fn space_of_writers_killed_in_mid_put_comes_back_with_their_nodes_word() {
         }
         assert!(held > 0, "{rail}: no writer was killed in the middle of a put");
         eventually("what the dead had begun is given back", || {
-            let stats = client.stats().unwrap();
+            let stats = client.master().stats().unwrap();
             stats.objects_processing == 0 && stats.quarantined_bytes == 0
         });
         // All of it, at the same time.

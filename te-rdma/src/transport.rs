@@ -8,7 +8,7 @@ use std::io;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, RegionId, SegmentId, Slice, Token, Transport,
 };
 use te_fabric::{LocalEnd, Timers};
 
@@ -192,6 +192,7 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
     /// `te_core::MultiTransport::rejoin` does.
     #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        span.require(MemoryKinds::HOST)?;
         if span.is_empty() || span.as_ptr().is_null() {
             return Err(ErrorKind::InvalidArgument.into());
         }
@@ -235,13 +236,11 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            features: Features::READ | Features::WRITE | Features::FENCE,
-            slice_bytes_max: self.config.slice_bytes_max,
-            slice_bytes_preferred: SLICE_BYTES_PREFERRED.min(self.config.slice_bytes_max),
-            inflight_max: self.config.inflight_max,
-            export_bytes_max: EXPORT_BYTES_MAX as u32,
-        }
+        let Config { slice_bytes_max, inflight_max, .. } = self.config;
+        Capabilities::new(Features::READ | Features::WRITE | Features::FENCE)
+            .with_slice_bytes(SLICE_BYTES_PREFERRED.min(slice_bytes_max), slice_bytes_max)
+            .with_inflight_max(inflight_max)
+            .with_export_bytes_max(EXPORT_BYTES_MAX as u32)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use store_core::{FrameBuffer, WireError};
-use te_engine::host::{self, BorrowedMemory};
+use te_host::BorrowedMemory;
 
 use super::arena::Arena;
 use super::client::LocalConfig;
@@ -156,8 +156,8 @@ const FULL_PAUSE: Duration = Duration::from_micros(50);
 /// A node that runs as somebody else could read all that we store.
 fn check_peer(stream: &UnixStream, config: &LocalConfig) -> Result<(), LocalError> {
     let failed = |source| LocalError::Connect { path: config.path.clone(), source };
-    let uid = host::peer_uid(stream.as_fd()).map_err(failed)?;
-    if uid == 0 || uid == host::own_uid() || config.trusted_uids.contains(&uid) {
+    let uid = te_host::peer_uid(stream.as_fd()).map_err(failed)?;
+    if uid == 0 || uid == te_host::own_uid() || config.trusted_uids.contains(&uid) {
         return Ok(());
     }
     Err(LocalError::Stranger { path: config.path.clone(), uid })
@@ -183,7 +183,7 @@ fn greet(
             return Err(LocalError::TimedOut { call_ms_max: config.connect_ms_max });
         }
         stream.set_read_timeout(Some(left)).map_err(lost)?;
-        match host::recv_with_fd(stream.as_fd(), input.spare_mut(READ_BYTES)) {
+        match te_host::recv_with_fd(stream.as_fd(), input.spare_mut(READ_BYTES)) {
             Ok((0, _)) => return Err(lost(ErrorKind::UnexpectedEof.into())),
             Ok((len, fd)) => {
                 input.filled(len);
