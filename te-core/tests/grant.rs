@@ -120,7 +120,7 @@ struct World {
 }
 
 fn key(id: RegionId) -> [u8; 16] {
-    [id.index as u8 ^ id.generation as u8; 16]
+    [id.index as u8 + 1; 16]
 }
 
 impl Process {
@@ -253,6 +253,12 @@ impl World {
                 }
                 OwnerEffect::Grant { peer, region, message } => {
                     let at = self.connections.iter().position(of(peer)).expect("it is connected");
+                    let offered = self.regions[region.index as usize] == (Region::Shared, region.generation);
+                    assert!(offered, "{region} is granted, and is not to be had");
+                    let mut askers =
+                        self.processes.iter().filter(|p| p.connection.is_some_and(|(c, _)| c == at));
+                    let cut_off = |p: &Process| self.expelling.contains(&p.identity);
+                    assert!(!askers.any(cut_off), "one that is to go is granted more");
                     self.connections[at].down.push_back(Some((message, With::Memory(region))));
                 }
                 OwnerEffect::Close { peer, .. } => {
@@ -469,6 +475,10 @@ impl World {
             (0..PROCESSES).filter(|who| who % 2 == 0).for_each(|who| self.kill(who));
         }
         self.calm_down();
+        for process in &self.processes {
+            let waits = |link: &(u32, RegionId)| matches!(process.half.way(link.0), Way::Waiting | Way::Late);
+            assert!(!process.links.iter().any(waits), "process {} waits in vain", process.identity);
+        }
         (0..REGIONS).for_each(|index| self.unshare(index));
         self.expelling.clone().into_iter().for_each(|identity| self.expel(identity));
         assert_eq!((self.owner.waited_for().count(), self.expelling.len()), (0, 0), "it does not end");

@@ -2,7 +2,7 @@
 //! between, and how the host's memory, NICs and GPUs lie to each other.
 //!
 //! ```text
-//!            submit                       poll                              a peer, in this process or another
+//!            submit                       poll                    a peer, in this process or another
 //!              │                           ▲                                             ▲
 //!  ┌───────────▼───────────────────────────┴─────────────────────────────┐               │
 //!  │ copier   Copier<R>: regions, segments, queue, cancellation, copies  │               │
@@ -12,7 +12,7 @@
 //!    │ Local       Shm   │   HeldSpan ── our memory, and who is inside                   │
 //!    │ a table     files │   SharedMemory ── memory whose file another process can map ──┘
 //!    └─────────┬─────────┘
-//!              │ Shm: who may map what, and how it comes back
+//!              │ Shm: te_core::grant says who may map what, and how it comes back
 //!              ▼
 //!         sockets that carry descriptors
 //!
@@ -51,7 +51,8 @@
 //! let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
 //! let (here, there) = (SharedMemory::new(4096, options)?, SharedMemory::new(4096, options)?);
 //! here.view().write(0, b"kv cache")?;
-//! let (mut peer, mut owner) = (ShmTransport::new(ShmConfig::default())?, ShmTransport::new(ShmConfig::default())?);
+//! let open = || ShmTransport::new(ShmConfig::default());
+//! let (mut peer, mut owner) = (open()?, open()?);
 //! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
 //! // SAFETY: both stay mapped until they are deregistered, and nobody makes references to them.
 //! unsafe {
@@ -62,7 +63,8 @@
 //! let len = owner.export(region, &mut export)?;
 //! peer.attach(segment, &export[..len])?;
 //!
-//! peer.submit(&[Slice { token: Token(1), local: (region, 0), remote: (segment, 100), len: 8, op: Op::Write }])?;
+//! let (token, local, remote) = (Token(1), (region, 0), (segment, 100));
+//! peer.submit(&[Slice { token, local, remote, len: 8, op: Op::Write }])?;
 //! let mut ended = [Completion::applied(Token(0))];
 //! // The owner grants the region while it polls.
 //! while peer.poll(Instant::ZERO, &mut ended) == 0 {

@@ -32,7 +32,8 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
-/// use te_core::{Access, Completion, Error, ErrorKind, Instant, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+/// use te_core::{Access, Completion, Error, ErrorKind, Instant, Memory, Op, RegionId, SegmentId, Slice};
+/// use te_core::{Token, Transport};
 /// use te_fabric::testkit::Block;
 /// use te_host::{Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out};
 ///
@@ -57,7 +58,14 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 ///         true // Members copy inside the `HeldSpan`, and so does the caller see them.
 ///     }
 ///
-///     fn export(&self, _: RegionId, place: &u64, access: Access, len: u64, out: &mut [u8; EXPORT_BYTES_MAX]) -> usize {
+///     fn export(
+///         &self,
+///         _: RegionId,
+///         place: &u64,
+///         access: Access,
+///         len: u64,
+///         out: &mut [u8; EXPORT_BYTES_MAX],
+///     ) -> usize {
 ///         out[..8].copy_from_slice(&place.to_le_bytes());
 ///         out[8..16].copy_from_slice(&len.to_le_bytes());
 ///         out[16] = access.bits();
@@ -84,7 +92,7 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 /// let pool = Pool::default();
 /// let (mut peer, mut owner) = (Copier::over(pool.clone()), Copier::over(pool));
 /// let region = RegionId::new(0, 1);
-/// // SAFETY: both blocks live until their regions are deregistered, and are looked at through volatile copies alone.
+/// // SAFETY: both blocks live until their regions are deregistered, and are only looked at through copies.
 /// unsafe {
 ///     peer.register(region, here.span(), Access::LOCAL)?;
 ///     owner.register(region, there.span(), Access::REMOTE_WRITE)?;
@@ -94,14 +102,21 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 /// let segment = SegmentId::new(0, 1);
 /// peer.attach(segment, &export[..len])?;
 ///
-/// peer.submit(&[Slice { token: Token(7), local: (region, 0), remote: (segment, 100), len: 8, op: Op::Write }])?;
+/// let write = |token| Slice {
+///     token: Token(token),
+///     local: (region, 0),
+///     remote: (segment, 100),
+///     len: 8,
+///     op: Op::Write,
+/// };
+/// peer.submit(&[write(7)])?;
 /// let mut ended = [Completion::applied(Token(0))];
 /// assert_eq!((peer.poll(Instant::ZERO, &mut ended), ended[0]), (1, Completion::applied(Token(7))));
 /// assert_eq!(there.get(100, 8), b"kv cache");
 ///
 /// // Once the owner has taken its memory back, nothing lands in it.
 /// owner.deregister(region)?;
-/// peer.submit(&[Slice { token: Token(8), local: (region, 0), remote: (segment, 0), len: 8, op: Op::Write }])?;
+/// peer.submit(&[write(8)])?;
 /// peer.poll(Instant::ZERO, &mut ended);
 /// assert_eq!(ended[0].result, Err(ErrorKind::Stale.into()));
 /// peer.deregister(region)?;

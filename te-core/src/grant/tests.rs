@@ -310,11 +310,20 @@ fn a_grant_that_nobody_waits_for_or_that_is_less_than_was_exported_is_released()
     peer.detach(link);
     peer.received(owner, GRANT);
     assert_eq!(said(&mut peer), [release(owner)]);
+    // Nor is what is there already granted twice.
+    let held = peer.attach(owner, WANT);
+    let grant = |row| Message::Grant { request: 3, row, offset: 0, len: 100, access: Access::REMOTE_WRITE };
+    peer.received(owner, grant(5));
+    peer.mapped(held, Ok(Mapping::new(&Rc::default())));
+    said(&mut peer);
+    peer.received(owner, grant(0));
+    assert_eq!(said(&mut peer), [release(owner)]);
+    assert!(matches!(peer.way(held), Way::Ready { row: 5, .. }));
     let less = Message::Grant { request: 2, row: 0, offset: 0, len: 99, access: Access::REMOTE_WRITE };
     peer.received(owner, less);
     assert_eq!(said(&mut peer), [release(owner)]);
     assert!(is_closed(&peer, keep, ErrorKind::AccessDenied));
-    for (request, stale, kind) in [(3, true, ErrorKind::Stale), (4, false, ErrorKind::AccessDenied)] {
+    for (request, stale, kind) in [(4, true, ErrorKind::Stale), (5, false, ErrorKind::AccessDenied)] {
         let link = peer.attach(owner, WANT);
         peer.received(owner, Message::Refuse { request, stale });
         assert!(is_closed(&peer, link, kind));

@@ -776,32 +776,11 @@ impl Drop for Engine {
     }
 }
 
-impl Row {
-    /// The status of a batch that was cancelled and did not drain.
-    fn given_up(&self) -> Status {
-        match self.reason {
-            Some(CancelReason::TimedOut) => Status::TimedOut,
-            _ => Status::Canceled,
-        }
-    }
-}
-
 /// Time since the engine started.
 struct Clock(std::time::Instant);
 
 impl Clock {
     fn now(&self) -> Instant {
         Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-}
-
-/// For what people read: `Engine` has no other name than its own.
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name: &String = &self.published.name;
-        f.debug_struct("Engine")
-            .field("name", name)
-            .field("incarnation", &self.published.incarnation)
-            .finish()
     }
 }

@@ -1,8 +1,10 @@
 //! What an engine says about itself and its batches.
 
-use te_core::{BatchHandle, Error, ErrorKind, Outcome, Status, Transport};
+use std::fmt;
 
-use super::Engine;
+use te_core::{BatchHandle, CancelReason, Error, ErrorKind, Outcome, Status, Transport};
+
+use super::{Engine, Row};
 use crate::error::TransferError;
 use crate::request::{BatchReport, RailStats, RequestStatus, Stats};
 
@@ -142,5 +144,25 @@ pub(crate) fn verdict(report: BatchReport) -> Result<BatchReport, TransferError>
             error: error.unwrap_or(Error::new(ErrorKind::Canceled)),
             fence_needed: report.fence_needed,
         }),
+    }
+}
+
+impl Row {
+    /// The status of a batch that was cancelled and did not drain.
+    pub(super) fn given_up(&self) -> Status {
+        match self.reason {
+            Some(CancelReason::TimedOut) => Status::TimedOut,
+            _ => Status::Canceled,
+        }
+    }
+}
+
+/// For what people read: `Engine` has no other name than its own.
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("name", &self.published.name)
+            .field("incarnation", &self.published.incarnation)
+            .finish()
     }
 }

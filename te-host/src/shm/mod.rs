@@ -15,6 +15,9 @@
 //!        └─── Revoked{row} ──────────────────────────────► unmapped, Release{row}
 //! ```
 //!
+//! What is said, and what follows from it, is [`te_core::grant`]'s; here are the sockets, the files and the
+//! mappings.
+//!
 //! What holds, and what does not:
 //! * A region is handed out only for its key, and read-only in a way that the kernel enforces when the grant
 //!   is read-only.

@@ -74,6 +74,22 @@ fn is_readable(side: &ShmTransport) -> bool {
 }
 
 #[test]
+fn settings_out_of_their_limits_are_refused_by_name() {
+    let good = Config::default();
+    for (field, config) in [
+        ("peers_max", Config { peers_max: 0, ..good }),
+        ("peers_per_user_max", Config { peers_per_user_max: 65_537, ..good }),
+        ("idle_ms_max", Config { idle_ms_max: 0, ..good }),
+        ("grant_ms_max", Config { grant_ms_max: 3_600_001, ..good }),
+    ] {
+        match ShmTransport::new(config).map(drop) {
+            Err(OpenError::Config(error)) => assert_eq!(error.field, field),
+            other => panic!("{field}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn whoever_is_granted_nothing_in_time_is_dropped() {
     let (mut owner, _memory, export) = side();
     let (silent, wrong, good) = (connect(&export), connect(&export), connect(&export));
