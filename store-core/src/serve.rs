@@ -1,7 +1,7 @@
 //! Frames in, frames out: the master's operations behind the wire.
 //!
-//! One table says of every operation who may ask for it and what carries it out, see [`operations`]. A handler is called
-//! with a request that is permitted already.
+//! One table, `operations!`, says of every operation who may ask for it and what carries it out. A handler is called with a
+//! request that is permitted already.
 
 mod admin;
 mod nodes;

@@ -23,8 +23,11 @@ use crate::shadow::Violation;
 /// Prefixes that clients list, each as often as another.
 const PREFIXES: [&[u8]; 4] = [b"", b"key-", b"key-2", b"3"];
 
+/// Whether a key matches.
+type Matches = fn(&[u8]) -> bool;
+
 /// Patterns that clients search for, and which keys they match, said without a regular expression.
-const PATTERNS: [(&str, fn(&[u8]) -> bool); 5] = [
+const PATTERNS: [(&str, Matches); 5] = [
     ("^key-1", |key| key.starts_with(b"key-1")),
     ("(-long){12}$", |key| key.ends_with(b"-long")),
     ("^key-[0-4]$", |key| key.len() == 5 && key.starts_with(b"key-") && key[4] <= b'4'),

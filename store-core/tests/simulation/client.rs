@@ -452,10 +452,9 @@ impl Client {
                 return Ok(true);
             }
             Running::Bulk if self.asks_for_page(frame.header.request_id) => {
-                if self.page_came(core, &frame)? {
-                    self.running = Running::Nothing;
-                    return Ok(true);
-                }
+                let last = self.page_came(core, &frame)?;
+                self.running = if last { Running::Nothing } else { Running::Bulk };
+                return Ok(last);
             }
             _ => {}
         }
