@@ -305,22 +305,24 @@ impl Client {
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {
-            let request_id = self.next_id();
-            let mut out = Vec::new();
-            let force = rng.below(2) == 0;
-            let remove = dice < 92;
-            self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
-            let key = Key(&self.asked[0].key);
-            if remove {
-                Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter())
-                    .unwrap();
-                self.running = Running::Remove { request_id, force };
-            } else {
-                Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
-                self.running = Running::Exists { request_id };
-            }
-            core.send_call((self.index, self.life), self.speaks_as, request_id, out);
+            self.remove_or_look(core, rng.below(2) == 0, dice < 92);
         }
+    }
+
+    /// Removes its first key, or asks whether it is there.
+    fn remove_or_look(&mut self, core: &mut Core, force: bool, remove: bool) {
+        let request_id = self.next_id();
+        let mut out = Vec::new();
+        self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
+        let key = Key(&self.asked[0].key);
+        if remove {
+            Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter()).unwrap();
+            self.running = Running::Remove { request_id, force };
+        } else {
+            Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
+            self.running = Running::Exists { request_id };
+        }
+        core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
     /// Does what the running operation asks for; true when it has just ended.

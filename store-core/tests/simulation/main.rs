@@ -181,9 +181,14 @@ fn storm(test: &str, quarter: u64) {
     assert!(hostile.iter().all(|count| *count > 100), "{sum:?}");
     // A writer sleeps through a night, and is told in the morning that it was cut off; a name is free.
     assert!(sum.slept > 10 && sum.turned_away > 10 && sum.successions > 2, "{sum:?}");
+    shared_and_bulk(&sum);
+}
+
+/// The same of what tenants share, and of requests about many objects.
+fn shared_and_bulk(sum: &Report) {
     let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.audits];
     assert!(shared.iter().all(|count| *count > 100), "{sum:?}");
-    assert!(sum.foreign > 50 && tasks.extras_shed_total > 50, "{sum:?}");
+    assert!(sum.foreign > 50 && sum.tasks.extras_shed_total > 50, "{sum:?}");
     let bulk = [sum.listings, sum.listed, sum.sweeps, sum.swept, sum.cleared, sum.cleared_last];
     assert!(bulk.iter().all(|count| *count > 100), "{sum:?}");
     assert!(sum.cleared - sum.cleared_last > 50, "{sum:?}");
