@@ -82,8 +82,10 @@ error_codes! {
     InvalidParams = -600, "INVALID_PARAMS", "check lengths (1 byte at least), replica counts and batch sizes";
     /// A node that was replaced or expired still speaks under its old incarnation.
     IllegalClient = -601, "ILLEGAL_CLIENT", "this incarnation of the node is over: export its memory afresh and mount with a newer one";
-    /// The node's clock is far ahead of the master's. Ours, as the next two.
-    IncarnationTooHigh = -602, "INCARNATION_TOO_HIGH", "the incarnation is more than an hour above the master's clock: set the clocks of the node and of the master";
+    /// The node's incarnation, which is its clock in ns since 1970, is more than an hour ahead of the master's clock: one of the
+    /// two clocks is wrong. The master's [`Event::IncarnationTooHigh`](crate::Event::IncarnationTooHigh) has both. Ours, as the
+    /// next two.
+    IncarnationTooHigh = -602, "INCARNATION_TOO_HIGH", "the node's clock is more than an hour ahead of the master's, and one of them is wrong (the master's log has both): if the master's is behind, correct it, and the node mounts by itself; if the node's is ahead, correct it and restart the node";
     /// The text is no regular expression that can be searched for: it does not parse, compiles to too much, or was found too
     /// costly to search with. Not one of Mooncake's numbers.
     InvalidPattern = -605, "INVALID_PATTERN", "the pattern is empty, is no regular expression (without look-around, back-references and Unicode classes), or would take too long to search with: choose a simpler one, anchored with ^ if possible";

@@ -38,6 +38,9 @@ pub enum Event {
     },
     /// A node wanted a name that another one has who lives.
     MountRefused { name: Box<str>, endpoint: Box<str>, holder_endpoint: Box<str>, holder_silent_ms: u64 },
+    /// A node's mount was refused, because its incarnation is more than an hour ahead of the master's clock: the clock of the
+    /// node or that of the master is wrong. Both in ms since 1970.
+    IncarnationTooHigh { name: Box<str>, endpoint: Box<str>, incarnation_ms: u64, wall_ms: u64 },
     /// A segment was put into another state.
     SegmentState { segment: SegmentNo, name: Box<str>, state: SegmentState },
     /// A segment is empty, or its drain goes on but what it has cannot be moved for now: objects for which no other segment has

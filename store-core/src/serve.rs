@@ -1,25 +1,195 @@
 //! Frames in, frames out: the master's operations behind the wire.
+//!
+//! One table, `operations!`, says of every operation who may ask for it and what carries it out. A handler is called with a
+//! request that is permitted already.
 
+mod admin;
+mod nodes;
+mod objects;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use crate::master::{PAGE_ITEMS_MAX, Rights};
-use crate::message::{
-    self, Answer, Kind, Lease, ListPosition, MountAnswer, NodeStatus, Operation, PutWindow, Welcome,
-    encode_failure,
-};
-use crate::proof::CHALLENGE_BYTES;
-use crate::wire::{Frame, KEYS_PER_BATCH_MAX, VERSION, WireError};
-use crate::{ErrorCode, FullKey, Key, Master, Place, Session, TenantNo};
+use crate::codec::Items;
+use crate::master::Rights;
+use crate::message::{self, Answer, Kind, Operation, encode_failure};
+use crate::wire::Frame;
+use crate::{ErrorCode, FullKey, Key, Master, Session, TenantNo};
 
 /// Bytes of keys in one page of a listing; the rest goes to the next page.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
 /// Keys of a batch that are looked up ahead, so that their cache misses overlap.
 const WARM_KEYS: usize = 32;
+
+/// In place of a tenant: the request is about the objects of all tenants. No tenant has this number.
+const EVERYBODY: TenantNo = TenantNo::MAX;
+
+/// Makes the table of operations: what each needs ([`Right::of`]) and what carries it out (`Master::serve`). An operation
+/// that has no row here does not compile.
+macro_rules! operations {
+    ($($kind:ident: $right:ident, $handler:path;)*) => {
+        impl Right {
+            /// What an operation needs.
+            const fn of(kind: Kind) -> Self {
+                match kind {
+                    $(Kind::$kind => Self::$right,)*
+                }
+            }
+        }
+
+        impl Master {
+            /// Carries out a request that is permitted.
+            fn serve(&mut self, kind: Kind, call: Call<'_>) -> Result<(), ErrorCode> {
+                match kind {
+                    $(Kind::$kind => $handler(self, call),)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    // Operation      Right                What carries it out
+    Hello:            Nothing,             admin::hello;
+
+    Mount:            Node,                nodes::mount;
+    Unmount:          Node,                nodes::unmount;
+    Beat:             Node,                nodes::beat;
+    FetchExpulsions:  Node,                nodes::fetch_expulsions;
+    EndExpulsions:    Node,                nodes::end_expulsions;
+    ReportSegments:   Tenant,              nodes::report_segments;
+    Segments:         TenantOrNode,        nodes::segments;
+    QueryHosts:       TenantOrNode,        nodes::query_hosts;
+    ListNodes:        Admin,               nodes::list_nodes;
+
+    PutStart:         Tenant,              objects::put_start;
+    PutEnd:           Tenant,              objects::put_end;
+    PutRevoke:        Tenant,              objects::put_revoke;
+    Get:              Tenant,              objects::get;
+    Exists:           Tenant,              objects::exists;
+    ReturnLeases:     Nothing,             objects::return_leases;
+    Remove:           Tenant,              objects::remove;
+    RemoveMany:       Tenant,              objects::remove_many;
+    ClearReplicas:    Tenant,              objects::clear_replicas;
+    List:             Tenant,              objects::list;
+    Find:             Tenant,              objects::find;
+    WhyKept:          Tenant,              objects::why_kept;
+    FindReplicas:     Tenant,              objects::find_replicas;
+
+    ReportReplicas:   TenantOrNodeForAll,  tasks::report_replicas;
+    CreateTasks:      Tenant,              tasks::create;
+    QueryTasks:       TenantOrAdminForAll, tasks::query;
+    ListTasks:        TenantOrAdminForAll, tasks::list;
+    CancelTasks:      TenantOrAdminForAll, tasks::cancel;
+    RetryTasks:       TenantOrAdminForAll, tasks::retry;
+    FetchTasks:       Node,                tasks::fetch;
+    EndTasks:         Node,                tasks::end;
+    OrderSegments:    Node,                tasks::order_segments;
+    DrainStatus:      Node,                tasks::drain_status;
+    ReadTaskReport:   Node,                tasks::read_report;
+
+    ReadStats:        TenantOrAdmin,       admin::read_stats;
+    ExplainEviction:  TenantOrAdmin,       admin::explain_eviction;
+    ReadConfig:       Admin,               admin::read_config;
+    EvictNow:         Admin,               admin::evict_now;
+    TenantList:       TenantOrAdmin,       admin::tenant_list;
+    TenantSet:        Admin,               admin::tenant_set;
+    TenantRemove:     Admin,               admin::tenant_remove;
+}
+
+/// What a connection has to be before it may ask for an operation, and whose objects the request is about then. All but
+/// the first require that the connection has said who it is, if the master has tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Right {
+    /// Anything.
+    Nothing,
+    /// A tenant, for its own objects.
+    Tenant,
+    /// A tenant, for its own objects; or an admin, for totals and for its own objects if it is a tenant as well.
+    TenantOrAdmin,
+    /// A tenant, for its own objects; or an admin, for the objects of all tenants.
+    TenantOrAdminForAll,
+    /// A tenant, for its own objects; or a node that is no tenant, for the objects of all tenants, which it copies.
+    TenantOrNodeForAll,
+    /// A tenant or a node, for no object: exports open the memory of all tenants.
+    TenantOrNode,
+    /// A node, for no tenant's objects.
+    Node,
+    /// An admin, for no tenant's objects.
+    Admin,
+}
+
+impl Right {
+    /// Whose objects the request is about; any number if it is about no object.
+    ///
+    /// # Errors
+    /// `TenantNotRegistered` for a connection that has to be a tenant, or to say who it is; `PermissionDenied` for one that has
+    /// to be a node or an admin.
+    fn permit(self, rights: Rights) -> Result<TenantNo, ErrorCode> {
+        let Rights { known, tenant, admin, node } = rights;
+        let own = tenant.ok_or(ErrorCode::TenantNotRegistered);
+        match self {
+            Self::Nothing => Ok(0),
+            _ if !known => Err(ErrorCode::TenantNotRegistered),
+            Self::Tenant => own,
+            Self::TenantOrAdmin if admin => Ok(tenant.unwrap_or(0)),
+            Self::TenantOrAdminForAll if admin => Ok(EVERYBODY),
+            Self::TenantOrNodeForAll if node && tenant.is_none() => Ok(EVERYBODY),
+            Self::TenantOrAdmin | Self::TenantOrAdminForAll | Self::TenantOrNodeForAll => own,
+            Self::TenantOrNode if node => Ok(0),
+            Self::TenantOrNode => own.map(|_| 0),
+            Self::Node if node => Ok(0),
+            Self::Admin if admin => Ok(0),
+            Self::Node | Self::Admin => Err(ErrorCode::PermissionDenied),
+        }
+    }
+}
+
+/// A request, and what is known of who asks.
+struct Call<'c> {
+    now: Instant,
+    /// What the master keeps of the connection.
+    session: &'c mut Session,
+    /// None for an operation that needs none.
+    rights: Rights,
+    /// Whose objects it is about, as [`Right::permit`] says.
+    tenant: TenantNo,
+    request: Request<'c>,
+}
+
+/// A request's number and body, and the buffer that its response is appended to.
+struct Request<'c> {
+    id: u64,
+    body: &'c [u8],
+    out: &'c mut Vec<u8>,
+}
+
+/// What a request asks for: its head, and its items.
+type Asked<'c, O> = (<O as Operation>::Ask<'c>, Items<'c, <O as Operation>::AskItem<'c>>);
+
+impl<'c> Request<'c> {
+    fn read<O: Operation>(&self) -> Result<Asked<'c, O>, ErrorCode> {
+        Ok(O::decode_request(self.body)?)
+    }
+
+    fn answer<'a, O: Operation>(
+        self,
+        head: &O::Answer<'_>,
+        items: impl ExactSizeIterator<Item = O::AnswerItem<'a>>,
+    ) -> Result<(), ErrorCode> {
+        Ok(O::encode_response(self.out, self.id, head, items)?)
+    }
+
+    /// The same without items.
+    fn answer_head<O: Operation>(self, head: &O::Answer<'_>) -> Result<(), ErrorCode> {
+        self.answer::<O>(head, core::iter::empty())
+    }
+}
 
 impl Master {
     /// Carries out one request frame of a connection and appends exactly one response frame to `out`; none for
@@ -29,331 +199,29 @@ impl Master {
     /// A request that cannot be read, or is of no operation here, is answered with a status and changes nothing.
     pub fn handle(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>, out: &mut Vec<u8>) {
         let start = out.len();
-        let result = match Kind::from_byte(frame.header.kind) {
-            _ if frame.header.response => Err(ErrorCode::InvalidParams),
-            None => Err(ErrorCode::NotSupported),
-            Some(Kind::Hello) => self.hello(session, frame, out),
-            Some(Kind::ReturnLeases) => return self.return_leases(now, session, frame),
-            Some(kind) => {
-                let rights = self.rights(session);
-                self.permit(kind, rights)
-                    .and_then(|tenant| self.serve(now, session, kind, tenant, rights, frame, out))
-            }
-        };
-        if let Err(error) = result {
+        if let Err(error) = self.carry_out(now, session, frame, out) {
             out.truncate(start);
             encode_failure(out, frame.header.kind, frame.header.request_id, error);
         }
     }
 
-    fn hello(
-        &mut self,
-        session: &mut Session,
-        frame: &Frame<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), ErrorCode> {
-        let (greeting, _) = message::Hello::decode_request(frame.body).map_err(WireError::code)?;
-        self.greet(session, &greeting)?;
-        let id = frame.header.request_id;
-        message::Hello::encode_response(out, id, &self.welcome(session.challenge), core::iter::empty())
-            .map_err(WireError::code)
-    }
-
-    /// Nobody waits for an answer. Of what cannot be read nothing is given back: it runs out.
-    fn return_leases(&mut self, now: Instant, session: &mut Session, frame: &Frame<'_>) {
-        let Ok((_, ranges)) = message::ReturnLeases::decode_request(frame.body) else { return };
-        for range in ranges {
-            session.leases.take(now, range.first, range.count, |granted| self.lease_returned(now, &granted));
-        }
-    }
-
-    /// Whose objects a request is about, if the connection may ask it at all; what is about no object gets any number.
-    fn permit(&self, kind: Kind, rights: Rights) -> Result<TenantNo, ErrorCode> {
-        match kind {
-            _ if !rights.known => Err(ErrorCode::TenantNotRegistered),
-            Kind::Mount | Kind::Unmount | Kind::Beat | Kind::FetchExpulsions | Kind::EndExpulsions
-                if !rights.node =>
-            {
-                Err(ErrorCode::PermissionDenied)
-            }
-            // Exports open everybody's memory: they are for tenants and nodes.
-            Kind::Segments | Kind::QueryHosts if rights.tenant.is_none() && !rights.node => {
-                Err(ErrorCode::TenantNotRegistered)
-            }
-            Kind::Mount
-            | Kind::Unmount
-            | Kind::Beat
-            | Kind::FetchExpulsions
-            | Kind::EndExpulsions
-            | Kind::Segments
-            | Kind::QueryHosts => Ok(0),
-            Kind::TenantSet | Kind::TenantRemove if !rights.admin => Err(ErrorCode::PermissionDenied),
-            Kind::TenantSet | Kind::TenantRemove => Ok(0),
-            Kind::TenantList if rights.admin => Ok(0),
-            Kind::ReadStats | Kind::ExplainEviction if rights.admin => Ok(rights.tenant.unwrap_or(0)),
-            Kind::FetchTasks
-            | Kind::EndTasks
-            | Kind::OrderSegments
-            | Kind::DrainStatus
-            | Kind::ReadTaskReport => {
-                if rights.node {
-                    Ok(0)
-                } else {
-                    Err(ErrorCode::PermissionDenied)
-                }
-            }
-            Kind::ReadConfig | Kind::EvictNow | Kind::ListNodes => {
-                if rights.admin {
-                    Ok(0)
-                } else {
-                    Err(ErrorCode::PermissionDenied)
-                }
-            }
-            Kind::QueryTasks | Kind::ListTasks | Kind::CancelTasks | Kind::RetryTasks if rights.admin => {
-                Ok(tasks::EVERYBODY)
-            }
-            // A node that is nobody's copies everybody's objects.
-            Kind::ReportReplicas if rights.node && rights.tenant.is_none() => Ok(tasks::EVERYBODY),
-            _ => rights.tenant.ok_or(ErrorCode::TenantNotRegistered),
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "one request, taken apart")]
-    fn serve(
+    fn carry_out(
         &mut self,
         now: Instant,
         session: &mut Session,
-        kind: Kind,
-        tenant: TenantNo,
-        rights: Rights,
         frame: &Frame<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), ErrorCode> {
-        let (id, body) = (frame.header.request_id, frame.body);
-        let done = match kind {
-            // They are answered before.
-            Kind::Hello | Kind::ReturnLeases => return Err(ErrorCode::InternalError),
-            Kind::Mount => {
-                let (segment, _) = message::Mount::decode_request(body).map_err(WireError::code)?;
-                let no = self.session_no(session);
-                let answer = self.mount_from(now, &segment, no)?;
-                session.node |= matches!(answer, MountAnswer::Mounted(_));
-                message::Mount::encode_response(out, id, &answer, core::iter::empty())
-            }
-            Kind::Unmount => {
-                let (segment, _) = message::Unmount::decode_request(body).map_err(WireError::code)?;
-                self.unmount(now, &segment)?;
-                message::Unmount::encode_response(out, id, &(), core::iter::empty())
-            }
-            Kind::Beat => {
-                let (beat, _) = message::Beat::decode_request(body).map_err(WireError::code)?;
-                let no = self.session_no(session);
-                let status = self.heartbeat_from(now, &beat, no)?;
-                session.node |= status != NodeStatus::NeedRemount;
-                message::Beat::encode_response(out, id, &status, core::iter::empty())
-            }
-            Kind::FetchExpulsions => {
-                let (ask, _) = message::FetchExpulsions::decode_request(body).map_err(WireError::code)?;
-                let orders = self.fetch_expulsions(now, &ask)?;
-                message::FetchExpulsions::encode_response(out, id, &(), orders.into_iter())
-            }
-            Kind::EndExpulsions => {
-                let (proof, ends) = message::EndExpulsions::decode_request(body).map_err(WireError::code)?;
-                self.check_node(proof.node, proof.key)?;
-                let ended = ends.map(|end| self.end_expulsion(now, proof.node, &end));
-                message::EndExpulsions::encode_response(out, id, &(), ended)
-            }
-            Kind::ReportSegments => {
-                let (_, reported) = message::ReportSegments::decode_request(body).map_err(WireError::code)?;
-                let noted = reported.map(|no| self.report_unreachable(now, no));
-                message::ReportSegments::encode_response(out, id, &(), noted)
-            }
-            Kind::PutStart => {
-                let window_ms = self.config().put_start_discard_timeout_ms;
-                let head = PutWindow { window_ms };
-                let (ask, items) = message::PutStart::decode_request(body).map_err(WireError::code)?;
-                // Nobody could be asked whether its writes are over, and what it was given would stay taken.
-                if ask.writer == 0 {
-                    return Err(ErrorCode::InvalidParams);
-                }
-                let (len, returning) = (items.len(), self.returning(items.map(|item| item.of(tenant))));
-                let no = self.session_no(session);
-                let done =
-                    batch::<message::PutStart>(self, tenant, body, id, out, &head, |master, at, ask, new| {
-                        let place = Place::new(at, len, returning);
-                        session.writer = ask.writer;
-                        master.put_start_from(now, new.of(tenant), new.len, &ask.item(at), place, no)
-                    });
-                session.puts = self.unfinished_of(no);
-                done
-            }
-            Kind::PutEnd => {
-                batch::<message::PutEnd>(self, tenant, body, id, out, &(), |master, at, (), item| {
-                    master.check_handle(item.generation, item.handle)?;
-                    master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
-                })
-                .inspect(|()| session.puts = self.unfinished_of(session.no))
-            }
-            Kind::PutRevoke => {
-                batch::<message::PutRevoke>(self, tenant, body, id, out, &(), |master, _, (), item| {
-                    master.check_handle(item.generation, item.handle)?;
-                    master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
-                })
-                .inspect(|()| session.puts = self.unfinished_of(session.no))
-            }
-            Kind::Get => {
-                let head = Lease { lease_ms: self.config().lease_ttl_ms, first: session.leases.next() };
-                let leases = &mut session.leases;
-                let before = leases.memory_bytes();
-                let done =
-                    batch::<message::Get>(self, tenant, body, id, out, &head, |master, at, (), key| {
-                        master.get_for(now, key.of(tenant), at > 0, leases)
-                    });
-                self.lease_bytes += leases.memory_bytes() - before;
-                done
-            }
-            Kind::Exists => {
-                batch::<message::Exists>(self, tenant, body, id, out, &(), |master, _, (), key| {
-                    master.exists(key.of(tenant))
-                })
-            }
-            Kind::Remove => {
-                batch::<message::Remove>(self, tenant, body, id, out, &(), |master, _, (), item| {
-                    master.remove(now, item.of(tenant), item.force)
-                })
-            }
-            Kind::List => {
-                let (query, _) = message::List::decode_request(body).map_err(WireError::code)?;
-                let mut page = Page::default();
-                let cursor = self.list_of(now, tenant, &query, |listed| page.push(listed, listed.key));
-                message::List::encode_response(out, id, &ListPosition { cursor }, page.items.into_iter())
-            }
-            Kind::Segments => {
-                let (_, wanted) = message::Segments::decode_request(body).map_err(WireError::code)?;
-                if wanted.is_empty() {
-                    let all: Vec<_> = self.segments().map(Ok).collect();
-                    message::Segments::encode_response(out, id, &(), all.into_iter())
-                } else {
-                    let found = wanted.map(|no| self.segment(no).ok_or(ErrorCode::SegmentNotFound));
-                    message::Segments::encode_response(out, id, &(), found)
-                }
-            }
-            Kind::ReadStats => {
-                let all = rights.admin || !self.config().multi_tenants;
-                let stats = if all { self.stats() } else { self.stats_of(tenant) };
-                message::ReadStats::encode_response(out, id, &stats, core::iter::empty())
-            }
-            Kind::ExplainEviction => {
-                let (limit, _) = message::ExplainEviction::decode_request(body).map_err(WireError::code)?;
-                let limit = (limit.min(PAGE_ITEMS_MAX)) as usize;
-                let mut next = Page::default();
-                self.next_victims(now, tenant, |victim| {
-                    next.items.len() < limit && next.push(victim, victim.key)
-                });
-                let report = if rights.admin || !self.config().multi_tenants {
-                    self.eviction()
-                } else {
-                    self.eviction_of(tenant)
-                };
-                message::ExplainEviction::encode_response(out, id, &report, next.items.into_iter())
-            }
-            Kind::TenantList => {
-                let (_, names) = message::TenantList::decode_request(body).map_err(WireError::code)?;
-                let unknown = ErrorCode::TenantNotRegistered;
-                if !rights.admin {
-                    // There is no other as far as it can tell.
-                    let own = self.usage_of(tenant);
-                    let all = core::iter::repeat_n(Ok(own), usize::from(names.is_empty()));
-                    let named = names.map(|name| if name == own.name { Ok(own) } else { Err(unknown) });
-                    let answers: Vec<_> = all.chain(named).collect();
-                    message::TenantList::encode_response(out, id, &(), answers.into_iter())
-                } else if names.is_empty() {
-                    let all: Vec<_> = self.tenants().take(KEYS_PER_BATCH_MAX).map(Ok).collect();
-                    message::TenantList::encode_response(out, id, &(), all.into_iter())
-                } else {
-                    let named = names.map(|name| self.tenant(name).ok_or(unknown));
-                    message::TenantList::encode_response(out, id, &(), named)
-                }
-            }
-            Kind::TenantSet => {
-                let (setting, _) = message::TenantSet::decode_request(body).map_err(WireError::code)?;
-                self.set_tenant(&setting)?;
-                message::TenantSet::encode_response(out, id, &(), core::iter::empty())
-            }
-            Kind::TenantRemove => {
-                let (name, _) = message::TenantRemove::decode_request(body).map_err(WireError::code)?;
-                self.remove_tenant(name)?;
-                message::TenantRemove::encode_response(out, id, &(), core::iter::empty())
-            }
-            Kind::Find => {
-                let (query, _) = message::Find::decode_request(body).map_err(WireError::code)?;
-                let mut page = Page::default();
-                let cursor = self.find(now, tenant, &query, |listed| page.push(listed, listed.key))?;
-                message::Find::encode_response(out, id, &ListPosition { cursor }, page.items.into_iter())
-            }
-            Kind::RemoveMany => {
-                let (query, _) = message::RemoveMany::decode_request(body).map_err(WireError::code)?;
-                let page = self.remove_many(now, tenant, &query)?;
-                message::RemoveMany::encode_response(out, id, &page, core::iter::empty())
-            }
-            Kind::QueryHosts => {
-                let (_, asked) = message::QueryHosts::decode_request(body).map_err(WireError::code)?;
-                message::QueryHosts::encode_response(out, id, &(), asked.map(|of| self.hosts(of)))
-            }
-            Kind::ClearReplicas => batch::<message::ClearReplicas>(
-                self,
-                tenant,
-                body,
-                id,
-                out,
-                &(),
-                |master, _, segment, key| master.clear_replica(now, key.of(tenant), *segment),
-            ),
-            Kind::ReadConfig => {
-                message::ReadConfig::encode_response(out, id, self.config(), core::iter::empty())
-            }
-            Kind::EvictNow => {
-                let (leave, _) = message::EvictNow::decode_request(body).map_err(WireError::code)?;
-                let evicted = self.evict_now(now, leave);
-                message::EvictNow::encode_response(out, id, &evicted, core::iter::empty())
-            }
-            Kind::ListNodes => {
-                let nodes: Vec<_> = self.nodes(now).take(KEYS_PER_BATCH_MAX).collect();
-                message::ListNodes::encode_response(out, id, &(), nodes.into_iter())
-            }
-            Kind::WhyKept => {
-                batch::<message::WhyKept>(self, tenant, body, id, out, &(), |master, _, (), key| {
-                    master.kept(now, key.of(tenant))
-                })
-            }
-            Kind::ReportReplicas
-            | Kind::FindReplicas
-            | Kind::CreateTasks
-            | Kind::QueryTasks
-            | Kind::ListTasks
-            | Kind::CancelTasks
-            | Kind::RetryTasks
-            | Kind::FetchTasks
-            | Kind::EndTasks
-            | Kind::OrderSegments
-            | Kind::DrainStatus
-            | Kind::ReadTaskReport => return self.serve_tasks(now, kind, tenant, frame, out),
-        };
-        done.map_err(WireError::code)
-    }
-
-    fn welcome(&self, challenge: [u8; CHALLENGE_BYTES]) -> Welcome {
-        let config = self.config();
-        Welcome {
-            version: VERSION,
-            epoch: config.epoch.into(),
-            keys_per_batch_max: KEYS_PER_BATCH_MAX as u32,
-            key_bytes_max: config.key_bytes_max,
-            replicas_max: config.replicas_max,
-            lease_ms: config.lease_ttl_ms,
-            node_ttl_ms: config.node_ttl_ms,
-            challenge,
+        if frame.header.response {
+            return Err(ErrorCode::InvalidParams);
         }
+        let kind = Kind::from_byte(frame.header.kind).ok_or(ErrorCode::NotSupported)?;
+        let right = Right::of(kind);
+        // Looking the rights up is spared where none is needed.
+        let rights = if right == Right::Nothing { Rights::default() } else { self.rights(session) };
+        let tenant = right.permit(rights)?;
+        let request = Request { id: frame.header.request_id, body: frame.body, out };
+        self.serve(kind, Call { now, session, rights, tenant, request })
     }
 }
 
@@ -385,22 +253,20 @@ impl<T> Page<T> {
 fn batch<O: Operation>(
     master: &mut Master,
     tenant: TenantNo,
-    body: &[u8],
-    id: u64,
-    out: &mut Vec<u8>,
+    request: Request<'_>,
     head: &O::Answer<'_>,
     mut each: impl FnMut(&mut Master, usize, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
-) -> Result<(), WireError>
+) -> Result<(), ErrorCode>
 where
     for<'a> O::AskItem<'a>: Keyed<'a> + Copy,
 {
-    let (ask, mut items) = O::decode_request(body)?;
-    let mut answer = Answer::begin::<O>(out, id, head, items.len())?;
+    let (ask, mut items) = request.read::<O>()?;
+    let mut answer = Answer::begin::<O>(request.out, request.id, head, items.len())?;
     if items.len() == 1 {
         for item in items {
             answer.item(&each(master, 0, &ask, item))?;
         }
-        return answer.finish();
+        return Ok(answer.finish()?);
     }
     let mut at = 0;
     let mut some = Vec::with_capacity(items.len().min(WARM_KEYS));
@@ -412,7 +278,7 @@ where
             at += 1;
         }
     }
-    answer.finish()
+    Ok(answer.finish()?)
 }
 
 /// An item that is about one key.

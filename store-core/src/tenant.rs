@@ -63,9 +63,9 @@ impl fmt::Display for FullKey<'_> {
     }
 }
 
-/// Bytes that prove something. Printed and serialised without them, and compared in a time that tells nothing of them.
-/// Empty: there is none.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+/// Bytes that prove something. Printed and serialised without them, and compared in a time that depends on nothing but
+/// their lengths. Empty: there is none.
+#[derive(Clone, Default, Eq, Deserialize)]
 #[serde(from = "alloc::string::String")]
 pub struct Secret(Box<[u8]>);
 
@@ -105,6 +105,13 @@ impl Secret {
     pub fn matches(&self, guess: &[u8]) -> bool {
         let differ = self.0.iter().zip(guess).fold(0, |differ, (a, b)| black_box(differ | (a ^ b)));
         self.0.len() == guess.len() && differ == 0
+    }
+}
+
+/// As [`Secret::matches`].
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.matches(&other.0)
     }
 }
 
@@ -163,5 +170,20 @@ impl Default for TenantConfig {
             guaranteed_bytes: 0,
             secret: Secret::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_equal_when_all_their_bytes_are_and_none_is_missing() {
+        let secret = Secret::new(b"open sesame");
+        for other in [b"open sesamf".as_slice(), b"ppen sesame", b"open sesam", b"open sesame!", b""] {
+            assert!(secret != Secret::new(other) && !secret.matches(other), "{other:?}");
+        }
+        assert!(secret == secret.clone() && secret.matches(b"open sesame"));
+        assert!(Secret::default() == Secret::new(b""));
     }
 }

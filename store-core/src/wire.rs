@@ -356,6 +356,13 @@ impl fmt::Display for WireError {
 
 impl core::error::Error for WireError {}
 
+/// As [`WireError::code`].
+impl From<WireError> for ErrorCode {
+    fn from(error: WireError) -> Self {
+        error.code()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::vec;

@@ -228,8 +228,22 @@ fn an_incarnation_far_above_the_masters_clock_is_refused() {
             Err(ErrorCode::IncarnationTooHigh),
             "a name must not be taken for ever"
         );
+        let told = master.poll_event();
+        let incarnation_ms = incarnation / 1_000_000;
+        assert_eq!(
+            told,
+            Some(Event::IncarnationTooHigh {
+                name: "s".into(),
+                endpoint: "host:1".into(),
+                incarnation_ms,
+                wall_ms: wall_ms + 1
+            })
+        );
     }
+    let advice = ErrorCode::IncarnationTooHigh.to_string();
+    assert!(advice.contains("clock") && advice.contains("restart the node"), "{advice}");
     assert!(master.mount(at(1), &segment(1, ns(wall_ms + HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
+    // The master's clock is corrected: the node need not be restarted.
     master.set_wall_ms(at(2), wall_ms + 2 * HOUR_MS);
     assert!(master.mount(at(3), &segment(1, ns(wall_ms + 3 * HOUR_MS), "s", 7)).unwrap().mounted().is_ok());
 }

@@ -109,6 +109,18 @@ impl Events {
                     );
                 }
             }
+            Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms } => {
+                if let Some(left_out) = self.refused.may(now) {
+                    warn!(
+                        %name,
+                        %endpoint,
+                        node_clock_ms = incarnation_ms,
+                        master_clock_ms = wall_ms,
+                        left_out,
+                        "mount refused: the node's clock is more than an hour ahead of this master's; correct the one that is wrong"
+                    );
+                }
+            }
             Event::SegmentUnreachable { name, endpoint, .. } => {
                 if let Some(left_out) = self.reached.may(now) {
                     warn!(%name, %endpoint, left_out, "clients cannot reach a segment");

@@ -36,33 +36,9 @@ impl Master {
         segment: &MountSegment<'_>,
         session: u64,
     ) -> Result<MountAnswer<'_>, ErrorCode> {
-        let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
-        let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
-            && segment.base.checked_add(segment.len).is_some()
-            && self.segments.can_count(segment.len);
-        if !named(segment.name) || !named(segment.endpoint) || !fits {
-            return Err(ErrorCode::InvalidParams);
-        }
-        if segment.epoch != u64::from(self.config.epoch) {
-            return Err(ErrorCode::IllegalClient);
-        }
-        let wall_ms = self.wall_ms(now).unwrap_or(u64::MAX);
-        if segment.incarnation / NS_PER_MS > wall_ms.saturating_add(AHEAD_MS_MAX) {
-            return Err(ErrorCode::IncarnationTooHigh);
-        }
+        self.check_mount(now, segment)?;
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
-            if let Some(held) = self.segments.get(no) {
-                let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
-                let holder_endpoint = held.endpoint.clone();
-                self.tell(|| Event::MountRefused {
-                    name,
-                    endpoint,
-                    holder_endpoint,
-                    holder_silent_ms: silent_ms,
-                });
-            }
-            let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
-            return Ok(MountAnswer::Held { endpoint, silent_ms });
+            return Ok(self.refuse_held(segment, no, silent_ms));
         }
         let least = self.least_incarnation(now, segment);
         if segment.incarnation < least {
@@ -71,29 +47,13 @@ impl Master {
         if let Some(old) = self.segments.named(segment.name) {
             let no = old.no;
             if old.incarnation == segment.incarnation {
-                let same = old.node == segment.node
-                    && old.base == segment.base
-                    && old.len == segment.len
-                    && old.export == segment.export
-                    && *old.endpoint == *segment.endpoint;
-                if !same {
+                if !is_same(old, segment) {
                     return Err(ErrorCode::SegmentAlreadyExists);
                 }
                 self.nodes.heard(now, segment.node, session);
                 return Ok(MountAnswer::Mounted(self.mounted(no)));
             }
-            let old_endpoint = old.endpoint.clone();
-            let objects_lost = self.drop_segment(now, no);
-            let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
-            let MountSegment { node, takeover, .. } = *segment;
-            self.tell(|| Event::SegmentReplaced {
-                node,
-                name,
-                endpoint,
-                old_endpoint,
-                objects_lost,
-                takeover,
-            });
+            self.replace(now, no, segment);
         }
         self.drop_older(now, segment);
         let new_node = self.nodes.get(segment.node).is_none();
@@ -124,6 +84,53 @@ impl Master {
         let MountSegment { node, len: bytes, .. } = *segment;
         self.tell(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
         Ok(MountAnswer::Mounted(self.mounted(no)))
+    }
+
+    /// Whether what a node wants to mount can be, as far as that can be seen without a look at what is mounted.
+    fn check_mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<(), ErrorCode> {
+        let named = |text: &str| (1..=NAME_BYTES_MAX).contains(&text.len());
+        let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
+            && segment.base.checked_add(segment.len).is_some()
+            && self.segments.can_count(segment.len);
+        if !named(segment.name) || !named(segment.endpoint) || !fits {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if segment.epoch != u64::from(self.config.epoch) {
+            return Err(ErrorCode::IllegalClient);
+        }
+        let incarnation_ms = segment.incarnation / NS_PER_MS;
+        let ahead = |wall_ms: &u64| incarnation_ms > wall_ms.saturating_add(AHEAD_MS_MAX);
+        if let Some(wall_ms) = self.wall_ms(now).filter(ahead) {
+            let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+            self.tell(|| Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms });
+            return Err(ErrorCode::IncarnationTooHigh);
+        }
+        Ok(())
+    }
+
+    /// Tells a newcomer, and the log, who has what it wants: the node with this segment.
+    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountAnswer<'_> {
+        if let Some(held) = self.segments.get(no) {
+            let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+            let holder_endpoint = held.endpoint.clone();
+            self.tell(|| Event::MountRefused {
+                name,
+                endpoint,
+                holder_endpoint,
+                holder_silent_ms: silent_ms,
+            });
+        }
+        let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
+        MountAnswer::Held { endpoint, silent_ms }
+    }
+
+    /// Drops what has the name of a segment that is about to be mounted.
+    fn replace(&mut self, now: Instant, old: SegmentNo, segment: &MountSegment<'_>) {
+        let old_endpoint = self.segments.get(old).map_or_else(Default::default, |old| old.endpoint.clone());
+        let objects_lost = self.drop_segment(now, old);
+        let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
+        let MountSegment { node, takeover, .. } = *segment;
+        self.tell(|| Event::SegmentReplaced { node, name, endpoint, old_endpoint, objects_lost, takeover });
     }
 
     /// Unmounts a segment; replicas on it are gone, and objects that have no other with them.
@@ -294,4 +301,13 @@ impl Master {
     fn mounted(&self, segment: SegmentNo) -> Mounted {
         Mounted { segment, node_ttl_ms: self.config.node_ttl_ms }
     }
+}
+
+/// Whether a mount says again what is mounted.
+fn is_same(old: &Segment, segment: &MountSegment<'_>) -> bool {
+    old.node == segment.node
+        && old.base == segment.base
+        && old.len == segment.len
+        && old.export == segment.export
+        && *old.endpoint == *segment.endpoint
 }

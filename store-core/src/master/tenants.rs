@@ -14,7 +14,7 @@ use crate::wire::VERSION;
 use crate::{ErrorCode, MasterConfig, Peer, Secret, Session, Stats, TenantConfig, TenantNo};
 
 /// What a connection may: whose objects its requests are about, and what else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     /// It need not say more before it asks.
     pub(crate) known: bool,

@@ -14,6 +14,7 @@ use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
 use te_core::{Instant, Memory as _, Outcome, RegionId, SegmentId, Slice, Token, Transport};
 
+use crate::bulk::Bulk;
 use crate::checker::{Answer, Ask, Id};
 use crate::clock::Clock;
 use crate::common::{Core, Party};
@@ -66,6 +67,10 @@ pub(crate) struct Client {
     call: u64,
     /// The latest put that was read of each key, for those who lie about it.
     cache: HashMap<Vec<u8>, u64>,
+    /// The request about many objects that it is at.
+    pub(crate) bulk: Option<Bulk>,
+    /// What it was shown by the listing before, for those who show it again.
+    pub(crate) former: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +85,9 @@ enum Running {
     Exists {
         request_id: u64,
     },
-    /// Something about tasks, or a report of bad replicas: nobody reads the answer.
+    /// A listing, or a removal of many, see `bulk`.
+    Bulk,
+    /// Something about tasks or replicas: the client makes nothing of the answer.
     Word {
         request_id: u64,
     },
@@ -144,6 +151,8 @@ impl Client {
             next: life << 32,
             call: 0,
             cache: HashMap::new(),
+            bulk: None,
+            former: Vec::new(),
         }
     }
 
@@ -235,9 +244,9 @@ impl Client {
             self.transport.set_identity(self.engine);
         }
         let inherited = self.inherited.take();
-        let dice = if inherited.is_some() { 45 } else { rng.below(100) };
+        let dice = if inherited.is_some() { 45 } else { rng.below(105) };
         let nonce = inherited.as_ref().map_or_else(|| 1 + rng.below(u32::MAX.into()) as u32, |it| it.nonce);
-        let count = if dice < 85 { 1 + rng.below(ITEMS_MAX) } else { 1 };
+        let count = if (85..103).contains(&dice) { 1 } else { 1 + rng.below(ITEMS_MAX) };
         let random = |_| (core.random_key(rng), core.scenario.random_len(rng));
         let items = inherited.map_or_else(|| (0..count).map(random).collect(), |it| it.items);
         for (key, len) in items {
@@ -287,25 +296,33 @@ impl Client {
             let options = PutOptions { replicas, placement, retention };
             self.nonce = nonce;
             self.put.start(items, PutAsk { nonce, options, writer: self.engine });
+        } else if (100..103).contains(&dice) {
+            self.running = Running::Bulk;
+            self.start_bulk(core, rng, dice == 102);
+        } else if dice >= 103 {
+            let request_id = self.clear_replicas(core, rng);
+            self.running = Running::Word { request_id };
         } else if dice >= 95 && core.scenario.tasks {
             self.ask_for_tasks(core, rng);
         } else {
-            let request_id = self.next_id();
-            let mut out = Vec::new();
-            let force = rng.below(2) == 0;
-            let remove = dice < 92;
-            self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
-            let key = Key(&self.asked[0].key);
-            if remove {
-                Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter())
-                    .unwrap();
-                self.running = Running::Remove { request_id, force };
-            } else {
-                Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
-                self.running = Running::Exists { request_id };
-            }
-            core.send_call((self.index, self.life), self.speaks_as, request_id, out);
+            self.remove_or_look(core, rng.below(2) == 0, dice < 92);
         }
+    }
+
+    /// Removes its first key, or asks whether it is there.
+    fn remove_or_look(&mut self, core: &mut Core, force: bool, remove: bool) {
+        let request_id = self.next_id();
+        let mut out = Vec::new();
+        self.record(core, |_| if remove { Ask::Remove { force } } else { Ask::Exists });
+        let key = Key(&self.asked[0].key);
+        if remove {
+            Remove::encode_request(&mut out, request_id, &(), [Removal { key, force }].into_iter()).unwrap();
+            self.running = Running::Remove { request_id, force };
+        } else {
+            Exists::encode_request(&mut out, request_id, &(), [key].into_iter()).unwrap();
+            self.running = Running::Exists { request_id };
+        }
+        core.send_call((self.index, self.life), self.speaks_as, request_id, out);
     }
 
     /// Does what the running operation asks for; true when it has just ended.
@@ -382,7 +399,7 @@ impl Client {
     }
 
     /// A frame from the master.
-    pub(crate) fn receive(&mut self, core: &mut Core, bytes: &[u8]) -> bool {
+    pub(crate) fn receive(&mut self, core: &mut Core, bytes: &[u8]) -> Result<bool, Violation> {
         let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
         // An answer may come late, when another operation runs.
         let current = frame.header.request_id == self.call;
@@ -419,7 +436,7 @@ impl Client {
                 core.report.removes += u64::from(answer == Answer::Done);
                 self.answer(core, 0, answer);
                 self.running = Running::Nothing;
-                return true;
+                return Ok(true);
             }
             Running::Exists { request_id } if request_id == frame.header.request_id => {
                 let result = Exists::decode_response(&frame).ok().and_then(|(_, mut results)| results.next());
@@ -430,19 +447,24 @@ impl Client {
                 };
                 self.answer(core, 0, answer);
                 self.running = Running::Nothing;
-                return true;
+                return Ok(true);
             }
             Running::Word { request_id } if request_id == frame.header.request_id => {
                 self.running = Running::Nothing;
-                return true;
+                return Ok(true);
+            }
+            Running::Bulk if self.asks_for_page(frame.header.request_id) => {
+                let last = self.page_came(core, &frame)?;
+                self.running = if last { Running::Nothing } else { Running::Bulk };
+                return Ok(last);
             }
             _ => {}
         }
-        false
+        Ok(false)
     }
 
     /// A call got no answer in time.
-    pub(crate) fn call_failed(&mut self, core: &mut Core, request_id: u64) -> bool {
+    pub(crate) fn call_failed(&mut self, core: &mut Core, request_id: u64) -> Result<bool, Violation> {
         match self.running {
             Running::Get => self.get.handle_call_failed(request_id, ErrorCode::RpcTimeout),
             Running::Put => self.put.handle_call_failed(request_id, ErrorCode::RpcTimeout),
@@ -455,11 +477,16 @@ impl Client {
                     self.answer(core, 0, Answer::Done);
                 }
                 self.running = Running::Nothing;
-                return true;
+                return Ok(true);
+            }
+            Running::Bulk if self.asks_for_page(request_id) => {
+                self.page_failed(core)?;
+                self.running = Running::Nothing;
+                return Ok(true);
             }
             _ => {}
         }
-        false
+        Ok(false)
     }
 
     /// The process dies: what it has not asked to be committed never will be.

@@ -9,9 +9,11 @@ use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 
+use crate::bulk::Places;
 use crate::checker::History;
 use crate::clock::{Clock, Wall};
 use crate::judge::{Given, Seen, Standing};
+use crate::quotas::Promise;
 use crate::scenario::{CALL_TIMEOUT, Lies, OPERATION_MAX, Report, Scenario, TENANTS, tenant_of};
 use crate::shadow::{Shadow, Violation};
 use crate::strangers::make_room;
@@ -67,6 +69,8 @@ pub(crate) enum Event {
     Heal(NodeId, NodeId),
     /// Somebody tries what he may not, see `strangers`.
     Strangers,
+    /// Whoever administers the store changes what a tenant may.
+    SetTenant,
     /// Everything stands still for a while, in any order.
     StandStill,
     /// A process does, until then.
@@ -83,6 +87,13 @@ pub(crate) enum Event {
     LastDrain,
     /// And takes it back into use.
     EndDrain,
+}
+
+impl Event {
+    /// Whether somebody begins something, which waits for the morning.
+    pub(crate) const fn begins_something(&self) -> bool {
+        matches!(self, Self::Wake { .. } | Self::Trouble | Self::Strangers | Self::SetTenant)
+    }
 }
 
 /// One direction between a party and the master in which nothing gets through.
@@ -131,6 +142,12 @@ pub(crate) struct Core {
     pub(crate) starts: HashMap<u64, u64>,
     /// What is readable, as far as is known.
     pub(crate) visible: BTreeMap<Vec<u8>, Seen>,
+    /// When what was readable was so last.
+    pub(crate) gone: HashMap<Vec<u8>, Instant>,
+    /// Where the objects were that the running request to clear replicas is about.
+    pub(crate) places: Places,
+    /// What tenants may.
+    pub(crate) promised: [Promise; TENANTS.len()],
     /// What nodes were told to copy, by attempt.
     pub(crate) given: HashMap<u64, Given>,
     /// Copies that were accepted since somebody looked at their bytes.
@@ -176,6 +193,9 @@ impl Core {
             doubled: HashSet::new(),
             starts: HashMap::new(),
             visible: BTreeMap::new(),
+            gone: HashMap::new(),
+            places: Places::new(),
+            promised: Promise::all(&scenario.master),
             given: HashMap::new(),
             fresh: Vec::new(),
             task_owners: BTreeMap::new(),
@@ -328,6 +348,7 @@ impl Core {
         self.past = self.past.plus(&past);
         let config = self.master.config().clone();
         self.master = Master::new(MasterConfig { epoch: config.epoch + 1, ..config }).unwrap();
+        self.promised = Promise::all(&self.scenario.master);
         self.standing = None;
         let mut rng = self.rng.fork();
         let wall = if self.scenario.clocks { Wall::random(&mut rng, true) } else { self.wall };
@@ -435,6 +456,8 @@ impl Core {
             self.greet(if let Party::Node(_) = from { "" } else { TENANTS[self.tenant_of(from)] })
         });
         let before = Standing::of(&self.master);
+        self.places = self.places_of(from, &request);
+        self.overdo(from, &request);
         let now = self.shown();
         self.master.handle(now, &mut session, &request, &mut out);
         self.sessions.insert((from, life), session);

@@ -58,6 +58,8 @@ impl Core {
                     | Violation::NotLinearizable(_)
                     | Violation::Leak(_)
                     | Violation::Stuck(_)
+                    | Violation::Shown(_)
+                    | Violation::Missed(_)
             )
         };
         found.or_else(
@@ -88,7 +90,7 @@ impl Core {
             self.visible.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
         for key in &lost {
             self.history.lost(key, self.now.as_nanos());
-            self.visible.remove(key);
+            self.vanish(key);
         }
         lost.len()
     }
@@ -98,7 +100,7 @@ impl Core {
     pub(crate) fn check_losses(&self, request: &Frame<'_>, lost: usize) -> Result<(), Violation> {
         let may = match Kind::from_byte(request.header.kind) {
             Some(Kind::PutStart | Kind::Remove | Kind::Mount | Kind::Unmount) => true,
-            // What a report takes away is known by now.
+            // What a report takes away, or a request about many, is known by now.
             _ => false,
         };
         if may || lost == 0 {
@@ -109,17 +111,20 @@ impl Core {
     }
 
     /// Whether every tenant is within its quota, and none lost anything to another while it was within its guarantee.
-    pub(crate) fn check_tenants(&self, before: &Standing, asker: Option<usize>) -> Result<(), Violation> {
+    pub(crate) fn check_tenants(&mut self, before: &Standing, asker: Option<usize>) -> Result<(), Violation> {
         for (at, name) in TENANTS.iter().enumerate() {
             let usage = self.master.tenant(name).unwrap();
-            if usage.quota_bytes.is_some_and(|quota| usage.bytes > quota)
-                || usage.quota_objects.is_some_and(|quota| usage.objects > u64::from(quota))
-            {
-                return Err(Violation::OverQuota(format!("{usage:?} at {:?}", self.now)));
+            let mut promise = self.promised[at];
+            if !promise.holds(&usage) {
+                return Err(Violation::OverQuota(format!("{usage:?}, {promise:?} at {:?}", self.now)));
+            }
+            if promise.is_above() {
+                promise.settle(&usage, self.copied_bytes());
+                self.promised[at] = promise;
             }
             if asker != Some(at)
                 && usage.evictions_total > before.evictions[at]
-                && before.bytes[at] <= usage.guaranteed_bytes
+                && before.bytes[at] <= promise.guaranteed_bytes
             {
                 return Err(Violation::BelowGuarantee(format!(
                     "{usage:?}, before it {} bytes, at {:?}",
@@ -167,101 +172,105 @@ impl Core {
                 let (ask, asked) = PutStart::decode_request(body).unwrap();
                 let retained = ask.options.retention != Retention::DEFAULT;
                 self.report.retained += asked.len() as u64 * u64::from(retained);
-                self.observe_put(from, ask.writer, asked, PutStart::decode_response(response))
+                self.observe_put(from, ask.writer, asked, PutStart::decode_response(response))?;
             }
             Some(Kind::PutRevoke) => {
                 let (_, asked) = PutRevoke::decode_request(body).unwrap();
                 for revocation in asked.filter(|revocation| revocation.quiet) {
                     self.shadow.ended(revocation.generation);
                 }
-                Ok(())
             }
-            Some(Kind::PutEnd) => {
-                let (_, asked) = PutEnd::decode_request(body).unwrap();
-                for commit in asked {
-                    self.shadow.ended(commit.generation);
-                }
-                let Ok((_, answers)) = PutEnd::decode_response(response) else { return Ok(()) };
-                for (Commit { key, generation, .. }, answer) in asked.zip(answers) {
-                    if answer.is_ok() {
-                        self.visible.insert(self.full_key(from, key.0), Seen { generation });
-                    }
-                }
-                Ok(())
-            }
-            Some(Kind::Get) => self.observe_get((from, life), response),
+            Some(Kind::PutEnd) => self.observe_end(from, body, response),
+            Some(Kind::Get) => self.observe_get((from, life), response)?,
+            Some(Kind::Remove) => self.observe_remove(from, request, response),
+            Some(Kind::List | Kind::Find) => self.observe_page(from, request, response)?,
+            Some(Kind::RemoveMany) => self.observe_sweep(from, request, response)?,
+            Some(Kind::ClearReplicas) => self.observe_clearing(from, request, response)?,
             Some(Kind::Beat) => {
                 if let Ok((NodeStatus::Ok | NodeStatus::Work, _)) = Beat::decode_response(response) {
                     self.hear(from, life);
                 }
-                Ok(())
             }
             Some(Kind::Mount) => {
                 if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(response) {
                     self.hear(from, life);
                 }
-                Ok(())
             }
-            Some(Kind::Remove) => {
-                let (_, mut asked) = Remove::decode_request(body).unwrap();
-                let Ok((_, mut answers)) = Remove::decode_response(response) else { return Ok(()) };
-                if let (Party::Client(client), Some(Ok(())), Some(removal)) =
-                    (from, answers.next(), asked.next())
-                {
-                    let key = self.full_key(from, removal.key.0);
-                    self.visible.remove(&key);
-                    if self.doubled.contains(&(client, request.header.request_id)) {
-                        self.history.lost(&key, self.now.as_nanos());
-                    }
-                }
-                Ok(())
-            }
-            Some(Kind::CreateTasks) => {
-                let Ok((_, answers)) = CreateTasks::decode_response(response) else { return Ok(()) };
-                let tenant = self.tenant_of(from);
-                for id in answers.flatten() {
-                    let known = *self.task_owners.entry(id).or_insert(tenant);
-                    if known != tenant {
-                        return Err(Violation::Foreign(format!("{from:?} was given task {id:#x}")));
-                    }
-                }
-                Ok(())
-            }
+            Some(Kind::CreateTasks) => self.observe_new_tasks(from, response)?,
             Some(Kind::QueryTasks) => {
                 let (_, asked) = QueryTasks::decode_request(body).unwrap();
-                self.observe_tasks(from, asked, QueryTasks::decode_response(response))
+                self.observe_tasks(from, asked, QueryTasks::decode_response(response))?;
             }
             Some(Kind::CancelTasks) => {
                 let (_, asked) = CancelTasks::decode_request(body).unwrap();
-                self.observe_tasks(from, asked, CancelTasks::decode_response(response))
+                self.observe_tasks(from, asked, CancelTasks::decode_response(response))?;
             }
             Some(Kind::RetryTasks) => {
                 let (_, asked) = RetryTasks::decode_request(body).unwrap();
-                self.observe_tasks(from, asked, RetryTasks::decode_response(response))
+                self.observe_tasks(from, asked, RetryTasks::decode_response(response))?;
             }
-            Some(Kind::FetchTasks) => self.observe_orders(from, response),
-            Some(Kind::EndTasks) => {
-                let (_, ends) = EndTasks::decode_request(body).unwrap();
-                if let Party::Node(index) = from {
-                    // It reads no more for these, and the master has heard so.
-                    for end in ends.filter(|end| end.quiet || end.result.is_ok()) {
-                        self.shadow.returned((CLIENTS + index, 0), end.attempt, 1);
-                    }
-                }
-                let Ok((_, answers)) = EndTasks::decode_response(response) else { return Ok(()) };
-                for (end, answer) in ends.zip(answers) {
-                    // The answer says that this try was the latest, and the state that it was the last.
-                    let task = self.master.task(self.shown(), end.id);
-                    let done = task.is_ok_and(|task| task.state == TaskState::Done);
-                    if answer.is_ok() && end.result.is_ok() && done {
-                        let moved = task.is_ok_and(|task| task.source.is_some());
-                        self.accepted(end.attempt, moved);
-                    }
-                }
-                Ok(())
+            Some(Kind::FetchTasks) => self.observe_orders(from, response)?,
+            Some(Kind::EndTasks) => self.observe_task_ends(from, body, response),
+            Some(Kind::ReportReplicas) => self.observe_reports(from, request, response)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn observe_end(&mut self, from: Party, body: &[u8], response: &Frame<'_>) {
+        let (_, asked) = PutEnd::decode_request(body).unwrap();
+        for commit in asked {
+            self.shadow.ended(commit.generation);
+        }
+        let Ok((_, answers)) = PutEnd::decode_response(response) else { return };
+        for (Commit { key, generation, .. }, answer) in asked.zip(answers) {
+            if answer.is_ok() {
+                self.visible.insert(self.full_key(from, key.0), Seen { generation });
             }
-            Some(Kind::ReportReplicas) => self.observe_reports(from, request, response),
-            _ => Ok(()),
+        }
+    }
+
+    fn observe_remove(&mut self, from: Party, request: &Frame<'_>, response: &Frame<'_>) {
+        let (_, mut asked) = Remove::decode_request(request.body).unwrap();
+        let Ok((_, mut answers)) = Remove::decode_response(response) else { return };
+        if let (Party::Client(client), Some(Ok(())), Some(removal)) = (from, answers.next(), asked.next()) {
+            let key = self.full_key(from, removal.key.0);
+            self.vanish(&key);
+            if self.doubled.contains(&(client, request.header.request_id)) {
+                self.history.lost(&key, self.now.as_nanos());
+            }
+        }
+    }
+
+    fn observe_new_tasks(&mut self, from: Party, response: &Frame<'_>) -> Result<(), Violation> {
+        let Ok((_, answers)) = CreateTasks::decode_response(response) else { return Ok(()) };
+        let tenant = self.tenant_of(from);
+        for id in answers.flatten() {
+            let known = *self.task_owners.entry(id).or_insert(tenant);
+            if known != tenant {
+                return Err(Violation::Foreign(format!("{from:?} was given task {id:#x}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn observe_task_ends(&mut self, from: Party, body: &[u8], response: &Frame<'_>) {
+        let (_, ends) = EndTasks::decode_request(body).unwrap();
+        if let Party::Node(index) = from {
+            // It reads no more for these, and the master has heard so.
+            for end in ends.filter(|end| end.quiet || end.result.is_ok()) {
+                self.shadow.returned((CLIENTS + index, 0), end.attempt, 1);
+            }
+        }
+        let Ok((_, answers)) = EndTasks::decode_response(response) else { return };
+        for (end, answer) in ends.zip(answers) {
+            // The answer says that this try was the latest, and the state that it was the last.
+            let task = self.master.task(self.shown(), end.id);
+            let done = task.is_ok_and(|task| task.state == TaskState::Done);
+            if answer.is_ok() && end.result.is_ok() && done {
+                let moved = task.is_ok_and(|task| task.source.is_some());
+                self.accepted(end.attempt, moved);
+            }
         }
     }
 
@@ -311,8 +320,11 @@ impl Core {
                 self.shadow.claims.insert(allocation.generation, claim);
             }
         }
-        let usage = self.master.tenant(TENANTS[self.tenant_of(from)]).unwrap();
-        if admitted && usage.quota_bytes.is_some_and(|quota| usage.bytes + usage.held_bytes > quota) {
+        let tenant = self.tenant_of(from);
+        let usage = self.master.tenant(TENANTS[tenant]).unwrap();
+        if admitted
+            && self.promised[tenant].quota_bytes.is_some_and(|quota| usage.bytes + usage.held_bytes > quota)
+        {
             found = found.and(Err(Violation::OverQuota(format!("a put was let in: {usage:?}"))));
         }
         found
@@ -415,7 +427,7 @@ impl Core {
             if verdict == Verdict::Gone {
                 let known = self.shadow.puts.get(&bad.generation).map(|put| put.key.clone());
                 if let Some(key) = known {
-                    self.visible.remove(&key);
+                    self.vanish(&key);
                     self.history.lost(&key, self.now.as_nanos());
                 }
             }

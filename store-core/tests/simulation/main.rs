@@ -13,6 +13,8 @@
 //!   time-out passes; they write on where they were. One that a node has cut off is told so, and starts another engine.
 //! * Everything *stands still*, the master included, and goes on in any order.
 //! * *Strangers* guess handles, generations and nodes' keys, mount under names of nodes that live, and wish for what cannot be.
+//! * *Requests about many* list, find and remove keys, page by page, while the store goes on, and replicas are cleared.
+//! * What tenants *may* is changed while they use it, to less than they have, too, and to what cannot be.
 //! * *Wall clocks* are off by hours, and go back over a restart. No node's is more than 50 minutes ahead of the master's, which
 //!   refuses what is an hour ahead.
 //!
@@ -22,12 +24,14 @@
 //!
 //! What clients asked and were answered is a history, and is judged by `tests/linearizability/checker.rs`; what lies where
 //! and who may touch it is judged as it happens, by `shadow` and `judge`, and the master's books are recounted by `audit`,
-//! every 16th request and at the end. Space belongs to a put until its writer has told the master that it has ended, or the
-//! node has cut that writer off: given to anybody else before, it is a violation, whether a write is under way or not. A node
-//! that is not mounted after so many answers of the master is one, too. Clocks are bounded as `MasterConfig::lease_guard_ms` wants
-//! it: each runs up to 1 % fast or slow, the master's jumps ahead by up to 5 ms at a time, those of clients as far as they
-//! like; the master's leaves out the time in which it stood still, as that of `store-master` does. Disks have no part in it: the
-//! master has no log, and nothing here writes a file.
+//! every 16th request and at the end. A listing may show what was there at some moment of it and has to show what was there all
+//! the time; a request about many does what it says and nothing else; what a tenant was promised holds from then on. Space
+//! belongs to a put until its writer has told the master that it has ended, or the node has cut that writer off: given to
+//! anybody else before, it is a violation, whether a write is under way or not. A node that is not mounted after so many answers
+//! of the master is one, too. Clocks are bounded as `MasterConfig::lease_guard_ms` wants it: each runs up to 1 % fast or slow,
+//! the master's jumps ahead by up to 5 ms at a time, those of clients as far as they like; the master's leaves out the time in
+//! which it stood still, as that of `store-master` does. Disks have no part in it: the master has no log, and nothing here writes
+//! a file.
 //!
 //! The tests whose names begin with `without_` or `when_` break one rule on purpose, and fail if the simulation does not
 //! notice.
@@ -35,6 +39,7 @@
 #![allow(unsafe_code, reason = "registers memory with the simulated fabric")]
 
 mod audit;
+mod bulk;
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod client;
@@ -46,6 +51,7 @@ mod mover;
 mod moving;
 mod node;
 mod pauses;
+mod quotas;
 mod scenario;
 mod shadow;
 mod strangers;
@@ -175,9 +181,18 @@ fn storm(test: &str, quarter: u64) {
     assert!(hostile.iter().all(|count| *count > 100), "{sum:?}");
     // A writer sleeps through a night, and is told in the morning that it was cut off; a name is free.
     assert!(sum.slept > 10 && sum.turned_away > 10 && sum.successions > 2, "{sum:?}");
+    shared_and_bulk(&sum);
+}
+
+/// The same of what tenants share, and of requests about many objects.
+fn shared_and_bulk(sum: &Report) {
     let shared = [sum.parts, sum.parts_of_many, sum.refused, sum.audits];
     assert!(shared.iter().all(|count| *count > 100), "{sum:?}");
-    assert!(sum.foreign > 50 && tasks.extras_shed_total > 50, "{sum:?}");
+    assert!(sum.foreign > 50 && sum.tasks.extras_shed_total > 50, "{sum:?}");
+    let bulk = [sum.listings, sum.listed, sum.sweeps, sum.swept, sum.cleared, sum.cleared_last];
+    assert!(bulk.iter().all(|count| *count > 100), "{sum:?}");
+    assert!(sum.cleared - sum.cleared_last > 50, "{sum:?}");
+    assert!(sum.settings > 1_000 && sum.lowered > 100, "{sum:?}");
 }
 
 #[test]
@@ -434,4 +449,40 @@ fn when_the_masters_clock_jumps_further_than_the_guard_leased_ranges_are_given_o
     assert_eq!(first_violation(30, &honest), None);
     let found = first_violation(300, &scenario);
     assert!(matches!(found, Some(Violation::GivenWhileLeased(_))), "{found:?}");
+}
+
+#[test]
+fn when_the_first_page_of_a_listing_passes_for_all_of_it_keys_are_missed() {
+    let found = first_violation(20, &Scenario { lies: Lies::PAGE, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::Missed(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_listing_shows_what_the_one_before_has_shown_keys_are_shown_that_are_gone() {
+    let found = first_violation(20, &Scenario { lies: Lies::FORMER, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::Shown(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_removal_of_many_is_said_to_be_done_that_got_no_answer_something_is_left() {
+    let found = first_violation(20, &Scenario { lies: Lies::SWEEP, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::Left(_))), "{found:?}");
+}
+
+#[test]
+fn when_a_removal_of_many_removes_something_else_besides_that_is_noticed() {
+    let found = first_violation(20, &Scenario { lies: Lies::BROOM, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::Swept(_))), "{found:?}");
+}
+
+#[test]
+fn when_another_replica_is_cleared_besides_the_one_that_was_meant_that_is_noticed() {
+    let found = first_violation(20, &Scenario { lies: Lies::CLEAR, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::Cleared(_))), "{found:?}");
+}
+
+#[test]
+fn when_what_a_tenant_may_is_taken_back_behind_its_back_it_has_too_much_or_loses_too_much() {
+    let found = first_violation(20, &Scenario { lies: Lies::QUOTA, ..Scenario::stormy() });
+    assert!(matches!(found, Some(Violation::OverQuota(_) | Violation::BelowGuarantee(_))), "{found:?}");
 }

@@ -70,6 +70,18 @@ impl Lies {
     pub(crate) const WISH: Self = Self(1 << 17);
     /// The master's clock counts the time in which it stood still.
     pub(crate) const PAUSE: Self = Self(1 << 18);
+    /// Takes the first page of a listing for all of it.
+    pub(crate) const PAGE: Self = Self(1 << 19);
+    /// Shows in a listing what the one before has shown as well.
+    pub(crate) const FORMER: Self = Self(1 << 20);
+    /// Says that many objects were removed when it got no answer.
+    pub(crate) const SWEEP: Self = Self(1 << 21);
+    /// Whoever drives the master removes something else besides when many objects are to be removed.
+    pub(crate) const BROOM: Self = Self(1 << 22);
+    /// Whoever drives the master clears another replica besides the one that is to be cleared.
+    pub(crate) const CLEAR: Self = Self(1 << 23);
+    /// Whoever administers the store says what a tenant may, and takes it back.
+    pub(crate) const QUOTA: Self = Self(1 << 24);
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -110,6 +122,8 @@ pub(crate) struct Scenario {
     pub(crate) variety: bool,
     /// Strangers guess handles, take names and wish for what cannot be, as often as there is trouble.
     pub(crate) strangers: bool,
+    /// What tenants may is changed while they use it.
+    pub(crate) settings: bool,
     /// Everything stands still from time to time, and goes on in any order: how far apart at most.
     pub(crate) standstills: Option<Duration>,
     /// Writes in the middle of which a writer is stopped, per million.
@@ -150,7 +164,7 @@ impl Scenario {
             segment_bytes: 40 * 1024,
             object_bytes_max: SMALL_BYTES_MAX,
             keys: 64,
-            busy: Duration::from_secs(40),
+            busy: Duration::from_secs(44),
             lies: Lies::NONE,
             blind: false,
             retention: true,
@@ -160,6 +174,7 @@ impl Scenario {
             flips: true,
             variety: true,
             strangers: true,
+            settings: true,
             standstills: None,
             stops_ppm: 8_000,
             night: None,
@@ -180,6 +195,7 @@ impl Scenario {
             flips: false,
             variety: false,
             strangers: false,
+            settings: false,
             ..stormy
         }
     }
@@ -352,6 +368,17 @@ pub(crate) struct Report {
     /// Puts that a quota refused, and tasks of others that were asked for.
     pub(crate) refused: u64,
     pub(crate) foreign: u64,
+    /// Listings, and readable keys that they showed; removals of many that ended well, and objects that they removed.
+    pub(crate) listings: u64,
+    pub(crate) listed: u64,
+    pub(crate) sweeps: u64,
+    pub(crate) swept: u64,
+    /// Replicas that were cleared, and objects that had no other.
+    pub(crate) cleared: u64,
+    pub(crate) cleared_last: u64,
+    /// Times that a tenant was told what it may, and of these, to have less than it had.
+    pub(crate) settings: u64,
+    pub(crate) lowered: u64,
     pub(crate) stats: Stats,
     pub(crate) tasks: TaskReport,
 }
@@ -369,6 +396,7 @@ impl Report {
         add!(audits, refused, foreign, expelled, stats.leases_returned_total);
         add!(turned_away, forks, paused, slept, standstills, guesses, thefts, successions, wishes);
         add!(set_back, stale);
+        add!(listings, listed, sweeps, swept, cleared, cleared_last, settings, lowered);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
         add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);

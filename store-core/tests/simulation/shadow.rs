@@ -52,6 +52,16 @@ pub(crate) enum Violation {
     EvictedForNothing(String),
     /// A node was given up that nobody had listened to for as long as it may be silent.
     GivenUpEarly(String),
+    /// A listing showed what was not there at any moment of it, or what is not wanted, or something twice.
+    Shown(String),
+    /// A listing did not show what was there all the time.
+    Missed(String),
+    /// A removal of many left what it should have removed.
+    Left(String),
+    /// A removal of many removed something else, or said that it removed more or less.
+    Swept(String),
+    /// A replica was cleared that should stay, or one stayed that was said to be cleared.
+    Cleared(String),
     /// An operation never ended.
     Stuck(String),
 }

@@ -56,6 +56,78 @@ impl Mark {
     }
 }
 
+/// Who passes for a node, and what it says.
+struct Thief {
+    node: u64,
+    /// The node that it mounts as.
+    mounts_as: u64,
+    /// What is mounted under the node's name: by which node, and under which incarnation.
+    node_of: u64,
+    segment: SegmentNo,
+    held: u64,
+    incarnation: u64,
+    name: String,
+    key: u64,
+}
+
+impl Thief {
+    /// One of ten kinds; from the sixth on it mounts.
+    fn request(&self, core: &Core, kind: u64) -> Vec<u8> {
+        let Self { node, mounts_as, node_of, segment, held, incarnation, ref name, key } = *self;
+        let mut out = Vec::new();
+        match kind {
+            0 => {
+                let beat = Heartbeat { node, incarnation, key };
+                Beat::encode_request(&mut out, 1, &beat, core::iter::empty()).unwrap();
+            }
+            1 => {
+                let unmount = UnmountSegment { node: node_of, incarnation: held, segment, key };
+                Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
+            }
+            2 => {
+                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+            }
+            3 => {
+                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
+            }
+            4 => {
+                let ends = (1..64).map(|ticket| ExpulsionEnd { ticket, gone: true });
+                let ends: Vec<_> = ends.collect();
+                EndExpulsions::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter())
+                    .unwrap();
+            }
+            5 => {
+                let attempts = core.given.keys().copied().take(16);
+                let result = Err(ErrorCode::TransferFail);
+                let ids = core.task_owners.keys().rev().copied().take(16);
+                let ends: Vec<_> = ids
+                    .zip(attempts)
+                    .map(|(id, attempt)| TaskEnd { id, attempt, result, quiet: true })
+                    .collect();
+                EndTasks::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter()).unwrap();
+            }
+            _ => {
+                let mount = MountSegment {
+                    node: mounts_as,
+                    incarnation,
+                    name,
+                    endpoint: "thief:1",
+                    base: 0,
+                    len: core.scenario.segment_bytes,
+                    export: Default::default(),
+                    epoch: core.epoch().into(),
+                    key,
+                    takeover: false,
+                };
+                Mount::encode_request(&mut out, 1, &mount, core::iter::empty()).unwrap();
+            }
+        }
+        out
+    }
+}
+
 impl World {
     pub(crate) fn strangers(&mut self) -> Result<(), Violation> {
         if self.core.now >= self.busy_until {
@@ -141,58 +213,11 @@ impl World {
             3 => u64::MAX,
             _ => held + 1 + rng.below(1_000_000),
         };
-        let mut out = Vec::new();
         let kind = rng.below(10);
-        match kind {
-            0 => {
-                let beat = Heartbeat { node, incarnation, key };
-                Beat::encode_request(&mut out, 1, &beat, core::iter::empty()).unwrap();
-            }
-            1 => {
-                let unmount = UnmountSegment { node: node_of, incarnation: held, segment, key };
-                Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
-            }
-            2 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
-                FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
-            }
-            3 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
-                FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
-            }
-            4 => {
-                let ends = (1..64).map(|ticket| ExpulsionEnd { ticket, gone: true });
-                let ends: Vec<_> = ends.collect();
-                EndExpulsions::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter())
-                    .unwrap();
-            }
-            5 => {
-                let attempts = self.core.given.keys().copied().take(16);
-                let result = Err(ErrorCode::TransferFail);
-                let ids = self.core.task_owners.keys().rev().copied().take(16);
-                let ends: Vec<_> = ids
-                    .zip(attempts)
-                    .map(|(id, attempt)| TaskEnd { id, attempt, result, quiet: true })
-                    .collect();
-                EndTasks::encode_request(&mut out, 1, &NodeProof { node, key }, ends.into_iter()).unwrap();
-            }
-            _ => {
-                let mount = MountSegment {
-                    // As another node, or as this one.
-                    node: if rng.below(2) == 0 { node } else { 50 },
-                    incarnation,
-                    name: &name,
-                    endpoint: "thief:1",
-                    base: 0,
-                    len: self.core.scenario.segment_bytes,
-                    export: Default::default(),
-                    epoch: self.core.epoch().into(),
-                    key,
-                    takeover: false,
-                };
-                Mount::encode_request(&mut out, 1, &mount, core::iter::empty()).unwrap();
-            }
-        }
+        // It mounts as another node, or as this one.
+        let mounts_as = if kind > 5 && rng.below(2) == 0 { node } else { 50 };
+        let thief = Thief { node, mounts_as, node_of, segment, held, incarnation, name, key };
+        let out = thief.request(&self.core, kind);
         let before = Mark::of(&self.core);
         let answer = self.core.ask_as_stranger(NOBODY, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();

@@ -80,6 +80,9 @@ impl World {
         if core.scenario.strangers {
             core.at(Instant::from_millis(1_500), Event::Strangers);
         }
+        if core.scenario.settings {
+            core.at(Instant::from_millis(3_000), Event::SetTenant);
+        }
         if core.scenario.standstills.is_some() {
             core.at(Instant::from_millis(2_000), Event::StandStill);
         }
@@ -179,6 +182,7 @@ impl World {
             | Event::HangUp(..)
             | Event::Look(_)
             | Event::Trouble
+            | Event::SetTenant
             | Event::Strangers => {
                 if let Some((_, until)) = self.core.standing {
                     self.core.at(until, event);
@@ -187,9 +191,7 @@ impl World {
             }
             _ => {}
         }
-        if let (Event::Wake { .. } | Event::Trouble | Event::Strangers, Some(morning)) =
-            (&event, self.core.morning())
-        {
+        if let Some(morning) = self.core.morning().filter(|_| event.begins_something()) {
             let soon = Duration::from_micros(self.rng.below(80_000));
             self.core.at(morning + soon, event);
             return None;
@@ -221,7 +223,7 @@ impl World {
                 let Some(client) = self.clients[index].as_mut().filter(speaks) else {
                     return Ok(());
                 };
-                if client.receive(&mut self.core, &bytes) {
+                if client.receive(&mut self.core, &bytes)? {
                     self.think(index);
                 }
                 self.drive(index)?;
@@ -233,7 +235,7 @@ impl World {
                 let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) else {
                     return Ok(());
                 };
-                if client.call_failed(&mut self.core, request_id) {
+                if client.call_failed(&mut self.core, request_id)? {
                     self.think(index);
                 }
                 self.drive(index)?;
@@ -255,6 +257,25 @@ impl World {
                     self.core.at(self.core.now + tick, Event::Tick { node, life });
                 }
             }
+            Event::Resume { client: index, life, stopped_at } => {
+                if let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) {
+                    client.resume(stopped_at);
+                    client.write_on(&mut self.core);
+                    self.drive(index)?;
+                    for event in std::mem::take(&mut self.held[index]) {
+                        self.core.at(self.core.now, event);
+                    }
+                }
+            }
+            Event::GoOn { node, life } => self.nodes[node].go_on(&mut self.core, life)?,
+            other => self.happen(other)?,
+        }
+        Ok(())
+    }
+
+    /// What happens to parties, and what whoever administers the store does.
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
             Event::Trouble => self.trouble()?,
             Event::RestartClient(index) => {
                 self.lives += 1;
@@ -273,17 +294,8 @@ impl World {
             }
             Event::HangUp(party, life) => self.core.hang_up(party, life),
             Event::Unstall(node) => self.core.net.stall(node, false),
-            Event::Resume { client: index, life, stopped_at } => {
-                if let Some(client) = self.clients[index].as_mut().filter(|client| client.life == life) {
-                    client.resume(stopped_at);
-                    client.write_on(&mut self.core);
-                    self.drive(index)?;
-                    for event in std::mem::take(&mut self.held[index]) {
-                        self.core.at(self.core.now, event);
-                    }
-                }
-            }
             Event::Strangers => self.strangers()?,
+            Event::SetTenant => self.set_tenant()?,
             Event::StandStill => self.stand_still(),
             Event::Stop(party, until) => self.stop(party, until),
             Event::StopMaster(until) => self.core.stop_master(until),
@@ -295,10 +307,16 @@ impl World {
             }
             Event::Heal(from, to) => self.core.net.set_link(from, to, self.core.scenario.link),
             Event::CrashNode(index) => self.crash_node(index),
-            Event::GoOn { node, life } => self.nodes[node].go_on(&mut self.core, life)?,
             Event::Look(segment) => self.look(segment)?,
             Event::LastDrain => self.last_drain()?,
             Event::EndDrain => self.end_drain()?,
+            Event::ToMaster { .. }
+            | Event::ToParty { .. }
+            | Event::CallTimeout { .. }
+            | Event::Wake { .. }
+            | Event::Tick { .. }
+            | Event::Resume { .. }
+            | Event::GoOn { .. } => unreachable!("handled before"),
         }
         Ok(())
     }

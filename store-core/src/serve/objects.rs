@@ -1,0 +1,123 @@
+//! Objects behind the wire: what is put, read, listed and removed.
+
+use super::{Call, Keyed, Page, batch};
+use crate::message::{
+    ClearReplicas, Exists, Find, FindReplicas, Get, Lease, List, ListPosition, PutEnd, PutRevoke, PutStart,
+    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept,
+};
+use crate::{ErrorCode, Master, Place};
+
+pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    let head = PutWindow { window_ms: master.config().put_start_discard_timeout_ms };
+    let (ask, items) = request.read::<PutStart>()?;
+    // Nobody could be asked whether its writes are over, and what it was given would stay taken.
+    if ask.writer == 0 {
+        return Err(ErrorCode::InvalidParams);
+    }
+    let (len, returning) = (items.len(), master.returning(items.map(|item| item.of(tenant))));
+    let no = master.session_no(session);
+    let done = batch::<PutStart>(master, tenant, request, &head, |master, at, ask, new| {
+        let place = Place::new(at, len, returning);
+        session.writer = ask.writer;
+        master.put_start_from(now, new.of(tenant), new.len, &ask.item(at), place, no)
+    });
+    session.puts = master.unfinished_of(no);
+    done
+}
+
+pub(super) fn put_end(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    batch::<PutEnd>(master, tenant, request, &(), |master, at, (), item| {
+        master.check_handle(item.generation, item.handle)?;
+        master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
+    })?;
+    session.puts = master.unfinished_of(session.no);
+    Ok(())
+}
+
+pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    batch::<PutRevoke>(master, tenant, request, &(), |master, _, (), item| {
+        master.check_handle(item.generation, item.handle)?;
+        master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
+    })?;
+    session.puts = master.unfinished_of(session.no);
+    Ok(())
+}
+
+pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, tenant, request, .. } = call;
+    let head = Lease { lease_ms: master.config().lease_ttl_ms, first: session.leases.next() };
+    let leases = &mut session.leases;
+    let before = leases.memory_bytes();
+    let done = batch::<Get>(master, tenant, request, &head, |master, at, (), key| {
+        master.get_for(now, key.of(tenant), at > 0, leases)
+    });
+    master.lease_bytes += leases.memory_bytes() - before;
+    done
+}
+
+pub(super) fn exists(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { tenant, request, .. } = call;
+    batch::<Exists>(master, tenant, request, &(), |master, _, (), key| master.exists(key.of(tenant)))
+}
+
+/// Has no answer. Of what cannot be read nothing is given back: it runs out.
+pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, session, request, .. } = call;
+    let Ok((_, ranges)) = request.read::<ReturnLeases>() else { return Ok(()) };
+    for range in ranges {
+        session.leases.take(now, range.first, range.count, |granted| master.lease_returned(now, &granted));
+    }
+    Ok(())
+}
+
+pub(super) fn remove(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    batch::<Remove>(master, tenant, request, &(), |master, _, (), item| {
+        master.remove(now, item.of(tenant), item.force)
+    })
+}
+
+pub(super) fn remove_many(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    let (query, _) = request.read::<RemoveMany>()?;
+    let page = master.remove_many(now, tenant, &query)?;
+    request.answer_head::<RemoveMany>(&page)
+}
+
+pub(super) fn clear_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    batch::<ClearReplicas>(master, tenant, request, &(), |master, _, segment, key| {
+        master.clear_replica(now, key.of(tenant), *segment)
+    })
+}
+
+pub(super) fn list(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    let (query, _) = request.read::<List>()?;
+    let mut page = Page::default();
+    let cursor = master.list_of(now, tenant, &query, |listed| page.push(listed, listed.key));
+    request.answer::<List>(&ListPosition { cursor }, page.items.into_iter())
+}
+
+pub(super) fn find(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    let (query, _) = request.read::<Find>()?;
+    let mut page = Page::default();
+    let cursor = master.find(now, tenant, &query, |listed| page.push(listed, listed.key))?;
+    request.answer::<Find>(&ListPosition { cursor }, page.items.into_iter())
+}
+
+pub(super) fn why_kept(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { now, tenant, request, .. } = call;
+    batch::<WhyKept>(master, tenant, request, &(), |master, _, (), key| master.kept(now, key.of(tenant)))
+}
+
+pub(super) fn find_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    let Call { tenant, request, .. } = call;
+    batch::<FindReplicas>(master, tenant, request, &(), |master, _, (), key| {
+        master.find_replicas(key.of(tenant))
+    })
+}
