@@ -23,8 +23,8 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::rc::Rc;
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, RegionId,
-    SegmentId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, MemoryKinds,
+    RegionId, SegmentId, Slice, Token, Transport,
 };
 
 /// Longest payload either way, bytes.
@@ -244,6 +244,8 @@ const fn region_of(name: u64) -> RegionId {
 
 impl Memory for Remote {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
+        // What is mirrored is read here, by the CPU.
+        span.require(MemoryKinds::HOST)?;
         let mirror = {
             let mut link = self.link.borrow_mut();
             let known = link

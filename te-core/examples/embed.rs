@@ -10,8 +10,9 @@ extern crate alloc;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use te_core::{
-    Access, BatchTable, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, Op,
-    RegionId, SegmentId, Slice, Slicer, Status, Token, TransferRequest, Transport, copy_bytes,
+    Access, BatchTable, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory,
+    MemoryKinds, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, TransferRequest, Transport,
+    copy_bytes,
 };
 
 /// The engine: 16 descriptors deep, one copy a poll. Segments are regions of the same machine.
@@ -27,6 +28,7 @@ fn find<I: PartialEq + Copy>(table: &[(I, MemSpan)], id: I) -> Result<MemSpan, E
 
 impl Memory for Dma {
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, _: Access) -> Result<(), Error> {
+        span.require(MemoryKinds::HOST)?;
         self.regions.push((id, span));
         Ok(())
     }
