@@ -271,15 +271,18 @@ pub fn run_case(name: &str, harness: &mut dyn Harness) -> Verdict {
     }
 }
 
-/// Runs one case for a test: it passes, or it is skipped and stands in `skips`.
+/// Runs one case for a test: it passes, or it is skipped and stands in `skips`. One in `may_skip`, which depends on what
+/// happens in time, does either.
 ///
 /// # Panics
-/// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when `skips` names no case.
-pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str]) {
-    let unknown = skips.iter().find(|skip| cases().iter().all(|case| case.name != **skip));
+/// As [`run_case`]; when the case is skipped and not declared, or declared and not skipped; when a list names no case.
+pub fn check_case(name: &str, harness: &mut dyn Harness, skips: &[&str], may_skip: &[&str]) {
+    let mut declared = skips.iter().chain(may_skip);
+    let unknown = declared.find(|skip| cases().iter().all(|case| case.name != **skip));
     assert!(unknown.is_none(), "the suite has no case {unknown:?}, which is declared as skipped");
     match (run_case(name, harness), skips.contains(&name)) {
         (Verdict::Passed, false) | (Verdict::Skipped(_), true) => {}
+        (Verdict::Skipped(_), false) if may_skip.contains(&name) => {}
         (Verdict::Skipped(reason), false) => {
             panic!("{name} was skipped ({reason}): declare it with `skips [{name}]`, or make it run")
         }
@@ -329,6 +332,7 @@ impl fmt::Display for Report {
 
 /// Expands to one `#[test]` for each case of the suite, so that a failure has a name. Takes an expression that makes a
 /// [`Harness`], and the cases that cannot run on it: any other case that is skipped fails, and so does one of these that passes.
+/// `may_skip [...]` after them lists cases that run or not as chance will have it.
 /// Several in one crate go into modules of their own.
 ///
 /// ```
@@ -347,11 +351,12 @@ macro_rules! conformance_tests {
     (@names [$($skip:ident),* $(,)?]) => {
         &[$(stringify!($skip)),*]
     };
-    (@tests ($harness:expr, $skips:tt) [$($law:ident $module:ident $name:ident,)*]) => {$(
+    (@tests ($harness:expr, $skips:tt, $may_skip:tt) [$($law:ident $module:ident $name:ident,)*]) => {$(
         #[test]
         fn $name() {
             let skips: &[&str] = $crate::conformance_tests!(@names $skips);
-            $crate::testkit::check_case(stringify!($name), &mut $harness, skips);
+            let may_skip: &[&str] = $crate::conformance_tests!(@names $may_skip);
+            $crate::testkit::check_case(stringify!($name), &mut $harness, skips, may_skip);
         }
     )*};
     (@table () [$($law:ident $module:ident $name:ident,)*]) => {
@@ -430,10 +435,13 @@ macro_rules! conformance_tests {
         ] }
     };
     ($harness:expr $(,)?) => {
-        $crate::conformance_tests! { @for tests ($harness, []) }
+        $crate::conformance_tests! { @for tests ($harness, [], []) }
     };
     ($harness:expr, skips $skips:tt $(,)?) => {
-        $crate::conformance_tests! { @for tests ($harness, $skips) }
+        $crate::conformance_tests! { @for tests ($harness, $skips, []) }
+    };
+    ($harness:expr, skips $skips:tt, may_skip $may_skip:tt $(,)?) => {
+        $crate::conformance_tests! { @for tests ($harness, $skips, $may_skip) }
     };
 }
 
