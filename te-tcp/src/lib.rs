@@ -118,6 +118,7 @@ mod open_error;
 mod operation;
 mod peers;
 mod region;
+mod staging;
 mod stats;
 mod sys;
 mod target;

@@ -1,6 +1,48 @@
 //! Registered memory, as an address whose registrant promised to keep it.
 
-use te_core::{Error, MemSpan, copy_bytes};
+use te_core::{Error, MemSpan, MemoryKinds, copy_bytes};
+
+/// Memory of a region, by what can touch it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// The host's.
+    Host(Pinned),
+    /// A device's: only an address, whose bytes hop to a slot and back.
+    Device(MemSpan),
+}
+
+impl Memory {
+    /// # Safety
+    /// That of [`Pinned::new`].
+    pub(crate) const unsafe fn new(span: MemSpan) -> Self {
+        match span.location().kind().contains(MemoryKinds::HOST) {
+            // SAFETY: the caller's promise, passed on.
+            true => Self::Host(unsafe { Pinned::new(span) }),
+            false => Self::Device(span),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn part(self, offset: u64, len: u64) -> Result<Self, Error> {
+        match self {
+            Self::Host(memory) => memory.part(offset, len).map(Self::Host),
+            Self::Device(span) => span.part(offset, len).map(Self::Device),
+        }
+    }
+
+    /// Memory that can be sent from and received to as it lies.
+    #[inline]
+    pub(crate) const fn host(self) -> Option<Pinned> {
+        match self {
+            Self::Host(memory) => Some(memory),
+            Self::Device(_) => None,
+        }
+    }
+
+    pub(crate) const fn is_device(self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+}
 
 /// A span, or part of one, that stays mapped until its region is deregistered.
 ///

@@ -1,0 +1,1 @@
+//! Slots and hops, over a device that is not there.
