@@ -45,7 +45,7 @@ pub(super) struct Theirs {
     /// Sequence number of the first operation of the WRITE that is coming in.
     pub(super) writing: u64,
     /// The request that is served, when it touches memory of a device.
-    pub(super) staged: Option<Box<Staged>>,
+    pub(super) staged: Option<Staged>,
     /// It waits for a slot or for the end of a hop, or a FENCE does: looked at again in the next poll.
     pub(super) waits: bool,
     /// The last word is said, and nothing more will be sent.

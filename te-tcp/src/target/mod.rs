@@ -71,7 +71,7 @@ pub(crate) struct Target {
     deferred: Vec<u32>,
     /// Slots and hops of peers' operations on memory of devices.
     staging: Stagings,
-    spare: Vec<Box<Staged>>,
+    spare: Vec<Staged>,
     stats: Stats,
 }
 

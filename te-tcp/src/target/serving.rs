@@ -22,7 +22,7 @@ pub(super) struct Serving<'a> {
     pub(super) answer: &'a mut Answer,
     pub(super) staging: &'a mut Stagings,
     /// Room for requests that touch memory of a device, of lanes that serve none at the moment.
-    pub(super) spare: &'a mut Vec<Box<Staged>>,
+    pub(super) spare: &'a mut Vec<Staged>,
     /// Bytes of which checksums may still be computed in this poll.
     pub(super) checksums_left: &'a mut u64,
     pub(super) slice_bytes_max: u32,
@@ -124,7 +124,7 @@ impl Serving<'_> {
             role.next += operations.len() as u64;
             if self.is_staged(operations) {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
-                let mut staged = self.spare.pop().unwrap_or_else(|| Box::new(Staged::new()));
+                let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
                 staged.begin(op, checksum, seq, operations);
                 role.staged = Some(staged);
                 inbox.take(head);
