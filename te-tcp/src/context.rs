@@ -67,7 +67,7 @@ pub(crate) mod testing {
                 bytes as u64,
                 Access::all(),
                 KEY,
-                Ext { memory: Memory::Host(memory), peers: 0 },
+                Ext { memory: Memory::of(memory), peers: 0 },
             );
             self.regions.insert(REGION.index, region).expect("an empty table");
             memory

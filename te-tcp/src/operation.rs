@@ -61,6 +61,8 @@ pub(crate) struct Piece {
     pub(crate) entry_at: u64,
 }
 
+const _: () = assert!(size_of::<Piece>() == 24);
+
 impl Piece {
     /// Whether bytes of it are in place at the target, or may be.
     pub(crate) fn may_have_landed(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::operation::{Ext, Operation, Operations, Piece};
 use crate::peers::{Endpoint, Peers, Sent};
 use crate::region::{Regions, Segment, Segments};
 use crate::stats::Stats;
-use crate::sys::Memory;
+use crate::sys::{Memory, Reach};
 
 /// Accepted slices, their completions, and the segments that they refer to.
 #[derive(Debug)]
@@ -349,8 +349,8 @@ impl Slices {
     /// The device memory of the piece, if its slice still wants the bytes.
     pub(super) fn device_part(&self, piece: &Piece) -> Option<MemSpan> {
         let operation = self.live(piece.slot).filter(|operation| operation.error.is_none())?;
-        match operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)) {
-            Ok(Memory::Device(span)) => Some(span),
+        match operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).map(Memory::reach) {
+            Ok(Reach::Device(span)) => Some(span),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use crate::frame::CHECKSUM_BYTES_MAX;
 use crate::lane::Destination;
 use crate::operation::{Piece, Stage};
 use crate::staging::{SlotId, Staging};
-use crate::sys::Memory;
+use crate::sys::Reach;
 
 /// A piece whose hop runs, and its peer.
 pub(super) struct Hopping {
@@ -107,7 +107,7 @@ impl Initiator {
         else {
             return false;
         };
-        let Memory::Device(local) = operation.ext.local else { return false };
+        let Reach::Device(local) = operation.ext.local.reach() else { return false };
         let Some(staged) = self.staging.take(local.location()) else { return false };
         let longest = match cx.config.checksum {
             true => cx.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),

@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod tests;
 
+use core::num::NonZeroU16;
 use std::collections::VecDeque;
 
 use te_core::device::{Devices, Hop, HopDirection, HopEnd, StagingSlot};
@@ -24,7 +25,17 @@ const ENDS_MAX: usize = 32;
 
 /// A slot that was taken. It can be named until it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotId(u16);
+pub(crate) struct SlotId(NonZeroU16);
+
+impl SlotId {
+    fn new(at: u16) -> Option<Self> {
+        NonZeroU16::new(at.wrapping_add(1)).map(Self)
+    }
+
+    fn at(self) -> usize {
+        usize::from(self.0.get() - 1)
+    }
+}
 
 /// Slots and hops of one side. `T` is what that side wants to know when a hop has ended.
 pub(crate) struct Staging<T> {
@@ -112,31 +123,31 @@ impl<T> Staging<T> {
             (self.out.len() - 1) as u16
         });
         self.out[usize::from(id)] = Some(Out { bay, slot, memory, hop: None });
-        Some(SlotId(id))
+        SlotId::new(id)
     }
 
     /// The first `len` bytes of the slot.
-    pub(crate) fn memory(&self, SlotId(id): SlotId, len: u64) -> Option<Pinned> {
-        self.out.get(usize::from(id))?.as_ref()?.memory.part(0, len).ok()
+    pub(crate) fn memory(&self, slot: SlotId, len: u64) -> Option<Pinned> {
+        self.out.get(slot.at())?.as_ref()?.memory.part(0, len).ok()
     }
 
     /// Takes a slot back that no hop uses.
-    pub(crate) fn give_back(&mut self, SlotId(id): SlotId) {
-        if let Some(Out { bay, slot, hop, .. }) = self.out.get_mut(usize::from(id)).and_then(Option::take) {
+    pub(crate) fn give_back(&mut self, id: SlotId) {
+        if let Some(Out { bay, slot, hop, .. }) = self.out.get_mut(id.at()).and_then(Option::take) {
             debug_assert!(hop.is_none(), "a hop uses the slot");
             self.bays[bay].slots.give_back(slot);
-            self.free.push(id);
+            self.free.push(id.at() as u16);
         } else {
             debug_assert!(false, "a slot is given back once");
         }
     }
 
     /// Starts a hop between the beginning of the slot and `device`; [`Self::flush`] sets it going.
-    pub(crate) fn start(&mut self, SlotId(id): SlotId, device: MemSpan, direction: HopDirection, tag: T) {
-        let Some(out) = self.out.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+    pub(crate) fn start(&mut self, slot: SlotId, device: MemSpan, direction: HopDirection, tag: T) {
+        let Some(out) = self.out.get_mut(slot.at()).and_then(Option::as_mut) else { return };
         debug_assert!(out.hop.is_none(), "one hop at a time uses a slot");
         out.hop = Some(tag);
-        let hop = Hop { token: Token(id.into()), slot: out.slot.index, offset: 0, device, direction };
+        let hop = Hop { token: Token(slot.at() as u64), slot: out.slot.index, offset: 0, device, direction };
         self.bays[out.bay].waiting.push_back(hop);
         self.hops += 1;
     }
@@ -178,7 +189,7 @@ impl<T> Staging<T> {
             let out = self.out.get_mut(usize::from(id)).and_then(Option::as_mut);
             if let Some(tag) = out.and_then(|out| out.hop.take()) {
                 self.hops -= 1;
-                return Some(Ended { slot: SlotId(id), tag, result });
+                return Some(Ended { slot: SlotId::new(id)?, tag, result });
             }
             debug_assert!(false, "a hop ends once");
         }

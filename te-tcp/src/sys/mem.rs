@@ -2,12 +2,15 @@
 
 use te_core::{Error, MemSpan, MemoryKinds, copy_bytes};
 
-/// Memory of a region, by what can touch it.
+/// Memory of a region: the host's, or a device's, which is only an address whose bytes hop to a slot and
+/// back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Memory {
-    /// The host's.
+pub(crate) struct Memory(MemSpan);
+
+/// Memory by what can touch it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
     Host(Pinned),
-    /// A device's: only an address, whose bytes hop to a slot and back.
     Device(MemSpan),
 }
 
@@ -15,32 +18,32 @@ impl Memory {
     /// # Safety
     /// That of [`Pinned::new`].
     pub(crate) const unsafe fn new(span: MemSpan) -> Self {
-        match span.location().kind().contains(MemoryKinds::HOST) {
-            // SAFETY: the caller's promise, passed on.
-            true => Self::Host(unsafe { Pinned::new(span) }),
-            false => Self::Device(span),
-        }
+        Self(span)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of(Pinned(span): Pinned) -> Self {
+        Self(span)
     }
 
     #[inline]
     pub(crate) fn part(self, offset: u64, len: u64) -> Result<Self, Error> {
-        match self {
-            Self::Host(memory) => memory.part(offset, len).map(Self::Host),
-            Self::Device(span) => span.part(offset, len).map(Self::Device),
-        }
+        self.0.part(offset, len).map(Self)
     }
 
     /// Memory that can be sent from and received to as it lies.
     #[inline]
     pub(crate) const fn host(self) -> Option<Pinned> {
-        match self {
-            Self::Host(memory) => Some(memory),
-            Self::Device(_) => None,
-        }
+        if self.is_device() { None } else { Some(Pinned(self.0)) }
     }
 
+    pub(crate) const fn reach(self) -> Reach {
+        if self.is_device() { Reach::Device(self.0) } else { Reach::Host(Pinned(self.0)) }
+    }
+
+    #[inline]
     pub(crate) const fn is_device(self) -> bool {
-        matches!(self, Self::Device(_))
+        !self.0.location().kind().contains(MemoryKinds::HOST)
     }
 }
 

@@ -9,7 +9,7 @@ mod ring;
 mod slots;
 mod socket;
 
-pub(crate) use mem::{Memory, Pinned};
+pub(crate) use mem::{Memory, Pinned, Reach};
 pub(crate) use poller::Poller;
 #[cfg(feature = "uring")]
 pub(crate) use ring::{JOBS_MAX, Ring};

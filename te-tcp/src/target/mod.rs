@@ -282,8 +282,7 @@ impl Turn<'_> {
     fn serve(&mut self, lane: &mut PeerLane) -> io::Result<Option<Stop>> {
         loop {
             self.send(lane)?;
-            let may_go_on = lane.has_room() && !lane.role.waits && *self.serving.checksums_left > 0;
-            if !lane.paused || !may_go_on {
+            if !lane.paused || lane.role.waits || !lane.has_room() || *self.serving.checksums_left == 0 {
                 return Ok(None);
             }
             lane.paused = false;

@@ -83,6 +83,7 @@ impl Serving<'_> {
     }
 
     /// Goes on with the request that touches memory of a device. `None`: it is answered.
+    #[inline(never)]
     fn go_on(&mut self, lane: &mut PeerLane) -> Option<Stop> {
         let mut staged = lane.role.staged.take()?;
         let flow = self.staged(&mut staged, lane);
@@ -124,9 +125,7 @@ impl Serving<'_> {
             role.next += operations.len() as u64;
             if self.is_staged(operations) {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
-                let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
-                staged.begin(op, checksum, seq, operations);
-                role.staged = Some(staged);
+                role.staged = Some(self.stage(op, checksum, seq, operations));
                 inbox.take(head);
                 return Ok(None);
             }

@@ -25,7 +25,7 @@ use crate::frame::{
 use crate::lane::{Destination, Owner};
 use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::staging::{SlotId, Staging};
-use crate::sys::Memory;
+use crate::sys::{Memory, Reach};
 
 /// Parts of one lane's operations that are under way at the same time, at most.
 const PARTS_MAX: usize = 16;
@@ -201,7 +201,16 @@ impl Serving<'_> {
         !self.staging.is_unused() && operations.iter().any(is_device)
     }
 
+    /// Begins with a request that touches memory of a device.
+    #[inline(never)]
+    pub(super) fn stage(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) -> Staged {
+        let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
+        staged.begin(op, checksum, seq, operations);
+        staged
+    }
+
     /// Goes on with the request that is staged.
+    #[inline(never)]
     pub(super) fn staged(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
         if staged.failed {
             return Flow::Lost;
@@ -254,19 +263,20 @@ impl Serving<'_> {
             let rest = asked.len.get() - staged.begun;
             let region = asked.region.get();
             let (mut memory, mut len, mut checksum) = (None, rest, None);
-            match granted(self.regions, &asked, Access::REMOTE_WRITE, self.slice_bytes_max) {
+            match granted(self.regions, &asked, Access::REMOTE_WRITE, self.slice_bytes_max).map(Memory::reach)
+            {
                 Err(status) => {
                     let status = if staged.begun > 0 { Status::Withdrawn } else { status };
                     self.stats.refused += u64::from(staged.begun == 0);
                     staged.refuse(staged.at, status as u32);
                     staged.push(rest, None, staged.begun == 0, true, What::Receive(None));
                 }
-                Ok(Memory::Host(part)) => {
+                Ok(Reach::Host(part)) => {
                     memory = Some(part);
                     checksum = staged.checksum.then_some((asked.crc.get(), 0));
                     staged.push(rest, None, true, true, What::Receive(None));
                 }
-                Ok(Memory::Device(span)) => {
+                Ok(Reach::Device(span)) => {
                     let Some(slot) = self.staging.take(span.location()) else { return };
                     len = rest.min(u64::from(self.staging.slot_bytes(span.location())));
                     memory = self.staging.memory(slot, len);
@@ -353,12 +363,14 @@ impl Serving<'_> {
         {
             let (len, first) = (asked.len.get(), staged.begun == 0);
             let is_new = first && !staged.summed;
-            let span = match granted(self.regions, &asked, Access::REMOTE_READ, self.slice_bytes_max) {
-                Ok(Memory::Device(_)) if is_new && staged.checksum && len > staged.checksums_left => {
+            let span = match granted(self.regions, &asked, Access::REMOTE_READ, self.slice_bytes_max)
+                .map(Memory::reach)
+            {
+                Ok(Reach::Device(_)) if is_new && staged.checksum && len > staged.checksums_left => {
                     Err(What::Refuse(Status::TooLong))
                 }
-                Ok(Memory::Device(span)) => Ok(span),
-                Ok(Memory::Host(_)) => Err(What::Plain),
+                Ok(Reach::Device(span)) => Ok(span),
+                Ok(Reach::Host(_)) => Err(What::Plain),
                 Err(_) if first => Err(What::Plain),
                 Err(_) => Err(What::Lost),
             };
