@@ -44,6 +44,8 @@ pub struct TcpTransport {
     timers: Timers,
     /// Who copies memory that the CPU cannot touch.
     devices: Option<Arc<dyn Devices>>,
+    /// A region of theirs was registered.
+    stages: bool,
     /// What peers learn of us.
     end: LocalEnd,
     config: Config,
@@ -72,6 +74,7 @@ impl TcpTransport {
             regions: Regions::new(config.regions_max),
             timers: Timers::new(),
             devices: None,
+            stages: false,
             end,
             config,
         })
@@ -133,18 +136,23 @@ impl TcpTransport {
 
     /// The parts, and what they are lent.
     fn split(&mut self) -> (&mut Initiator, &mut Target, &mut Peers, Context<'_>) {
-        let Self { io, initiator, target, peers, regions, timers, config, devices: _, end: _ } = self;
+        let Self { io, initiator, target, peers, regions, timers, config, .. } = self;
         (initiator, target, peers, Context { config, io, regions, timers })
     }
 }
 
 /// Whose turn it is in `poll`.
 impl TcpTransport {
+    /// Takes in the ends of hops, and sets going what waits for slots. Host memory needs none of it.
+    #[cold]
+    #[inline(never)]
+    fn stage(&mut self) {
+        let (initiator, target, peers, mut cx) = self.split();
+        target.stage(&mut cx);
+        initiator.stage(peers, &mut cx);
+    }
+
     fn feed(&mut self) {
-        if self.initiator.is_staging() {
-            let (initiator, _, peers, mut cx) = self.split();
-            initiator.stage(peers, &mut cx);
-        }
         if self.peers.has_listed() {
             let (initiator, _, peers, mut cx) = self.split();
             initiator.feed(peers, &mut cx);
@@ -339,6 +347,7 @@ impl Memory for TcpTransport {
             if access.is_remote() {
                 self.target.prepare(span.location(), &**devices)?;
             }
+            self.stages = true;
             staging::check(&**devices, span)?;
         }
         // What no peer may reach needs no key: its rights refuse them all.
@@ -422,6 +431,9 @@ impl Transport for TcpTransport {
             self.peers.forgive(now);
         }
         self.timers.begin(now);
+        if self.stages {
+            self.stage();
+        }
         self.feed();
         self.drive_all();
         if self.io.takes_connections() {
@@ -431,9 +443,8 @@ impl Transport for TcpTransport {
         if self.timers.is_due() {
             self.run_timers();
         }
-        if self.target.is_staging() {
-            let (_, target, _, mut cx) = self.split();
-            target.end_poll(&mut cx);
+        if self.stages {
+            self.stage();
         }
         self.feed();
         self.initiator.fetch(out)

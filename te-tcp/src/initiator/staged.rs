@@ -36,12 +36,6 @@ impl Initiator {
         self.staging.prepare(location, devices)
     }
 
-    /// Whether any slice may use memory of a device.
-    #[inline]
-    pub(crate) fn is_staging(&self) -> bool {
-        !self.staging.is_unused()
-    }
-
     /// Slots that pieces have.
     #[cfg(feature = "testkit")]
     pub(crate) fn slots_out(&self) -> usize {
@@ -130,6 +124,7 @@ impl Initiator {
 
 /// All bytes of a READ's piece are in its slot, or it was refused. True: they hop to the device, and the
 /// piece is settled when they are there.
+#[inline(never)]
 pub(super) fn land(
     staged: SlotId,
     peer: u32,
@@ -153,6 +148,7 @@ pub(super) fn land(
 }
 
 /// A piece has ended: its slot, if it has one, is free again.
+#[inline]
 pub(super) fn release(piece: &Piece, staging: &mut Stagings) {
     if let Some(staged) = piece.staged {
         staging.give_back(staged);

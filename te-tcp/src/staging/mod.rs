@@ -127,11 +127,13 @@ impl<T> Staging<T> {
     }
 
     /// The first `len` bytes of the slot.
+    #[inline(never)]
     pub(crate) fn memory(&self, slot: SlotId, len: u64) -> Option<Pinned> {
         self.out.get(slot.at())?.as_ref()?.memory.part(0, len).ok()
     }
 
     /// Takes a slot back that no hop uses.
+    #[inline(never)]
     pub(crate) fn give_back(&mut self, id: SlotId) {
         if let Some(Out { bay, slot, hop, .. }) = self.out.get_mut(id.at()).and_then(Option::take) {
             debug_assert!(hop.is_none(), "a hop uses the slot");

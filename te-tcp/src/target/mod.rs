@@ -160,9 +160,6 @@ impl Target {
     /// A poll begins: works on the lanes whose requests the last one had no time for.
     pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
         self.checksums_left = CHECKSUMS_BYTES_MAX;
-        if !self.staging.is_unused() {
-            self.take_hops(cx);
-        }
         let count = self.deferred.len();
         for at in 0..count {
             // It may have to wait once more, and is listed anew then.
@@ -603,20 +600,15 @@ impl Target {
         self.staging.prepare(location, devices)
     }
 
-    /// Whether any peer may use memory of a device.
-    #[inline]
-    pub(crate) fn is_staging(&self) -> bool {
-        !self.staging.is_unused()
-    }
-
     /// Slots that lanes have.
     #[cfg(feature = "testkit")]
     pub(crate) fn slots_out(&self) -> usize {
         self.staging.slots_out()
     }
 
-    /// Sets hops going that were started in this poll.
-    pub(crate) fn end_poll(&mut self, cx: &mut Context<'_>) {
+    /// Takes in the ends of hops, and sets those going that were started.
+    pub(crate) fn stage(&mut self, cx: &mut Context<'_>) {
+        self.take_hops(cx);
         self.staging.flush();
         cx.timers.wake_if(self.staging.is_hopping());
     }

@@ -123,7 +123,7 @@ impl Serving<'_> {
                 return Err(FrameError::Sequence);
             }
             role.next += operations.len() as u64;
-            if self.is_staged(operations) {
+            if !self.staging.is_unused() && self.is_staged(operations) {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
                 role.staged = Some(self.stage(op, checksum, seq, operations));
                 inbox.take(head);

@@ -179,6 +179,7 @@ impl Staged {
 }
 
 /// Lets go of what a lane has of slots and announced payloads. What hops, ends by itself.
+#[inline(never)]
 pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut Stagings) {
     drop_plan(&mut lane.inbox, regions);
     if let Some(staged) = lane.role.staged.take() {
@@ -194,11 +195,12 @@ pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut 
 
 impl Serving<'_> {
     /// Whether any of the operations is on memory of a device.
+    #[inline(never)]
     pub(super) fn is_staged(&self, operations: &[Operation]) -> bool {
         let is_device = |asked: &Operation| {
             self.regions.get(asked.region.get()).is_some_and(|region| region.ext.memory.is_device())
         };
-        !self.staging.is_unused() && operations.iter().any(is_device)
+        operations.iter().any(is_device)
     }
 
     /// Begins with a request that touches memory of a device.
