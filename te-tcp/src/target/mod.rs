@@ -158,8 +158,16 @@ impl Target {
 /// Turns of single lanes.
 impl Target {
     /// A poll begins: works on the lanes whose requests the last one had no time for.
+    #[inline]
     pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
         self.checksums_left = CHECKSUMS_BYTES_MAX;
+        if !self.deferred.is_empty() {
+            self.drive_deferred(cx);
+        }
+    }
+
+    #[inline(never)]
+    fn drive_deferred(&mut self, cx: &mut Context<'_>) {
         let count = self.deferred.len();
         for at in 0..count {
             // It may have to wait once more, and is listed anew then.
