@@ -16,7 +16,7 @@
 //! * **S1 One end.** Each hop that [`start`](Stager::start) accepted ends exactly once, in any order. A hop that was not
 //!   accepted never ends.
 //! * **S2 No late access.** After its end, a hop touches neither its slot nor its device memory. Before its end, the bytes at its
-//!   destination are undefined, and those at its source are not to be changed.
+//!   destination are undefined, and those at its source are not to be changed. A stager that is dropped waits for its hops.
 //! * **S3 Hops end by themselves.** There is no cancel: a hop waits for nothing but the device's copy queue, and ends within
 //!   milliseconds. A fabric that cancels a slice keeps the slice's slot until the hop has ended.
 //! * **S4 No waiting.** `take`, `give_back`, `start` and `poll` never block, allocate, or read a clock. No free slot and a
@@ -27,12 +27,15 @@
 
 use alloc::boxed::Box;
 
-use crate::{Error, Location, MemSpan, Token};
+use crate::{Error, Location, MemSpan, MemoryKinds, Token};
 
 /// Knows memory of devices. Control path: may block and allocate.
 pub trait Devices: Send + Sync {
     /// Where the `len` bytes at `ptr` are. `None` when they are not in one allocation of one device: host memory, or unmapped.
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location>;
+
+    /// The kinds of memory of these devices: those for which [`stager`](Self::stager) makes stagers. Constant.
+    fn kinds(&self) -> MemoryKinds;
 
     /// A dma-buf that covers the span: a file descriptor of the caller's own, and the offset of the span's first byte in it.
     ///

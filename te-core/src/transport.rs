@@ -46,8 +46,9 @@ bitflags::bitflags! {
         const CHECKSUM = 1 << 3;
         /// The peer's process takes part in the copy; it must be polled for progress.
         const TWO_SIDED_PROGRESS = 1 << 4;
-        /// Local memory is touched inside the owner's own calls alone, a cancelled slice ends in the next poll that has room for it,
-        /// and registering pins nothing: memory can be registered for a single operation.
+        /// Local memory of the host is touched inside the owner's own calls alone, a cancelled slice of it ends in the next poll that
+        /// has room for it, and registering it pins nothing: it can be registered for a single operation. Memory of a device is not
+        /// meant: whatever copies it does so at its own time.
         const INLINE = 1 << 5;
     }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use te_core::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use te_core::testkit::{CountingAlloc, FakeDevices, FakeStaging, stager_conformance};
-use te_core::{Error, GpuVendor, Location, Token};
+use te_core::{Error, GpuVendor, Location, MemoryKinds, Token};
 
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
@@ -50,6 +50,10 @@ struct BrokenStager {
 impl Devices for Broken {
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
         self.devices.locate(ptr, len)
+    }
+
+    fn kinds(&self) -> MemoryKinds {
+        self.devices.kinds()
     }
 
     fn stager(&self, location: Location) -> Result<Box<dyn Stager>, Error> {

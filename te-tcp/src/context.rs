@@ -36,7 +36,7 @@ pub(crate) mod testing {
 
     use super::*;
     use crate::region::{Ext, Region};
-    use crate::sys::Pinned;
+    use crate::sys::{Memory, Pinned};
 
     /// The region that [`Lent::region`] registers.
     pub(crate) const REGION: RegionId = RegionId::new(0, 1);
@@ -62,7 +62,13 @@ pub(crate) mod testing {
         /// Registers so many bytes that are all `fill`, with every right.
         pub(crate) fn region(&mut self, bytes: usize, fill: u8) -> Pinned {
             let memory = Pinned::leaked(vec![fill; bytes]);
-            let region = Region::new(REGION, bytes as u64, Access::all(), KEY, Ext { memory, peers: 0 });
+            let region = Region::new(
+                REGION,
+                bytes as u64,
+                Access::all(),
+                KEY,
+                Ext { memory: Memory::of(memory), peers: 0 },
+            );
             self.regions.insert(REGION.index, region).expect("an empty table");
             memory
         }

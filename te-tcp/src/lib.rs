@@ -14,7 +14,8 @@
 //!   │    slices     accepted, settled, completed        admission  who has a lane   │
 //!   │    framing    pieces ▶ frames                     serving    checks, answers  │
 //!   │    answers    what targets say                    lane       whose it is      │
-//!   │    lane       pieces without an answer                                │       │
+//!   │    lane       pieces without an answer            staged   on devices │       │
+//!   │    staged     pieces on devices get slots                             │       │
 //!   │    │                                                                  │       │
 //!   │ peers       each peer: addresses, pauses, queues, fences, pulse       │       │
 //!   │    │                                                                  │       │
@@ -22,6 +23,7 @@
 //!   │ io       listener, poller, which lane is read next                            │
 //!   │ lane     one connection: outbox and inbox          frame   bytes on the wire  │
 //!   │ region   keys, rights, who uses what               operation   a slice here   │
+//!   │ staging  slots and hops, for memory that the CPU cannot touch                 │
 //!   └───────────────────────────┬───────────────────────────────────────────────────┘
 //!                              sys     sockets, io_uring, registered memory: the only unsafe
 //! ```
@@ -43,10 +45,22 @@
 //! | `FENCE` | yes; the target drops older lanes, with what is unread in them, and says so |
 //! | `CHECKSUM` | with [`Config::checksum`]: CRC32C over each payload, checked where it arrives |
 //! | `TWO_SIDED_PROGRESS` | yes: a target serves only while it is polled |
-//! | expel | yes, at once: by the identity in each HELLO; without force it leaves alone who has a lane |
-//! | cancel | at once; a WRITE whose bytes have begun to leave ends `Unknown` |
+//! | memory | the host's; with [`TcpTransport::with_devices`] that of GPUs, too |
+//! | expel | yes, at once but for hops that run: by the identity in each HELLO; without force it leaves alone who has a lane |
+//! | cancel | at once, or when hops to and from a device's memory have ended; a WRITE whose bytes have begun to leave ends `Unknown` |
 //! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is work |
+//!
+//! # Memory of devices
+//!
+//! Bytes of a GPU go through *slots* of pinned host memory, at each end that has such memory; the other does
+//! not notice. A [`Stager`](te_core::device::Stager) copies between the two (a *hop*). Initiator and target
+//! have stagers of their own, so neither direction waits for the other's slots. Without a free slot a slice
+//! waits here, and a peer's lane is not read. A READ's piece has ended when its hop has, a WRITE is
+//! acknowledged when its last hop has ended, and so is a fence or an expulsion that concerns it. Checksums are
+//! computed over slots: a target that answers a READ longer than a slot brings the bytes to the host twice.
+//! A peer's lane that moves nothing for a second, and has slots for which others wait, is closed; so is one
+//! whose hop fails, or whose READ is in its middle when its region is withdrawn.
 //!
 //! # Drivers and latency
 //!
@@ -118,6 +132,7 @@ mod open_error;
 mod operation;
 mod peers;
 mod region;
+mod staging;
 mod stats;
 mod sys;
 mod target;

@@ -3,13 +3,18 @@
 
 use te_core::Op;
 
-use crate::sys::Pinned;
+use crate::staging::SlotId;
+use crate::sys::Memory;
 
 /// The part of an operation that is te-tcp's own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ext {
     /// The local bytes.
-    pub(crate) local: Pinned,
+    pub(crate) local: Memory,
+    /// Hops to and from them that have not ended.
+    pub(crate) hops: u16,
+    /// Cancelled, and not completed because hops run.
+    pub(crate) ending: bool,
     /// Some piece of a WRITE is in place, or may be.
     pub(crate) touched: bool,
     /// Not yet completed. A slice that is cancelled stays as a ghost until its last piece is answered.
@@ -18,8 +23,8 @@ pub(crate) struct Ext {
 
 impl Ext {
     /// Of a slice that was just accepted.
-    pub(crate) const fn new(local: Pinned) -> Self {
-        Self { local, touched: false, live: true }
+    pub(crate) const fn new(local: Memory) -> Self {
+        Self { local, hops: 0, ending: false, touched: false, live: true }
     }
 }
 
@@ -50,9 +55,13 @@ pub(crate) struct Piece {
     pub(crate) offset: u32,
     pub(crate) op: Op,
     pub(crate) stage: Stage,
+    /// The slot that holds its bytes, when the slice's are a device's.
+    pub(crate) staged: Option<SlotId>,
     /// Where its entry lies among the lane's heads.
     pub(crate) entry_at: u64,
 }
+
+const _: () = assert!(size_of::<Piece>() == 24);
 
 impl Piece {
     /// Whether bytes of it are in place at the target, or may be.

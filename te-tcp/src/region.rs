@@ -4,13 +4,14 @@
 use te_core::{Access, ErrorKind, RegionId};
 
 use crate::frame::{Operation, Status};
-use crate::sys::Pinned;
+use crate::sys::Memory;
 
 /// The part of a region that is te-tcp's own.
 #[derive(Debug)]
 pub(crate) struct Ext {
-    pub(crate) memory: Pinned,
-    /// Payloads of peers on their way into or out of it.
+    pub(crate) memory: Memory,
+    /// Payloads of peers on their way into or out of it; for memory of a device: parts of them, until their hops
+    /// have ended.
     pub(crate) peers: u32,
 }
 
@@ -25,7 +26,7 @@ pub(crate) fn granted(
     asked: &Operation,
     needed: Access,
     bytes_max: u32,
-) -> Result<Pinned, Status> {
+) -> Result<Memory, Status> {
     let id = RegionId::new(asked.region.get(), asked.generation.get());
     let region = regions.granted(id, asked.key.get()).map_err(|kind| match kind {
         ErrorKind::NotFound => Status::NotFound,

@@ -2,7 +2,9 @@
 
 use core::fmt;
 use core::net::SocketAddr;
+use std::sync::Arc;
 
+use te_core::device::Devices;
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     MemoryKinds, RegionId, SegmentId, Slice, Token, Transport,
@@ -21,10 +23,11 @@ use crate::lane::{LaneName, Reading};
 use crate::open_error::OpenError;
 use crate::peers::Peers;
 use crate::region::{Ext as RegionExt, Region, Regions};
+use crate::staging;
 use crate::stats::Stats;
 #[cfg(feature = "uring")]
 use crate::sys::JOBS_MAX;
-use crate::sys::Pinned;
+use crate::sys::Memory as Bytes;
 use crate::target::Target;
 
 /// One-sided reads and writes over TCP. See the [crate] for what it is and how it works.
@@ -39,6 +42,10 @@ pub struct TcpTransport {
     peers: Peers,
     regions: Regions,
     timers: Timers,
+    /// Who copies memory that the CPU cannot touch.
+    devices: Option<Arc<dyn Devices>>,
+    /// A region of theirs was registered.
+    stages: bool,
     /// What peers learn of us.
     end: LocalEnd,
     config: Config,
@@ -66,9 +73,22 @@ impl TcpTransport {
             peers: Peers::new(config.segments_max, config.fences_max),
             regions: Regions::new(config.regions_max),
             timers: Timers::new(),
+            devices: None,
+            stages: false,
             end,
             config,
         })
+    }
+
+    /// As [`new`](Self::new), and moves memory of `devices` as well, through slots of pinned host memory.
+    ///
+    /// For each location a stager for slices and one for peers are made, each when the first region there is
+    /// registered that needs it.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with_devices(config: Config, devices: Arc<dyn Devices>) -> Result<Self, OpenError> {
+        Ok(Self { devices: Some(devices), ..Self::new(config)? })
     }
 
     /// Where it listens.
@@ -116,13 +136,22 @@ impl TcpTransport {
 
     /// The parts, and what they are lent.
     fn split(&mut self) -> (&mut Initiator, &mut Target, &mut Peers, Context<'_>) {
-        let Self { io, initiator, target, peers, regions, timers, config, end: _ } = self;
+        let Self { io, initiator, target, peers, regions, timers, config, .. } = self;
         (initiator, target, peers, Context { config, io, regions, timers })
     }
 }
 
 /// Whose turn it is in `poll`.
 impl TcpTransport {
+    /// Takes in the ends of hops, and sets going what waits for slots. Host memory needs none of it.
+    #[cold]
+    #[inline(never)]
+    fn stage(&mut self) {
+        let (initiator, target, peers, mut cx) = self.split();
+        target.stage(&mut cx);
+        initiator.stage(peers, &mut cx);
+    }
+
     fn feed(&mut self) {
         if self.peers.has_listed() {
             let (initiator, _, peers, mut cx) = self.split();
@@ -268,6 +297,12 @@ impl TcpTransport {
         target.close_lanes(&mut cx);
     }
 
+    /// Slots that slices and peers' operations on memory of devices have at this moment.
+    #[must_use]
+    pub fn slots_out(&self) -> usize {
+        self.initiator.slots_out() + self.target.slots_out()
+    }
+
     /// How many slices of this transport use region `id` at this moment, and how many payloads of peers do.
     ///
     /// # Errors
@@ -301,15 +336,25 @@ impl fmt::Debug for TcpTransport {
 impl Memory for TcpTransport {
     #[allow(unsafe_code, reason = "the one place where a caller's promise about memory enters the crate")]
     unsafe fn register(&mut self, id: RegionId, span: MemSpan, access: Access) -> Result<(), Error> {
-        span.require(MemoryKinds::HOST)?;
+        span.require(self.capabilities().memory)?;
         if span.is_empty() || span.as_ptr().is_null() || access.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
+        }
+        if let Some(devices) = self.devices.as_ref().filter(|_| !is_host(span)) {
+            if access.intersects(Access::LOCAL) {
+                self.initiator.prepare(span.location(), &**devices)?;
+            }
+            if access.is_remote() {
+                self.target.prepare(span.location(), &**devices)?;
+            }
+            self.stages = true;
+            staging::check(&**devices, span)?;
         }
         // What no peer may reach needs no key: its rights refuse them all.
         let key = if access.is_remote() { random_u64().map_err(|error| error_of(&error))? } else { 0 };
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
-        // does only when no operation, own or a peer's, holds the `Pinned` or a part of it.
-        let memory = unsafe { Pinned::new(span) };
+        // does only when no operation, own or a peer's, holds the memory or a part of it.
+        let memory = unsafe { Bytes::new(span) };
         let ext = RegionExt { memory, peers: 0 };
         self.regions.insert(id.index, Region::new(id, span.len() as u64, access, key, ext))
     }
@@ -363,11 +408,13 @@ impl Transport for TcpTransport {
             | Features::TWO_SIDED_PROGRESS
             | Features::INLINE;
         features.set(Features::CHECKSUM, self.config.checksum);
+        let kinds = self.devices.as_ref().map_or(MemoryKinds::empty(), |devices| devices.kinds());
         let Config { slice_bytes_max, piece_bytes_max, inflight_max, .. } = self.config;
         Capabilities::new(features)
             .with_slice_bytes(piece_bytes_max.min(slice_bytes_max), slice_bytes_max)
             .with_inflight_max(inflight_max)
             .with_export_bytes_max(EXPORT_BYTES_MAX as u32)
+            .with_memory(MemoryKinds::HOST | kinds)
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -384,6 +431,9 @@ impl Transport for TcpTransport {
             self.peers.forgive(now);
         }
         self.timers.begin(now);
+        if self.stages {
+            self.stage();
+        }
         self.feed();
         self.drive_all();
         if self.io.takes_connections() {
@@ -392,6 +442,9 @@ impl Transport for TcpTransport {
         }
         if self.timers.is_due() {
             self.run_timers();
+        }
+        if self.stages {
+            self.stage();
         }
         self.feed();
         self.initiator.fetch(out)
@@ -426,8 +479,13 @@ impl Transport for TcpTransport {
 
     fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
         let (_, target, _, mut cx) = self.split();
-        target.expel(peer, force, &mut cx).map(|()| true)
+        target.expel(peer, force, &mut cx)
     }
+}
+
+/// Whether the CPU can touch it.
+const fn is_host(span: MemSpan) -> bool {
+    span.location().kind().contains(MemoryKinds::HOST)
 }
 
 /// An owner may hand it to another thread.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::PeekPoke;
 use crate::device::{Devices, Hop, HopDirection, HopEnd, Stager, StagingSlot};
 use crate::sim::Rng;
-use crate::{Buffer, Error, ErrorKind, Location, MemSpan, VolatileSpan};
+use crate::{Buffer, Error, ErrorKind, Location, MemSpan, MemoryKinds, VolatileSpan};
 
 /// Where addresses of fake devices begin: at the end of the address space, which no process has. Whoever takes one for host
 /// memory ends there.
@@ -137,6 +137,10 @@ impl PeekPoke for FakeDevices {
 impl Devices for FakeDevices {
     fn locate(&self, ptr: *mut u8, len: usize) -> Option<Location> {
         self.lock().find(ptr.addr(), len).map(|_| self.location)
+    }
+
+    fn kinds(&self) -> MemoryKinds {
+        self.location.kind()
     }
 
     fn stager(&self, location: Location) -> Result<Box<dyn Stager>, Error> {

@@ -491,15 +491,20 @@ impl<'h> Rig<'h> {
 
     /// Steps until nothing is in flight.
     pub(super) fn settle(&mut self) {
-        let give_up = self.deadline();
+        let (give_up, patience) = self.deadline();
         while self.in_flight > 0 {
-            let lost =
-                self.ledger.iter().find(|(_, entry)| entry.completion.is_none()).map(|(token, _)| *token);
-            let what = match lost.and_then(|token| self.ledger.get(&token)) {
-                Some(Entry { slice: Some(slice), .. }) => ::alloc::format!("{slice:?} never completed"),
-                _ => ::alloc::format!("fence {lost:?} never completed"),
-            };
-            self.step_before(give_up, self.law.min(Law::L5), &what);
+            self.step();
+            if self.now > give_up && self.in_flight > 0 {
+                broken!(self.law.min(Law::L5), "{} (waited {patience:?})", self.what_is_lost());
+            }
+        }
+    }
+
+    fn what_is_lost(&self) -> String {
+        let lost = self.ledger.iter().find(|(_, entry)| entry.completion.is_none()).map(|(token, _)| *token);
+        match lost.and_then(|token| self.ledger.get(&token)) {
+            Some(Entry { slice: Some(slice), .. }) => ::alloc::format!("{slice:?} never completed"),
+            _ => ::alloc::format!("fence {lost:?} never completed"),
         }
     }
 

@@ -252,18 +252,19 @@ impl Bench<'_> {
     fn peek(&self, span: MemSpan) -> Vec<u8> {
         let mut bytes = vec![0; span.len()];
         // SAFETY: device memory of the harness, or a slot that is ours; no reference to either exists.
-        match span.location() == self.device.location() {
-            true => unsafe { self.access.peek(span, &mut bytes) },
-            false => unsafe { ByPointer.peek(span, &mut bytes) },
-        }
+        unsafe { self.access_to(span).peek(span, &mut bytes) };
         bytes
     }
 
     fn poke(&self, span: MemSpan, bytes: &[u8]) {
         // SAFETY: as in `peek`.
+        unsafe { self.access_to(span).poke(span, bytes) };
+    }
+
+    fn access_to(&self, span: MemSpan) -> &dyn PeekPoke {
         match span.location() == self.device.location() {
-            true => unsafe { self.access.poke(span, bytes) },
-            false => unsafe { ByPointer.poke(span, bytes) },
+            true => self.access,
+            false => &ByPointer,
         }
     }
 }

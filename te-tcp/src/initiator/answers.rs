@@ -6,6 +6,7 @@ use zerocopy::little_endian::U32;
 
 use super::lane::{LaneEnd, Own, OwnLane, Phase};
 use super::slices::Slices;
+use super::staged::{Stagings, land, release};
 use crate::frame::{self, DataEntry, Response, Status, Step};
 use crate::lane::{Destination, Lane};
 use crate::operation::{Operation, Stage};
@@ -15,6 +16,7 @@ use crate::region::Regions;
 /// What answers change.
 pub(super) struct Answers<'a> {
     pub(super) slices: &'a mut Slices,
+    pub(super) staging: &'a mut Stagings,
     pub(super) peers: &'a mut Peers,
     pub(super) regions: &'a mut Regions,
     pub(super) timers: &'a mut Timers,
@@ -26,6 +28,11 @@ impl Answers<'_> {
         loop {
             while let Some(destination) = lane.inbox.next_complete() {
                 if let Some(piece) = lane.role.pop() {
+                    if let Some(staged) = piece.staged
+                        && land(staged, lane.role.peer, piece, &destination, self.staging, self.slices)
+                    {
+                        continue;
+                    }
                     self.slices.piece_read(&piece, &destination, self.peers, self.regions);
                 }
             }
@@ -117,8 +124,12 @@ impl Answers<'_> {
             if piece.op != Op::Read || entry.len.get() != expected {
                 return Err(LaneEnd::PROTOCOL);
             }
-            let part = |operation: &Operation| {
-                operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).ok()
+            let part = |operation: &Operation| match piece.staged {
+                None => {
+                    let part = operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len));
+                    part.ok()?.host()
+                }
+                Some(staged) => self.staging.memory(staged, u64::from(piece.len)),
             };
             let live = if status == 0 { self.slices.live(piece.slot) } else { None };
             plan.push(Destination {
@@ -144,6 +155,7 @@ impl Answers<'_> {
             });
             // A piece that is not due stays on the lane, and is settled when the lane ends.
             let Some(piece) = is_due.then(|| role.pop()).flatten() else { return Err(LaneEnd::PROTOCOL) };
+            release(&piece, self.staging);
             let status = Status::from_wire(status.get());
             self.slices.piece_written(&piece, status, self.peers, self.regions);
         }

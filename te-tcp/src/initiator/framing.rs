@@ -6,12 +6,13 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::lane::OwnLane;
 use super::slices::Slices;
+use super::staged::Stagings;
 use crate::config::Config;
 use crate::frame::{CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation};
 use crate::lane::Owner;
 use crate::operation::{Piece, Stage};
 use crate::peers::Endpoint;
-use crate::sys::Pinned;
+use crate::sys::{Memory, Pinned};
 
 /// A frame takes further operations while it carries less than this.
 const FRAME_BYTES: u64 = 256 << 10;
@@ -47,10 +48,11 @@ impl Frame {
         peer: &mut Endpoint,
         lane: &mut OwnLane,
         slices: &mut Slices,
+        staging: &Stagings,
         config: &Config,
     ) -> bool {
         let first = lane.role.next();
-        self.fill(kind, peer, lane, slices, config);
+        self.fill(kind, peer, lane, slices, staging, config);
         let count = self.memory.len();
         if count == 0 {
             return false;
@@ -78,6 +80,7 @@ impl Frame {
         peer: &mut Endpoint,
         lane: &mut OwnLane,
         slices: &mut Slices,
+        staging: &Stagings,
         config: &Config,
     ) {
         let piece_bytes_max = match config.checksum {
@@ -100,7 +103,15 @@ impl Frame {
                 break;
             }
             let Some(segment) = slices.segment(operation.segment) else { break };
-            let Ok(part) = operation.ext.local.part(u64::from(offset), u64::from(len)) else { break };
+            let staged = again.and_then(|piece| piece.staged);
+            let part = match staged {
+                None => {
+                    let part = operation.ext.local.part(u64::from(offset), u64::from(len));
+                    part.ok().and_then(Memory::host)
+                }
+                Some(staged) => staging.memory(staged, u64::from(len)),
+            };
+            let Some(part) = part else { break };
             self.entries[self.memory.len()] = Operation {
                 region: U32::new(segment.region),
                 generation: U32::new(segment.region_generation),
@@ -111,7 +122,7 @@ impl Frame {
                 reserved: U32::ZERO,
             };
             self.memory.push(part);
-            lane.role.push(Piece { slot, len, offset, op: kind, stage: Stage::Framed, entry_at: 0 });
+            lane.role.push(Piece { slot, len, offset, op: kind, stage: Stage::Framed, staged, entry_at: 0 });
             if again.is_some() {
                 // Counted when a lane first took it.
                 peer.again.pop_front();

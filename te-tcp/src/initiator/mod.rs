@@ -7,13 +7,14 @@
 //!   fetch ◀───────┴───── answers ◀─────┘
 //! ```
 //!
-//! A slice that is cancelled lets go of its memory at once; what a lane still owes it is discarded. A lane
-//! that ends settles its pieces by how far they got.
+//! A slice that is cancelled lets go of its memory at once, or when hops to and from a device's memory have
+//! ended; what a lane still owes it is discarded. A lane that ends settles its pieces by how far they got.
 
 mod answers;
 mod framing;
 mod lane;
 mod slices;
+mod staged;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ use self::answers::Answers;
 use self::framing::Frame;
 use self::lane::{LaneEnd, Own, OwnLane, Phase};
 use self::slices::Slices;
+use self::staged::{Stagings, release};
 use crate::config::{Config, LANES_MAX};
 use crate::context::Context;
 use crate::frame::{ENTRIES_MAX, Header, Kind, LaneEntry};
@@ -52,6 +54,10 @@ pub(crate) struct Initiator {
     slices: Slices,
     lanes: Slab<OwnLane, OwnName>,
     frame: Frame,
+    /// Slots and hops of slices whose local memory is a device's.
+    staging: Stagings,
+    /// Number of the peer, modulo how many there are, that got a slot first the last time. Wraps.
+    first_served: u32,
     /// Lanes opened so far. Wraps.
     lane_generation: u32,
     /// The last FENCE frame that was sent.
@@ -67,6 +73,8 @@ impl Initiator {
             slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
             lanes: Slab::new(),
             frame: Frame::new(),
+            staging: Stagings::new(),
+            first_served: 0,
             lane_generation: 0,
             last_fence: 0,
             stats: Stats::default(),
@@ -161,7 +169,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// L3: ends a slice at once. What a lane still owes it is discarded.
+    /// L3: ends a slice, at once unless hops to or from its memory run. What a lane still owes it is discarded.
     ///
     /// # Errors
     /// `NotFound`: there is no such slice, or its completion was handed out.
@@ -172,7 +180,9 @@ impl Initiator {
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
         let Some(slot) = self.slices.find(token)? else { return Ok(()) };
-        if let Some((op, Some(peer))) = self.slices.begin_cancel(slot, peers) {
+        let Self { slices, staging, .. } = self;
+        let on_lanes = slices.begin_cancel(slot, peers, |piece| release(piece, staging));
+        if let Some((op, Some(peer))) = on_lanes {
             for index in peers.get(peer).map_or([None; LANES_MAX as usize], |peer| peer.lanes) {
                 self.cut_lane(index, slot, op, peers, cx);
             }
@@ -227,7 +237,7 @@ impl Initiator {
                 break;
             };
             let Some(open) = self.lanes.get_mut(index) else { break };
-            if !self.frame.send(op, peer, open, &mut self.slices, cx.config) {
+            if !self.frame.send(op, peer, open, &mut self.slices, &self.staging, cx.config) {
                 break;
             }
             self.stats.frames_sent += 1;
@@ -330,7 +340,8 @@ impl Initiator {
     ) -> bool {
         let Some(lane) = self.lanes.get_mut(index) else { return false };
         let Context { config, io, regions, timers } = &mut *cx;
-        let answers = Answers { slices: &mut self.slices, peers, regions, timers };
+        let answers =
+            Answers { slices: &mut self.slices, staging: &mut self.staging, peers, regions, timers };
         match (Turn { greeting: &self.greeting, answers, config, io }).run(lane, reading, writable) {
             Ok(()) => {
                 cx.io.settle_interest(lane);
@@ -514,6 +525,7 @@ impl Initiator {
             return;
         }
         for piece in role.pieces() {
+            release(piece, &mut self.staging);
             self.slices.settle(piece.slot, Some(error), piece.may_have_landed(), peers, cx.regions);
         }
         if let LaneEnd::Refused(error) = end {
@@ -532,6 +544,7 @@ impl Initiator {
                 peer.again.push_back(*piece);
             } else {
                 // Cancelled; its memory is nobody's concern any more.
+                release(piece, &mut self.staging);
                 self.slices.settle(piece.slot, None, false, peers, regions);
             }
         }
@@ -578,6 +591,7 @@ impl Initiator {
     /// Ends what waits for a lane that will not come.
     fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.again.pop_front()) {
+            release(&piece, &mut self.staging);
             self.slices.settle(piece.slot, Some(error), false, peers, cx.regions);
         }
         while self.slices.fail_first(number, error, peers, cx.regions) {}

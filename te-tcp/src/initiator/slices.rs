@@ -1,7 +1,7 @@
 //! Our own slices, from the moment they are accepted to their completions: what each refers to, how far it
 //! is, and how it ended. How its pieces travel is the business of lanes.
 
-use te_core::{Completion, Error, ErrorKind, Op, SegmentId, Slice, Token};
+use te_core::{Completion, Error, ErrorKind, MemSpan, Op, SegmentId, Slice, Token};
 use te_fabric::Export;
 use te_fabric::peer::Fence;
 
@@ -11,6 +11,7 @@ use crate::operation::{Ext, Operation, Operations, Piece};
 use crate::peers::{Endpoint, Peers, Sent};
 use crate::region::{Regions, Segment, Segments};
 use crate::stats::Stats;
+use crate::sys::{Memory, Reach};
 
 /// Accepted slices, their completions, and the segments that they refer to.
 #[derive(Debug)]
@@ -119,7 +120,8 @@ impl Slices {
         let operation = Operation::new(slice, number, Ext::new(local));
         let Some(peer) = peers.get_mut(number) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
-        self.operations.push_back(&mut peer.pending, slot);
+        let queue = if local.is_device() { &mut peer.unstaged } else { &mut peer.pending };
+        self.operations.push_back(queue, slot);
         peer.slice_accepted();
         regions.pin(slice.local.0.index);
         self.segments.pin(slice.remote.0.index);
@@ -149,8 +151,15 @@ impl Slices {
         operation.issued += len;
         operation.open += 1;
         if operation.issued == operation.len {
-            self.operations.unlink(&mut peer.pending, slot);
+            self.unqueue(slot, peer);
         }
+    }
+
+    /// Takes a slice off the queue of `peer` that it is in, if it is in one.
+    fn unqueue(&mut self, slot: u32, peer: &mut Endpoint) {
+        let Some(operation) = self.operations.get(slot) else { return };
+        let queue = if operation.ext.local.is_device() { &mut peer.unstaged } else { &mut peer.pending };
+        self.operations.unlink(queue, slot);
     }
 }
 
@@ -218,7 +227,7 @@ impl Slices {
             // What is not yet on a lane would only prolong it.
             let peer = operation.peer;
             if let Some(peer) = peers.get_mut(peer) {
-                self.operations.unlink(&mut peer.pending, slot);
+                self.unqueue(slot, peer);
             }
         }
         self.finish(slot, peers, regions);
@@ -233,8 +242,8 @@ impl Slices {
         regions: &mut Regions,
     ) -> bool {
         let Some(waiting) = peers.get_mut(peer) else { return false };
-        let Some(slot) = waiting.pending.first() else { return false };
-        self.operations.unlink(&mut waiting.pending, slot);
+        let Some(slot) = waiting.pending.first().or(waiting.unstaged.first()) else { return false };
+        self.unqueue(slot, waiting);
         if let Some(operation) = self.operations.get_mut(slot) {
             operation.error.get_or_insert(error);
         }
@@ -274,27 +283,40 @@ impl Slices {
 
 /// Cancelling.
 impl Slices {
-    /// The slot of the slice with this token. `None`: it has completed, and waits to be fetched.
+    /// The slot of the slice with this token. `None`: it has completed and waits to be fetched, or it was
+    /// cancelled before.
     ///
     /// # Errors
     /// `NotFound`.
     pub(super) fn find(&self, token: Token) -> Result<Option<u32>, Error> {
         if let Some(slot) = self.operations.position(|of| of.ext.live && of.token == token) {
-            return Ok(Some(slot));
+            let ending = self.operations.get(slot).is_some_and(|of| of.ext.ending);
+            return Ok((!ending).then_some(slot));
         }
         if self.operations.is_completed(token) { Ok(None) } else { Err(ErrorKind::NotFound.into()) }
     }
 
     /// Takes back what no lane has of the slice. Returns what it does, and its peer if lanes have pieces of
-    /// it.
-    pub(super) fn begin_cancel(&mut self, slot: u32, peers: &mut Peers) -> Option<(Op, Option<u32>)> {
+    /// it. `freed` is told what was taken back.
+    pub(super) fn begin_cancel(
+        &mut self,
+        slot: u32,
+        peers: &mut Peers,
+        mut freed: impl FnMut(&Piece),
+    ) -> Option<(Op, Option<u32>)> {
         let operation = self.operations.get_mut(slot)?;
         operation.error.get_or_insert(Error::new(ErrorKind::Canceled));
         let (op, number) = (operation.op, operation.peer);
         let peer = peers.get_mut(number)?;
-        self.operations.unlink(&mut peer.pending, slot);
+        self.unqueue(slot, peer);
         let waiting = peer.again.len();
-        peer.again.retain(|piece| piece.slot != slot);
+        peer.again.retain(|piece| {
+            let other = piece.slot != slot;
+            if !other {
+                freed(piece);
+            }
+            other
+        });
         let taken_back = (waiting - peer.again.len()) as u32;
         let operation = self.operations.get_mut(slot)?;
         operation.open -= taken_back;
@@ -308,12 +330,54 @@ impl Slices {
         }
     }
 
-    /// The slice has let go of its memory: completes it. Its slot stays until the last of its pieces is
-    /// answered.
+    /// No lane uses the memory of the slice: completes it, or has the last of its hops do so. Its slot stays
+    /// until the last of its pieces is answered.
     pub(super) fn end_cancel(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
-        if self.live(slot).is_some() {
+        let Some(operation) = self.operations.get_mut(slot).filter(|operation| operation.ext.live) else {
+            return;
+        };
+        operation.ext.ending = operation.ext.hops > 0;
+        if !operation.ext.ending {
             self.complete(slot, peers, regions);
             self.finish(slot, peers, regions);
+        }
+    }
+}
+
+/// Pieces of a device's memory.
+impl Slices {
+    /// The device memory of the piece, if its slice still wants the bytes.
+    pub(super) fn device_part(&self, piece: &Piece) -> Option<MemSpan> {
+        let operation = self.live(piece.slot).filter(|operation| operation.error.is_none())?;
+        match operation.ext.local.part(u64::from(piece.offset), u64::from(piece.len)).map(Memory::reach) {
+            Ok(Reach::Device(span)) => Some(span),
+            _ => None,
+        }
+    }
+
+    /// A hop of a piece begins.
+    pub(super) fn hop_begins(&mut self, slot: u32) {
+        if let Some(operation) = self.operations.get_mut(slot) {
+            operation.ext.hops += 1;
+        }
+    }
+
+    /// A hop of a piece has ended. The piece is still open.
+    pub(super) fn hop_ended(&mut self, slot: u32) {
+        if let Some(operation) = self.operations.get_mut(slot) {
+            operation.ext.hops -= 1;
+        }
+    }
+
+    /// A hop brought the bytes of a READ's piece in place.
+    pub(super) fn landed(&mut self, piece: &Piece) {
+        self.stats.bytes_read += u64::from(piece.len);
+    }
+
+    /// Completes a cancelled slice whose last hop has ended.
+    pub(super) fn end_cancel_after_hop(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
+        if self.operations.get(slot).is_some_and(|operation| operation.ext.ending) {
+            self.end_cancel(slot, peers, regions);
         }
     }
 }
@@ -328,6 +392,8 @@ mod tests {
     use te_core::{Access, Outcome};
 
     const SEGMENT: SegmentId = SegmentId::new(0, 1);
+
+    fn drop_piece(_: &Piece) {}
 
     struct Rig {
         slices: Slices,
@@ -431,7 +497,7 @@ mod tests {
         rig.accept(1, 4_096).expect("room");
         let slot = rig.issue(4_096);
         assert_eq!(rig.slices.find(Token(1)), Ok(Some(slot)));
-        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers), Some((Op::Write, Some(0))));
+        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers, drop_piece), Some((Op::Write, Some(0))));
         rig.slices.touch(slot);
         rig.slices.end_cancel(slot, &mut rig.peers, &mut rig.lent.regions);
         assert_eq!(rig.slices.find(Token(1)), Ok(None), "it waits to be fetched");
@@ -448,7 +514,7 @@ mod tests {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.slices.find(Token(1)).expect("accepted").expect("not completed");
-        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers), Some((Op::Write, None)));
+        assert_eq!(rig.slices.begin_cancel(slot, &mut rig.peers, drop_piece), Some((Op::Write, None)));
         rig.slices.end_cancel(slot, &mut rig.peers, &mut rig.lent.regions);
         assert_eq!(rig.fetch().map(|end| end.outcome), Some(Outcome::NotApplied));
         assert_eq!((rig.slices.len(), rig.in_use()), (0, (false, false, false)));

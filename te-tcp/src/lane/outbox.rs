@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use crate::frame::{HEAD_BYTES_MAX, OPERATION_LEN_AT};
+use crate::staging::SlotId;
 use crate::sys::{Buffers, IOV_MAX, Outgoing, Pinned, Socket};
 
 /// Pieces that wait to be sent on one lane, at most.
@@ -24,6 +25,8 @@ pub(crate) enum Owner {
     Piece(u64),
     /// A target's region that is being read.
     Region(u32),
+    /// A target's slot, with bytes of a region that is being read.
+    Slot(SlotId),
 }
 
 /// How far a payload got.

@@ -28,7 +28,9 @@ pub(crate) struct Endpoint {
     pub(crate) lanes: [Option<u32>; LANES_MAX as usize],
     /// Slices with pieces that no lane has taken.
     pub(crate) pending: Queue,
-    /// Pieces that a lane had taken and the target has not: they go first.
+    /// Slices with pieces of a device's memory that have no slot yet.
+    pub(crate) unstaged: Queue,
+    /// Pieces that a lane had taken and the target has not, and pieces that have a slot: they go first.
     pub(crate) again: VecDeque<Piece>,
     pub(crate) fences: Vec<Fence<Sent>>,
     /// Slices not yet completed.
@@ -49,6 +51,7 @@ impl Endpoint {
             contact: Contact::new(export),
             lanes: [None; LANES_MAX as usize],
             pending: Queue::new(),
+            unstaged: Queue::new(),
             again: VecDeque::new(),
             fences: Vec::new(),
             operations: 0,

@@ -1,6 +1,51 @@
 //! Registered memory, as an address whose registrant promised to keep it.
 
-use te_core::{Error, MemSpan, copy_bytes};
+use te_core::{Error, MemSpan, MemoryKinds, copy_bytes};
+
+/// Memory of a region: the host's, or a device's, which is only an address whose bytes hop to a slot and
+/// back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory(MemSpan);
+
+/// Memory by what can touch it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
+    Host(Pinned),
+    Device(MemSpan),
+}
+
+impl Memory {
+    /// # Safety
+    /// That of [`Pinned::new`].
+    pub(crate) const unsafe fn new(span: MemSpan) -> Self {
+        Self(span)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of(Pinned(span): Pinned) -> Self {
+        Self(span)
+    }
+
+    #[inline]
+    pub(crate) fn part(self, offset: u64, len: u64) -> Result<Self, Error> {
+        self.0.part(offset, len).map(Self)
+    }
+
+    /// Memory that can be sent from and received to as it lies.
+    #[inline]
+    pub(crate) const fn host(self) -> Option<Pinned> {
+        if self.is_device() { None } else { Some(Pinned(self.0)) }
+    }
+
+    pub(crate) const fn reach(self) -> Reach {
+        if self.is_device() { Reach::Device(self.0) } else { Reach::Host(Pinned(self.0)) }
+    }
+
+    #[inline]
+    pub(crate) const fn is_device(self) -> bool {
+        !self.0.location().kind().contains(MemoryKinds::HOST)
+    }
+}
 
 /// A span, or part of one, that stays mapped until its region is deregistered.
 ///

@@ -6,10 +6,12 @@ mod mem;
 mod poller;
 #[cfg(feature = "uring")]
 mod ring;
+mod slots;
 mod socket;
 
-pub(crate) use mem::Pinned;
+pub(crate) use mem::{Memory, Pinned, Reach};
 pub(crate) use poller::Poller;
 #[cfg(feature = "uring")]
 pub(crate) use ring::{JOBS_MAX, Ring};
+pub(crate) use slots::Slots;
 pub(crate) use socket::{AsIncoming, Buffers, IOV_MAX, Incoming, Job, Outgoing, Socket};

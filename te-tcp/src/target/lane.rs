@@ -7,6 +7,7 @@ use te_core::Instant;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
+use super::staged::Staged;
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry};
 use crate::lane::{Lane, Owner};
 
@@ -43,6 +44,10 @@ pub(super) struct Theirs {
     pub(super) next: u64,
     /// Sequence number of the first operation of the WRITE that is coming in.
     pub(super) writing: u64,
+    /// The request that is served, when it touches memory of a device.
+    pub(super) staged: Option<Staged>,
+    /// It waits for a slot or for the end of a hop, or a FENCE does: looked at again in the next poll.
+    pub(super) waits: bool,
     /// The last word is said, and nothing more will be sent.
     finished_sending: bool,
     /// Something has moved that had been granted.
@@ -63,6 +68,8 @@ impl Theirs {
             generation: 0,
             next: 0,
             writing: 0,
+            staged: None,
+            waits: false,
             finished_sending: false,
             carried: false,
             used: now,
@@ -103,7 +110,10 @@ impl Theirs {
 impl PeerLane {
     /// Nothing of an operation that was accepted is on its way, in or out.
     pub(super) fn is_idle(&self) -> bool {
-        self.inbox.announced().is_empty() && self.outbox.is_empty() && !self.paused
+        self.inbox.announced().is_empty()
+            && self.outbox.is_empty()
+            && !self.paused
+            && self.role.staged.is_none()
     }
 
     /// Whether there is room for the answer to a further request.
@@ -148,6 +158,12 @@ impl PeerLane {
             self.socket.finish_sending();
             self.role.finished_sending = true;
         }
+    }
+
+    /// Whether it has slots that only its peer can set free, by reading or by sending on.
+    pub(super) fn holds_slots(&self) -> bool {
+        self.outbox.owners().any(|owner| matches!(owner, Owner::Slot(_)))
+            || (self.role.staged.is_some() && self.inbox.expects_payload())
     }
 
     /// Bytes of the region that still wait to be sent on the lane, payloads that are to be written to it, and

@@ -2,7 +2,7 @@
 //! served in order, and let go in favour of others.
 //!
 //! ```text
-//!   io ──▶ accept ──▶ lane ──▶ serving ──▶ regions
+//!   io ──▶ accept ──▶ lane ──▶ serving ──▶ regions        staged ──▶ regions on devices
 //!                      │          │ HELLO, FENCE
 //!                      ▼          ▼
 //!                  admission: which lanes there are
@@ -11,13 +11,16 @@
 mod admission;
 mod lane;
 mod serving;
+mod staged;
 #[cfg(test)]
 mod tests;
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::io;
 
-use te_core::{Error, Instant};
+use te_core::device::Devices;
+use te_core::{Error, Instant, Location, Op};
 use te_fabric::net::{Accepted, reset_on_close, set_liveness};
 use te_fabric::timers::Earliest;
 use te_fabric::{Interest, Slab, Timers};
@@ -25,7 +28,8 @@ use zerocopy::IntoBytes;
 
 use self::admission::{Admission, Guest, silent, victim};
 use self::lane::{PeerLane, Phase, Theirs};
-use self::serving::{Answer, Serving, Stop, drop_plan};
+use self::serving::{Answer, Serving, Stop};
+use self::staged::{Staged, Stagings, Tag, release};
 use crate::config::LANES_MAX;
 use crate::context::Context;
 use crate::frame::{
@@ -50,6 +54,8 @@ const ACCEPTS_MAX: usize = 64;
 const PEER_LANES_MAX: usize = 2 * LANES_MAX as usize;
 /// How long a lane that has had its last word may take to hang up.
 const LAST_WORD_MS: u64 = 1_000;
+/// How long a lane that moves nothing may keep slots for which others wait.
+const SLOTS_MS: u64 = 1_000;
 
 /// The serving half of a transport.
 pub(crate) struct Target {
@@ -61,8 +67,11 @@ pub(crate) struct Target {
     answer: Answer,
     /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
     checksums_left: u64,
-    /// Lanes that wait for the next poll's.
+    /// Lanes that wait for the next poll's, for slots, or for hops.
     deferred: Vec<u32>,
+    /// Slots and hops of peers' operations on memory of devices.
+    staging: Stagings,
+    spare: Vec<Staged>,
     stats: Stats,
 }
 
@@ -76,6 +85,8 @@ impl Target {
             answer: Answer::new(),
             checksums_left: 0,
             deferred: Vec::new(),
+            staging: Stagings::new(),
+            spare: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -93,11 +104,12 @@ impl Target {
 
     /// Closes every lane of the peer, with whatever is unread in it, and refuses it from now on. When this
     /// returns `Ok`, no byte of it lands any more: nothing is under way in a transport that nobody polls, no
-    /// request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE.
+    /// request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE. `Ok(false)`:
+    /// but for hops to memory of devices, which end by themselves.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`; nothing has changed.
-    pub(crate) fn expel(&mut self, identity: u64, force: bool, cx: &mut Context<'_>) -> Result<(), Error> {
+    pub(crate) fn expel(&mut self, identity: u64, force: bool, cx: &mut Context<'_>) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
         self.admission.expel(identity, force, connected)?;
         for index in 0..self.lanes.bound() {
@@ -108,7 +120,8 @@ impl Target {
                 self.end(index, cx);
             }
         }
-        Ok(())
+        cx.timers.wake_if(self.staging.is_hopping());
+        Ok(!self.is_landing(identity))
     }
 
     /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded,
@@ -145,12 +158,23 @@ impl Target {
 /// Turns of single lanes.
 impl Target {
     /// A poll begins: works on the lanes whose requests the last one had no time for.
+    #[inline]
     pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
         self.checksums_left = CHECKSUMS_BYTES_MAX;
+        if !self.deferred.is_empty() {
+            self.drive_deferred(cx);
+        }
+    }
+
+    #[inline(never)]
+    fn drive_deferred(&mut self, cx: &mut Context<'_>) {
         let count = self.deferred.len();
         for at in 0..count {
             // It may have to wait once more, and is listed anew then.
             let index = std::mem::replace(&mut self.deferred[at], u32::MAX);
+            if let Some(lane) = self.lanes.get_mut(index) {
+                lane.role.waits = false;
+            }
             self.drive_lane(index, Reading::No, false, cx);
         }
         self.deferred.drain(..count);
@@ -188,6 +212,8 @@ impl Target {
                 regions,
                 stats: &mut self.stats,
                 answer: &mut self.answer,
+                staging: &mut self.staging,
+                spare: &mut self.spare,
                 checksums_left: &mut self.checksums_left,
                 slice_bytes_max: config.slice_bytes_max,
             };
@@ -196,6 +222,11 @@ impl Target {
                 Ok(Stop::Hello(hello)) => self.hello(index, &hello, cx),
                 Ok(Stop::Fence) => self.fence(index, cx),
                 Ok(Stop::Broken(error)) => self.end_with(index, error, cx),
+                Ok(Stop::Lost) => {
+                    log::warn!("a peer's lane ends: memory of a device was withdrawn or could not be copied");
+                    reset_on_close(&lane.socket);
+                    self.end(index, cx);
+                }
                 Err(error) => {
                     log::debug!("a peer's lane ended: {error}");
                     self.end(index, cx);
@@ -209,7 +240,7 @@ impl Target {
     /// Nothing more can be done on a lane for the moment. True: it is worth reading without asking first.
     fn end_turn(&mut self, index: u32, cx: &mut Context<'_>) -> bool {
         let Some(lane) = self.lanes.get_mut(index) else { return false };
-        if self.checksums_left == 0 && lane.paused && lane.has_room() {
+        if lane.role.waits || (self.checksums_left == 0 && lane.paused && lane.has_room()) {
             if !self.deferred.contains(&index) {
                 self.deferred.push(index);
             }
@@ -232,7 +263,10 @@ impl Turn<'_> {
     /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests
     /// that an earlier turn has taken in and not served.
     fn run(&mut self, lane: &mut PeerLane, reading: &mut Reading, stopped: bool) -> io::Result<Stop> {
-        if stopped && let Some(stop) = self.requests(lane) {
+        if stopped
+            && !lane.role.waits
+            && let Some(stop) = self.requests(lane)
+        {
             return Ok(stop);
         }
         if let Some(stop) = self.serve(lane)? {
@@ -253,7 +287,7 @@ impl Turn<'_> {
     fn serve(&mut self, lane: &mut PeerLane) -> io::Result<Option<Stop>> {
         loop {
             self.send(lane)?;
-            if !lane.paused || !lane.has_room() || *self.serving.checksums_left == 0 {
+            if !lane.paused || lane.role.waits || !lane.has_room() || *self.serving.checksums_left == 0 {
                 return Ok(None);
             }
             lane.paused = false;
@@ -266,14 +300,21 @@ impl Turn<'_> {
 
     /// Sends answers; regions whose last byte is out are no longer used by them.
     fn send(&mut self, lane: &mut PeerLane) -> io::Result<()> {
-        let Serving { regions, now, .. } = &mut self.serving;
-        self.io.send(lane, |role, owner, progress| {
-            if let Owner::Region(region) = owner {
+        let Serving { regions, staging, now, .. } = &mut self.serving;
+        self.io.send(lane, |role, owner, progress| match owner {
+            Owner::Region(region) => {
                 role.used = *now;
                 if progress == Progress::Finished {
                     peer_ends(regions, region);
                 }
             }
+            Owner::Slot(slot) => {
+                role.used = *now;
+                if progress == Progress::Finished {
+                    staging.give_back(slot);
+                }
+            }
+            Owner::Lane | Owner::Piece(_) => {}
         })?;
         Ok(())
     }
@@ -377,7 +418,7 @@ impl Target {
     /// says so.
     fn fence(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(lane) = self.lanes.get(index) else { return };
-        let session = lane.role.session();
+        let (session, identity) = (lane.role.session(), lane.role.identity);
         let Ok(Step::Frame(Request::Fence { id, lanes }, head)) = frame::parse_request(lane.inbox.staged())
         else {
             return;
@@ -390,7 +431,13 @@ impl Target {
                 self.end(other, cx);
             }
         }
+        let waits = self.is_landing(identity);
         let Some(lane) = self.lanes.get_mut(index) else { return };
+        if waits {
+            // Asked again in the next poll.
+            (lane.paused, lane.role.waits) = (true, true);
+            return;
+        }
         lane.outbox.push_head(&[Header::new(Kind::FenceAck, 0, 0, id).as_bytes()]);
         lane.inbox.take(head);
         self.stats.fences_served += 1;
@@ -513,10 +560,12 @@ impl Target {
             Phase::Live => self.admission.dismiss(),
             Phase::Greeting | Phase::Ending => self.admission.leave(lane.name),
         }
-        drop_plan(&mut lane.inbox, cx.regions);
+        release(&mut lane, cx.regions, &mut self.staging);
         for owner in lane.outbox.owners() {
-            if let Owner::Region(region) = owner {
-                peer_ends(cx.regions, region);
+            match owner {
+                Owner::Region(region) => peer_ends(cx.regions, region),
+                Owner::Slot(slot) => self.staging.give_back(slot),
+                Owner::Lane | Owner::Piece(_) => {}
             }
         }
         cx.io.forget(&lane);
@@ -527,6 +576,7 @@ impl Target {
         let mut next = Earliest::default();
         for index in 0..self.lanes.bound() {
             next.note(self.check_deadline(index, cx));
+            next.note(self.check_slots(index, cx));
         }
         next.get()
     }
@@ -543,6 +593,74 @@ impl Target {
             self.retire(index, cx);
             return self.lanes.get(index)?.deadline;
         }
+        self.end(index, cx);
+        None
+    }
+}
+
+/// Memory of devices.
+impl Target {
+    /// Peers may use memory there from now on.
+    ///
+    /// # Errors
+    /// Those of [`Devices::stager`].
+    pub(crate) fn prepare(&mut self, location: Location, devices: &dyn Devices) -> Result<(), Error> {
+        self.staging.prepare(location, devices)
+    }
+
+    /// Slots that lanes have.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn slots_out(&self) -> usize {
+        self.staging.slots_out()
+    }
+
+    /// Takes in the ends of hops, and sets those going that were started.
+    pub(crate) fn stage(&mut self, cx: &mut Context<'_>) {
+        self.take_hops(cx);
+        self.staging.flush();
+        cx.timers.wake_if(self.staging.is_hopping());
+    }
+
+    /// Takes in the ends of hops.
+    fn take_hops(&mut self, cx: &mut Context<'_>) {
+        self.staging.collect();
+        while let Some(end) = self.staging.next_end() {
+            peer_ends(cx.regions, end.tag.region);
+            let is_used = self
+                .index_of(&end.tag)
+                .and_then(|index| self.lanes.get_mut(index)?.role.staged.as_mut())
+                .is_some_and(|staged| staged.hop_ended(end.slot, &end.tag, end.result));
+            if !is_used {
+                self.staging.give_back(end.slot);
+            }
+        }
+    }
+
+    /// The lane that a hop is for, if it has not ended.
+    fn index_of(&self, tag: &Tag) -> Option<u32> {
+        match LaneName::of(tag.lane) {
+            LaneName::Peer(name) => self.lanes.index(name),
+            LaneName::Own(_) => None,
+        }
+    }
+
+    /// Whether hops run that bring bytes of this peer's WRITEs in place, of lanes that have ended.
+    fn is_landing(&self, identity: u64) -> bool {
+        let is = |tag: &Tag| tag.op == Op::Write && tag.identity == identity && self.index_of(tag).is_none();
+        self.staging.hops().any(is)
+    }
+
+    /// Ends a lane whose peer keeps others waiting for the slots that it has. Gives when that will be.
+    fn check_slots(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
+        if self.staging.is_unused() || !self.deferred.iter().any(|&other| other != index) {
+            return None;
+        }
+        let lane = self.lanes.get(index).filter(|lane| lane.holds_slots())?;
+        let deadline = lane.role.used + Duration::from_millis(SLOTS_MS);
+        if cx.now() < deadline {
+            return Some(deadline);
+        }
+        reset_on_close(&lane.socket);
         self.end(index, cx);
         None
     }

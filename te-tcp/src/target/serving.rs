@@ -1,10 +1,11 @@
 //! Requests of a peer: checked, served in order, answered in order.
 
-use te_core::{Access, Instant};
+use te_core::{Access, Instant, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::lane::{PeerLane, Phase};
+use super::staged::{Flow, Staged, Stagings, release};
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Hello, Kind,
     Operation, Request, Status, Step,
@@ -19,6 +20,9 @@ pub(super) struct Serving<'a> {
     pub(super) regions: &'a mut Regions,
     pub(super) stats: &'a mut Stats,
     pub(super) answer: &'a mut Answer,
+    pub(super) staging: &'a mut Stagings,
+    /// Room for requests that touch memory of a device, of lanes that serve none at the moment.
+    pub(super) spare: &'a mut Vec<Staged>,
     /// Bytes of which checksums may still be computed in this poll.
     pub(super) checksums_left: &'a mut u64,
     pub(super) slice_bytes_max: u32,
@@ -35,6 +39,8 @@ pub(super) enum Stop {
     Fence,
     /// The peer broke the protocol.
     Broken(FrameError),
+    /// An answer that has begun cannot be brought to its end.
+    Lost,
 }
 
 impl Serving<'_> {
@@ -44,8 +50,14 @@ impl Serving<'_> {
             if lane.role.phase == Phase::Ending {
                 let rest = lane.inbox.staged().len();
                 lane.inbox.take(rest);
-                drop_plan(&mut lane.inbox, self.regions);
+                release(lane, self.regions, self.staging);
                 return Stop::Wait;
+            }
+            if lane.role.staged.is_some() {
+                match self.go_on(lane) {
+                    None => {}
+                    Some(stop) => return stop,
+                }
             }
             self.payloads(lane);
             if lane.inbox.expects_payload() {
@@ -70,6 +82,21 @@ impl Serving<'_> {
         }
     }
 
+    /// Goes on with the request that touches memory of a device. `None`: it is answered.
+    #[inline(never)]
+    fn go_on(&mut self, lane: &mut PeerLane) -> Option<Stop> {
+        let mut staged = lane.role.staged.take()?;
+        let flow = self.staged(&mut staged, lane);
+        if matches!(flow, Flow::Done) {
+            self.spare.push(staged);
+            return None;
+        }
+        lane.role.staged = Some(staged);
+        lane.paused |= matches!(flow, Flow::Wait | Flow::Full);
+        lane.role.waits = matches!(flow, Flow::Wait);
+        Some(if matches!(flow, Flow::Lost) { Stop::Lost } else { Stop::Wait })
+    }
+
     /// Payloads that are all in no longer use their regions.
     fn payloads(&mut self, lane: &mut PeerLane) {
         while let Some(destination) = lane.inbox.next_complete() {
@@ -89,11 +116,19 @@ impl Serving<'_> {
         let Lane { inbox, outbox, role, .. } = lane;
         let (staged, plan) = inbox.split();
         let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(Some(Stop::Wait)) };
-        if let Request::Read { seq, operations, .. } | Request::Write { seq, operations, .. } = request {
+        if let Request::Read { seq, checksum, operations } | Request::Write { seq, checksum, operations } =
+            request
+        {
             if seq != role.next {
                 return Err(FrameError::Sequence);
             }
             role.next += operations.len() as u64;
+            if !self.staging.is_unused() && self.is_staged(operations) {
+                let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
+                role.staged = Some(self.stage(op, checksum, seq, operations));
+                inbox.take(head);
+                return Ok(None);
+            }
         }
         match request {
             Request::Read { seq, checksum, operations } => {
@@ -134,12 +169,13 @@ impl Serving<'_> {
 
     /// The entry that answers one operation of a READ. Its payload, unless it is refused, is added to the
     /// answer. `checksums_left`: bytes of which checksums may still be computed for this frame.
-    fn read(&mut self, asked: &Operation, checksum: bool, checksums_left: &mut u64) -> DataEntry {
+    pub(super) fn read(&mut self, asked: &Operation, checksum: bool, checksums_left: &mut u64) -> DataEntry {
         let part = match granted(self.regions, asked, Access::REMOTE_READ, self.slice_bytes_max) {
             Ok(_) if checksum && asked.len.get() > *checksums_left => Err(Status::TooLong),
             other => other,
         };
-        let part = match part {
+        // A request that touches memory of a device goes another way.
+        let part = match part.and_then(|memory| memory.host().ok_or(Status::Stale)) {
             Ok(part) => part,
             Err(status) => {
                 self.stats.refused += 1;
@@ -161,6 +197,7 @@ impl Serving<'_> {
     /// Where the payload of a WRITE goes. That of one which is refused is discarded.
     fn write(&mut self, asked: &Operation, checksum: bool) -> Destination {
         let (memory, status) = match granted(self.regions, asked, Access::REMOTE_WRITE, self.slice_bytes_max)
+            .and_then(|memory| memory.host().ok_or(Status::Stale))
         {
             Ok(part) => (Some(part), Status::Ok),
             Err(status) => (None, status),
@@ -181,14 +218,14 @@ impl Serving<'_> {
     }
 }
 
-const EMPTY: DataEntry = DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO };
+pub(super) const EMPTY: DataEntry = DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO };
 
 /// Room in which one DATA frame after the other is put together.
 #[derive(Debug)]
 pub(super) struct Answer {
     entries: Box<[DataEntry; ENTRIES_MAX]>,
     /// Payloads, and the regions that they are in. Empty between two frames.
-    payloads: Vec<(Pinned, u32)>,
+    pub(super) payloads: Vec<(Pinned, u32)>,
 }
 
 impl Answer {

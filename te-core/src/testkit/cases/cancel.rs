@@ -2,7 +2,7 @@
 
 use super::super::rig::{Rig, Skip, broken};
 use super::late::check_outcomes;
-use crate::{ErrorKind, Features, Outcome, Token};
+use crate::{ErrorKind, Features, MemoryKinds, Outcome, Token};
 
 pub(super) fn cancel_before_the_first_poll_ends_the_slice(rig: &mut Rig<'_>) -> Result<(), Skip> {
     for op in rig.ops() {
@@ -108,6 +108,9 @@ pub(super) fn a_cancel_ends_the_slice_even_when_the_target_is_stalled(rig: &mut 
 
 pub(super) fn an_inline_transport_lets_go_of_memory_in_the_next_poll(rig: &mut Rig<'_>) -> Result<(), Skip> {
     rig.need(Features::INLINE)?;
+    if rig.local.span().location().kind() != MemoryKinds::HOST {
+        return Err(Skip::because("INLINE speaks of the host's memory alone"));
+    }
     for round in 0..16 {
         let slices = rig.random_slices(48, None);
         rig.submit_all(&slices);

@@ -1,7 +1,7 @@
 //! L5: a fence is the target's word that nothing older will land.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{ErrorKind, Features, Op, Outcome, RegionId, SegmentId};
+use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, SegmentId};
 
 const OLD: u8 = 0x77;
 const NEW: u8 = 0x99;
@@ -119,8 +119,9 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
         rig.submit_all(&slices);
         rig.some_steps(if stalled { 4 + round } else { round });
         if !stalled && round % 2 == 0 {
-            // Bytes have left that the target has said nothing about.
-            rig.step_initiator();
+            // Bytes have left that the target has said nothing about. Those of a device hop to the host before.
+            let steps = if rig.local.span().location().kind() == MemoryKinds::HOST { 1 } else { 32 };
+            (0..steps).for_each(|_| rig.step_initiator());
         }
         for slice in &slices {
             let _done_or_not = rig.initiator().cancel(slice.token);

@@ -1,0 +1,459 @@
+//! Requests that touch memory of a device: their bytes go through slots, as many at a time as there are.
+//!
+//! ```text
+//!   WRITE   socket ──▶ slot ──▶ hop ──▶ slot back      ACK when the last hop has ended
+//!   READ    slot ──▶ hop ──▶ DATA ──▶ socket ──▶ slot back
+//! ```
+//!
+//! While there is no slot, the lane is not read. Each part of an operation is checked anew before it gets its
+//! slot, so a region that is withdrawn meanwhile is used by the hops that run and by nothing else. A hop
+//! belongs to the target and not to its lane: it goes on when the lane has ended, and is waited for by
+//! whoever must know that nothing lands any more.
+
+use std::collections::VecDeque;
+
+use te_core::device::HopDirection;
+use te_core::{Access, Error, MemSpan, Op};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::lane::PeerLane;
+use super::serving::{EMPTY, Serving, drop_plan};
+use crate::frame::{
+    CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Status,
+};
+use crate::lane::{Destination, Owner};
+use crate::region::{Regions, granted, peer_begins, peer_ends};
+use crate::staging::{SlotId, Staging};
+use crate::sys::{Memory, Reach};
+
+/// Parts of one lane's operations that are under way at the same time, at most.
+const PARTS_MAX: usize = 16;
+
+/// What a hop of a peer's operation is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tag {
+    /// Name of the lane's events.
+    pub(super) lane: u64,
+    /// Whose lane it is.
+    pub(super) identity: u64,
+    pub(super) region: u32,
+    pub(super) op: Op,
+}
+
+/// What a target stages with.
+pub(super) type Stagings = Staging<Tag>;
+
+/// A request that touches memory of a device, while it is served.
+#[derive(Debug)]
+pub(super) struct Staged {
+    op: Op,
+    checksum: bool,
+    seq: u64,
+    operations: Vec<Operation>,
+    /// WRITE: what each operation will be answered.
+    statuses: Vec<U32>,
+    /// The operation whose next part is begun next, and its bytes that are in parts already.
+    at: usize,
+    begun: u64,
+    /// READ: the parts of `at` that are begun are for the checksum alone.
+    summing: bool,
+    /// READ: the checksum of `at` is computed, or begun to be.
+    summed: bool,
+    /// In the order of the stream. WRITE: parts that are to be received. READ: parts that are to be sent.
+    parts: VecDeque<Part>,
+    /// WRITE: hops that run.
+    hops: usize,
+    /// A hop has failed.
+    failed: bool,
+    /// Of the parts that are through.
+    crc: u32,
+    /// READ: bytes of which checksums may still be computed for this request.
+    checksums_left: u64,
+}
+
+#[derive(Debug)]
+struct Part {
+    operation: usize,
+    len: u64,
+    slot: Option<SlotId>,
+    /// It is the first of its operation, or the last.
+    first: bool,
+    last: bool,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// WRITE: goes there once it has been received, or is discarded.
+    Receive(Option<MemSpan>),
+    /// READ: its hop runs, or has ended; it is to be sent, or only summed.
+    Hop { ended: bool, send: bool },
+    /// READ: is not a device's, and is answered when its turn comes.
+    Plain,
+    /// READ: is refused.
+    Refuse(Status),
+    /// READ: cannot be brought to its end, and its beginning has been sent.
+    Lost,
+}
+
+/// What becomes of a staged request next.
+pub(super) enum Flow {
+    /// It was answered.
+    Done,
+    /// Bytes have to come.
+    Read,
+    /// A slot or the end of a hop has to come.
+    Wait,
+    /// Answers have no room.
+    Full,
+    /// It cannot be answered: its lane has to end.
+    Lost,
+}
+
+impl Staged {
+    pub(super) fn new() -> Self {
+        Self {
+            op: Op::Read,
+            checksum: false,
+            seq: 0,
+            operations: Vec::with_capacity(ENTRIES_MAX),
+            statuses: Vec::with_capacity(ENTRIES_MAX),
+            at: 0,
+            begun: 0,
+            summing: false,
+            summed: false,
+            parts: VecDeque::with_capacity(PARTS_MAX),
+            hops: 0,
+            failed: false,
+            crc: 0,
+            checksums_left: 0,
+        }
+    }
+
+    /// Begins with another request.
+    pub(super) fn begin(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) {
+        (self.op, self.checksum, self.seq) = (op, checksum, seq);
+        self.operations.clear();
+        self.operations.extend_from_slice(operations);
+        self.statuses.clear();
+        self.statuses.resize(operations.len(), U32::ZERO);
+        (self.at, self.begun, self.hops, self.crc) = (0, 0, 0, 0);
+        (self.summing, self.summed, self.failed) = (false, false, false);
+        self.checksums_left = u64::from(CHECKSUM_BYTES_MAX);
+        self.parts.clear();
+    }
+
+    /// A hop has ended. True: the slot is still needed.
+    pub(super) fn hop_ended(&mut self, slot: SlotId, tag: &Tag, result: Result<(), Error>) -> bool {
+        self.failed |= result.is_err();
+        if tag.op == Op::Write {
+            self.hops -= 1;
+            return false;
+        }
+        let part = self.parts.iter_mut().find(|part| part.slot == Some(slot));
+        if let Some(Part { what: What::Hop { ended, .. }, .. }) = part {
+            *ended = true;
+            return true;
+        }
+        false
+    }
+
+    /// The operation `at` has all its bytes in parts, or needs none.
+    fn next_operation(&mut self) {
+        self.at += 1;
+        self.begun = 0;
+        (self.summing, self.summed) = (false, false);
+    }
+
+    fn push(&mut self, len: u64, slot: Option<SlotId>, first: bool, last: bool, what: What) {
+        self.parts.push_back(Part { operation: self.at, len, slot, first, last, what });
+    }
+
+    /// A status other than the first is not remembered.
+    fn refuse(&mut self, operation: usize, status: u32) {
+        if let Some(known) = self.statuses.get_mut(operation).filter(|known| **known == U32::ZERO) {
+            *known = U32::new(status);
+        }
+    }
+}
+
+/// Lets go of what a lane has of slots and announced payloads. What hops, ends by itself.
+#[inline(never)]
+pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut Stagings) {
+    drop_plan(&mut lane.inbox, regions);
+    if let Some(staged) = lane.role.staged.take() {
+        for part in &staged.parts {
+            if let Some(slot) = part.slot
+                && !matches!(part.what, What::Hop { ended: false, .. })
+            {
+                staging.give_back(slot);
+            }
+        }
+    }
+}
+
+impl Serving<'_> {
+    /// Whether any of the operations is on memory of a device.
+    #[inline(never)]
+    pub(super) fn is_staged(&self, operations: &[Operation]) -> bool {
+        let is_device = |asked: &Operation| {
+            self.regions.get(asked.region.get()).is_some_and(|region| region.ext.memory.is_device())
+        };
+        operations.iter().any(is_device)
+    }
+
+    /// Begins with a request that touches memory of a device.
+    #[inline(never)]
+    pub(super) fn stage(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) -> Staged {
+        let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
+        staged.begin(op, checksum, seq, operations);
+        staged
+    }
+
+    /// Goes on with the request that is staged.
+    #[inline(never)]
+    pub(super) fn staged(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+        if staged.failed {
+            return Flow::Lost;
+        }
+        match staged.op {
+            Op::Write => self.staged_write(staged, lane),
+            Op::Read => self.staged_read(staged, lane),
+        }
+    }
+
+    fn start(&mut self, lane: &PeerLane, slot: SlotId, device: MemSpan, region: u32, op: Op) {
+        let direction = match op {
+            Op::Read => HopDirection::ToHost,
+            Op::Write => HopDirection::ToDevice,
+        };
+        let tag = Tag { lane: lane.name, identity: lane.role.identity, region, op };
+        self.staging.start(slot, device, direction, tag);
+    }
+}
+
+/// WRITE.
+impl Serving<'_> {
+    fn staged_write(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+        loop {
+            while let Some(destination) = lane.inbox.next_complete() {
+                self.received(staged, &destination, lane);
+            }
+            if lane.inbox.expects_payload() {
+                return Flow::Read;
+            }
+            lane.inbox.clear_plan();
+            self.plan(staged, lane);
+            if lane.inbox.expects_payload() {
+                continue;
+            }
+            if staged.at < staged.operations.len() || staged.hops > 0 {
+                return Flow::Wait;
+            }
+            let header = Header::new(Kind::Ack, 0, staged.statuses.len() as u16, staged.seq);
+            lane.outbox.push_head(&[header.as_bytes(), staged.statuses.as_bytes()]);
+            return Flow::Done;
+        }
+    }
+
+    /// Announces the next parts, as many as there are slots for.
+    fn plan(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+        while staged.parts.len() < PARTS_MAX
+            && let Some(asked) = staged.operations.get(staged.at).copied()
+        {
+            let rest = asked.len.get() - staged.begun;
+            let region = asked.region.get();
+            let (mut memory, mut len, mut checksum) = (None, rest, None);
+            match granted(self.regions, &asked, Access::REMOTE_WRITE, self.slice_bytes_max).map(Memory::reach)
+            {
+                Err(status) => {
+                    let status = if staged.begun > 0 { Status::Withdrawn } else { status };
+                    self.stats.refused += u64::from(staged.begun == 0);
+                    staged.refuse(staged.at, status as u32);
+                    staged.push(rest, None, staged.begun == 0, true, What::Receive(None));
+                }
+                Ok(Reach::Host(part)) => {
+                    memory = Some(part);
+                    checksum = staged.checksum.then_some((asked.crc.get(), 0));
+                    staged.push(rest, None, true, true, What::Receive(None));
+                }
+                Ok(Reach::Device(span)) => {
+                    let Some(slot) = self.staging.take(span.location()) else { return };
+                    len = rest.min(u64::from(self.staging.slot_bytes(span.location())));
+                    memory = self.staging.memory(slot, len);
+                    let device = span.part(staged.begun, len).ok();
+                    staged.push(len, Some(slot), staged.begun == 0, len == rest, What::Receive(device));
+                }
+            }
+            if memory.is_some() {
+                peer_begins(self.regions, region);
+                lane.role.carries(self.now);
+            }
+            let (_, plan) = lane.inbox.split();
+            plan.push(Destination { memory, len, done: 0, checksum, status: 0, owner: region });
+            staged.begun += len;
+            if len == rest {
+                staged.next_operation();
+            }
+        }
+    }
+
+    /// All bytes of the next part are there.
+    fn received(&mut self, staged: &mut Staged, destination: &Destination, lane: &PeerLane) {
+        let Some(part) = staged.parts.pop_front() else { return };
+        staged.refuse(part.operation, destination.status);
+        if destination.memory.is_some() {
+            self.stats.bytes_served += destination.len;
+        }
+        match (part.slot, destination.memory, part.what) {
+            (Some(slot), Some(memory), What::Receive(Some(device))) => {
+                if staged.checksum {
+                    staged.crc = memory.crc32c(if part.first { 0 } else { staged.crc });
+                }
+                staged.hops += 1;
+                // The region is used until the hop has ended.
+                self.start(lane, slot, device, destination.owner, Op::Write);
+            }
+            (Some(slot), ..) => self.staging.give_back(slot),
+            (None, Some(_), _) => peer_ends(self.regions, destination.owner),
+            (None, None, _) => {}
+        }
+        let asked = staged.operations.get(part.operation).map_or(0, |asked| asked.crc.get());
+        let is_intact = match part.slot {
+            Some(_) => !(part.last && staged.checksum && destination.memory.is_some()) || staged.crc == asked,
+            None => destination.is_intact(),
+        };
+        if !is_intact {
+            self.stats.corrupt += 1;
+            staged.refuse(part.operation, Status::Corrupt as u32);
+        }
+    }
+}
+
+/// READ.
+impl Serving<'_> {
+    fn staged_read(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+        loop {
+            while let Some(part) = staged.parts.front() {
+                if matches!(part.what, What::Hop { ended: false, .. }) {
+                    break;
+                }
+                if !lane.has_room() || *self.checksums_left == 0 {
+                    return Flow::Full;
+                }
+                if matches!(part.what, What::Lost) {
+                    return Flow::Lost;
+                }
+                self.answer(staged, lane);
+            }
+            if !self.begin_parts(staged, lane) {
+                break;
+            }
+        }
+        match staged.parts.is_empty() && staged.at == staged.operations.len() {
+            true => Flow::Done,
+            false => Flow::Wait,
+        }
+    }
+
+    /// Begins the next parts, as many as there are slots for. True: some that wait for nothing.
+    fn begin_parts(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> bool {
+        let mut some = false;
+        while staged.parts.len() < PARTS_MAX
+            && let Some(asked) = staged.operations.get(staged.at).copied()
+        {
+            let (len, first) = (asked.len.get(), staged.begun == 0);
+            let is_new = first && !staged.summed;
+            let span = match granted(self.regions, &asked, Access::REMOTE_READ, self.slice_bytes_max)
+                .map(Memory::reach)
+            {
+                Ok(Reach::Device(_)) if is_new && staged.checksum && len > staged.checksums_left => {
+                    Err(What::Refuse(Status::TooLong))
+                }
+                Ok(Reach::Device(span)) => Ok(span),
+                Ok(Reach::Host(_)) => Err(What::Plain),
+                Err(_) if first => Err(What::Plain),
+                Err(_) => Err(What::Lost),
+            };
+            let span = match span {
+                Ok(span) => span,
+                Err(what) => {
+                    staged.push(0, None, true, true, what);
+                    staged.next_operation();
+                    some = true;
+                    continue;
+                }
+            };
+            let Some(slot) = self.staging.take(span.location()) else { return some };
+            let longest = u64::from(self.staging.slot_bytes(span.location()));
+            if is_new && staged.checksum {
+                (staged.summing, staged.summed) = (len > longest, true);
+                staged.checksums_left -= len;
+            }
+            let bytes = (len - staged.begun).min(longest);
+            let last = staged.begun + bytes == len;
+            let what = What::Hop { ended: false, send: !staged.summing };
+            staged.push(bytes, Some(slot), first, last, what);
+            peer_begins(self.regions, asked.region.get());
+            lane.role.carries(self.now);
+            if let Ok(device) = span.part(staged.begun, bytes) {
+                self.start(lane, slot, device, asked.region.get(), Op::Read);
+            }
+            staged.begun += bytes;
+            match (last, staged.summing) {
+                (true, false) => staged.next_operation(),
+                // The same bytes once more, to be sent.
+                (true, true) => (staged.begun, staged.summing) = (0, false),
+                (false, _) => {}
+            }
+        }
+        some
+    }
+
+    /// Answers, or sums, the part that is next.
+    fn answer(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+        let Some(part) = staged.parts.pop_front() else { return };
+        let Some(asked) = staged.operations.get(part.operation).copied() else { return };
+        let seq = staged.seq + part.operation as u64;
+        let flags = if staged.checksum { FLAG_CHECKSUM } else { 0 };
+        let mut say = |entry: DataEntry| {
+            let header = Header::new(Kind::Data, flags, 1, seq);
+            lane.outbox.push_head(&[header.as_bytes(), entry.as_bytes()]);
+        };
+        match (part.what, part.slot) {
+            (What::Hop { send: false, .. }, Some(slot)) => {
+                if let Some(memory) = self.staging.memory(slot, part.len) {
+                    staged.crc = memory.crc32c(if part.first { 0 } else { staged.crc });
+                }
+                *self.checksums_left = self.checksums_left.saturating_sub(part.len);
+                self.staging.give_back(slot);
+            }
+            (What::Hop { .. }, Some(slot)) => {
+                let Some(memory) = self.staging.memory(slot, part.len) else { return };
+                if staged.checksum && part.first && part.last {
+                    staged.crc = memory.crc32c(0);
+                    *self.checksums_left = self.checksums_left.saturating_sub(part.len);
+                }
+                if part.first {
+                    let crc = if staged.checksum { staged.crc } else { 0 };
+                    say(DataEntry { crc: U32::new(crc), len: U64::new(asked.len.get()), ..EMPTY });
+                }
+                self.stats.bytes_served += part.len;
+                lane.outbox.push_payload(memory, Owner::Slot(slot));
+            }
+            (What::Refuse(status), _) => {
+                self.stats.refused += 1;
+                say(DataEntry { status: U32::new(status as u32), ..EMPTY });
+            }
+            _ => {
+                let mut left = staged.checksums_left;
+                say(self.read(&asked, staged.checksum, &mut left));
+                staged.checksums_left = left;
+                for (memory, region) in self.answer.payloads.drain(..) {
+                    lane.outbox.push_payload(memory, Owner::Region(region));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Memory of devices beyond what the conformance suite sees: slots come back, and nobody waits for ever.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::raw::{Raw, frame_of};
+use common::{ALL, Node, drive, finish, skip};
+use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke};
+use te_core::{
+    Access, ErrorKind, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId, SegmentId,
+    Slice, Token, Transport,
+};
+use te_tcp::frame::{self, Kind};
+use te_tcp::{Config, TcpTransport};
+
+const GPU: Location = Location::Device(GpuVendor::Nvidia, 0);
+/// The region on the device.
+const ON_DEVICE: RegionId = RegionId::new(1, 1);
+const SEGMENT: SegmentId = SegmentId::new(1, 1);
+const BYTES: usize = 64 << 10;
+
+/// A node with a device, and a region of its memory.
+struct Gpu {
+    node: Node,
+    device: FakeDevices,
+    span: MemSpan,
+}
+
+#[allow(unsafe_code, reason = "registers memory of the device, reads and writes it")]
+impl Gpu {
+    fn new(config: Config, seed: u64, slots: u32) -> Self {
+        let staging = FakeStaging { slots, slot_bytes: 1_000, hops_max: 2, polls_max: 9 };
+        let device = FakeDevices::new(seed, GPU, staging);
+        let transport = TcpTransport::with_devices(config, Arc::new(device.clone())).unwrap();
+        let mut node = Node::with(transport, 4_096, ALL);
+        let span = device.allocate(BYTES);
+        // SAFETY: memory of the device lives as long as the device.
+        unsafe { node.transport.register(ON_DEVICE, span, ALL) }.unwrap();
+        Self { node, device, span }
+    }
+
+    fn attach(&mut self, target: &Self) {
+        let export = target.node.export_of(ON_DEVICE);
+        self.node.transport.attach(SEGMENT, &export).unwrap();
+    }
+
+    fn fill(&self, byte: u8) {
+        // SAFETY: memory of the device, which no slice of the test uses.
+        unsafe { self.device.poke(self.span, &[byte; BYTES]) };
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        // SAFETY: as in `fill`.
+        unsafe { self.device.peek(self.span.part(at as u64, len as u64).unwrap(), &mut bytes) };
+        bytes
+    }
+
+    fn slots_out(&self) -> usize {
+        self.node.transport.slots_out()
+    }
+
+    fn is_full(&self, byte: u8) -> bool {
+        self.bytes(0, BYTES) == [byte; BYTES]
+    }
+}
+
+fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
+    Slice { token: Token(token), local: (ON_DEVICE, at), remote: (SEGMENT, at), len, op }
+}
+
+#[test]
+fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
+    let config = Config { lanes: 3, ..common::config() };
+    let (mut a, mut b) = (Gpu::new(config.clone(), 1, 1), Gpu::new(config, 2, 1));
+    a.attach(&b);
+    b.attach(&a);
+    a.fill(1);
+    b.fill(2);
+    let batch: Vec<Slice> =
+        (0..32).map(|i| slice(i, if i % 2 == 0 { Op::Write } else { Op::Read }, i * 1_500, 1_500)).collect();
+    a.node.submit(&batch[..16]);
+    b.node.submit(&batch[16..]);
+    drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == 16);
+    drive(&mut [&mut b.node, &mut a.node], |node| node.done.len() == 16);
+    assert!(a.node.done.iter().chain(&b.node.done).all(|end| end.outcome == Outcome::Applied));
+    for (i, slice) in batch.iter().enumerate() {
+        let source = if (i < 16) == (slice.op == Op::Write) { 1 } else { 2 };
+        let at = slice.local.1 as usize;
+        assert_eq!((a.bytes(at, 1_500), b.bytes(at, 1_500)), (vec![source; 1_500], vec![source; 1_500]));
+    }
+    assert_eq!((a.slots_out(), b.slots_out()), (0, 0));
+}
+
+#[test]
+fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
+    for checksum in [false, true] {
+        let config = Config { checksum, ..common::config() };
+        let (mut a, mut b) = (Gpu::new(config.clone(), 3, 3), Gpu::new(config, 4, 3));
+        a.attach(&b);
+        for round in 0..24_u64 {
+            let batch: Vec<Slice> = (0..8)
+                .map(|i| slice(round * 8 + i, [Op::Write, Op::Read][i as usize % 2], i * 5_000, 5_000))
+                .collect();
+            a.node.submit(&batch);
+            for _ in 0..round * 3 {
+                a.node.poll();
+                b.node.poll();
+            }
+            match round % 3 {
+                0 => batch.iter().for_each(|slice| {
+                    // It may have ended.
+                    let _ended_or_not = a.node.transport.cancel(slice.token);
+                }),
+                1 => b.node.transport.close_connections(),
+                _ => a.node.transport.close_connections(),
+            }
+            let all = (round as usize + 1) * 8;
+            drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == all);
+            drive(&mut [&mut a.node, &mut b.node], |node| node.transport.slots_out() == 0);
+            drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+        }
+        let batch: Vec<Slice> = (0..8).map(|i| slice(900 + i, Op::Write, i * 5_000, 5_000)).collect();
+        a.node.submit(&batch);
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() > 0);
+        let peer = a.node.transport.identity();
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.expel(peer, true) == Ok(true));
+        b.fill(7);
+        drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == 25 * 8);
+        assert!(b.is_full(7), "a hop of an expelled peer landed");
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+        for end in [&mut a, &mut b] {
+            assert_eq!(end.node.transport.deregister(ON_DEVICE), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_slice_ends_when_its_hop_has_and_its_region_is_busy_until_then() {
+    let (mut a, b) = (Gpu::new(common::config(), 5, 2), Gpu::new(common::config(), 6, 2));
+    a.attach(&b);
+    a.node.submit(&[slice(1, Op::Write, 0, 500)]);
+    a.node.poll();
+    a.node.transport.cancel(Token(1)).unwrap();
+    a.node.transport.cancel(Token(1)).unwrap();
+    assert!(a.node.ended(1).is_none() && a.slots_out() == 1);
+    let busy = a.node.transport.deregister(ON_DEVICE).map_err(|error| error.kind);
+    assert_eq!(busy, Err(ErrorKind::Busy));
+    // The target does not run: the end waits for the hop alone.
+    let end = finish(&mut [&mut a.node], 1);
+    assert_eq!((end.outcome, common::kind(&end)), (Outcome::NotApplied, ErrorKind::Canceled));
+    assert_eq!((a.slots_out(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
+}
+
+#[test]
+fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
+    let config = Config { send_buffer_bytes: Some(8_192), ..common::config() };
+    let mut target = Gpu::new(config, 7, 2);
+    let mut reader = Raw::greeted(&mut target.node, 1, 0);
+    reader.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
+    // More than the sockets hold.
+    for seq in 0..100 {
+        let request = frame_of(Kind::Read, 0, seq, &[reader.operation(0, BYTES as u64)]);
+        reader.say(&mut target.node, &request);
+    }
+    let mut quiet = 0;
+    while quiet < 10_000 {
+        let sent = target.node.transport.stats().bytes_sent;
+        target.node.poll();
+        quiet = if target.node.transport.stats().bytes_sent == sent { quiet + 1 } else { 0 };
+    }
+    assert_eq!(target.slots_out(), 2, "the reader has all");
+
+    let mut other = Gpu::new(common::config(), 8, 2);
+    other.attach(&target);
+    other.fill(9);
+    other.node.submit(&[slice(1, Op::Write, 0, BYTES as u32)]);
+    common::linger(&mut [&mut other.node, &mut target.node], Duration::from_millis(50));
+    assert!(other.node.ended(1).is_none());
+    skip(Duration::from_millis(1_100));
+    let end = finish(&mut [&mut other.node, &mut target.node], 1);
+    assert!(end.outcome == Outcome::Applied && target.is_full(9));
+    assert_eq!(target.slots_out(), 0);
+}
+
+#[test]
+fn a_region_is_withdrawn_from_peers_in_the_middle() {
+    let mut target = Gpu::new(common::config(), 9, 2);
+    let mut writer = Raw::greeted(&mut target.node, 1, 0);
+    writer.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
+    let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
+    writer.say(&mut target.node, &request);
+    writer.say(&mut target.node, &[1; 2_500]);
+    drive(&mut [&mut target.node], |node| {
+        node.transport.region_users(ON_DEVICE).is_ok_and(|users| users.peers == 2)
+    });
+    drive(&mut [&mut target.node], |node| node.transport.deregister(ON_DEVICE) == Ok(()));
+    assert_eq!(target.bytes(0, 2_000), [1; 2_000]);
+    target.fill(3);
+    writer.say(&mut target.node, &[1; 2_500]);
+    let answer = writer.hear(&mut target.node, 20);
+    assert_eq!(answer[16..], (frame::Status::Withdrawn as u32).to_le_bytes());
+    assert!(target.is_full(3) && target.slots_out() == 0 && writer.is_alive(&mut target.node));
+}
+
+#[test]
+#[allow(unsafe_code, reason = "registers what is to be refused")]
+fn memory_is_refused_that_no_stager_reaches() {
+    let mut end = Gpu::new(common::config(), 10, 2);
+    assert_eq!(end.node.transport.capabilities().memory, MemoryKinds::HOST | MemoryKinds::CUDA);
+    let elsewhere = Location::Device(GpuVendor::Nvidia, 1);
+    let host = MemSpan::new(core::ptr::without_provenance_mut(4_096), 64);
+    for (span, kind) in [
+        (end.span.at(elsewhere), ErrorKind::Unsupported),
+        (end.span.at(Location::Device(GpuVendor::Amd, 0)), ErrorKind::Unsupported),
+        (host.at(GPU), ErrorKind::InvalidArgument),
+    ] {
+        let id = RegionId::new(5, 1);
+        // SAFETY: it is refused, and nothing touches it.
+        let refused = unsafe { end.node.transport.register(id, span, Access::all()) };
+        assert_eq!(refused.map_err(|error| error.kind), Err(kind), "{span:?}");
+        assert!(end.node.transport.deregister(id).is_err());
+    }
+}
