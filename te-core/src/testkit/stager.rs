@@ -251,19 +251,19 @@ impl Bench<'_> {
 
     fn peek(&self, span: MemSpan) -> Vec<u8> {
         let mut bytes = vec![0; span.len()];
+        let access = self.access_to(span);
         // SAFETY: device memory of the harness, or a slot that is ours; no reference to either exists.
-        match span.location() == self.device.location() {
-            true => unsafe { self.access.peek(span, &mut bytes) },
-            false => unsafe { ByPointer.peek(span, &mut bytes) },
-        }
+        unsafe { access.peek(span, &mut bytes) };
         bytes
     }
 
     fn poke(&self, span: MemSpan, bytes: &[u8]) {
+        let access = self.access_to(span);
         // SAFETY: as in `peek`.
-        match span.location() == self.device.location() {
-            true => unsafe { self.access.poke(span, bytes) },
-            false => unsafe { ByPointer.poke(span, bytes) },
-        }
+        unsafe { access.poke(span, bytes) };
+    }
+
+    fn access_to(&self, span: MemSpan) -> &dyn PeekPoke {
+        if span.location() == self.device.location() { self.access } else { &ByPointer }
     }
 }
