@@ -339,17 +339,17 @@ impl BatchTable {
         self.batch(handle).is_ok() && parts(token).0 == handle.index
     }
 
-    /// The batch, the request's number and the request that a slice in flight was cut from; and where in it the slice begins, and
-    /// how long it is, bytes.
+    /// The batch and the number of the request that a slice in flight was cut from; and where in it the slice begins, and how
+    /// long it is, bytes.
     #[must_use]
-    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, &TransferRequest, (u64, u32))> {
+    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, (u64, u32))> {
         let (index, task_index, number) = parts(token);
         let batch = self.batches.get(usize::from(index)).filter(|batch| batch.live)?;
         let request = &batch.tasks.get(task_index)?.request;
         // All slices but the last of a request have the slicer's length.
         let start = u64::from(number) * u64::from(batch.slicer.slice_bytes());
         let len = batch.slicer.cut(request.len.checked_sub(start)?);
-        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, request, (start, len)))
+        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, (start, len)))
     }
 
     /// The batch as a whole: the worst status of its requests, the sum of their bytes, the first error.

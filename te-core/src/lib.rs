@@ -120,7 +120,7 @@ pub use memory::{
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
-pub use slice::{Completion, Op, Outcome, Slice};
+pub use slice::{Completion, Crc32c, Op, Outcome, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
 pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};

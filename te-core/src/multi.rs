@@ -668,11 +668,16 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().map(Transport::activity).fold(0, u64::wrapping_add)
     }
 
+    /// The only rail's. Several rails have several: ask each of [`rails`](Self::rails), as an engine that parks does.
     fn event_source(&self) -> Option<EventSource> {
         match &*self.rails {
             [only] => only.event_source(),
             _ => None,
         }
+    }
+
+    fn set_checksums(&mut self, wanted: bool) {
+        self.rails.iter_mut().for_each(|rail| rail.set_checksums(wanted));
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
