@@ -97,8 +97,6 @@ struct Batch {
     unfinished: u16,
     submitted: bool,
     canceled: Option<CancelReason>,
-    #[cfg(feature = "async")]
-    waker: Option<core::task::Waker>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,8 +136,6 @@ impl BatchTable {
                 unfinished: 0,
                 submitted: false,
                 canceled: None,
-                #[cfg(feature = "async")]
-                waker: None,
             })
             .collect();
         Self { batches, free: (0..batches_max).rev().collect(), tasks_per_batch_max }
@@ -382,37 +378,6 @@ impl BatchTable {
         })
     }
 
-    /// Wakes `waker` once, when the batch becomes terminal. Replaces an earlier one.
-    ///
-    /// # Errors
-    /// `Stale` when the handle was freed, `Busy` when the batch is terminal already.
-    #[cfg(feature = "async")]
-    pub fn set_waker(&mut self, handle: BatchHandle, waker: &core::task::Waker) -> Result<(), Error> {
-        let index = self.index(handle)?;
-        let batch = &mut self.batches[index];
-        if batch.unfinished == 0 {
-            return Err(Error::new(ErrorKind::Busy));
-        }
-        match &mut batch.waker {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        Ok(())
-    }
-
-    /// Whether everything was cut and accepted, or stopped: nothing is left to submit.
-    ///
-    /// # Errors
-    /// `Stale` when the handle was freed.
-    pub fn is_submitted(&self, handle: BatchHandle) -> Result<bool, Error> {
-        let batch = self.batch(handle)?;
-        Ok(batch
-            .tasks
-            .iter()
-            .skip(usize::from(batch.cursor))
-            .all(|task| task.stopped || task.terminal || task.cut_bytes == task.request.len))
-    }
-
     /// Gives the slot back. The handle is refused from here on.
     ///
     /// # Errors
@@ -452,13 +417,9 @@ impl Batch {
         }
     }
 
-    fn ended(&mut self, index: u16) -> Option<BatchHandle> {
+    fn ended(&self, index: u16) -> Option<BatchHandle> {
         if self.unfinished > 0 {
             return None;
-        }
-        #[cfg(feature = "async")]
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
         }
         Some(BatchHandle { index, generation: self.generation })
     }
@@ -491,6 +452,7 @@ impl Batch {
 
 /// Slice number above, task and batch below: a token finds its counters without a search.
 const fn token(batch: u16, task: usize, slice: u32) -> Token {
+    debug_assert!(slice <= u32::MAX >> 1, "a token with the bit above is a fence's");
     Token((slice as u64) << 32 | (task as u64 & 0xffff) << 16 | batch as u64)
 }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!   TransferRequest ×N         what a caller asks for: op, local range, remote range, length
 //!        │
-//!      Batch                   BatchTable: a handle (slot + generation), six statuses, a waker
+//!      Batch                   BatchTable: a handle (slot + generation), six statuses
 //!        │ one per request
 //!       Task                   counters: bytes cut, in flight, done; the first error
 //!        │ Slicer              64 KiB pieces, cut when there is room for them, never kept as a list

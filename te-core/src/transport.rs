@@ -37,7 +37,9 @@ use crate::{
 };
 
 bitflags::bitflags! {
-    /// What a transport can do. The conformance suite skips, by name, what is not offered.
+    /// What a transport can do, for whoever chooses one or calls it. The conformance suite skips, by name, what is not offered:
+    /// for that it reads `READ`, `WRITE`, `FENCE` and `INLINE`. An engine reads `INLINE`. `CHECKSUM` and `TWO_SIDED_PROGRESS` are
+    /// for people and embedders: they say what a deployment can rely on, or has to arrange.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// One-sided reads.
@@ -46,7 +48,7 @@ bitflags::bitflags! {
         const WRITE = 1 << 1;
         /// A WRITE can end `Unknown`; fences do real work. Without it every outcome is known and a fence ends at once.
         const FENCE = 1 << 2;
-        /// Payloads are checked end to end by the transport itself.
+        /// Payloads are checked end to end by the transport itself. Not what [`set_checksums`](Transport::set_checksums) asks for.
         const CHECKSUM = 1 << 3;
         /// The peer's process takes part in the copy; it must be polled for progress.
         const TWO_SIDED_PROGRESS = 1 << 4;

@@ -505,8 +505,8 @@ impl Engine {
         let count = self.rails.poll(now, &mut self.completions[..]);
         for index in 0..count {
             let completion = self.completions[index];
-            if Fences::is_fence(&completion) {
-                if let Some(fence) = self.fences.complete(&completion) {
+            if let Some(number) = completion.token.fence_number() {
+                if let Some(fence) = self.fences.complete(number, completion.result) {
                     self.end_fence(fence);
                 }
                 continue;
