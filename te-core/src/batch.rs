@@ -97,8 +97,6 @@ struct Batch {
     unfinished: u16,
     submitted: bool,
     canceled: Option<CancelReason>,
-    #[cfg(feature = "async")]
-    waker: Option<core::task::Waker>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,8 +136,6 @@ impl BatchTable {
                 unfinished: 0,
                 submitted: false,
                 canceled: None,
-                #[cfg(feature = "async")]
-                waker: None,
             })
             .collect();
         Self { batches, free: (0..batches_max).rev().collect(), tasks_per_batch_max }
@@ -339,17 +335,17 @@ impl BatchTable {
         self.batch(handle).is_ok() && parts(token).0 == handle.index
     }
 
-    /// The batch, the request's number and the request that a slice in flight was cut from; and where in it the slice begins, and
-    /// how long it is, bytes.
+    /// The batch and the number of the request that a slice in flight was cut from; and where in it the slice begins, and how
+    /// long it is, bytes.
     #[must_use]
-    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, &TransferRequest, (u64, u32))> {
+    pub fn find(&self, token: Token) -> Option<(BatchHandle, u16, (u64, u32))> {
         let (index, task_index, number) = parts(token);
         let batch = self.batches.get(usize::from(index)).filter(|batch| batch.live)?;
         let request = &batch.tasks.get(task_index)?.request;
         // All slices but the last of a request have the slicer's length.
         let start = u64::from(number) * u64::from(batch.slicer.slice_bytes());
         let len = batch.slicer.cut(request.len.checked_sub(start)?);
-        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, request, (start, len)))
+        Some((BatchHandle { index, generation: batch.generation }, task_index as u16, (start, len)))
     }
 
     /// The batch as a whole: the worst status of its requests, the sum of their bytes, the first error.
@@ -380,37 +376,6 @@ impl BatchTable {
             error: task.error,
             fence_needed: task.fence_needed,
         })
-    }
-
-    /// Wakes `waker` once, when the batch becomes terminal. Replaces an earlier one.
-    ///
-    /// # Errors
-    /// `Stale` when the handle was freed, `Busy` when the batch is terminal already.
-    #[cfg(feature = "async")]
-    pub fn set_waker(&mut self, handle: BatchHandle, waker: &core::task::Waker) -> Result<(), Error> {
-        let index = self.index(handle)?;
-        let batch = &mut self.batches[index];
-        if batch.unfinished == 0 {
-            return Err(Error::new(ErrorKind::Busy));
-        }
-        match &mut batch.waker {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        Ok(())
-    }
-
-    /// Whether everything was cut and accepted, or stopped: nothing is left to submit.
-    ///
-    /// # Errors
-    /// `Stale` when the handle was freed.
-    pub fn is_submitted(&self, handle: BatchHandle) -> Result<bool, Error> {
-        let batch = self.batch(handle)?;
-        Ok(batch
-            .tasks
-            .iter()
-            .skip(usize::from(batch.cursor))
-            .all(|task| task.stopped || task.terminal || task.cut_bytes == task.request.len))
     }
 
     /// Gives the slot back. The handle is refused from here on.
@@ -452,13 +417,9 @@ impl Batch {
         }
     }
 
-    fn ended(&mut self, index: u16) -> Option<BatchHandle> {
+    fn ended(&self, index: u16) -> Option<BatchHandle> {
         if self.unfinished > 0 {
             return None;
-        }
-        #[cfg(feature = "async")]
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
         }
         Some(BatchHandle { index, generation: self.generation })
     }
@@ -491,6 +452,7 @@ impl Batch {
 
 /// Slice number above, task and batch below: a token finds its counters without a search.
 const fn token(batch: u16, task: usize, slice: u32) -> Token {
+    debug_assert!(slice <= u32::MAX >> 1, "a token with the bit above is a fence's");
     Token((slice as u64) << 32 | (task as u64 & 0xffff) << 16 | batch as u64)
 }
 

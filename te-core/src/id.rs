@@ -59,3 +59,22 @@ generational_id!(
 /// The caller's name for one slice or fence, given back in its completion. Unique among those in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
+
+impl Token {
+    /// Marks the names of fences, for callers that number slices and fences apart. A [`BatchTable`](crate::BatchTable)'s slices
+    /// never bear it.
+    const FENCE: u64 = 1 << 63;
+
+    /// Names fence `number`.
+    #[must_use]
+    pub const fn of_fence(number: u32) -> Self {
+        Self(Self::FENCE | number as u64)
+    }
+
+    /// The number of the fence that [`of_fence`](Self::of_fence) named so; `None`: it is no fence's name.
+    #[inline]
+    #[must_use]
+    pub const fn fence_number(self) -> Option<u32> {
+        if self.0 & Self::FENCE == 0 { None } else { Some(self.0 as u32) }
+    }
+}

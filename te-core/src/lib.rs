@@ -4,7 +4,7 @@
 //! ```text
 //!   TransferRequest ×N         what a caller asks for: op, local range, remote range, length
 //!        │
-//!      Batch                   BatchTable: a handle (slot + generation), six statuses, a waker
+//!      Batch                   BatchTable: a handle (slot + generation), six statuses
 //!        │ one per request
 //!       Task                   counters: bytes cut, in flight, done; the first error
 //!        │ Slicer              64 KiB pieces, cut when there is room for them, never kept as a list
@@ -120,7 +120,7 @@ pub use memory::{
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
-pub use slice::{Completion, Op, Outcome, Slice};
+pub use slice::{Completion, Crc32c, Op, Outcome, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
 pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};

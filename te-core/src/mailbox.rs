@@ -4,6 +4,8 @@
 //! consumer meet on the slot and nowhere else. `push` and `pop` never wait for memory and never allocate; a full mailbox
 //! gives the item back. `tests/loom_mailbox.rs` checks its orderings.
 //!
+//! Other structures are ordered by hand, too: DESIGN.md lists them, and which of them loom checks.
+//!
 //! It is not a channel: nobody is woken. Whoever pushes rings the bell that the poller parks on.
 #![allow(unsafe_code, reason = "slots are uninitialised memory; the sequence numbers say who owns each one")]
 

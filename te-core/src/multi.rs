@@ -24,7 +24,7 @@ use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
     MemoryKinds, Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
 };
-use slot::{FENCE_TAG, Slot, slot_of};
+use slot::{Slot, slot_of};
 
 /// Slices handed to one child in one go.
 const RUN: usize = 128;
@@ -325,8 +325,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     /// Handles one completion of a child, whatever it is. `Some` when the caller must hear of it.
     fn reap_one(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
-        if child.token.0 & FENCE_TAG != 0 {
-            return self.reap_fence(rail, child);
+        if let Some(generation) = child.token.fence_number() {
+            return self.reap_fence(rail, generation, child.result);
         }
         let index = slot_of(child.token);
         let slot = *self.slots.get(index)?;
@@ -401,12 +401,11 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         completion
     }
 
-    fn reap_fence(&mut self, rail: usize, child: &Completion) -> Option<Completion> {
-        let generation = child.token.0 as u32;
+    fn reap_fence(&mut self, rail: usize, generation: u32, result: Result<(), Error>) -> Option<Completion> {
         let position = self.fences.iter().position(|fence| fence.generation == generation)?;
         let fence = &mut self.fences[position];
         fence.pending &= !(1 << rail);
-        if let Err(error) = child.result {
+        if let Err(error) = result {
             fence.error.get_or_insert(error);
         }
         if fence.pending != 0 {
@@ -668,11 +667,16 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().map(Transport::activity).fold(0, u64::wrapping_add)
     }
 
+    /// The only rail's. Several rails have several: ask each of [`rails`](Self::rails), as an engine that parks does.
     fn event_source(&self) -> Option<EventSource> {
         match &*self.rails {
             [only] => only.event_source(),
             _ => None,
         }
+    }
+
+    fn set_checksums(&mut self, wanted: bool) {
+        self.rails.iter_mut().for_each(|rail| rail.set_checksums(wanted));
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
@@ -687,7 +691,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
             return Err(Error::new(ErrorKind::Full));
         }
         self.fence_generation = self.fence_generation.wrapping_add(1);
-        let child = Token(FENCE_TAG | u64::from(self.fence_generation));
+        let child = Token::of_fence(self.fence_generation);
         let mut fence = Fence { token, generation: self.fence_generation, segment, pending: 0, error: None };
         for (rail, transport) in
             self.rails.iter_mut().enumerate().filter(|(rail, _)| reachable & 1 << rail != 0)

@@ -1,5 +1,7 @@
 //! The unit of work: one contiguous piece of a request, and its end.
 
+use core::fmt;
+
 use crate::{Error, RegionId, SegmentId, Token};
 
 /// Which way the bytes go.
@@ -57,25 +59,58 @@ pub struct Completion {
     /// or another owner (L5). Always set with `Unknown`; set with `Applied` when a WRITE succeeded on one rail after
     /// another rail had lost sight of it.
     pub fence_needed: bool,
+    /// CRC-32C of the bytes that the slice stored at its destination, where the transport came by it on the way; only with
+    /// `Applied`, and never of a fence. See [`set_checksums`](crate::Transport::set_checksums).
+    pub crc32c: Option<Crc32c>,
+}
+
+/// A CRC-32C (RFC 3720). Four bytes of alignment 1, which keep [`Completion`] at 24 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Crc32c([u8; 4]);
+
+impl Crc32c {
+    /// The checksum with this value.
+    #[must_use]
+    pub const fn new(value: u32) -> Self {
+        Self(value.to_ne_bytes())
+    }
+
+    /// Its value.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        u32::from_ne_bytes(self.0)
+    }
+}
+
+impl fmt::Debug for Crc32c {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.get())
+    }
 }
 
 impl Completion {
     /// It worked.
     #[must_use]
     pub const fn applied(token: Token) -> Self {
-        Self { token, result: Ok(()), outcome: Outcome::Applied, fence_needed: false }
+        Self { token, result: Ok(()), outcome: Outcome::Applied, fence_needed: false, crc32c: None }
+    }
+
+    /// The same, with the checksum of what was stored.
+    #[must_use]
+    pub const fn with_crc32c(self, value: u32) -> Self {
+        Self { crc32c: Some(Crc32c::new(value)), ..self }
     }
 
     /// It failed and touched nothing that matters.
     #[must_use]
     pub const fn not_applied(token: Token, error: Error) -> Self {
-        Self { token, result: Err(error), outcome: Outcome::NotApplied, fence_needed: false }
+        Self { token, result: Err(error), outcome: Outcome::NotApplied, fence_needed: false, crc32c: None }
     }
 
     /// A WRITE that ended here, but may still land there.
     #[must_use]
     pub const fn unknown(token: Token, error: Error) -> Self {
-        Self { token, result: Err(error), outcome: Outcome::Unknown, fence_needed: true }
+        Self { token, result: Err(error), outcome: Outcome::Unknown, fence_needed: true, crc32c: None }
     }
 }
 

@@ -5,7 +5,11 @@
 //!
 //! * **L1 One completion.** An accepted slice yields exactly one completion. A slice that was not accepted yields none.
 //! * **L2 No late local access.** After a slice's completion the fabric never again touches its local memory.
-//!   [`Outcome`](crate::Outcome) says whether the remote bytes are `Applied`, `NotApplied` or `Unknown`.
+//!   [`Outcome`](crate::Outcome) says whether the remote bytes are `Applied`, `NotApplied` or `Unknown`. A checksum that it
+//!   reports ([`Completion::crc32c`]) is that of the bytes which the slice stored at its destination, in the order of their
+//!   addresses, or is absent; a slice that did not end `Applied` and a fence report none. That holds while nothing else writes
+//!   the source or the destination range between `submit` and the completion. If something does, the bytes stored are a mix of
+//!   old and new ones, and the checksum may be that of another mix: it may then not fit what lies there, but is never made to fit.
 //! * **L3 Cancel ends.** `cancel` starts the end of a slice; it still completes exactly once. When the fabric cannot stop
 //!   it at once (posted RDMA work), it drains or flushes first. What cannot be drained by the deadline is *quarantined*:
 //!   counted, reported, and its memory is not handed back.
@@ -33,7 +37,9 @@ use crate::{
 };
 
 bitflags::bitflags! {
-    /// What a transport can do. The conformance suite skips, by name, what is not offered.
+    /// What a transport can do, for whoever chooses one or calls it. The conformance suite skips, by name, what is not offered:
+    /// for that it reads `READ`, `WRITE`, `FENCE` and `INLINE`. An engine reads `INLINE`. `CHECKSUM` and `TWO_SIDED_PROGRESS` are
+    /// for people and embedders: they say what a deployment can rely on, or has to arrange.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// One-sided reads.
@@ -42,7 +48,7 @@ bitflags::bitflags! {
         const WRITE = 1 << 1;
         /// A WRITE can end `Unknown`; fences do real work. Without it every outcome is known and a fence ends at once.
         const FENCE = 1 << 2;
-        /// Payloads are checked end to end by the transport itself.
+        /// Payloads are checked end to end by the transport itself. Not what [`set_checksums`](Transport::set_checksums) asks for.
         const CHECKSUM = 1 << 3;
         /// The peer's process takes part in the copy; it must be polled for progress.
         const TWO_SIDED_PROGRESS = 1 << 4;
@@ -218,6 +224,13 @@ pub trait Transport: Memory {
         0
     }
 
+    /// Asks for the CRC-32C of what slices move, in [`Completion::crc32c`], from the next `poll` on; or, with false, no longer
+    /// asks. A wish: a transport reports a checksum where it comes by one for little, and may leave out any slice's, or all.
+    /// Without the wish it spends nothing on checksums. The default has none to report.
+    fn set_checksums(&mut self, wanted: bool) {
+        let _ = wanted;
+    }
+
     /// Starts the end of a slice (L3). Its completion still comes, `Canceled` or with whatever end was faster.
     ///
     /// # Errors
@@ -301,6 +314,9 @@ macro_rules! forward {
             }
             fn activity(&self) -> u64 {
                 (**self).activity()
+            }
+            fn set_checksums(&mut self, wanted: bool) {
+                (**self).set_checksums(wanted);
             }
             fn cancel(&mut self, token: Token) -> Result<(), Error> {
                 (**self).cancel(token)

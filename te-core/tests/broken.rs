@@ -34,6 +34,8 @@ enum Flaw {
     ContradictsItself,
     DeregistersInUse,
     ReadsTheSourceLate,
+    ReportsAWrongChecksum,
+    ChecksumsWhatFailed,
     // L3
     CancelNeverCompletes,
     CancelEndsTwice,
@@ -115,6 +117,8 @@ catches! {
     L2 SaysAppliedTooSoon as an_applied_that_is_not_is_caught: "the two ends differ",
     L2 SaysNotAppliedAlways as a_not_applied_that_was_is_caught: "ended NotApplied",
     L2 ContradictsItself as an_ok_without_applied_is_caught: "contradicts itself",
+    L2 ReportsAWrongChecksum as a_checksum_of_other_bytes_is_caught: "reported the checksum 00000000",
+    L2 ChecksumsWhatFailed as a_checksum_of_what_was_not_applied_is_caught: "a checksum of what was not applied",
     L2 DeregistersInUse as deregistering_memory_in_use_is_caught: "was deregistered while",
     L2 ReadsTheSourceLate as reading_the_source_of_a_finished_write_is_caught: "read its source again",
     L3 CancelNeverCompletes as a_cancel_that_never_completes_is_caught: "never completed",
@@ -234,6 +238,12 @@ impl Broken {
                 completion = Completion::not_applied(completion.token, ErrorKind::Canceled.into());
             }
             Flaw::ContradictsItself if is_slice => completion.outcome = Outcome::NotApplied,
+            Flaw::ReportsAWrongChecksum if is_slice && completion.result.is_ok() => {
+                completion = completion.with_crc32c(0);
+            }
+            Flaw::ChecksumsWhatFailed if is_slice && completion.result.is_err() => {
+                completion = completion.with_crc32c(0);
+            }
             Flaw::ExpelsSilently if completion.result == Err(ErrorKind::Expelled.into()) => {
                 completion.result = Err(ErrorKind::PeerDead.into());
             }

@@ -38,8 +38,8 @@
 //!   once it is gone, nothing of it lands in our memory.
 //! * **A child after a fork** hears `Forked` at each call, and nothing of its parent's is touched: see [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP), `tokio`
-//! ([`Transfer`] is a `Future`, of any runtime). `local` and `shm` are always there; [`Fabrics`] turns each off.
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP).
+//! A [`Transfer`] is a `Future`, of any runtime. `local` and `shm` are always there; [`Fabrics`] turns each off.
 //!
 //! # Example
 //!

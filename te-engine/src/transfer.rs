@@ -50,19 +50,12 @@ pub struct Transfer<P: Payload = ()> {
     engine: Arc<Inner>,
     payload: Option<P>,
     /// Whether the worker knows that a waker may wait.
-    #[cfg(feature = "tokio")]
     polled: bool,
 }
 
 impl<P: Payload> Transfer<P> {
     pub(crate) fn new(shared: Arc<Shared>, engine: Arc<Inner>, payload: P) -> Self {
-        Self {
-            shared,
-            engine,
-            payload: Some(payload),
-            #[cfg(feature = "tokio")]
-            polled: false,
-        }
+        Self { shared, engine, payload: Some(payload), polled: false }
     }
 
     /// How far it is. Does not wait.
@@ -214,7 +207,6 @@ impl<P: Payload> Drop for Transfer<P> {
     }
 }
 
-#[cfg(feature = "tokio")]
 mod future {
     use std::pin::Pin;
     use std::task::{Context, Poll};
@@ -354,7 +346,6 @@ impl Shared {
         self.end.get()
     }
 
-    #[cfg(feature = "tokio")]
     fn set_waker(&self, waker: &Waker, first: bool) {
         let lock = || self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         if lock().as_ref().is_none_or(|old| !old.will_wake(waker)) {

@@ -77,7 +77,6 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
                     is("view", region.view().len(), 0)?;
                     is("discard", region.discard().is_err(), true)?;
                 }
-                #[cfg(feature = "tokio")]
                 {
                     // SAFETY: read once, and the process ends without running the parent's drops.
                     let mut at_work = unsafe { std::ptr::read(&raw const at_work) };
@@ -85,9 +84,6 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
                     let polled = std::pin::Pin::new(&mut at_work).poll(&mut context);
                     is("poll", polled.is_ready(), true)?;
                 }
-                #[cfg(not(feature = "tokio"))]
-                // SAFETY: read once, and the process ends without running the parent's drops.
-                drop(unsafe { std::ptr::read(&raw const at_work) });
                 // SAFETY: as above.
                 drop(unsafe { std::ptr::read(&raw const at_work_too) });
                 drop((here.clone(), local.clone(), remote.clone()));

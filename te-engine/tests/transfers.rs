@@ -427,7 +427,6 @@ fn many_threads_share_one_engine() {
     });
 }
 
-#[cfg(feature = "tokio")]
 #[tokio::test]
 async fn a_transfer_can_be_awaited() {
     let (here, there) = (engine(Fabrics::default()), engine(Fabrics::default()));
@@ -444,7 +443,6 @@ async fn a_transfer_can_be_awaited() {
     assert_eq!(buffer.unwrap().as_slice().unwrap(), &pattern(4, 1 << 20)[..4096]);
 }
 
-#[cfg(feature = "tokio")]
 #[test]
 fn a_waker_may_call_the_engine() {
     use std::future::Future;

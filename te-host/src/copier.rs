@@ -14,14 +14,13 @@ use te_core::{
 use te_fabric::{Region, Regions, Segment, Segments};
 
 use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
-use crate::sums::{self, Note};
 use crate::sys::{HeldSpan, Window, copy, copy_summed};
 
 /// Longest slice, bytes. Copied in one go, it takes tens of microseconds.
 const SLICE_BYTES_MAX: u32 = 2 << 20;
 /// Where one more cut no longer pays, bytes.
 const SLICE_BYTES_PREFERRED: u32 = 256 << 10;
-/// A WRITE of this many bytes is checksummed where that is asked for: nobody looks soon at what it leaves at
+/// A WRITE of this many bytes is checksummed where that is [asked for](Transport::set_checksums): nobody looks soon at what it leaves at
 /// the target, so it is stored past the cache, which is faster and spares what is there. A shorter one is
 /// copied in the cache, and takes longer to sum than to copy.
 const COLD_BYTES_MIN: u64 = 32 << 10;
@@ -46,6 +45,8 @@ pub struct Copier<R: Reach> {
     stalled: usize,
     /// Jobs in the queue that are cancelled.
     canceled: usize,
+    /// Whether checksums are asked for.
+    summed: bool,
     now: Instant,
 }
 
@@ -71,6 +72,7 @@ impl<R: Reach> Copier<R> {
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
             canceled: 0,
+            summed: false,
             now: Instant::ZERO,
         }
     }
@@ -117,29 +119,27 @@ impl<R: Reach> Copier<R> {
             (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
         };
         match region.ext.held.enter() {
-            Some(local) => self.reach.copy(&segment.ext, &local, slice),
+            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.summed),
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
         }
     }
 }
 
-/// Copies what a slice asks for, between windows in which its ranges have to lie: all of it or nothing. A
-/// READ, and a WRITE that is worth it, is summed on the way where that is [asked for](crate::sums).
-pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>) -> Copied {
+/// Copies what a slice asks for, between windows in which its ranges have to lie: all of it or nothing. With `summed`, a READ,
+/// and a WRITE that is worth it, is checksummed on the way.
+pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, summed: bool) -> Copied {
     let len = u64::from(slice.len);
     let (from, to) = match slice.op {
         Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
         Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
     };
     let cold = slice.op == Op::Write;
-    let copied = if sums::wanted() && (!cold || len >= COLD_BYTES_MIN) {
-        let (region, offset) = slice.local;
-        copy_summed(from.0, from.1, to.0, to.1, len, cold)
-            .map(|crc32c| sums::note(Note { op: slice.op, region, offset, len, crc32c }))
+    let copied = if summed && (!cold || len >= COLD_BYTES_MIN) {
+        copy_summed(from.0, from.1, to.0, to.1, len, cold).map(Some)
     } else {
-        copy(from.0, from.1, to.0, to.1, len)
+        copy(from.0, from.1, to.0, to.1, len).map(|()| None)
     };
-    copied.map_or_else(Copied::Failed, |()| Copied::Done)
+    copied.map_or_else(Copied::Failed, Copied::Done)
 }
 
 /// The rights that an operation needs on the local and on the remote side.
@@ -269,7 +269,8 @@ impl<R: Reach> Transport for Copier<R> {
                     self.unpin(&slice);
                     match copied {
                         Copied::Failed(error) => Completion::not_applied(slice.token, error),
-                        Copied::Done | Copied::NotYet => Completion::applied(slice.token),
+                        Copied::Done(Some(crc32c)) => Completion::applied(slice.token).with_crc32c(crc32c),
+                        Copied::Done(None) | Copied::NotYet => Completion::applied(slice.token),
                     }
                 }
             };
@@ -284,6 +285,10 @@ impl<R: Reach> Transport for Copier<R> {
 
     fn event_source(&self) -> Option<EventSource> {
         self.reach.event_source()
+    }
+
+    fn set_checksums(&mut self, wanted: bool) {
+        self.summed = wanted;
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {

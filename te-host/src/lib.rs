@@ -17,7 +17,7 @@
 //!         sockets that carry descriptors
 //!
 //!   fork  what a child does not inherit      lend  memory for a process without an engine
-//!   sums  checksums of what was copied       topology  sysfs, hwloc, files      Spin, park  waiting
+//!   topology  sysfs, hwloc, files            Spin, park  waiting
 //! ```
 //!
 //! | | [`LocalTransport`] | [`ShmTransport`] |
@@ -89,7 +89,6 @@ mod open_error;
 mod reach;
 mod shm;
 mod spin;
-pub mod sums;
 mod sys;
 pub mod topology;
 

@@ -208,7 +208,7 @@ impl Reach for Local {
         Ok((link, export.len.get(), access))
     }
 
-    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice) -> Copied {
+    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
         let Way { entry, gate } = match link {
             Ok(way) => way,
             Err(error) => return Copied::Failed(*error),
@@ -222,7 +222,7 @@ impl Reach for Local {
         let Some(remote) = entry.held.enter() else {
             return Copied::Failed(Error::new(ErrorKind::Stale));
         };
-        carry_out(slice, local.window(), remote.window())
+        carry_out(slice, local.window(), remote.window(), summed)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

@@ -79,9 +79,9 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 ///         Ok((held, number(8), Access::from_bits_truncate(blob[16])))
 ///     }
 ///
-///     fn copy(&self, link: &Arc<HeldSpan>, local: &Use<'_>, slice: &Slice) -> Copied {
+///     fn copy(&self, link: &Arc<HeldSpan>, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
 ///         match link.enter() {
-///             Some(remote) => carry_out(slice, local.window(), remote.window()),
+///             Some(remote) => carry_out(slice, local.window(), remote.window(), summed),
 ///             None => Copied::Failed(ErrorKind::Stale.into()),
 ///         }
 ///     }
@@ -171,8 +171,9 @@ pub trait Reach {
         drop(link);
     }
 
-    /// Copies between local memory and the memory behind `link`, once it has made sure that the peer may.
-    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice) -> Copied;
+    /// Copies between local memory and the memory behind `link`, once it has made sure that the peer may. `summed`: whether a
+    /// checksum is asked for; [`carry_out`](crate::carry_out) takes it.
+    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied;
 
     /// As [`te_core::Transport::is_connected`]; `peer` is not 0.
     fn is_connected(&self, peer: u64) -> bool {
@@ -208,8 +209,8 @@ pub trait Reach {
 /// What became of one attempt to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// All of it is in place.
-    Done,
+    /// All of it is in place. With the CRC-32C of what was stored, where that was computed.
+    Done(Option<u32>),
     /// The way is not known yet; ask again after [`Reach::poll`].
     NotYet,
     /// Nothing was touched.

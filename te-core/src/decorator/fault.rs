@@ -202,6 +202,10 @@ impl<T: Transport> Transport for Fault<T> {
         self.inner.activity()
     }
 
+    fn set_checksums(&mut self, wanted: bool) {
+        self.inner.set_checksums(wanted);
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         let inner = self.inner.cancel(token);
         self.shelf.cancel(token, inner)

@@ -115,6 +115,10 @@ impl<T: Transport> Transport for Throttle<T> {
         self.inner.activity()
     }
 
+    fn set_checksums(&mut self, wanted: bool) {
+        self.inner.set_checksums(wanted);
+    }
+
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
         self.inner.cancel(token)
     }

@@ -144,6 +144,9 @@ impl fmt::Display for TraceEntry {
             TraceEvent::Complete(completion) => {
                 let fence = if completion.fence_needed { ", fence needed" } else { "" };
                 write!(f, "  {:#x} {:?}{fence}", completion.token.0, completion.outcome)?;
+                if let Some(crc32c) = completion.crc32c {
+                    write!(f, ", CRC-32C {crc32c:?}")?;
+                }
                 end(f, completion.result)
             }
             TraceEvent::Cancel(token, result) => {
@@ -234,6 +237,10 @@ impl<T: Transport> Transport for Trace<T> {
 
     fn activity(&self) -> u64 {
         self.inner.activity()
+    }
+
+    fn set_checksums(&mut self, wanted: bool) {
+        self.inner.set_checksums(wanted);
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {

@@ -2,8 +2,7 @@
 
 use crate::{Instant, Slice, Token};
 
-/// Set in the tokens that children see for fences.
-pub(super) const FENCE_TAG: u64 = 1 << 63;
+/// A slot's generation has 31 bits: a child's token of a slice is never one of a fence ([`Token::of_fence`]).
 const GENERATION: u32 = u32::MAX >> 1;
 
 /// Below the generation in a slot's phase: the rail, and these.

@@ -384,6 +384,7 @@ macro_rules! conformance_tests {
             L2 late a_read_cancelled_under_a_stalled_target_never_writes_again,
             L2 late the_source_of_a_finished_write_is_free_for_reuse,
             L2 late outcomes_are_honest_under_cancels,
+            L2 checksum a_reported_checksum_is_that_of_the_bytes_that_arrived,
             L2 late a_region_in_use_cannot_be_deregistered,
             L2 late a_segment_in_use_cannot_be_detached,
             L3 cancel cancel_before_the_first_poll_ends_the_slice,

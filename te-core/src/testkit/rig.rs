@@ -377,6 +377,15 @@ impl<'h> Rig<'h> {
 
     /// Moves all slices, again and again where the fabric loses them, until each was applied.
     pub(super) fn transfer(&mut self, slices: &[Slice]) {
+        self.transfer_and_tell(slices, |_, _, _| ());
+    }
+
+    /// As [`transfer`](Self::transfer); tells `applied` of each slice that was, and how it ended.
+    pub(super) fn transfer_and_tell(
+        &mut self,
+        slices: &[Slice],
+        mut applied: impl FnMut(&Self, &Slice, &Completion),
+    ) {
         self.fence_if_due();
         let mut todo = slices.to_vec();
         for _ in 0..ATTEMPTS_MAX {
@@ -386,7 +395,7 @@ impl<'h> Rig<'h> {
             for slice in todo {
                 let end = self.completion(slice.token);
                 match end.result {
-                    Ok(()) => {}
+                    Ok(()) => applied(self, &slice, &end),
                     Err(error) if error.kind.is_retryable_elsewhere() => {
                         again.push(Slice { token: self.fresh_token(), ..slice });
                     }
@@ -618,6 +627,9 @@ impl<'h> Rig<'h> {
         }
         if completion.result.is_ok() != (completion.outcome == Outcome::Applied) {
             broken!(Law::L2, "a completion contradicts itself: {completion:?}");
+        }
+        if completion.crc32c.is_some() && (completion.result.is_err() || entry.slice.is_none()) {
+            broken!(Law::L2, "a checksum of what was not applied, or of a fence: {completion:?}");
         }
         if completion.outcome == Outcome::Unknown && !completion.fence_needed {
             broken!(Law::L5, "an Unknown outcome must ask for a fence: {completion:?}");

@@ -3,14 +3,12 @@
 use std::time::Duration;
 use std::vec::Vec;
 
-use te_core::{Completion, Error, ErrorKind, Instant, Status, Token, Transport};
+use te_core::{Error, ErrorKind, Instant, Status, Token, Transport};
 
 use super::{Ended, Engine, verdict};
 use crate::error::{SegmentError, TransferError};
 use crate::request::{BatchReport, SegmentHandle};
 
-/// Marks the tokens of fences; a batch's slice numbers never reach this bit.
-const FENCE: u64 = 1 << 63;
 /// Fences of segments in flight, at most.
 const FENCES_MAX: usize = 1024;
 
@@ -41,22 +39,14 @@ struct Row {
 }
 
 impl Fences {
-    /// Takes the end of one rail's fence. Gives the fence when that was the last.
-    pub(super) fn complete(&mut self, completion: &Completion) -> Option<FenceHandle> {
-        if completion.token.0 & FENCE == 0 {
-            return None;
-        }
-        let index = (completion.token.0 & u64::from(u32::MAX)) as u32;
+    /// Takes the end of one rail's fence, number `index`. Gives the fence when that was the last.
+    pub(super) fn complete(&mut self, index: u32, result: Result<(), Error>) -> Option<FenceHandle> {
         let row = self.rows.get_mut(index as usize).filter(|row| row.live)?;
-        if let Err(error) = completion.result {
+        if let Err(error) = result {
             row.error.get_or_insert(error);
         }
         row.pending = row.pending.saturating_sub(1);
         (row.pending == 0).then_some(FenceHandle { index, generation: row.generation })
-    }
-
-    pub(super) fn is_fence(completion: &Completion) -> bool {
-        completion.token.0 & FENCE != 0
     }
 
     fn row(&mut self, fence: FenceHandle) -> Option<&mut Row> {
@@ -120,7 +110,7 @@ impl Engine {
                 continue;
             }
             covered |= rails;
-            match self.rails.fence(Token(FENCE | index as u64), region.id) {
+            match self.rails.fence(Token::of_fence(index as u32), region.id) {
                 Ok(()) => row.pending += 1,
                 Err(error) => {
                     row.error.get_or_insert(error);

@@ -23,7 +23,6 @@ use te_core::{
     MultiTransport, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
 };
 use te_host::fork::{Mark, Own};
-use te_host::sums::{self, Note};
 use te_host::{Spin, keys, park, rights};
 
 use crate::affinity::Affinity;
@@ -87,9 +86,6 @@ pub struct Engine {
     rejoin_at: Option<(Instant, Duration)>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
-    /// Whether rails that can tell the checksums of what they move, and what they told in the last poll.
-    checksum_copies: bool,
-    notes: Vec<Note>,
     /// What has ended, for a worker that tells others. `None`: nobody asks.
     ended: Option<Vec<Ended>>,
     published: Arc<Published>,
@@ -208,8 +204,6 @@ impl Engine {
             release_at: None,
             rejoin_at: None,
             next_deadline: None,
-            checksum_copies: false,
-            notes: Vec::new(),
             ended: None,
             published,
             inbox,
@@ -367,8 +361,10 @@ impl Engine {
     /// Asks rails that copy for the CRC-32C of what they move, as they go. [`request_status`](Self::request_status) tells it
     /// of requests whose slices all travelled so, in their order (a WRITE's only from 32 KiB on); of others, and over other rails, it
     /// tells none, and the caller sums for itself. Polls alone that come after this call count.
-    pub const fn checksum_copies(&mut self, wanted: bool) {
-        self.checksum_copies = wanted;
+    pub fn checksum_copies(&mut self, wanted: bool) {
+        if self.here().is_ok() {
+            self.rails.set_checksums(wanted);
+        }
     }
 
     /// Starts the end of a batch. It still ends exactly once, `Canceled` or with whatever end was faster.
@@ -506,39 +502,29 @@ impl Engine {
 
     /// Takes up to `GO` completions.
     fn reap(&mut self, now: Instant) -> usize {
-        let Self { rails, completions, notes, .. } = self;
-        let count = match self.checksum_copies {
-            true => sums::noting(notes, || rails.poll(now, &mut completions[..])),
-            false => rails.poll(now, &mut completions[..]),
-        };
+        let count = self.rails.poll(now, &mut self.completions[..]);
         for index in 0..count {
             let completion = self.completions[index];
-            if !self.notes.is_empty() {
-                self.keep_sum(&completion);
-            }
-            if Fences::is_fence(&completion) {
-                if let Some(fence) = self.fences.complete(&completion) {
+            if let Some(number) = completion.token.fence_number() {
+                if let Some(fence) = self.fences.complete(number, completion.result) {
                     self.end_fence(fence);
                 }
-            } else if let Some(handle) = self.batches.complete(&completion) {
+                continue;
+            }
+            if let Some(crc32c) = completion.crc32c {
+                self.keep_sum(completion.token, crc32c.get());
+            }
+            if let Some(handle) = self.batches.complete(&completion) {
                 self.end(handle);
             }
         }
         count
     }
 
-    /// Keeps what a rail told about a slice, joined to what it follows.
-    fn keep_sum(&mut self, completion: &Completion) {
-        if completion.result.is_err() || Fences::is_fence(completion) {
-            return;
-        }
-        let Some((batch, index, request, (start, len))) = self.batches.find(completion.token) else { return };
+    /// Keeps the checksum of a slice that was applied, joined to what it follows.
+    fn keep_sum(&mut self, token: Token, crc32c: u32) {
+        let Some((batch, index, (start, len))) = self.batches.find(token) else { return };
         let len = u64::from(len);
-        let brought = |note: &&Note| {
-            (note.op, note.region, note.offset, note.len)
-                == (request.op, request.local.0, request.local.1 + start, len)
-        };
-        let Some(&Note { crc32c, .. }) = self.notes.iter().rfind(brought) else { return };
         let sums = &mut self.rows[batch.index()].sums;
         // Slices mostly end in their order, and a request after the other.
         match sums.last_mut() {

@@ -272,8 +272,8 @@ impl Reach for Shm {
         self.peers.detach(link);
     }
 
-    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice) -> Copied {
-        self.peers.copy(*link, local, slice)
+    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+        self.peers.copy(*link, local, slice, summed)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

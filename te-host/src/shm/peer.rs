@@ -47,11 +47,11 @@ impl Peers {
         self.settle(None);
     }
 
-    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice) -> Copied {
+    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
         let failed = |kind| Copied::Failed(Error::new(kind));
         match self.half.way(link) {
             Way::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
-                Ok(lease) => carry_out(slice, local.window(), lease.window()),
+                Ok(lease) => carry_out(slice, local.window(), lease.window(), summed),
                 Err(Revoked::Region) => failed(ErrorKind::Stale),
                 Err(Revoked::Peer) => failed(ErrorKind::Expelled),
             },

@@ -1,6 +1,10 @@
 //! Registered memory, and the guard under which it may be touched.
 
 use std::marker::PhantomData;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use te_core::{Error, ErrorKind, MemSpan};
@@ -10,7 +14,7 @@ use super::crc;
 /// Set once a gate is shut: nobody enters any more.
 const SHUT: u64 = 1 << 63;
 
-/// Counts who is inside, until it is shut; then it tells when nobody is any more.
+/// Counts who is inside, until it is shut; then it tells when nobody is any more. `tests/loom_held.rs` checks its orderings.
 #[derive(Debug, Default)]
 pub struct Gate {
     /// Those inside, and [`SHUT`].

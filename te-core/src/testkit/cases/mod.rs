@@ -3,6 +3,7 @@
 mod access;
 mod cancel;
 mod capacity;
+mod checksum;
 mod completion;
 mod content;
 mod death;
