@@ -2,11 +2,11 @@
 
 use crate::facts::Rail;
 use crate::sys::Breakable;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use te_engine::{Config, Fabrics, TransferEngine};
+use te_engine::{Config, FabricContext, FabricEntry, Fabrics, Tier, TransferEngine};
 use te_rdma::RdmaTransport;
 use te_rdma::sys::Device;
 
@@ -35,26 +35,26 @@ pub(crate) fn start(fabric: &str, listen: &str) -> Result<TransferEngine> {
 /// When a rail does not open.
 pub(crate) fn start_breakable(rails: &[Rail], listen: &str, button: &Button) -> Result<TransferEngine> {
     let listen: SocketAddr = listen.parse().with_context(|| format!("`{listen}` is not ADDRESS:PORT"))?;
-    let mut breakable = Vec::new();
-    for rail in rails {
-        let port = u8::try_from(rail.port).context("a port's number")?;
-        let verbs = Device::open(&rail.device, port)?;
-        let config = te_rdma::Config { bind: SocketAddr::new(listen.ip(), 0), ..te_rdma::Config::default() };
-        let transport = Box::new(RdmaTransport::new(Breakable::new(verbs, Arc::clone(&button.0)), config)?);
-        breakable.push(te_engine::Rail { device: format!("{}:{port}", rail.device), transport });
-    }
-    // An engine wants a fabric of its own; shared memory does not leave the host.
-    let config = Config { listen, fabrics: Fabrics::SHM, ..Config::default() };
-    Ok(TransferEngine::start_with_rails(config, breakable)?)
+    let open = |context: &FabricContext<'_>| {
+        let open_one = |rail: &Rail| {
+            let port = u8::try_from(rail.port)?;
+            let verbs = Device::open(&rail.device, port)?;
+            let bind = SocketAddr::new(context.control.ip(), 0);
+            let config = te_rdma::Config { bind, ..te_rdma::Config::default() };
+            let transport = RdmaTransport::new(Breakable::new(verbs, Arc::clone(&button.0)), config)?;
+            let device = format!("{}:{port}", rail.device);
+            Ok(te_engine::Rail { device, transport: Box::new(transport) })
+        };
+        rails.iter().map(open_one).collect()
+    };
+    let about = "RDMA that breaks when it is told to";
+    let breakable = FabricEntry { name: "breakable", tier: Tier::Rdma, about, fabric: Some(&open) };
+    let config = Config { listen, fabrics: Fabrics::NONE, ..Config::default() };
+    Ok(TransferEngine::start_with_fabrics(config, &[breakable])?)
 }
 
 fn config(fabric: &str, listen: &str) -> Result<Config> {
-    let fabrics = match fabric {
-        "tcp" => Fabrics::TCP,
-        "rdma" => Fabrics::RDMA,
-        "rdma+tcp" => Fabrics { rdma: true, ..Fabrics::TCP },
-        _ => bail!("no fabric `{fabric}`"),
-    };
+    let fabrics = fabric.replace('+', ",").parse::<Fabrics>()?;
     let listen = listen.parse().with_context(|| format!("`{listen}` is not ADDRESS:PORT"))?;
     Ok(Config { listen, fabrics, ..Config::default() })
 }

@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use te_core::{Access, Op};
-use te_engine::{SegmentHandle, SharedRegion, TransferEngine, TransferError, TransferRequest};
+use te_engine::{
+    RailStats, SegmentHandle, SharedRegion, Tier, TransferEngine, TransferError, TransferRequest, fabrics,
+};
 
 /// One round moves a block three times.
 const BLOCK_BYTES: u64 = 256 << 10;
@@ -191,7 +193,9 @@ impl Load {
 
 /// Bytes of each rail that leaves the host, by its device or fabric.
 pub(crate) fn rail_bytes(engine: &TransferEngine) -> Vec<(String, u64)> {
-    let rails = engine.stats().rails.into_iter().filter(|rail| !["local", "shm"].contains(&rail.name));
+    let within =
+        |rail: &RailStats| fabrics().iter().any(|entry| entry.name == rail.name && entry.tier <= Tier::Shm);
+    let rails = engine.stats().rails.into_iter().filter(|rail| !within(rail));
     rails
         .map(|rail| (if rail.device.is_empty() { rail.name.to_owned() } else { rail.device }, rail.bytes))
         .collect()

@@ -50,11 +50,11 @@ fn quick() -> MasterConfig {
 }
 
 fn start_node(name: &str, master: &dyn std::fmt::Display) -> Process {
-    Process::start("entry", &["node", name, &master.to_string(), "all"])
+    Process::start("entry", &["node", name, &master.to_string(), "auto"])
 }
 
 fn start_load(who: u64, master: &dyn std::fmt::Display) -> Process {
-    let rail = if who.is_multiple_of(2) { "all" } else { "tcp" };
+    let rail = if who.is_multiple_of(2) { "auto" } else { "tcp" };
     Process::start("entry", &["load", &who.to_string(), &master.to_string(), rail])
 }
 
@@ -249,7 +249,7 @@ fn clients_killed_in_mid_put_and_mid_get_leave_right_bytes_and_their_space_comes
 
 #[test]
 fn space_of_writers_killed_in_mid_put_comes_back_with_their_nodes_word() {
-    for rail in ["tcp", "all"] {
+    for rail in ["tcp", "auto"] {
         let store = MasterConfig { put_start_release_timeout_ms: 600_000, ..quick() };
         let master = master_with(store);
         let addr = master.rpc_addr();
@@ -362,7 +362,7 @@ fn stop_writers(store: MasterConfig, rail: &str) -> u64 {
 
 #[test]
 fn bytes_of_a_writer_stopped_past_its_window_land_in_nobodys_object() {
-    for rail in ["tcp", "all"] {
+    for rail in ["tcp", "auto"] {
         assert_eq!(stop_writers(quick(), rail), 0, "{rail}");
     }
 }
@@ -371,7 +371,7 @@ fn bytes_of_a_writer_stopped_past_its_window_land_in_nobodys_object() {
 fn bytes_of_a_writer_stopped_past_every_timeout_destroy_nobodys_object() {
     // The node cuts the writer off before its space is somebody else's; when it goes on, it goes on with another engine.
     let store = MasterConfig { put_start_release_timeout_ms: 400, ..quick() };
-    for rail in ["tcp", "all"] {
+    for rail in ["tcp", "auto"] {
         assert_eq!(stop_writers(store.clone(), rail), 0, "{rail}");
     }
 }
@@ -492,5 +492,5 @@ fn a_put_that_meets_a_dead_node_goes_elsewhere_in_the_same_call() {
 
 #[test]
 fn a_put_that_meets_a_dead_node_goes_elsewhere_over_shared_memory_too() {
-    puts_go_elsewhere("all");
+    puts_go_elsewhere("auto");
 }

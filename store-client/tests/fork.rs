@@ -223,7 +223,7 @@ fn be_forking_rest(role: &[String]) {
 fn parent_and_child_read_right_values_or_none_over_each_rail() {
     let master = master();
     let _node = node("a", master.rpc_addr());
-    for rail in ["tcp", "shm", "all"] {
+    for rail in ["tcp", "shm", "auto"] {
         let mut forking = Process::start("entry", &["forks", &master.rpc_addr().to_string(), rail]);
         assert_eq!(forking.said(), "done", "{rail}");
         forking.stop();

@@ -70,7 +70,7 @@ fn be_client(role: &[String]) {
 #[test]
 fn master_node_and_clients_are_processes_over_each_rail() {
     let master = master_with(MasterConfig::default());
-    let mut node = start_node("a", &master.rpc_addr(), "all");
+    let mut node = start_node("a", &master.rpc_addr(), "auto");
     for rail in ["shm", "tcp"] {
         let mut writer = Process::start("entry", &["client", &master.rpc_addr().to_string(), rail]);
         assert_eq!(writer.said(), "done");
@@ -172,7 +172,7 @@ fn a_put_right_after_a_restart_of_the_master_is_not_lost() {
 fn a_node_that_was_given_up_mounts_anew() {
     let master = master_with(quick());
     // It beats less often than the master tolerates only because it is stopped in between.
-    let process = start_node("a", &master.rpc_addr(), "all");
+    let process = start_node("a", &master.rpc_addr(), "auto");
     let mut client = client(master.rpc_addr());
     assert!(client.put(b"k", b"value", &ONE).unwrap());
     process.signal("STOP");

@@ -9,20 +9,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use te_core::{Access, Op};
-use te_engine::{Config, Engine, Fabrics, TransferEngine, TransferRequest};
+use te_engine::{Config, Engine, Fabrics, TransferEngine, TransferRequest, fabrics};
 
 const REGION_BYTES: usize = 64 << 20;
-const FABRICS: [(&str, Fabrics); 3] =
-    [("local", Fabrics::LOCAL), ("shm", Fabrics::SHM), ("tcp", Fabrics::TCP)];
 
 fn main() -> Result<(), Box<dyn Error>> {
     if let Some(fabric) = std::env::args().nth(1) {
         return serve(&fabric);
     }
-    for (name, fabrics) in FABRICS {
-        if name == "tcp" && !cfg!(feature = "tcp") {
-            continue;
-        }
+    // Not every host has RDMA.
+    for entry in fabrics().iter().filter(|entry| entry.is_built() && entry.name != "rdma") {
+        let (name, fabrics) = (entry.name, Fabrics::of(entry));
         let config = Config { fabrics, ..Config::default() };
         let (mut child, neighbour, segment_name) = if name == "local" {
             let neighbour = TransferEngine::start(config.clone())?;
@@ -125,8 +122,7 @@ fn threaded(name: &str, config: Config, peer: &str) -> Result<(), Box<dyn Error>
 }
 
 fn serve(fabric: &str) -> Result<(), Box<dyn Error>> {
-    let (_, fabrics) = FABRICS.into_iter().find(|(name, _)| *name == fabric).ok_or("no such fabric")?;
-    let engine = TransferEngine::start(Config { fabrics, ..Config::default() })?;
+    let engine = TransferEngine::start(Config { fabrics: fabric.parse()?, ..Config::default() })?;
     let _memory = engine.alloc_shared_with(REGION_BYTES, Access::all(), true)?;
     println!("{}", engine.name());
     std::io::stdout().flush()?;

@@ -7,6 +7,7 @@ use std::io;
 use std::string::String;
 
 use te_core::{Error, Status};
+use te_fabric::ConfigError;
 use te_host::topology::MatrixFileError;
 
 use crate::metadata::MetadataError;
@@ -21,6 +22,13 @@ pub enum StartError {
         field: &'static str,
         /// What it may be.
         need: &'static str,
+    },
+    /// A setting of a fabric is out of its limits.
+    Setting {
+        /// The fabric.
+        fabric: &'static str,
+        /// Which, and what it may be.
+        source: ConfigError,
     },
     /// The control port could not be opened.
     Listen {
@@ -260,10 +268,29 @@ impl<E: StdError, B> StdError for GivenBack<E, B> {
     }
 }
 
+impl StartError {
+    /// The setting at fault, as a configuration names it below the engine's, and what it may be.
+    #[must_use]
+    pub fn setting(&self) -> Option<(String, String)> {
+        match self {
+            Self::Config { field, need } => Some(((*field).into(), (*need).into())),
+            Self::Setting { fabric, source: ConfigError { field, min, max, .. } } => {
+                // What a field means is in brackets behind it.
+                let (field, note) = field.find(" (").map_or((*field, ""), |at| field.split_at(at));
+                Some((format!("{fabric}.{field}"), format!("must be {min} to {max}{note}")))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Config { field, need } => write!(f, "configuration: {field} {need}"),
+            Self::Config { .. } | Self::Setting { .. } => {
+                let (field, need) = self.setting().unwrap_or_default();
+                write!(f, "configuration: {field} {need}")
+            }
             Self::Listen { addr, source } => {
                 write!(
                     f,

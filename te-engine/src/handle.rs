@@ -15,11 +15,12 @@ use te_host::{AllocOptions, SharedMemory};
 
 use crate::config::Config;
 use crate::control::Inbox;
-use crate::engine::{self, Engine, Rail, SegmentOwner};
+use crate::engine::{self, Engine, SegmentOwner};
 use crate::error::{
     ExpelError, Forked, GivenBack, RegisterError, RequestProblem, SegmentError, Silent, StartError,
     TransferError,
 };
+use crate::fabrics::FabricEntry;
 use crate::metadata::{KeeperState, Metadata, Registration};
 use crate::payload::{Abandoned, Payload};
 use crate::region::SharedRegion;
@@ -50,24 +51,24 @@ impl TransferEngine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
-        Self::start_over(config, metadata, Vec::new())
+        Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `rails` beside the fabrics of `config`, near as RDMA is.
+    /// As [`start`](Self::start), with `fabrics` of the caller beside those of [`Config::fabrics`], which may be none then. Each
+    /// must start. Peers that have a fabric of the same name are reached over it.
     ///
     /// # Errors
     /// See [`StartError`].
-    #[cfg(feature = "testkit")]
-    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
-        Self::start_over(config, None, rails)
+    pub fn start_with_fabrics(config: Config, fabrics: &[FabricEntry<'_>]) -> Result<Self, StartError> {
+        Self::start_over(config, None, fabrics)
     }
 
     fn start_over(
         config: Config,
         metadata: Option<Arc<dyn Metadata>>,
-        rails: Vec<Rail>,
+        fabrics: &[FabricEntry<'_>],
     ) -> Result<Self, StartError> {
-        let engine = Engine::start_over(config.clone(), metadata, rails)?;
+        let engine = Engine::start_over(config.clone(), metadata, fabrics)?;
         let (name, incarnation, identity) = (engine.name().into(), engine.incarnation(), engine.identity());
         let (metadata, registration, inbox) = engine.parts();
         let link = Arc::new(Link::new(config.mailbox_commands_max as usize)?);

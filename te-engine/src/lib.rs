@@ -38,8 +38,9 @@
 //!   once it is gone, nothing of it lands in our memory.
 //! * **A child after a fork** hears `Forked` at each call, and nothing of its parent's is touched: see [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP).
-//! A [`Transfer`] is a `Future`, of any runtime. `local` and `shm` are always there; [`Fabrics`] turns each off.
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring under TCP). A [`Transfer`] is a
+//! `Future`, of any runtime. `local` and `shm` are always there. [`fabrics`](fn@fabrics) lists what there is, [`Fabrics`]
+//! chooses, and [`start_with_fabrics`](TransferEngine::start_with_fabrics) adds one that is not in this crate.
 //!
 //! # Example
 //!
@@ -52,11 +53,9 @@
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let timeout = Some(Duration::from_secs(10));
-//!     let mut fabrics = vec![Fabrics::LOCAL, Fabrics::SHM];
-//!     if cfg!(feature = "tcp") {
-//!         fabrics.push(Fabrics::TCP);
-//!     }
-//!     for fabrics in fabrics {
+//!     // Those that every host has.
+//!     let everywhere = te_engine::fabrics().iter().filter(|entry| entry.is_built() && entry.name != "rdma");
+//!     for fabrics in everywhere.map(Fabrics::of) {
 //!         let config = Config { fabrics, ..Config::default() };
 //!         let (here, there) = (TransferEngine::start(config.clone())?, TransferEngine::start(config)?);
 //!
@@ -89,13 +88,12 @@ mod control;
 mod descriptor;
 mod engine;
 mod error;
+mod fabrics;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
 pub mod metadata;
 mod payload;
-#[cfg(feature = "rdma")]
-mod rdma;
 mod region;
 mod request;
 mod secret;
@@ -104,16 +102,13 @@ mod transfer;
 mod worker;
 
 pub use affinity::Affinity;
-pub use config::{
-    Config, ControlConfig, Fabrics, MetadataConfig, RdmaConfig, TcpConfig, TopologySource, UnknownFabric,
-};
+pub use config::{Config, ControlConfig, MetadataConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
-#[cfg(feature = "testkit")]
-pub use engine::Rail;
 pub use engine::{Engine, FenceHandle};
 pub use error::{
     ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
 };
+pub use fabrics::{Cause, Fabric, FabricContext, FabricEntry, Fabrics, Rail, Tier, UnknownFabric, fabrics};
 pub use handle::TransferEngine;
 pub use metadata::{
     Directory, Located, Metadata, MetadataError, MetadataSource, PeerToPeer, Registration, SourceError,
@@ -125,4 +120,5 @@ pub use request::{
     SegmentHandle, Stats, TransferRequest,
 };
 pub use secret::Secret;
+pub use te_fabric::ConfigError;
 pub use transfer::Transfer;

@@ -121,7 +121,7 @@ mod tests {
     use crate::{Config, Engine, Fabrics};
 
     fn engine() -> Engine {
-        let fabrics = Fabrics { tcp: false, ..Fabrics::default() };
+        let fabrics = Fabrics::LOCAL.and(Fabrics::SHM);
         Engine::start(Config { fabrics, ..Config::default() }).unwrap()
     }
 

@@ -379,11 +379,7 @@ fn resident(addr: u64) -> u64 {
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (fabrics, listen) = role.split_once(' ').unwrap();
-    let fabrics = match fabrics {
-        "shm" => Fabrics::SHM,
-        "tcp" => Fabrics::TCP,
-        _ => Fabrics::default(),
-    };
+    let fabrics = fabrics.parse().unwrap();
     let engine =
         TransferEngine::start(Config { fabrics, listen: listen.parse().unwrap(), ..Config::default() })
             .unwrap();
@@ -521,14 +517,9 @@ struct Peer {
 
 impl Peer {
     fn start(fabrics: Fabrics, listen: &str) -> Self {
-        let fabric = match (fabrics.shm, fabrics.tcp) {
-            (true, false) => "shm",
-            (false, true) => "tcp",
-            _ => "all",
-        };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "peer", "--nocapture"])
-            .env(ROLE, format!("{fabric} {listen}"))
+            .env(ROLE, format!("{fabrics} {listen}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -5,34 +5,44 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::*;
 use te_core::{Access, Op};
 use te_engine::{
-    Config, Engine, Fabrics, Rail, SegmentError, SegmentHandle, SharedRegion, StartError, TransferEngine,
-    TransferError,
+    Config, Engine, Fabric, FabricContext, FabricEntry, Fabrics, Rail, SegmentError, SegmentHandle,
+    SharedRegion, StartError, Tier, TransferEngine, TransferError,
 };
 use te_rdma::RdmaTransport;
 use te_rdma::sim::{DeviceConfig, PortId, SimConfig, SimFabric};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
 /// RDMA comes from the simulated NICs, whatever this host has.
-const BESIDE: Fabrics = Fabrics { tcp: cfg!(feature = "tcp"), ..Fabrics::NONE };
+const BESIDE: Fabrics = if cfg!(feature = "tcp") { Fabrics::TCP } else { Fabrics::NONE };
 const LEN: usize = 4 << 20;
 
 /// An engine with `nics` new NICs on the fabric.
 fn engine_on(fabric: &SimFabric, nics: usize, name: &str) -> (TransferEngine, Vec<PortId>) {
-    let mut ports = Vec::new();
-    let rail = |nic| {
-        let device = fabric.device(DeviceConfig { name: format!("{name}{nic}"), ..DeviceConfig::default() });
-        ports.push(device.id());
-        let transport = RdmaTransport::new(device, te_rdma::Config::default()).unwrap();
-        Rail { device: format!("{name}{nic}:1"), transport: Box::new(transport) }
+    let ports = RefCell::new(Vec::new());
+    let open = |_: &FabricContext<'_>| {
+        let rail = |nic| {
+            let device =
+                fabric.device(DeviceConfig { name: format!("{name}{nic}"), ..DeviceConfig::default() });
+            ports.borrow_mut().push(device.id());
+            let transport = RdmaTransport::new(device, te_rdma::Config::default())?;
+            Ok(Rail { device: format!("{name}{nic}:1"), transport: Box::new(transport) })
+        };
+        (0..nics).map(rail).collect()
     };
-    let rails = (0..nics).map(rail).collect();
-    (TransferEngine::start_with_rails(config(BESIDE), rails).unwrap(), ports)
+    let engine = TransferEngine::start_with_fabrics(config(BESIDE), &[simulated(&open)]).unwrap();
+    (engine, ports.into_inner())
+}
+
+/// The line of a registry for simulated NICs.
+fn simulated(open: &dyn Fabric) -> FabricEntry<'_> {
+    FabricEntry { name: "simulated", tier: Tier::Rdma, about: "Simulated NICs", fabric: Some(open) }
 }
 
 /// Two engines, and memory of either.
@@ -206,14 +216,16 @@ fn after_a_restart_the_old_handle_is_refused_and_a_new_one_works() {
     let name = two.there.name().to_owned();
     drop(std::mem::replace(&mut two.there, engine(Fabrics::LOCAL)));
     let listen = name.parse().unwrap();
-    let mut ports = 0..2;
-    let rail = |nic: usize| {
-        let device = two.fabric.device(DeviceConfig::default());
-        let transport = RdmaTransport::new(device, te_rdma::Config::default()).unwrap();
-        Rail { device: format!("again{nic}:1"), transport: Box::new(transport) }
+    let open = |_: &FabricContext<'_>| {
+        let rail = |nic| {
+            let device = two.fabric.device(DeviceConfig::default());
+            let transport = RdmaTransport::new(device, te_rdma::Config::default())?;
+            Ok(Rail { device: format!("again{nic}:1"), transport: Box::new(transport) })
+        };
+        (0..2).map(rail).collect()
     };
     let again = Config { listen, ..config(BESIDE) };
-    let there = TransferEngine::start_with_rails(again, ports.by_ref().map(rail).collect()).unwrap();
+    let there = TransferEngine::start_with_fabrics(again, &[simulated(&open)]).unwrap();
     let remote = there.alloc_shared(LEN, EVERYTHING).unwrap();
     let refused = two.here.refresh_segment(two.segment);
     assert!(matches!(refused, Err(SegmentError::Restarted { .. })), "{refused:?}");
@@ -230,13 +242,23 @@ fn after_a_restart_the_old_handle_is_refused_and_a_new_one_works() {
 }
 
 #[test]
-fn a_host_without_rdma_is_an_error_only_for_who_wants_nothing_else() {
-    Engine::start(config(Fabrics { local: true, ..Fabrics::RDMA })).unwrap();
+fn a_host_without_rdma_is_an_error_only_for_who_names_it() {
+    let engine = Engine::start(config(Fabrics::AUTO)).unwrap();
+    let carried: Vec<_> = engine.stats().rails.iter().map(|rail| rail.name).collect();
+    assert!(carried.starts_with(&["local", "shm"]), "{carried:?}");
     // Whatever this host has, it has no device of this name; and who names one wants that one.
-    for fabrics in [Fabrics::RDMA, Fabrics { local: true, ..Fabrics::RDMA }] {
+    for fabrics in [Fabrics::RDMA, Fabrics::RDMA.and(Fabrics::LOCAL), Fabrics::AUTO] {
         let mut config = config(fabrics);
         config.rdma.devices = vec!["no-such-device".into()];
         let refused = Engine::start(config);
+        assert!(matches!(refused, Err(StartError::Fabric { name: "rdma", .. })), "{refused:?}");
+    }
+    // One that is off is not wanted, whatever else was said.
+    let mut off = config(Fabrics::LOCAL);
+    off.rdma.devices = vec!["no-such-device".into()];
+    Engine::start(off).unwrap();
+    if te_rdma::devices().is_err() {
+        let refused = Engine::start(config(Fabrics::RDMA.and(Fabrics::LOCAL)));
         assert!(matches!(refused, Err(StartError::Fabric { name: "rdma", .. })), "{refused:?}");
     }
 }

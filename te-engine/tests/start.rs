@@ -31,15 +31,16 @@ fn a_fabric_that_nobody_named_is_left_out_when_it_does_not_start() {
 
 #[test]
 fn a_fabric_that_was_named_and_does_not_start_is_an_error() {
-    for fabrics in [Fabrics::TCP, Fabrics::default()] {
-        let mut config = Config { fabrics_required: Fabrics::TCP, ..config(fabrics) };
+    for fabrics in [Fabrics::TCP, Fabrics::AUTO.and(Fabrics::TCP), Fabrics::LOCAL.and(Fabrics::TCP)] {
+        let mut config = config(fabrics);
         config.tcp.congestion = Some("no-such-one".into());
         let refused = Engine::start(config);
         assert!(matches!(refused, Err(StartError::Fabric { name: "tcp", .. })), "{refused:?}");
     }
     // One that is off is not wanted, whatever else was said.
-    let config = Config { fabrics_required: Fabrics::TCP, ..config(Fabrics::LOCAL) };
-    Engine::start(config).unwrap();
+    let mut off = config(Fabrics::LOCAL);
+    off.tcp.congestion = Some("no-such-one".into());
+    Engine::start(off).unwrap();
 }
 
 #[test]
@@ -66,5 +67,6 @@ fn a_setting_of_a_fabric_that_cannot_be_is_an_error_whatever_else_would_start() 
     }
     let mut config = config(Fabrics::default());
     config.tcp.connections_max = 0;
-    assert!(matches!(Engine::start(config), Err(StartError::Config { field: "tcp.connections_max", .. })));
+    let error = Engine::start(config).unwrap_err();
+    assert_eq!(error.to_string(), "configuration: tcp.connections_max must be 1 to 1048576");
 }

@@ -55,7 +55,7 @@ fn bytes_go_there_and_back_over_every_fabric() {
 
 #[test]
 fn a_polled_engine_moves_bytes_without_a_worker() {
-    let fabrics = Fabrics { local: true, shm: true, ..Fabrics::NONE };
+    let fabrics = Fabrics::LOCAL.and(Fabrics::SHM);
     let mut here = Engine::start(config(fabrics)).unwrap();
     let there = engine(fabrics);
     let remote = there.alloc_shared(8192, EVERYTHING).unwrap();
@@ -224,11 +224,11 @@ fn a_time_limit_may_be_as_long_as_a_duration_can_be() {
 #[test]
 fn tcp_settings_reach_the_fabric() {
     let with = |congestion: &str| {
-        let tcp = te_engine::TcpConfig {
+        let tcp = te_tcp::Config {
             congestion: Some(congestion.into()),
             send_buffer_bytes: Some(1 << 20),
             receive_buffer_bytes: Some(1 << 20),
-            ..te_engine::TcpConfig::default()
+            ..te_tcp::Config::default()
         };
         TransferEngine::start(te_engine::Config { tcp, ..config(Fabrics::TCP) })
     };

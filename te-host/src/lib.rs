@@ -97,7 +97,7 @@ pub use lend::{BorrowedMemory, peer_uid, recv_with_fd, send_with_fd};
 pub use local::{Config as LocalConfig, Local, LocalTransport};
 pub use open_error::OpenError;
 pub use reach::{Copied, EXPORT_BYTES_MAX, Reach};
-pub use shm::{Config as ShmConfig, Shm, ShmTransport};
+pub use shm::{Shm, ShmConfig, ShmTransport};
 pub use spin::Spin;
 pub use sys::{
     AllocOptions, Gate, HeldSpan, Inside, SharedMemory, Use, Window, crc32c_at, crc32c_of, node_of, own_uid,

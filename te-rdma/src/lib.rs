@@ -139,6 +139,7 @@ mod io;
 mod memory;
 mod open_error;
 mod peers;
+mod settings;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;
@@ -151,6 +152,7 @@ pub use config::{CHUNKS_MAX, Config, Progress, QPS_MAX, SGES_MAX};
 pub use device::{DeviceSummary, devices};
 pub use memory::Dmabuf;
 pub use open_error::OpenError;
+pub use settings::Settings;
 pub use stats::Stats;
 pub use sys::verbs;
 pub use sys::{NoRdma, SystemVerbs};

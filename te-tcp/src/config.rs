@@ -2,13 +2,15 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
 /// Lanes to one peer, at most.
 pub const LANES_MAX: u8 = 16;
 
 /// What tells a transport that its sockets are ready.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Driver {
     /// epoll: everywhere, one lane or few.
@@ -21,25 +23,36 @@ pub enum Driver {
 
 /// How a [`TcpTransport`](crate::TcpTransport) listens, connects, and bounds itself. Every field has a
 /// default.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// As text it is without what whoever opens the transport settles: `bind`, `advertise`, `inflight_max` and
+/// `identity`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// What tells that sockets are ready. Default epoll.
     pub driver: Driver,
     /// Where to listen. Port 0 picks a free one. Default `127.0.0.1:0`.
+    #[serde(skip)]
     pub bind: SocketAddr,
+    /// Port of the data listener, in place of the one in `bind`; 0: that one, and a free one where that is 0,
+    /// too. A port that is named and cannot be had keeps the fabric from starting. Default 0.
+    pub port: u16,
     /// The address that exports carry. Default: the one in `bind`; when that is unspecified (`0.0.0.0`,
     /// `::`), the addresses of this host's interfaces.
+    #[serde(skip)]
     pub advertise: Option<IpAddr>,
     /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
     pub lanes: u8,
     /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
     pub checksum: bool,
-    /// TCP congestion control. Default: `cubic` between addresses of one host, where a pacing one such as BBR
+    /// TCP congestion control, by the kernel's name for it (`sysctl net.ipv4.tcp_available_congestion_control`).
+    /// An algorithm that the kernel lacks, or does not let this process use, keeps the fabric from starting.
+    /// Default: `cubic` between addresses of one host, where a pacing one such as BBR
     /// costs up to half of the throughput and wins nothing, and the kernel's default elsewhere.
     pub congestion: Option<String>,
-    /// `SO_SNDBUF`, bytes. Default: the kernel tunes it.
+    /// `SO_SNDBUF` of each connection, bytes; 4,096 to 1 GiB. Default: the kernel tunes it.
     pub send_buffer_bytes: Option<u32>,
-    /// `SO_RCVBUF`, bytes. Default: the kernel tunes it.
+    /// `SO_RCVBUF` of each connection, bytes; 4,096 to 1 GiB. Default: the kernel tunes it.
     pub receive_buffer_bytes: Option<u32>,
     /// A peer that owes us an answer and shows no sign of life for so long is dead. Default 5,000.
     ///
@@ -50,6 +63,7 @@ pub struct Config {
     /// Longest pause between attempts to reach a peer again; the first is 10 ms. Default 1,000.
     pub reconnect_ms_max: u32,
     /// Slices accepted and not yet completed. Default 4,096.
+    #[serde(skip)]
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
@@ -82,6 +96,7 @@ pub struct Config {
     pub fences_max: u32,
     /// Who our peers take us for: what they expel, and what counts towards one peer's share of their
     /// connections. The same for all transports of one engine. Default 0: a random one.
+    #[serde(skip)]
     pub identity: u64,
 }
 
@@ -90,6 +105,7 @@ impl Default for Config {
         Self {
             driver: Driver::default(),
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            port: 0,
             advertise: None,
             lanes: 1,
             checksum: false,
@@ -115,6 +131,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Where to listen: `bind`, with the port that was named.
+    pub(crate) const fn listen(&self) -> SocketAddr {
+        match self.port {
+            0 => self.bind,
+            port => SocketAddr::new(self.bind.ip(), port),
+        }
+    }
+
     /// Connections that only our own operations may use.
     pub(crate) const fn connections_kept(&self) -> usize {
         if self.connections_max < 2 {
@@ -157,7 +181,9 @@ impl Config {
         let set =
             |(field, bytes): (_, Option<u32>)| bytes.map(|bytes| (field, u64::from(bytes), 4_096, 1 << 30));
         check_ranges(buffers.into_iter().filter_map(set))?;
-        check_ranges(self.congestion.as_ref().map(|name| ("congestion (length)", name.len() as u64, 1, 15)))?;
+        check_ranges(
+            self.congestion.as_ref().map(|name| ("congestion (bytes of its name)", name.len() as u64, 1, 15)),
+        )?;
         check_advertised(self.advertise)
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use store_core::EvictionPolicy;
+use te_engine::Fabrics;
 
 use crate::args::Global;
-use crate::commands::FabricChoice;
 use crate::exit::Failure;
 use crate::process::{self, Child};
 use crate::progress::Bar;
@@ -57,7 +57,7 @@ pub(crate) struct ClusterConfig {
     /// What each lends, bytes.
     pub(crate) node_bytes: u64,
     /// How their memory is reached.
-    pub(crate) fabric: FabricChoice,
+    pub(crate) fabric: Fabrics,
     /// How long readers are protected, if not as by default.
     pub(crate) lease_ms: Option<u32>,
     /// How the object to evict is chosen, if not as by default.
@@ -106,7 +106,7 @@ impl Cluster {
             );
             args.extend(["--name".to_owned(), format!("node-{index}")]);
             args.extend(["--memory".to_owned(), config.node_bytes.to_string()]);
-            args.extend(["--fabric".to_owned(), config.fabric.name().to_owned()]);
+            args.extend(["--fabric".to_owned(), config.fabric.to_string()]);
             if let (0, Some(path)) = (index, &config.local) {
                 args.extend(["--local".to_owned(), path.display().to_string()]);
             }

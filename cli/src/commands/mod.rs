@@ -23,10 +23,11 @@ pub(crate) mod topology;
 pub(crate) mod up;
 pub(crate) mod waiting;
 
+use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-use serde::Serialize;
+use clap::Arg;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use store_client::{Address, Client, ConnectError, Identity, RpcConfig, RpcConnection, RpcError, StoreError};
 use store_core::message::ReadStats;
 use store_core::wire::KEY_BYTES_MAX;
@@ -177,45 +178,40 @@ pub(crate) fn is_no_segment(code: ErrorCode) -> bool {
     code == ErrorCode::NoSegment
 }
 
-/// Which fabrics to use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum FabricChoice {
-    /// Whatever is fastest: memory within a process, shared memory on one host, RDMA where there is some, TCP otherwise
-    Auto,
-    /// TCP, even within one host
-    Tcp,
-    /// Shared memory between processes of one host
-    Shm,
-    /// RDMA, over every active port
-    Rdma,
+/// Reads which fabrics to use between processes, and lists those of this build in the help.
+#[derive(Clone, Debug)]
+pub(crate) struct FabricParser;
+
+impl TypedValueParser for FabricParser {
+    type Value = Fabrics;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Fabrics, clap::Error> {
+        let parse = |text: &str| match text.parse()? {
+            Fabrics::LOCAL => Err("local reaches no other process".into()),
+            fabrics => Ok::<_, Box<dyn std::error::Error + Send + Sync>>(fabrics),
+        };
+        TypedValueParser::parse_ref(&parse, command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(fabric_values().filter(|value| value.get_name() != "local")))
+    }
 }
 
-impl FabricChoice {
-    /// As the engine wants it.
-    pub(crate) const fn fabrics(self) -> Fabrics {
-        match self {
-            Self::Auto => Fabrics { local: true, shm: true, rdma: true, tcp: true },
-            Self::Tcp => Fabrics::TCP,
-            Self::Shm => Fabrics::SHM,
-            Self::Rdma => Fabrics::RDMA,
-        }
-    }
-
-    /// As written on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Tcp => "tcp",
-            Self::Shm => "shm",
-            Self::Rdma => "rdma",
-        }
-    }
+/// What `--fabric` may be: `auto`, and the fabrics of this build.
+pub(crate) fn fabric_values() -> impl Iterator<Item = PossibleValue> {
+    let auto = PossibleValue::new("auto").help("Whatever is fastest, of the fabrics that start");
+    let built = te_engine::fabrics().iter().filter(|entry| entry.is_built());
+    [auto].into_iter().chain(built.map(|entry| PossibleValue::new(entry.name).help(entry.about)))
 }
 
 /// Reads the name of an eviction policy, and lists all in the help.
-pub(crate) fn eviction_parser() -> impl clap::builder::TypedValueParser<Value = EvictionPolicy> {
-    use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = EvictionPolicy> {
     let names = EvictionPolicy::ALL.iter().map(|policy| policy.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }

@@ -13,7 +13,7 @@ use crate::size::ByteSize;
 
 /// Where the structs are: a crate's name as it is written in types, and the file. A struct that is nested in one of these and lives
 /// in another file needs a line here; a test says so.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 8] = [
     ("cli", include_str!("mod.rs")),
     ("store_master", include_str!("../../../store-master/src/config.rs")),
     (
@@ -33,6 +33,9 @@ const SOURCES: [(&str, &str); 5] = [
         ),
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
+    ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
+    ("te_rdma", include_str!("../../../te-rdma/src/settings.rs")),
+    ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
 
 /// Flags that people type, for settings whose own would be long. These are what `-h` lists; `--help` lists all.
@@ -239,7 +242,10 @@ impl Key {
             "PathBuf" => "a path".to_owned(),
             "SocketAddr" => "ADDR:PORT".to_owned(),
             "Address" => "HOST:PORT, or unix:PATH".to_owned(),
-            "Fabrics" => "auto, or some of local,shm,rdma,tcp".to_owned(),
+            "Fabrics" => {
+                let names: Vec<&str> = te_engine::fabrics().iter().map(|entry| entry.name).collect();
+                format!("auto, or some of {}", names.join(","))
+            }
             "MetadataSource" => "p2p, http://HOST:PORT/metadata, and in builds with these features \
                                  redis://[USER:PASSWORD@]HOST:PORT[/DB] and etcd://HOST:PORT[,HOST:PORT]"
                 .to_owned(),

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use te_engine::Fabrics;
 
 pub(crate) use flags::{FlagsOfClient, FlagsOfLog, FlagsOfMaster, FlagsOfNode, FlagsOfRpc, FlagsOfUp, Given};
 use keys::Key;
@@ -317,26 +316,20 @@ impl Loaded {
                 own.clone_from(shared);
             }
         }
-        for (engine, key) in [
-            (&mut settings.node.node.engine, "node.engine.fabrics"),
-            (&mut settings.client.engine, "client.engine.fabrics"),
-        ] {
+        for engine in [&mut settings.node.node.engine, &mut settings.client.engine] {
             engine.cluster_secret = te_engine::Secret::new(cluster.cluster_secret.bytes());
-            // What somebody has named is not left out with a warning.
-            if self.origins.contains_key(key) && engine.fabrics != Fabrics::default() {
-                engine.fabrics_required = engine.fabrics;
-            }
         }
     }
 
     /// The first value of a section that its owner refuses.
     fn out_of_limits(&self, section: &str) -> Option<Problem> {
         use store_client::ConnectError;
-        use te_engine::StartError;
-        let engine = |engine: &te_engine::Config| match engine.validate() {
-            Err(StartError::Config { field, need }) => Some((format!("engine.{field}"), need.to_owned())),
-            Err(error) => Some(("engine".to_owned(), error.to_string())),
-            Ok(()) => None,
+        let engine = |engine: &te_engine::Config| {
+            let error = engine.validate().err()?;
+            Some(match error.setting() {
+                Some((field, need)) => (format!("engine.{field}"), need),
+                None => ("engine".to_owned(), error.to_string()),
+            })
         };
         let client = |checked: Result<(), ConnectError>| match checked {
             Err(ConnectError::Config { field, need }) => Some((field.to_owned(), need.to_owned())),

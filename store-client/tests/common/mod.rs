@@ -231,12 +231,7 @@ pub(crate) fn wait_for_parent() {
 }
 
 pub(crate) fn fabrics(name: &str) -> Fabrics {
-    match name {
-        "shm" => Fabrics::SHM,
-        "tcp" => Fabrics::TCP,
-        "local" => Fabrics::LOCAL,
-        _ => Fabrics::default(),
-    }
+    name.parse().unwrap()
 }
 
 /// The role `node NAME MASTER FABRICS`.

@@ -30,6 +30,7 @@ use crate::config::Config;
 use crate::control::{Inbox, Server};
 use crate::descriptor::Published;
 use crate::error::{ExpelError, Forked, RequestProblem, SegmentError, StartError, TransferError};
+use crate::fabrics::FabricEntry;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
 use crate::tiers::Tiers;
@@ -38,10 +39,6 @@ pub(crate) use control::{SegmentOwner, notify, peer_to_peer, probe};
 pub use fences::FenceHandle;
 use fences::Fences;
 use rails::Parts;
-#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
-pub use rails::Rail;
-#[cfg(feature = "rdma")]
-pub(crate) use rails::advertised;
 use regions::Regions;
 pub(crate) use reports::verdict;
 use segments::Segments;
@@ -155,28 +152,28 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start_with(config: Config, metadata: Option<Arc<dyn Metadata>>) -> Result<Self, StartError> {
-        Self::start_over(config, metadata, Vec::new())
+        Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start_with`](Self::start_with), with `rails` beside the fabrics of `config`, near as RDMA is.
+    /// As [`start`](Self::start), with `fabrics` of the caller beside those of [`Config::fabrics`], which may be none then. Each
+    /// must start. Peers that have a fabric of the same name are reached over it.
     ///
     /// # Errors
     /// See [`StartError`].
-    #[cfg(feature = "testkit")]
-    pub fn start_with_rails(config: Config, rails: Vec<Rail>) -> Result<Self, StartError> {
-        Self::start_over(config, None, rails)
+    pub fn start_with_fabrics(config: Config, fabrics: &[FabricEntry<'_>]) -> Result<Self, StartError> {
+        Self::start_over(config, None, fabrics)
     }
 
     pub(crate) fn start_over(
         config: Config,
         metadata: Option<Arc<dyn Metadata>>,
-        extra: Vec<Rail>,
+        fabrics: &[FabricEntry<'_>],
     ) -> Result<Self, StartError> {
-        config.validate()?;
+        config.validate_beside(fabrics)?;
         let no_randomness = |error: Error| StartError::System(std::io::Error::from_raw_os_error(error.code));
         let identity = keys::identity().map_err(no_randomness)?;
         let Parts { rails, devices, affinity, published, inbox, server } =
-            rails::open(&config, identity, extra)?;
+            rails::open(&config, identity, fabrics)?;
         let Naming { metadata, keeper, registration } =
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
         let empty = Slice {

@@ -1,40 +1,20 @@
 //! Opening the control port and the fabrics.
 
-use std::error::Error as StdError;
-#[cfg(any(feature = "tcp", feature = "rdma"))]
-use std::net::{IpAddr, ToSocketAddrs};
 use std::net::{SocketAddr, TcpListener};
 use std::string::String;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
 use te_core::{HealthConfig, MultiTransport, RAILS_MAX, Transport};
-use te_host::{LocalConfig, LocalTransport, ShmConfig, ShmTransport};
 
 use crate::affinity::Affinity;
 use crate::config::{Config, TopologySource};
 use crate::control::{Inbox, Server};
 use crate::descriptor::{EXPORT_BYTES_MAX, Published};
 use crate::error::StartError;
+use crate::fabrics::{Cause, FabricContext, FabricEntry, Rail, Tier, UnknownFabric, Wanted, fabrics};
 use crate::tiers::Tiers;
-
-/// How far a fabric is: rails of the nearest usable tier share the work.
-const LOCAL: u8 = 0;
-const SHM: u8 = 1;
-const RDMA: u8 = 2;
-const TCP: u8 = 3;
-
-type Cause = Box<dyn StdError + Send + Sync>;
-
-/// One rail, before it is one of many.
-#[cfg_attr(not(feature = "testkit"), allow(unreachable_pub, reason = "public with the feature"))]
-pub struct Rail {
-    /// Device and port, for people: `mlx5_0:1`. Empty where its fabric has only one.
-    pub device: String,
-    /// What moves the bytes.
-    pub transport: Box<dyn Transport + Send>,
-}
 
 /// What an engine is made of.
 pub(super) struct Parts {
@@ -48,33 +28,27 @@ pub(super) struct Parts {
     pub(super) server: Server,
 }
 
-/// Opens the control port and the fabrics; `extra` rails are as near as RDMA is.
-pub(super) fn open(config: &Config, identity: u64, extra: Vec<Rail>) -> Result<Parts, StartError> {
+/// Opens the control port and the fabrics: those of the registry that are wanted, and all of `given`.
+pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
     let addr = listener.local_addr().map_err(listen)?;
-    let mut opened = open_fabrics(config, addr, identity, extra);
-    if let Some(error) = opened.first_required {
-        return Err(error);
-    }
-    if let (true, Some(error)) = (opened.rails.is_empty(), opened.last_error) {
-        return Err(error);
-    }
+    let mut opened = open_fabrics(&FabricContext { config, control: addr, identity }, given)?;
     // More than a mask or a descriptor holds: the farthest are left out.
     let mut export_bytes = 1;
-    let fits = |(_, rail): &&(u8, Rail)| {
+    let fits = |(_, rail): &&(Tier, Rail)| {
         let transport = &rail.transport;
         export_bytes += 4 + transport.name().len() + transport.capabilities().export_bytes_max as usize;
         export_bytes <= EXPORT_BYTES_MAX
     };
-    let count = opened.rails.iter().take(RAILS_MAX).take_while(fits).count();
-    if count < opened.rails.len() {
-        log::warn!("{} rails are left out: {count} are as many as there may be", opened.rails.len() - count);
-        opened.rails.truncate(count);
+    let count = opened.iter().take(RAILS_MAX).take_while(fits).count();
+    if count < opened.len() {
+        log::warn!("{} rails are left out: {count} are as many as there may be", opened.len() - count);
+        opened.truncate(count);
     }
-    let tiers: Vec<u8> = opened.rails.iter().map(|(tier, _)| *tier).collect();
+    let tiers: Vec<u8> = opened.iter().map(|(tier, _)| *tier as u8).collect();
     let (devices, transports): (Vec<String>, Vec<_>) =
-        opened.rails.into_iter().map(|(_, rail)| (rail.device, rail.transport)).unzip();
+        opened.into_iter().map(|(_, rail)| (rail.device, rail.transport)).unzip();
     let affinity = affinity(config, &devices)?;
     let route = Tiers::new(&tiers, HealthConfig::default());
     let rails = MultiTransport::new(transports, route, config.inflight_slices_max)
@@ -103,96 +77,60 @@ fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError>
     Ok(affinity)
 }
 
-/// Rails with their tiers, nearest first, and why the last fabric that did not start did not.
-struct Opened {
-    rails: Vec<(u8, Rail)>,
-    last_error: Option<StartError>,
-    /// Why the first fabric that must start did not.
-    first_required: Option<StartError>,
-}
-
-impl Opened {
-    fn add(&mut self, tier: u8, name: &'static str, required: bool, rails: Result<Vec<Rail>, Cause>) {
-        match rails {
-            Ok(rails) => self.rails.extend(rails.into_iter().map(|rail| (tier, rail))),
-            // Whoever asked for it is told with the error.
-            Err(source) if required => {
-                self.first_required.get_or_insert(StartError::Fabric { name, source });
+/// The rails of all fabrics with their tiers, nearest first. What was not asked for by name may be missing, and is logged.
+fn open_fabrics(
+    context: &FabricContext<'_>,
+    given: &[FabricEntry<'_>],
+) -> Result<Vec<(Tier, Rail)>, StartError> {
+    let mut rails = Vec::new();
+    let mut last_error = None;
+    let given = given.iter().map(|entry| (entry, Wanted::Must));
+    let known = fabrics().iter().map(|entry| (entry, wanted(context.config, entry)));
+    for (entry, wanted) in given.chain(known).filter(|(_, wanted)| *wanted != Wanted::No) {
+        let opened = match entry.fabric {
+            Some(fabric) => fabric.open(context),
+            None => Err(UnknownFabric::NotBuilt(entry.name).into()),
+        };
+        match opened {
+            Ok(opened) => rails.extend(opened.into_iter().map(|rail| (entry.tier, rail))),
+            // The caller that asked for it is told with the error.
+            Err(cause) if wanted == Wanted::Must => {
+                return Err(StartError::Fabric { name: entry.name, source: cause.error });
             }
-            Err(source) => {
-                // A host without RDMA is nothing to worry about; that it has none was said where it was noticed.
-                if tier != RDMA {
-                    log::warn!("fabric {name} did not start: {source}");
-                }
-                self.last_error = Some(StartError::Fabric { name, source });
+            Err(cause) => {
+                say(entry.name, &cause);
+                last_error = Some(StartError::Fabric { name: entry.name, source: cause.error });
             }
         }
     }
+    // Stable: rails of one tier stay in the order of their fabrics.
+    rails.sort_by_key(|(tier, _)| *tier);
+    match last_error {
+        Some(error) if rails.is_empty() => Err(error),
+        _ => Ok(rails),
+    }
 }
 
-/// What this host lacks is reported, and is an error only when it was asked for, or nothing is left.
-fn open_fabrics(config: &Config, addr: SocketAddr, identity: u64, extra: Vec<Rail>) -> Opened {
-    let mut opened = Opened { rails: Vec::new(), last_error: None, first_required: None };
-    let required = config.required();
-    if config.fabrics.local {
-        let local = LocalConfig { identity };
-        opened.add(LOCAL, "local", required.local, one(LocalTransport::new(local)));
+/// A fabric of the registry must start when it is named, by `fabrics` or by its own settings.
+fn wanted(config: &Config, entry: &FabricEntry<'_>) -> Wanted {
+    match (config.fabrics.wanted(entry), entry.fabric) {
+        (Wanted::Auto, Some(fabric)) if fabric.is_asked_for(config) => Wanted::Must,
+        (wanted, _) => wanted,
     }
-    if config.fabrics.shm {
-        let shm = ShmConfig { identity, ..ShmConfig::default() };
-        opened.add(SHM, "shm", required.shm, one(ShmTransport::new(shm)));
-    }
-    opened.rails.extend(extra.into_iter().map(|rail| (RDMA, rail)));
-    #[cfg(feature = "rdma")]
-    if config.fabrics.rdma {
-        opened.add(RDMA, "rdma", required.rdma, crate::rdma::open(config, addr, identity));
-    }
-    #[cfg(not(feature = "rdma"))]
-    if required.rdma {
-        opened.add(RDMA, "rdma", true, Err("this build lacks it".into()));
-    }
-    #[cfg(feature = "tcp")]
-    if config.fabrics.tcp {
-        opened.add(TCP, "tcp", required.tcp, open_tcp(config, addr, identity));
-    }
-    #[cfg(not(feature = "tcp"))]
-    if required.tcp {
-        opened.add(TCP, "tcp", true, Err("this build lacks it".into()));
-    }
-    #[cfg(not(any(feature = "tcp", feature = "rdma")))]
-    let _ = addr;
-    opened
 }
 
-/// A fabric that is one rail.
-fn one<T: Transport + Send + 'static>(opened: Result<T, impl Into<Cause>>) -> Result<Vec<Rail>, Cause> {
-    let transport = Box::new(opened.map_err(Into::into)?);
-    Ok(vec![Rail { device: String::new(), transport }])
-}
-
-#[cfg(feature = "tcp")]
-fn open_tcp(config: &Config, addr: SocketAddr, identity: u64) -> Result<Vec<Rail>, Cause> {
-    let tcp = te_tcp::Config {
-        bind: SocketAddr::new(addr.ip(), config.tcp.port),
-        advertise: advertised(config),
-        lanes: config.tcp.lanes,
-        checksum: config.tcp.checksum,
-        congestion: config.tcp.congestion.clone(),
-        send_buffer_bytes: config.tcp.send_buffer_bytes,
-        receive_buffer_bytes: config.tcp.receive_buffer_bytes,
-        connections_max: config.tcp.connections_max,
-        inflight_max: config.inflight_slices_max.min(1 << 20),
-        identity,
-        ..te_tcp::Config::default()
-    };
-    one(te_tcp::TcpTransport::new(tcp))
-}
-
-/// Exports carry an address; a name is looked up here, once.
-#[cfg(any(feature = "tcp", feature = "rdma"))]
-pub(crate) fn advertised(config: &Config) -> Option<IpAddr> {
-    let found = (config.advertise_host.as_deref()?, 0).to_socket_addrs().ok()?.next();
-    found.map(|found| found.ip())
+/// One line for a fabric that is left out. That this host has none is nothing to worry about, and is not said again.
+fn say(name: &'static str, cause: &Cause) {
+    static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    if !cause.absent {
+        log::warn!("fabric {name} did not start: {}", cause.error);
+        return;
+    }
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if !said.contains(&name) {
+        said.push(name);
+        log::info!("fabric {name} is not used: {}", cause.error);
+    }
 }
 
 /// `host:port`, as peers dial it.

@@ -51,6 +51,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use te_core::grant::{Offer, Want};
 use te_core::{Access, Error, ErrorKind, EventSource, Instant, RegionId, Slice};
 use te_fabric::config::{ConfigError, check_ranges};
@@ -71,9 +72,11 @@ const VERSION: u8 = 1;
 const EVENTS_MAX: usize = 16;
 
 /// How a [`ShmTransport`] is known, and what it does not put up with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShmConfig {
     /// What peers know it by, and expel: the same for all transports of one engine. Default 0: a random one.
+    #[serde(skip)]
     pub identity: u64,
     /// Processes that may map our memory at a time; 1 to 65,536. Default 1,024.
     pub peers_max: u32,
@@ -87,7 +90,7 @@ pub struct Config {
     pub grant_ms_max: u32,
 }
 
-impl Default for Config {
+impl Default for ShmConfig {
     fn default() -> Self {
         Self {
             identity: 0,
@@ -99,7 +102,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl ShmConfig {
     /// Checks every field against its limits.
     ///
     /// # Errors
@@ -123,7 +126,7 @@ impl ShmTransport {
     /// # Errors
     /// A setting out of its limits; a host that does not tell its boot id; no descriptor or no randomness of
     /// the system.
-    pub fn new(config: Config) -> Result<Self, OpenError> {
+    pub fn new(config: ShmConfig) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let identity = if config.identity == 0 { identity() } else { Ok(config.identity) };
         let milliseconds = |ms: u32| Duration::from_millis(ms.into());

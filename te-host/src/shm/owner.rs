@@ -9,7 +9,7 @@ use te_core::grant::{self, MESSAGE_BYTES_MAX, Message, Offer, OwnerEffect, Owner
 use te_core::{Access, Error, ErrorKind, Instant, RegionId};
 use te_fabric::{Epoll, Interest};
 
-use super::{Config, Tag, system, watch};
+use super::{ShmConfig, Tag, system, watch};
 use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
 
 /// How long not to listen after a peer could not be accepted.
@@ -54,7 +54,7 @@ struct Holder {
 }
 
 impl Owner {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &ShmConfig) -> Self {
         let limits = OwnerLimits {
             peers_max: config.peers_max,
             idle_max: Duration::from_millis(config.idle_ms_max.into()),

@@ -15,7 +15,7 @@ const ID: RegionId = RegionId::new(0, 0);
 
 /// A transport with one region, the region's memory, and its export.
 fn side() -> (ShmTransport, Arc<SharedMemory>, Vec<u8>) {
-    let mut side = ShmTransport::new(Config::default()).unwrap();
+    let mut side = ShmTransport::new(ShmConfig::default()).unwrap();
     let options = AllocOptions { peers_may_write: true, populate: false, huge_pages: false };
     let memory = SharedMemory::new(LEN, options).unwrap();
     #[allow(unsafe_code, reason = "a test's own memory")]
@@ -75,12 +75,12 @@ fn is_readable(side: &ShmTransport) -> bool {
 
 #[test]
 fn settings_out_of_their_limits_are_refused_by_name() {
-    let good = Config::default();
+    let good = ShmConfig::default();
     for (field, config) in [
-        ("peers_max", Config { peers_max: 0, ..good }),
-        ("peers_per_user_max", Config { peers_per_user_max: 65_537, ..good }),
-        ("idle_ms_max", Config { idle_ms_max: 0, ..good }),
-        ("grant_ms_max", Config { grant_ms_max: 3_600_001, ..good }),
+        ("peers_max", ShmConfig { peers_max: 0, ..good }),
+        ("peers_per_user_max", ShmConfig { peers_per_user_max: 65_537, ..good }),
+        ("idle_ms_max", ShmConfig { idle_ms_max: 0, ..good }),
+        ("grant_ms_max", ShmConfig { grant_ms_max: 3_600_001, ..good }),
     ] {
         match ShmTransport::new(config).map(drop) {
             Err(OpenError::Config(error)) => assert_eq!(error.field, field),

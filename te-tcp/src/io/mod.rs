@@ -61,7 +61,7 @@ impl Io {
     /// An address that cannot be bound, a congestion control or a driver that the kernel does not have.
     pub(crate) fn open(config: &Config) -> Result<Self, OpenError> {
         let step = OpenError::step;
-        let listener = Listener::bind(config.bind).map_err(step("listen on the address in `bind`"))?;
+        let listener = Listener::bind(config.listen()).map_err(step("listen on the address in `bind`"))?;
         if let Some(name) = &config.congestion {
             set_congestion(&listener, name).map_err(step("use the algorithm in `congestion`"))?;
         }

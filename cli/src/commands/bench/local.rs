@@ -8,10 +8,10 @@ use store_client::{
     BufferRange, Client, ClientConfig, Get, LocalBuffer, LocalClient, PutOptions, SharedRegion, Store as _,
     StoreError,
 };
+use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
 use crate::args::Global;
-use crate::commands::FabricChoice;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::commands::local::failure;
 use crate::content::mix;
@@ -136,7 +136,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let mut cluster = Cluster::start(&ClusterConfig {
         nodes: 1,
         node_bytes: NODE_BYTES,
-        fabric: FabricChoice::Auto,
+        fabric: Fabrics::AUTO,
         // Removed objects give their space back when nobody can be reading them any more.
         lease_ms: Some(1000),
         eviction: None,

@@ -8,10 +8,11 @@ use serde::Serialize;
 use store_client::{
     BufferRange, Client, ClientConfig, ErrorCode, Get, Put, PutOptions, SharedRegion, Store as _, StoreError,
 };
+use te_engine::Fabrics;
 
 use super::cpu_s_per_gib;
 use crate::args::Global;
-use crate::commands::FabricChoice;
+use crate::commands::FabricParser;
 use crate::commands::cluster::{Cluster, ClusterConfig};
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -54,8 +55,8 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
     /// How bytes travel.
-    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
+    fabric: Fabrics,
     /// Node processes.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
@@ -119,7 +120,7 @@ struct Row {
     value: u64,
     batch: u32,
     plain: bool,
-    fabric: &'static str,
+    fabric: String,
     ops_s: f64,
     gb_s: f64,
     p50_us: f64,
@@ -167,7 +168,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         })?),
     };
     let address = cluster.as_ref().map(Cluster::address).or(args.master.as_deref()).unwrap_or_default();
-    let config = ClientConfig::new(address.parse()?).fabrics(args.fabric.fabrics());
+    let config = ClientConfig::new(address.parse()?).fabrics(args.fabric);
     let mut client = Client::connect(config).map_err(crate::commands::no_start)?;
     if cluster.is_none() && !args.yes {
         let foreign = foreign_objects(&mut client)?;
@@ -366,7 +367,7 @@ impl Bench {
             value,
             batch: batch as u32,
             plain: args.plain,
-            fabric: args.fabric.name(),
+            fabric: args.fabric.to_string(),
             ops_s: rounded(calls as f64 / seconds),
             gb_s: rounded(bytes as f64 / seconds / 1e9),
             p50_us: rounded(run.latency.quantile_us(0.5)),

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use te_core::Access;
-use te_engine::{Config, Registration, TransferEngine};
+use te_engine::{Config, Fabrics, Registration, TransferEngine};
 
-use crate::commands::FabricChoice;
+use crate::commands::FabricParser;
 use crate::commands::master::{announce, wait_for_signal};
 use crate::commands::metadata::MetadataArg;
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -40,8 +40,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     memory: ByteSize,
     /// How it may be reached.
-    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
+    fabric: Fabrics,
     /// RDMA device to use, or one of its ports: mlx5_0, mlx5_0:1. Default: every active port.
     #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
     device: Vec<String>,
@@ -74,10 +74,14 @@ pub(super) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     let mut config =
         Config { listen: args.listen, advertise_host: args.advertise.clone(), ..Config::default() };
-    config.fabrics = args.fabric.fabrics();
+    config.fabrics = args.fabric;
     config.spin_us = args.spin_us;
-    config.tcp.checksum = args.checksum;
-    config.tcp.congestion.clone_from(&args.congestion);
+    #[cfg(feature = "tcp")]
+    {
+        config.tcp.checksum = args.checksum;
+        config.tcp.congestion.clone_from(&args.congestion);
+    }
+    #[cfg(feature = "rdma")]
     config.rdma.devices.clone_from(&args.device);
     config.metadata = args.metadata.config_of(args.segment.as_deref())?;
     let wait = Duration::from_millis(config.metadata.timeout_ms.into()) * 2;

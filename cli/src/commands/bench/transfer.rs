@@ -1,17 +1,21 @@
 //! `snowskin bench transfer`: bytes from one process to another, over one fabric.
 
+use std::ffi::OsStr;
+use std::fmt;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-use serde::Serialize;
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{Arg, Command, ValueEnum};
+use serde::{Serialize, Serializer};
 use te_core::{Access, Op, Status};
-use te_engine::{Config, Engine, Fabrics, LocalAddr, SharedRegion, TransferRequest};
+use te_engine::{Config, Engine, FabricEntry, Fabrics, LocalAddr, SharedRegion, Tier, TransferRequest};
 
 use super::cpu_s_per_gib;
 use super::target::{TargetReady, touch};
 use crate::args::Global;
+use crate::commands::fabric_values;
 use crate::commands::metadata::MetadataArg;
 use crate::content::{Content, mix};
 use crate::exit::{EXIT_CODES, Exit, Failure};
@@ -46,7 +50,7 @@ Examples:
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
     /// How bytes travel.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Via::Tcp, Via::Shm], value_name = "FABRIC,…")]
+    #[arg(long, value_delimiter = ',', default_values = default_fabrics(), value_parser = ViaParser, value_name = "FABRIC,…")]
     fabric: Vec<Via>,
     /// Read from the target, or write to it.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Direction::Read, Direction::Write], value_name = "OP,…")]
@@ -103,21 +107,59 @@ pub(super) struct Args {
 }
 
 /// How bytes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Via {
-    /// TCP over loopback, or to --target
-    Tcp,
-    /// Memory that two processes share
-    Shm,
-    /// RDMA, between two ports of this host or to --target
-    Rdma,
-    /// Whatever the engine finds nearest: shared memory on one host, RDMA or TCP to --target
-    Auto,
-    /// The engine within one process
-    Local,
-    /// No engine: the C library's copy, for comparison
+    /// Engines over these fabrics.
+    Engine(Fabrics),
+    /// No engine: the C library's copy, for comparison.
     Memcpy,
+}
+
+impl Via {
+    /// The engine within one process.
+    const LOCAL: Self = Self::Engine(Fabrics::LOCAL);
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine(fabrics) => fabrics.fmt(f),
+            Self::Memcpy => f.write_str("memcpy"),
+        }
+    }
+}
+
+impl Serialize for Via {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Reads a fabric of this build, or `memcpy`, and lists them in the help.
+#[derive(Clone, Debug)]
+struct ViaParser;
+
+impl TypedValueParser for ViaParser {
+    type Value = Via;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Via, clap::Error> {
+        let parse = |text: &str| match text {
+            "memcpy" => Ok(Via::Memcpy),
+            text => text.parse().map(Via::Engine),
+        };
+        TypedValueParser::parse_ref(&parse, command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let memcpy = PossibleValue::new("memcpy").help("No engine: the C library's copy, for comparison");
+        Some(Box::new(fabric_values().chain([memcpy])))
+    }
+}
+
+/// What two processes of any host have, the farthest first.
+fn default_fabrics() -> Vec<&'static str> {
+    let has = |entry: &&FabricEntry<'_>| entry.is_built() && !matches!(entry.tier, Tier::Local | Tier::Rdma);
+    te_engine::fabrics().iter().filter(has).map(|entry| entry.name).rev().collect()
 }
 
 /// Which way.
@@ -163,9 +205,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     check(args)?;
-    if args.fabric.contains(&Via::Rdma) {
-        check_rdma(args)?;
-    }
+    check_fabrics(args)?;
     sys::catch_interrupts();
     let mut combinations = Vec::new();
     for &via in &args.fabric {
@@ -247,26 +287,25 @@ fn check(args: &Args) -> anyhow::Result<()> {
             ByteSize(available).approximate()
         )));
     }
-    let remote = args.fabric.iter().find(|via| matches!(via, Via::Local | Via::Memcpy));
+    let remote = args.fabric.iter().find(|via| [Via::LOCAL, Via::Memcpy].contains(via));
     if let (Some(via), Some(_)) = (remote, &args.target) {
-        return fail(Failure::usage(format!("--target cannot be reached over fabric {}", name(*via))));
+        return fail(Failure::usage(format!("--target cannot be reached over fabric {via}")));
     }
     Ok(())
 }
 
-/// A missing device is said here, in one sentence, rather than by the child or in the middle of a table.
-fn check_rdma(args: &Args) -> anyhow::Result<()> {
-    if !cfg!(feature = "rdma") {
-        return fail(
-            Failure::usage("--fabric rdma: this build has no RDMA").hint("build it with `--features rdma`"),
-        );
+/// What this host lacks is said here, in one sentence, rather than by the child or in the middle of a table.
+fn check_fabrics(args: &Args) -> anyhow::Result<()> {
+    for via in &args.fabric {
+        let Via::Engine(fabrics) = *via else { continue };
+        if let Err(error) = Engine::start(config(args, fabrics)?) {
+            return fail(
+                Failure::failed(format!("--fabric {via}: {error}"))
+                    .hint("`snowskin doctor` says what is missing"),
+            );
+        }
     }
-    match Engine::start(config(args, Fabrics::RDMA)?) {
-        Ok(_) => Ok(()),
-        Err(error) => fail(
-            Failure::failed(format!("--fabric rdma: {error}")).hint("`snowskin doctor` says what is missing"),
-        ),
-    }
+    Ok(())
 }
 
 /// Bytes of one thread's buffer for the hungriest combination.
@@ -289,7 +328,7 @@ fn sets(args: &Args, combination: &Combination) -> u64 {
 
 fn cells(row: &Row) -> [String; 10] {
     [
-        name(row.fabric).to_owned(),
+        row.fabric.to_string(),
         format!("{:?}", row.op).to_lowercase(),
         ByteSize(row.block).to_string(),
         row.batch.to_string(),
@@ -300,17 +339,6 @@ fn cells(row: &Row) -> [String; 10] {
         figure(row.p999_us),
         figure(row.cpu_s_per_gib),
     ]
-}
-
-const fn name(via: Via) -> &'static str {
-    match via {
-        Via::Tcp => "tcp",
-        Via::Shm => "shm",
-        Via::Rdma => "rdma",
-        Via::Auto => "auto",
-        Via::Local => "local",
-        Via::Memcpy => "memcpy",
-    }
 }
 
 /// Whoever holds the memory at the other end.
@@ -329,7 +357,7 @@ impl Target {
     fn start(args: &Args, combination: &Combination, bytes: u64, global: Global) -> anyhow::Result<Self> {
         Ok(match (combination.via, &args.target) {
             (Via::Memcpy, _) => Self::None,
-            (Via::Local, _) => {
+            (Via::LOCAL, _) => {
                 let mut engine = Engine::start(config(args, Fabrics::LOCAL)?)?;
                 let region = engine.alloc_shared(usize::try_from(bytes)?, Access::all())?;
                 touch(&region)?;
@@ -338,7 +366,8 @@ impl Target {
             (_, Some(target)) => Self::Remote(target.clone()),
             (via, None) => {
                 let mut child_args = global.to_args();
-                child_args.extend(["bench", "target", "--json", "--fabric", name(via)].map(str::to_owned));
+                child_args.extend(["bench", "target", "--json"].map(str::to_owned));
+                child_args.extend(["--fabric".to_owned(), via.to_string()]);
                 child_args.extend(["--memory".to_owned(), bytes.to_string()]);
                 child_args.extend(["--spin-us".to_owned(), args.spin_us.to_string()]);
                 if !args.device.is_empty() {
@@ -373,9 +402,13 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     let mut config = Config { fabrics, metadata: args.metadata.config()?, ..Config::default() };
     config.slice_bytes = u32::try_from(args.slice.bytes()).unwrap_or(u32::MAX);
     config.spin_us = args.spin_us;
-    config.tcp.lanes = args.lanes;
-    config.tcp.checksum = args.checksum;
-    config.tcp.congestion.clone_from(&args.congestion);
+    #[cfg(feature = "tcp")]
+    {
+        config.tcp.lanes = args.lanes;
+        config.tcp.checksum = args.checksum;
+        config.tcp.congestion.clone_from(&args.congestion);
+    }
+    #[cfg(feature = "rdma")]
     config.rdma.devices.clone_from(&args.device);
     Ok(config)
 }
@@ -507,11 +540,8 @@ impl Transfers {
     fn new(args: &Args, combination: Combination, endpoint: &str, offset: u64) -> anyhow::Result<Self> {
         let Combination { block, batch, op, .. } = combination;
         let fabrics = match combination.via {
-            Via::Tcp => Fabrics::TCP,
-            Via::Shm => Fabrics::SHM,
-            Via::Rdma => Fabrics::RDMA,
-            Via::Auto => Fabrics::default(),
-            Via::Local | Via::Memcpy => Fabrics::LOCAL,
+            Via::Engine(fabrics) => fabrics,
+            Via::Memcpy => Fabrics::LOCAL,
         };
         let mut engine = Engine::start(config(args, fabrics)?)?;
         let places = places(args, &combination);

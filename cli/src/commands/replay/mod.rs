@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use store_core::EvictionPolicy;
 use store_core::allocator::GRAIN_BYTES;
 use store_core::blocks::stored_len;
+use te_engine::Fabrics;
 
 use crate::args::Global;
 use crate::commands::cluster::{Cluster, ClusterConfig};
-use crate::commands::{FabricChoice, eviction_parser};
+use crate::commands::{FabricParser, eviction_parser};
 use crate::content::Content;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::progress::Bar;
@@ -88,8 +89,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Option<u16>,
     /// How bytes travel between client and nodes.
-    #[arg(long, value_enum, default_value_t = FabricChoice::Auto)]
-    fabric: FabricChoice,
+    #[arg(long, default_value_t, value_parser = FabricParser, value_name = "FABRIC")]
+    fabric: Fabrics,
     /// Seed of block contents and of the made-up workload.
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
@@ -234,7 +235,7 @@ fn replay(
     report.nodes_lost = cluster.nodes_lost();
     report.block_bytes = block_bytes;
     report.capacity_bytes = pool;
-    report.fabric = args.fabric.name();
+    report.fabric = args.fabric.to_string();
     report.interrupted = interrupted.is_some();
     drop(driver);
     cluster.stop();

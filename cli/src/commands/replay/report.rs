@@ -46,7 +46,7 @@ pub(super) struct Report {
     pub(super) nodes_lost: u16,
     pub(super) block_bytes: u64,
     pub(super) capacity_bytes: u64,
-    pub(super) fabric: &'static str,
+    pub(super) fabric: String,
     pub(super) interrupted: bool,
 }
 
@@ -96,7 +96,7 @@ impl Report {
             nodes_lost: 0,
             block_bytes: 0,
             capacity_bytes: 0,
-            fabric: "",
+            fabric: String::new(),
             interrupted: false,
         }
     }

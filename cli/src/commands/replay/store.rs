@@ -4,9 +4,9 @@ use store_client::{
     BufferRange, Client, ClientConfig, Counters, ErrorCode, Get, Put as Item, PutOptions, SharedRegion,
     Stats, Store as _, StoreError,
 };
+use te_engine::Fabrics;
 
 use super::driver::{BlockStore, Got, Put};
-use crate::commands::FabricChoice;
 use crate::exit::Failure;
 
 /// A client and its buffer.
@@ -25,11 +25,11 @@ impl ClusterStore {
     /// Connects to the master at `address`.
     pub(super) fn open(
         address: &str,
-        fabric: FabricChoice,
+        fabric: Fabrics,
         slots: usize,
         block_bytes: usize,
     ) -> anyhow::Result<Self> {
-        let config = ClientConfig::new(address.parse()?).fabrics(fabric.fabrics());
+        let config = ClientConfig::new(address.parse()?).fabrics(fabric);
         let mut client = Client::connect(config)?;
         let bytes = slots.checked_mul(block_bytes).filter(|&bytes| bytes as u64 <= BUFFER_BYTES_MAX);
         let Some(bytes) = bytes else {

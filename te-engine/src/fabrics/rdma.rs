@@ -1,69 +1,68 @@
-//! RDMA: one rail for each port that the configuration names.
+//! The RDMA fabric: one rail for each port that the settings name.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::net::SocketAddr;
 use std::string::String;
-use std::sync::Once;
 use std::vec::Vec;
 
-use te_rdma::{DeviceSummary, NoRdma, RdmaTransport};
+use te_fabric::ConfigError;
+use te_rdma::{DeviceSummary, RdmaTransport};
 
+use super::{Cause, Fabric, FabricContext, Rail};
 use crate::config::Config;
-use crate::engine::{Rail, advertised};
 
-type Cause = Box<dyn StdError + Send + Sync>;
+/// RDMA: one rail for each port.
+pub(super) struct Rdma;
 
-/// Opens a rail for each port that is wanted. What does not open is reported.
-///
-/// # Errors
-/// Why there is not one; or, of devices that were named, why the first that did not open did not.
-pub(crate) fn open(config: &Config, addr: SocketAddr, identity: u64) -> Result<Vec<Rail>, Cause> {
-    let ports = te_rdma::devices().inspect_err(say_once)?;
-    let wanted = choose(&config.rdma.devices, &ports);
-    // What was named is wanted, all of it.
-    let named = !config.rdma.devices.is_empty();
-    if let Some(name) = wanted.missing.first() {
-        return Err(Box::new(NoSuchPort(String::from(*name))));
-    }
-    let advertise = advertised(config);
-    let mut rails = Vec::with_capacity(wanted.ports.len());
-    let mut last: Option<Cause> = None;
-    for (nth, port) in (0_u16..).zip(wanted.ports) {
-        let device = format!("{}:{}", port.name, port.port);
-        // Several rails cannot listen on one port.
-        let listen = if config.rdma.port == 0 { 0 } else { config.rdma.port.saturating_add(nth) };
-        match RdmaTransport::open(te_rdma::Config {
-            device: Some(port.name.clone()),
-            port: Some(port.port),
-            bind: SocketAddr::new(addr.ip(), listen),
-            advertise,
-            gid_index: config.rdma.gid_index,
-            qps: config.rdma.qps,
-            mtu_bytes_max: config.rdma.mtu_bytes_max,
-            traffic_class: config.rdma.traffic_class,
-            service_level: config.rdma.service_level,
-            timeout_exponent: config.rdma.timeout_exponent,
-            retries: config.rdma.retries,
-            inflight_max: config.inflight_slices_max.min(1 << 20),
-            identity,
-            ..te_rdma::Config::default()
-        }) {
-            Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),
-            Err(why) if named => return Err(why.into()),
-            Err(why) => {
-                log::warn!("fabric rdma did not start on {device}: {why}");
-                last = Some(why.into());
+impl Fabric for Rdma {
+    /// Opens a rail for each port that is wanted. What does not open is reported.
+    ///
+    /// # Errors
+    /// Why there is not one; or, of devices that were named, why the first that did not open did not.
+    fn open(&self, context: &FabricContext<'_>) -> Result<Vec<Rail>, Cause> {
+        let settings = &context.config.rdma;
+        let ports = te_rdma::devices().map_err(Cause::absent)?;
+        let wanted = choose(&settings.devices, &ports);
+        // What was named is wanted, all of it.
+        let named = !settings.devices.is_empty();
+        if let Some(name) = wanted.missing.first() {
+            return Err(NoSuchPort(String::from(*name)).into());
+        }
+        let advertise = context.advertise();
+        let mut rails = Vec::with_capacity(wanted.ports.len());
+        let mut last: Option<Cause> = None;
+        for (nth, port) in (0_u16..).zip(wanted.ports) {
+            let device = format!("{}:{}", port.name, port.port);
+            // Several rails cannot listen on one port.
+            let listen = if settings.port == 0 { 0 } else { settings.port.saturating_add(nth) };
+            match RdmaTransport::open(te_rdma::Config {
+                device: Some(port.name.clone()),
+                port: Some(port.port),
+                bind: SocketAddr::new(context.control.ip(), listen),
+                advertise,
+                inflight_max: context.config.inflight_slices_max.min(1 << 20),
+                identity: context.identity,
+                ..settings.config()
+            }) {
+                Ok(transport) => rails.push(Rail { device, transport: Box::new(transport) }),
+                Err(why) if named => return Err(why.into()),
+                Err(why) => {
+                    log::warn!("fabric rdma did not start on {device}: {why}");
+                    last = Some(why.into());
+                }
             }
         }
+        if rails.is_empty() { Err(last.unwrap_or_else(|| Cause::absent(NoPort))) } else { Ok(rails) }
     }
-    if rails.is_empty() { Err(last.unwrap_or_else(|| Box::new(NoPort))) } else { Ok(rails) }
-}
 
-/// A host without RDMA is nothing to worry about, and nothing to be told again and again.
-fn say_once(why: &NoRdma) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| log::info!("fabric rdma is not used: {why}"));
+    fn validate(&self, config: &Config) -> Result<(), ConfigError> {
+        config.rdma.validate()
+    }
+
+    fn is_asked_for(&self, config: &Config) -> bool {
+        config.rdma.port != 0 || !config.rdma.devices.is_empty()
+    }
 }
 
 struct Wanted<'a> {

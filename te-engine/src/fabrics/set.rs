@@ -1,0 +1,220 @@
+//! Which fabrics an engine uses, as people write it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::string::String;
+use std::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use super::{FabricEntry, TABLE, fabrics};
+
+/// Which fabrics an engine uses. In text `auto`, or names from [`fabrics`] with commas between them.
+///
+/// A fabric that is named must start: one that does not, or that this build lacks, keeps the engine from starting. `auto` means
+/// every fabric of this build, without those that do not start. `auto,tcp` is both: whatever starts, and TCP in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Fabrics {
+    auto: bool,
+    /// By place in the registry.
+    named: u32,
+}
+
+/// Whether an engine uses a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    No,
+    /// If it starts.
+    Auto,
+    Must,
+}
+
+/// A name that is none of a fabric of this build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnknownFabric {
+    /// No fabric has this name.
+    Unknown(String),
+    /// There is one, and this build lacks it.
+    NotBuilt(&'static str),
+}
+
+impl Fabrics {
+    /// Every fabric of this build that starts.
+    pub const AUTO: Self = Self { auto: true, named: 0 };
+    /// None; add what is wanted.
+    pub const NONE: Self = Self { auto: false, named: 0 };
+    /// Copies within the process alone.
+    pub const LOCAL: Self = Self::known("local");
+    /// Shared memory alone.
+    pub const SHM: Self = Self::known("shm");
+    /// RDMA alone.
+    pub const RDMA: Self = Self::known("rdma");
+    /// TCP alone.
+    pub const TCP: Self = Self::known("tcp");
+
+    /// These and those.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self { auto: self.auto || other.auto, named: self.named | other.named }
+    }
+
+    /// The one of this entry of [`fabrics`] alone; [`NONE`](Self::NONE) for an entry that is not there.
+    #[must_use]
+    pub fn of(entry: &FabricEntry<'_>) -> Self {
+        let place = TABLE.iter().position(|known| known.name == entry.name);
+        place.map_or(Self::NONE, |place| Self { auto: false, named: 1 << place })
+    }
+
+    /// Those that are named, the nearest first.
+    pub fn named(self) -> impl Iterator<Item = &'static FabricEntry<'static>> {
+        fabrics()
+            .iter()
+            .enumerate()
+            .filter(move |(place, _)| self.named >> place & 1 == 1)
+            .map(|(_, entry)| entry)
+    }
+
+    /// Whether it is neither `auto` nor any name.
+    #[must_use]
+    pub const fn is_none(self) -> bool {
+        !self.auto && self.named == 0
+    }
+
+    /// Whether the fabric of this entry is to be opened.
+    pub(crate) fn wanted(self, entry: &FabricEntry<'_>) -> Wanted {
+        match Self::of(entry).named & self.named {
+            0 if self.auto && entry.is_built() => Wanted::Auto,
+            0 => Wanted::No,
+            _ => Wanted::Must,
+        }
+    }
+
+    /// For the constants: a name that the registry lacks does not compile.
+    const fn known(name: &str) -> Self {
+        let mut place = 0;
+        while !same(TABLE[place].name.as_bytes(), name.as_bytes()) {
+            place += 1;
+        }
+        Self { auto: false, named: 1 << place }
+    }
+}
+
+impl Default for Fabrics {
+    fn default() -> Self {
+        Self::AUTO
+    }
+}
+
+impl fmt::Display for Fabrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_none() {
+            return f.write_str("none");
+        }
+        let names = self.auto.then_some("auto").into_iter().chain(self.named().map(|entry| entry.name));
+        f.write_str(&names.collect::<Vec<_>>().join(","))
+    }
+}
+
+impl FromStr for Fabrics {
+    type Err = UnknownFabric;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
+        let mut all = Self::NONE;
+        for name in text.split(',').map(str::trim) {
+            all = all.and(match (name, fabrics().iter().find(|entry| entry.name == name)) {
+                ("auto", _) => Self::AUTO,
+                ("none", _) => Self::NONE,
+                (_, Some(entry)) if entry.is_built() => Self::of(entry),
+                (_, Some(entry)) => return Err(UnknownFabric::NotBuilt(entry.name)),
+                (_, None) => return Err(UnknownFabric::Unknown(name.into())),
+            });
+        }
+        Ok(all)
+    }
+}
+
+impl TryFrom<String> for Fabrics {
+    type Error = UnknownFabric;
+
+    fn try_from(text: String) -> Result<Self, UnknownFabric> {
+        text.parse()
+    }
+}
+
+impl From<Fabrics> for String {
+    fn from(fabrics: Fabrics) -> Self {
+        fabrics.to_string()
+    }
+}
+
+impl fmt::Display for UnknownFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(name) => {
+                let built = fabrics().iter().filter(|entry| entry.is_built()).map(|entry| entry.name);
+                let built = built.collect::<Vec<_>>().join(",");
+                write!(f, "no such fabric: {name:?}: write auto, or some of {built}")
+            }
+            Self::NotBuilt(name) => write!(f, "this build lacks {name}: build with --features {name}"),
+        }
+    }
+}
+
+impl std::error::Error for UnknownFabric {}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fabrics_are_read_as_they_are_written() {
+        let two = Fabrics::LOCAL.and(Fabrics::SHM);
+        for fabrics in
+            [Fabrics::AUTO, Fabrics::NONE, Fabrics::LOCAL, Fabrics::SHM, two, two.and(Fabrics::AUTO)]
+        {
+            assert_eq!(fabrics.to_string().parse(), Ok(fabrics));
+        }
+        assert_eq!(" shm, local".parse(), Ok(two), "in any order");
+        assert_eq!(two.to_string(), "local,shm", "the nearest first");
+        assert_eq!(Fabrics::AUTO.and(Fabrics::SHM).to_string(), "auto,shm");
+        assert_eq!(Fabrics::default(), Fabrics::AUTO);
+    }
+
+    #[test]
+    fn every_fabric_of_this_build_is_read_and_one_that_it_lacks_says_how_to_build_it() {
+        for entry in fabrics() {
+            let read = entry.name.parse::<Fabrics>();
+            match entry.is_built() {
+                true => assert_eq!(read, Ok(Fabrics::of(entry))),
+                false => assert_eq!(
+                    read.unwrap_err().to_string(),
+                    format!("this build lacks {0}: build with --features {0}", entry.name)
+                ),
+            }
+            assert_eq!(Fabrics::of(entry).named().map(|entry| entry.name).collect::<Vec<_>>(), [entry.name]);
+        }
+        assert_eq!(
+            [Fabrics::LOCAL, Fabrics::SHM, Fabrics::RDMA, Fabrics::TCP].map(|one| one.to_string()),
+            ["local", "shm", "rdma", "tcp"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_those_of_this_build() {
+        let refused = "shm,pigeon".parse::<Fabrics>().unwrap_err();
+        assert_eq!(refused, UnknownFabric::Unknown("pigeon".into()));
+        let text = refused.to_string();
+        assert!(text.contains("\"pigeon\"") && text.contains("auto") && text.contains("local,shm"), "{text}");
+        assert_eq!(text.contains("tcp"), cfg!(feature = "tcp"), "{text}");
+    }
+}
