@@ -64,13 +64,13 @@ impl Reach for Pool {
         Ok((shared, number(8), access))
     }
 
-    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice) -> Copied {
+    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
         // The owner's word about rights counts, not the export's (law L6).
         if !access.contains(rights(slice.op).1) {
             return Copied::Failed(ErrorKind::AccessDenied.into());
         }
         match memory.enter() {
-            Some(remote) => carry_out(slice, local.window(), remote.window()),
+            Some(remote) => carry_out(slice, local.window(), remote.window(), summed),
             None => Copied::Failed(ErrorKind::Stale.into()),
         }
     }
