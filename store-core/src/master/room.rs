@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use super::Master;
-use crate::allocator::clearing::Clearing;
+use crate::allocator::clearing::{Clearing, makes_room_alone};
 use crate::allocator::{Allocator, Block};
 use crate::blocks::stored_len;
 use crate::codec::Short;
@@ -322,6 +322,8 @@ impl Master {
 
 /// Whether there is room for what is asked when this replica alone goes.
 fn makes_room(segments: &Segments, placed: &Placed, ask: &Ask<'_>) -> bool {
-    let alone = || Clearing::default().add(segments.allocator(placed.segment)?, placed.block(), ask.len);
-    segments.would_serve(placed.segment, ask) && alone().is_some()
+    segments.would_serve(placed.segment, ask)
+        && segments
+            .allocator(placed.segment)
+            .is_some_and(|allocator| makes_room_alone(allocator, placed.block(), ask.len))
 }
