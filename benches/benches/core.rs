@@ -7,8 +7,8 @@ use std::hint::black_box;
 use std::time::Duration;
 use te_core::{
     Access, BatchTable, Completion, Delay, Fault, FaultConfig, HealthConfig, HealthRoute, Instant, Mailbox,
-    MemSpan, Memory, MultiTransport, Op, Route, Slice, Slicer, Throttle, Token, Trace, TransferRequest,
-    Transport,
+    MemSpan, Memory, MultiTransport, Op, RegionOffset, RemoteOffset, Route, Slice, Slicer, Throttle, Token,
+    Trace, TransferRequest, Transport,
 };
 
 const BATCH: u32 = 128;
@@ -36,8 +36,8 @@ fn batch_table(criterion: &mut Criterion) {
         let offset = u64::from(index) * u64::from(BLOCK);
         TransferRequest {
             op: Op::Read,
-            local: (REGION, offset),
-            remote: (SEGMENT, offset),
+            local: RegionOffset::new(REGION, offset),
+            remote: RemoteOffset::new(SEGMENT, offset),
             len: BLOCK.into(),
         }
     };
@@ -196,7 +196,12 @@ fn booked_round(
 ) {
     let mut out = [Completion::applied(Token(0)); BATCH as usize];
     let len = u64::from(BATCH) * u64::from(BLOCK);
-    let request = TransferRequest { op: Op::Write, local: (REGION, 0), remote: (SEGMENT, 0), len };
+    let request = TransferRequest {
+        op: Op::Write,
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len,
+    };
     let handle = table.create([request].into_iter(), Slicer::new(BLOCK)).expect("room");
     let mut ended = None;
     while ended.is_none() {

@@ -3,7 +3,7 @@
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, RegionId,
-    SegmentId, Slice, Token, Transport,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 use crate::TokenRing;
@@ -37,11 +37,11 @@ impl Memory for InstantRail {
         Ok(1)
     }
 
-    fn attach(&mut self, _: SegmentId, _: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _: RemoteRegionId, _: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 
-    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -75,7 +75,7 @@ impl Transport for InstantRail {
         Err(Error::new(ErrorKind::NotFound))
     }
 
-    fn fence(&mut self, token: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, _: RemoteRegionId) -> Result<(), Error> {
         if self.accepted.push(token) { Ok(()) } else { Err(Error::new(ErrorKind::Full)) }
     }
 }

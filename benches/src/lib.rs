@@ -23,19 +23,25 @@ pub use pair::Pair;
 pub use random::Random;
 pub use ring::TokenRing;
 
-use te_core::{Op, RegionId, SegmentId, Slice, Token};
+use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token};
 
 /// Region 0, first generation.
 pub const REGION: RegionId = RegionId::new(0, 1);
 /// Segment 0, first generation.
-pub const SEGMENT: SegmentId = SegmentId::new(0, 1);
+pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 /// `count` slices of `len` bytes, one after the other, with tokens from 0 on.
 #[must_use]
 pub fn slices(op: Op, count: u32, len: u32) -> Vec<Slice> {
     let slice = |index: u32| {
         let offset = u64::from(index) * u64::from(len);
-        Slice { token: Token(u64::from(index)), local: (REGION, offset), remote: (SEGMENT, offset), len, op }
+        Slice {
+            token: Token(u64::from(index)),
+            local: RegionOffset::new(REGION, offset),
+            remote: RemoteOffset::new(SEGMENT, offset),
+            len,
+            op,
+        }
     };
     (0..count).map(slice).collect()
 }

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, HealthConfig, HealthRoute, Instant,
-    MemSpan, Memory, MultiTransport, RegionId, SegmentId, Slice, Token, Transport,
+    MemSpan, Memory, MultiTransport, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Takes any export that is not empty and does nothing with it.
@@ -23,14 +23,14 @@ impl Memory for Rail {
     fn export(&self, _: RegionId, _: &mut [u8]) -> Result<usize, Error> {
         Err(Error::new(ErrorKind::NotFound))
     }
-    fn attach(&mut self, _: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         if blob.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument));
         }
         self.attached += 1;
         Ok(())
     }
-    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
         self.attached -= 1;
         Ok(())
     }
@@ -58,7 +58,7 @@ impl Transport for Rail {
     fn cancel(&mut self, _: Token) -> Result<(), Error> {
         Err(Error::new(ErrorKind::NotFound))
     }
-    fn fence(&mut self, _: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, _: Token, _: RemoteRegionId) -> Result<(), Error> {
         Err(Error::new(ErrorKind::NotFound))
     }
 }
@@ -67,7 +67,7 @@ fuzz_target!(|blob: &[u8]| {
     let rails = ["tcp", "shm"].map(|name| Rail { name, attached: 0 });
     let route = HealthRoute::new(&[100, 100], HealthConfig::default());
     let mut multi = MultiTransport::new(rails, route, 16).expect("two rails");
-    let segment = SegmentId::new(0, 1);
+    let segment = RemoteRegionId::new(0, 1);
     let attached = |multi: &MultiTransport<Rail, HealthRoute>| -> usize {
         multi.rails().iter().map(|rail| rail.attached).sum()
     };

@@ -24,7 +24,7 @@ use std::net::TcpStream;
 use std::rc::Rc;
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Instant, MemSpan, Memory, MemoryKinds,
-    RegionId, SegmentId, Slice, Token, Transport,
+    RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Longest payload either way, bytes.
@@ -275,11 +275,11 @@ impl Memory for Remote {
         Ok(len)
     }
 
-    fn attach(&mut self, _id: SegmentId, _blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _id: RemoteRegionId, _blob: &[u8]) -> Result<(), Error> {
         Err(ErrorKind::Unsupported.into())
     }
 
-    fn detach(&mut self, _id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _id: RemoteRegionId) -> Result<(), Error> {
         Err(ErrorKind::Unsupported.into())
     }
 }
@@ -315,7 +315,7 @@ impl Transport for Remote {
         Err(ErrorKind::NotFound.into())
     }
 
-    fn fence(&mut self, _token: Token, _segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, _token: Token, _segment: RemoteRegionId) -> Result<(), Error> {
         Err(ErrorKind::Unsupported.into())
     }
 
@@ -357,11 +357,11 @@ impl<T: Transport> Memory for Near<T> {
         self.transport.export(id, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         self.transport.attach(id, blob)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         self.transport.detach(id)
     }
 }
@@ -406,7 +406,7 @@ impl<T: Transport> Transport for Near<T> {
         self.transport.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         self.transport.fence(token, segment)
     }
 }

@@ -11,14 +11,14 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use te_core::{
     Access, BatchTable, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, TransferRequest, Transport,
-    copy_bytes,
+    MemoryKinds, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Token,
+    TransferRequest, Transport, copy_bytes,
 };
 
 /// The engine: 16 descriptors deep, one copy a poll. Segments are regions of the same machine.
 struct Dma {
     regions: Vec<(RegionId, MemSpan)>,
-    segments: Vec<(SegmentId, MemSpan)>,
+    segments: Vec<(RemoteRegionId, MemSpan)>,
     queue: VecDeque<(Completion, MemSpan, MemSpan)>,
 }
 
@@ -43,13 +43,13 @@ impl Memory for Dma {
         out.get_mut(..8).ok_or(ErrorKind::OutOfRange)?.copy_from_slice(&id.to_bits().to_le_bytes());
         Ok(8)
     }
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let bits = u64::from_le_bytes(blob.try_into().map_err(|_| ErrorKind::InvalidArgument)?);
         let span = find(&self.regions, RegionId::from_bits(bits))?;
         self.segments.push((id, span));
         Ok(())
     }
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         self.segments.retain(|(known, _)| *known != id);
         Ok(())
     }
@@ -70,8 +70,10 @@ impl Transport for Dma {
             if self.queue.len() == 16 {
                 return Ok(accepted);
             }
-            let near = find(&self.regions, slice.local.0)?.part(slice.local.1, u64::from(slice.len))?;
-            let far = find(&self.segments, slice.remote.0)?.part(slice.remote.1, u64::from(slice.len))?;
+            let near =
+                find(&self.regions, slice.local.region)?.part(slice.local.offset, u64::from(slice.len))?;
+            let far =
+                find(&self.segments, slice.remote.region)?.part(slice.remote.offset, u64::from(slice.len))?;
             let (from, to) = if slice.op == Op::Write { (near, far) } else { (far, near) };
             self.queue.push_back((Completion::applied(slice.token), from, to));
         }
@@ -99,7 +101,7 @@ impl Transport for Dma {
             None => Err(ErrorKind::NotFound.into()),
         }
     }
-    fn fence(&mut self, token: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, _: RemoteRegionId) -> Result<(), Error> {
         let nothing = MemSpan::new(core::ptr::dangling_mut(), 0);
         self.queue.push_back((Completion::applied(token), nothing, nothing));
         Ok(())
@@ -110,7 +112,7 @@ impl Transport for Dma {
 fn move_a_block() -> Result<bool, Error> {
     const BYTES: u64 = 100_000;
     let (mut source, mut sink) = (alloc::vec![7u8; BYTES as usize], alloc::vec![0u8; BYTES as usize]);
-    let (near, far, there) = (RegionId::new(0, 1), RegionId::new(1, 1), SegmentId::new(0, 1));
+    let (near, far, there) = (RegionId::new(0, 1), RegionId::new(1, 1), RemoteRegionId::new(0, 1));
     let mut dma = Dma { regions: Vec::new(), segments: Vec::new(), queue: VecDeque::with_capacity(17) };
     // SAFETY: the vectors stay where they are, and nobody looks into them until both regions are deregistered.
     unsafe {
@@ -122,10 +124,20 @@ fn move_a_block() -> Result<bool, Error> {
     dma.attach(there, &blob)?;
 
     let mut table = BatchTable::new(1, 1);
-    let request = TransferRequest { op: Op::Write, local: (near, 0), remote: (there, 0), len: BYTES };
+    let request = TransferRequest {
+        op: Op::Write,
+        local: RegionOffset::new(near, 0),
+        remote: RemoteOffset::new(there, 0),
+        len: BYTES,
+    };
     let batch = table.create([request].into_iter(), Slicer::new(4096))?;
-    let mut slices =
-        [Slice { token: Token(0), local: (near, 0), remote: (there, 0), len: 0, op: Op::Read }; 8];
+    let mut slices = [Slice {
+        token: Token(0),
+        local: RegionOffset::new(near, 0),
+        remote: RemoteOffset::new(there, 0),
+        len: 0,
+        op: Op::Read,
+    }; 8];
     let mut ends = [Completion::applied(Token(0)); 8];
     while !table.progress(batch)?.status.is_terminal() {
         let cut = table.next(batch, &mut slices)?;

@@ -12,7 +12,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::{Completion, Error, ErrorKind, Slice, Slicer, Token, TransferRequest};
+use crate::{
+    Completion, Error, ErrorKind, RegionOffset, RemoteOffset, Slice, Slicer, Token, TransferRequest,
+};
 
 /// Names a batch: slot and generation, never a pointer. A freed batch's handle is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -211,8 +213,8 @@ impl BatchTable {
                 let bytes = batch.slicer.cut(len - cut);
                 *slot = Slice {
                     token: token(handle.index, task_index, number),
-                    local: (local.0, local.1.wrapping_add(cut)),
-                    remote: (remote.0, remote.1.wrapping_add(cut)),
+                    local: RegionOffset::new(local.region, local.offset.wrapping_add(cut)),
+                    remote: RemoteOffset::new(remote.region, remote.offset.wrapping_add(cut)),
                     len: bytes,
                     op,
                 };

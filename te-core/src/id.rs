@@ -53,7 +53,7 @@ generational_id!(
 );
 generational_id!(
     /// A peer's exported region that is attached here. Chosen by whoever attaches it.
-    SegmentId, "s"
+    RemoteRegionId, "s"
 );
 
 /// The caller's name for one slice or fence, given back in its completion. Unique among those in flight.

@@ -50,14 +50,14 @@
 //! }
 //! let mut export = [0; 64];
 //! let export_bytes = there.export(remote.region(), &mut export)?;
-//! let segment = SegmentId::new(0, 1);
+//! let segment = RemoteRegionId::new(0, 1);
 //! here.attach(segment, &export[..export_bytes])?;
 //!
 //! // One request, cut into slices of 64 KiB as the transport takes them.
 //! let mut table = BatchTable::new(8, 16);
-//! let request = TransferRequest { op: Op::Write, local: (local.region(), 0), remote: (segment, 0), len: 200_000 };
+//! let request = TransferRequest { op: Op::Write, local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 200_000 };
 //! let batch = table.create([request].into_iter(), Slicer::default())?;
-//! let mut slices = [Slice { token: Token(0), local: (local.region(), 0), remote: (segment, 0), len: 0, op: Op::Read }; 8];
+//! let mut slices = [Slice { token: Token(0), local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 0, op: Op::Read }; 8];
 //! let mut ends = [Completion::applied(Token(0)); 8];
 //! while !table.progress(batch)?.status.is_terminal() {
 //!     let cut = table.next(batch, &mut slices)?;
@@ -112,7 +112,7 @@ pub use batch::{BatchHandle, BatchTable, CancelReason, Progress, Status};
 pub use crc32c::{crc32c_joined, crc32c_power};
 pub use decorator::{Delay, Fault, FaultConfig, FaultCounters, Throttle, Trace, TraceEntry, TraceEvent};
 pub use error::{Error, ErrorKind};
-pub use id::{RegionId, SegmentId, Token};
+pub use id::{RegionId, RemoteRegionId, Token};
 pub use mailbox::Mailbox;
 pub use memory::{
     Access, GpuVendor, Location, LocationError, MemSpan, MemoryKinds, VolatileSpan, copy_bytes,
@@ -120,7 +120,7 @@ pub use memory::{
 pub use multi::MultiTransport;
 pub use registered::{Buffer, Registered};
 pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Route};
-pub use slice::{Completion, Crc32c, Op, Outcome, Slice};
+pub use slice::{Completion, Crc32c, Op, Outcome, RegionOffset, RemoteOffset, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
 pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};

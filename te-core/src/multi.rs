@@ -22,7 +22,8 @@ use alloc::vec::Vec;
 use crate::route::to_tenths;
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Outcome, RAILS_MAX, RegionId, Route, SegmentId, Slice, Token, Transport,
+    MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route, Slice,
+    Token, Transport,
 };
 use slot::{Slot, slot_of};
 
@@ -99,7 +100,7 @@ impl Region {
 struct Fence {
     token: Token,
     generation: u32,
-    segment: SegmentId,
+    segment: RemoteRegionId,
     pending: u32,
     error: Option<Error>,
 }
@@ -119,13 +120,13 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         }
         // What one rail can do can be done; all of them keep a promise, or it is none.
         let offered = || own.iter().map(|rail| rail.capabilities().features);
-        let promised = offered().fold(Features::INLINE, Features::intersection);
+        let promised = offered().fold(Features::CALLER_DRIVEN, Features::intersection);
         let offered = offered().fold(Features::empty(), Features::union);
-        let features = (offered - Features::INLINE) | promised;
+        let features = (offered - Features::CALLER_DRIVEN) | promised;
         let empty = Slice {
             token: Token(0),
-            local: (RegionId::new(0, 0), 0),
-            remote: (SegmentId::new(0, 0), 0),
+            local: RegionOffset::new(RegionId::new(0, 0), 0),
+            remote: RemoteOffset::new(RemoteRegionId::new(0, 0), 0),
             len: 0,
             op: crate::Op::Read,
         };
@@ -189,11 +190,11 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     /// Which rails reach the segment, as a mask.
     #[must_use]
-    pub fn reachable(&self, segment: SegmentId) -> u32 {
+    pub fn reachable(&self, segment: RemoteRegionId) -> u32 {
         self.segment(segment).map_or(0, |segment| segment.reachable)
     }
 
-    fn segment(&self, id: SegmentId) -> Result<&Segment, Error> {
+    fn segment(&self, id: RemoteRegionId) -> Result<&Segment, Error> {
         match self.segments.get(id.index as usize) {
             Some(segment) if segment.live && segment.generation == id.generation => Ok(segment),
             Some(segment) if segment.live => Err(Error::new(ErrorKind::Stale)),
@@ -211,7 +212,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     /// Rails that reach the slice's segment and know its region.
     fn usable(&self, slice: &Slice) -> Result<u32, Error> {
-        let mask = self.segment(slice.remote.0)?.reachable & self.region(slice.local.0)?.rails;
+        let mask = self.segment(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
@@ -237,7 +238,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         let mut bytes_ahead = self.route.bytes_in_flight(rail);
         let mut filled = 0;
         for (slice, staged) in batch.iter().take(burst).zip(self.run.iter_mut()) {
-            if slice.local.0 != first.local.0 || slice.remote.0 != first.remote.0 {
+            if slice.local.region != first.local.region || slice.remote.region != first.remote.region {
                 break;
             }
             // None: every slot is taken.
@@ -304,7 +305,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             slot.free(self.free);
             self.free = index as u32;
             child.token = slot.slice.token;
-            let left = slot.slice.remote.0.index;
+            let left = slot.slice.remote.region.index;
             if left != segment {
                 self.leave_segment(segment, of_segment);
                 (segment, of_segment) = (left, 0);
@@ -396,7 +397,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     }
 
     fn end(&mut self, index: usize, completion: Completion) -> Completion {
-        self.leave_segment(self.slots[index].slice.remote.0.index, 1);
+        self.leave_segment(self.slots[index].slice.remote.region.index, 1);
         self.put_slot(index);
         completion
     }
@@ -440,7 +441,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
         self.region(id)?;
-        let waiting = |slot: &Slot| slot.is_queued() && slot.slice.local.0 == id;
+        let waiting = |slot: &Slot| slot.is_queued() && slot.slice.local.region == id;
         if self.retry.0 != NONE && self.slots.iter().any(waiting) {
             return Err(Error::new(ErrorKind::Busy));
         }
@@ -507,7 +508,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         }
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let index = id.index as usize;
         if self.segments.get(index).is_some_and(|segment| segment.live) {
             return Err(Error::new(ErrorKind::Busy));
@@ -549,7 +550,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         Ok(())
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         if self.segment(id)?.in_use > 0 {
             return Err(Error::new(ErrorKind::Busy));
         }
@@ -601,7 +602,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
                 self.put_slot(slot_of(self.run[at].token));
             }
             if count > 0 {
-                self.segments[batch[done].remote.0.index as usize].in_use += count as u32;
+                self.segments[batch[done].remote.region.index as usize].in_use += count as u32;
             }
             done += count;
             match accepted {
@@ -685,7 +686,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.cancel_slot(index)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         let reachable = self.segment(segment)?.reachable;
         if self.fences.is_full() {
             return Err(Error::new(ErrorKind::Full));

@@ -5,7 +5,7 @@ mod rail;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::{Completion, Instant, RegionId, SegmentId, Slice};
+use crate::{Completion, Instant, RegionId, RemoteRegionId, Slice};
 use rail::{Figures, Rail};
 
 /// Rails a [`MultiTransport`](crate::MultiTransport) can hold: the bits of its masks.
@@ -51,7 +51,7 @@ pub trait Route {
     }
     /// A segment is attached. Its owner says what the rails at its end cost: `penalties[rail]`, in percent, by our rails;
     /// `None`: they are all alike.
-    fn attached(&mut self, _segment: SegmentId, _penalties: Option<&[u32]>) {}
+    fn attached(&mut self, _segment: RemoteRegionId, _penalties: Option<&[u32]>) {}
 }
 
 /// How [`HealthRoute`] judges rails.
@@ -186,7 +186,7 @@ impl HealthRoute {
     }
 
     /// How far each rail's NIC at the peer is from a segment; otherwise as for regions.
-    pub fn set_segment_penalties(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+    pub fn set_segment_penalties(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
         set_row(&mut self.segments, segment.index, penalties);
     }
 
@@ -321,8 +321,8 @@ impl Route for HealthRoute {
         {
             return Some(rail);
         }
-        let local = self.regions.get(slice.local.0.index as usize);
-        let remote = self.segments.get(slice.remote.0.index as usize);
+        let local = self.regions.get(slice.local.region.index as usize);
+        let remote = self.segments.get(slice.remote.region.index as usize);
         match (local, remote) {
             (None, None) => self.cheapest(slice.len, open, |_, cost| cost),
             (local, remote) => {
@@ -406,7 +406,7 @@ impl Route for HealthRoute {
         u32::from(row[rail % RAILS_MAX]) * 10
     }
 
-    fn attached(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+    fn attached(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
         self.set_segment_penalties(segment, penalties);
     }
 }

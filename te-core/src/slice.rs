@@ -2,16 +2,50 @@
 
 use core::fmt;
 
-use crate::{Error, RegionId, SegmentId, Token};
+use crate::{Error, RegionId, RemoteRegionId, Token};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
-    /// From the remote segment into the local region.
+    /// From the remote region into the local region.
     Read,
-    /// From the local region into the remote segment.
+    /// From the local region into the remote region.
     Write,
+}
+
+/// A position in a local region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionOffset {
+    /// The local region.
+    pub region: RegionId,
+    /// Bytes from the region's beginning.
+    pub offset: u64,
+}
+
+impl RegionOffset {
+    /// The position `offset` bytes into `region`.
+    #[must_use]
+    pub const fn new(region: RegionId, offset: u64) -> Self {
+        Self { region, offset }
+    }
+}
+
+/// A position in a peer's region that is attached here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteOffset {
+    /// The attached region.
+    pub region: RemoteRegionId,
+    /// Bytes from the region's beginning.
+    pub offset: u64,
+}
+
+impl RemoteOffset {
+    /// The position `offset` bytes into `region`.
+    #[must_use]
+    pub const fn new(region: RemoteRegionId, offset: u64) -> Self {
+        Self { region, offset }
+    }
 }
 
 /// One contiguous piece of a transfer, local range to remote range. 48 bytes.
@@ -20,12 +54,12 @@ pub struct Slice {
     /// Names the slice in its completion.
     pub token: Token,
     /// Local region and byte offset into it.
-    pub local: (RegionId, u64),
+    pub local: RegionOffset,
     /// Attached segment and byte offset into it.
-    pub remote: (SegmentId, u64),
+    pub remote: RemoteOffset,
     /// Bytes; never 0.
     pub len: u32,
-    /// Which way.
+    /// Read or write.
     pub op: Op,
 }
 

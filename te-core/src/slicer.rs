@@ -1,6 +1,6 @@
 //! Cuts a request into slices, lazily: where the next cut falls is arithmetic, not a list.
 
-use crate::{Op, RegionId, SegmentId};
+use crate::{Op, RegionOffset, RemoteOffset};
 
 /// What a caller asks for: one contiguous local range to or from one contiguous remote range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,9 +8,9 @@ pub struct TransferRequest {
     /// Which way.
     pub op: Op,
     /// Local region and byte offset into it.
-    pub local: (RegionId, u64),
+    pub local: RegionOffset,
     /// Attached segment and byte offset into it.
-    pub remote: (SegmentId, u64),
+    pub remote: RemoteOffset,
     /// Bytes. 0 is allowed and completes at once.
     pub len: u64,
 }

@@ -33,12 +33,13 @@
 use alloc::boxed::Box;
 
 use crate::{
-    Access, Completion, Error, ErrorKind, Instant, MemSpan, MemoryKinds, RegionId, SegmentId, Slice, Token,
+    Access, Completion, Error, ErrorKind, Instant, MemSpan, MemoryKinds, RegionId, RemoteRegionId, Slice,
+    Token,
 };
 
 bitflags::bitflags! {
     /// What a transport can do, for whoever chooses one or calls it. The conformance suite skips, by name, what is not offered:
-    /// for that it reads `READ`, `WRITE`, `FENCE` and `INLINE`. An engine reads `INLINE`. `CHECKSUM` and `TWO_SIDED_PROGRESS` are
+    /// for that it reads `READ`, `WRITE`, `FENCE` and `CALLER_DRIVEN`. An engine reads `CALLER_DRIVEN`. `CHECKSUM` and `TWO_SIDED_PROGRESS` are
     /// for people and embedders: they say what a deployment can rely on, or has to arrange.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
@@ -55,7 +56,7 @@ bitflags::bitflags! {
         /// Local memory of the host is touched inside the owner's own calls alone, a cancelled slice of it ends in the next poll that
         /// has room for it, and registering it pins nothing: it can be registered for a single operation. Memory of a device is not
         /// meant: whatever copies it does so at its own time.
-        const INLINE = 1 << 5;
+        const CALLER_DRIVEN = 1 << 5;
     }
 }
 
@@ -175,13 +176,13 @@ pub trait Memory {
     /// # Errors
     /// `InvalidArgument` when the blob does not parse or is of another version, `Busy` when the index is taken,
     /// `Unreachable` when this transport cannot reach that peer at all, `Full`.
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error>;
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error>;
 
     /// Forgets an attached segment.
     ///
     /// # Errors
     /// `Busy` while slices or fences refer to it; `NotFound`, `Stale`.
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error>;
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error>;
 }
 
 /// Moves bytes between registered memory and attached segments. One rail, one `Transport`.
@@ -243,7 +244,7 @@ pub trait Transport: Memory {
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error>;
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error>;
 
     /// Whether an initiator with this identity has a connection to us, or maps our memory. Identities are random and belong to one
     /// life of one process's engine; 0 belongs to nobody. One that was [expelled](Self::expel) is not connected.
@@ -285,10 +286,10 @@ macro_rules! forward {
             fn export(&self, id: RegionId, out: &mut [u8]) -> Result<usize, Error> {
                 (**self).export(id, out)
             }
-            fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+            fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
                 (**self).attach(id, blob)
             }
-            fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+            fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
                 (**self).detach(id)
             }
         }
@@ -321,7 +322,7 @@ macro_rules! forward {
             fn cancel(&mut self, token: Token) -> Result<(), Error> {
                 (**self).cancel(token)
             }
-            fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+            fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
                 (**self).fence(token, segment)
             }
             fn is_connected(&self, peer: u64) -> bool {

@@ -6,15 +6,15 @@ use std::collections::VecDeque;
 use te_core::testkit::{CountingAlloc, allocations, is_counting};
 use te_core::{
     Access, BatchTable, Capabilities, Completion, Delay, Error, ErrorKind, Fault, FaultConfig, Features,
-    HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RegionId, SegmentId, Slice,
-    Slicer, Status, Throttle, Token, Trace, TransferRequest, Transport,
+    HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RegionId, RegionOffset,
+    RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Throttle, Token, Trace, TransferRequest, Transport,
 };
 
 #[global_allocator]
 static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const SLICE_BYTES: u32 = 4096;
 const SLICES: u64 = 1 << 20;
 const SLICES_A_BATCH: u64 = 1024;
@@ -45,11 +45,11 @@ impl Memory for Loop {
         Ok(1)
     }
 
-    fn attach(&mut self, _: SegmentId, _: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _: RemoteRegionId, _: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 
-    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -88,7 +88,7 @@ impl Transport for Loop {
         Err(ErrorKind::NotFound.into())
     }
 
-    fn fence(&mut self, token: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, _: RemoteRegionId) -> Result<(), Error> {
         self.ring.push_back(token);
         Ok(())
     }
@@ -107,11 +107,17 @@ fn drive(transport: &mut impl Transport, slices: u64) -> u64 {
     let mut table = BatchTable::new(4, 16);
     let request = TransferRequest {
         op: Op::Write,
-        local: (REGION, 0),
-        remote: (SEGMENT, 0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
         len: SLICES_A_BATCH / 8 * u64::from(SLICE_BYTES),
     };
-    let blank = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 0, op: Op::Read };
+    let blank = Slice {
+        token: Token(0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 0,
+        op: Op::Read,
+    };
     let mut cut = [blank; 128];
     let mut ends = [Completion::applied(Token(0)); 128];
     let (mut done, mut warm, mut now) = (0u64, 0, 0u64);

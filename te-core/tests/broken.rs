@@ -11,7 +11,7 @@ use te_core::sim::{SimConfig, SimTransport};
 use te_core::testkit::{CountingAlloc, Law, SimHarness, conformance, conformance_of_law};
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Location, MemSpan, Memory,
-    MemoryKinds, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, Op, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 
 #[global_allocator]
@@ -206,8 +206,8 @@ impl Broken {
     }
 
     fn span_of(&self, slice: &Slice) -> Option<MemSpan> {
-        let (_, span) = self.regions.iter().find(|(id, _)| *id == slice.local.0)?;
-        span.part(slice.local.1, u64::from(slice.len)).ok()
+        let (_, span) = self.regions.iter().find(|(id, _)| *id == slice.local.region)?;
+        span.part(slice.local.offset, u64::from(slice.len)).ok()
     }
 
     /// Every so often.
@@ -305,7 +305,7 @@ impl Memory for Broken {
         self.inner.export(id, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         match self.inner.attach(id, blob) {
             Err(error)
                 if self.flaw == Flaw::TakesHalfAnExport && error.kind == ErrorKind::InvalidArgument =>
@@ -316,7 +316,7 @@ impl Memory for Broken {
         }
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         self.inner.detach(id)
     }
 }
@@ -332,7 +332,7 @@ impl Transport for Broken {
             capabilities.inflight_max /= 2;
         }
         if self.flaw == Flaw::SaysInlineAndIsNot {
-            capabilities.features |= Features::INLINE;
+            capabilities.features |= Features::CALLER_DRIVEN;
         }
         capabilities
     }
@@ -348,7 +348,10 @@ impl Transport for Broken {
         let other = |slice: &Slice| match self.flaw {
             Flaw::ForgetsTheLastBytes => Slice { len: slice.len.div_ceil(2), ..*slice },
             Flaw::MovesPartsOfGranules => Slice {
-                remote: (slice.remote.0, slice.remote.1 / u64::from(granule) * u64::from(granule)),
+                remote: RemoteOffset::new(
+                    slice.remote.region,
+                    slice.remote.offset / u64::from(granule) * u64::from(granule),
+                ),
                 len: slice.len.next_multiple_of(granule),
                 ..*slice
             },
@@ -458,9 +461,9 @@ impl Transport for Broken {
         }
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         match self.flaw {
-            Flaw::FenceEndsAtOnce if segment == SegmentId::new(0, 1) => {
+            Flaw::FenceEndsAtOnce if segment == RemoteRegionId::new(0, 1) => {
                 self.extra.push_back(Completion::applied(token))
             }
             Flaw::FenceOnNothing if self.inner.fence(token, segment).is_err() => {

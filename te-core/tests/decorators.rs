@@ -5,11 +5,12 @@ use core::time::Duration;
 use te_core::sim::{SimConfig, SimNet, SimTransport};
 use te_core::{
     Access, Completion, Delay, ErrorKind, Fault, FaultConfig, Instant, MemSpan, Memory, Op, Outcome,
-    RegionId, SegmentId, Slice, Throttle, Token, Trace, TraceEvent, Transport,
+    RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Throttle, Token, Trace, TraceEvent,
+    Transport,
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 struct Rig<T> {
     net: SimNet,
@@ -36,7 +37,13 @@ fn rig<T: Transport>(decorate: impl FnOnce(SimTransport) -> T) -> Rig<T> {
 }
 
 fn slice(token: u64, op: Op, len: u32) -> Slice {
-    Slice { token: Token(token), local: (REGION, 0), remote: (SEGMENT, 0), len, op }
+    Slice {
+        token: Token(token),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len,
+        op,
+    }
 }
 
 impl<T: Transport> Rig<T> {

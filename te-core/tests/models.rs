@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use te_core::{
     BatchHandle, BatchTable, CancelReason, Completion, ErrorKind, HealthConfig, HealthRoute, Instant, Op,
-    RegionId, Route, SegmentId, Slice, Slicer, Status, Token, TransferRequest,
+    RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route, Slice, Slicer, Status, Token,
+    TransferRequest,
 };
 
 fn config(cases: u32) -> ProptestConfig {
@@ -16,8 +17,8 @@ fn config(cases: u32) -> ProptestConfig {
 fn request(len: u64, local: u64, remote: u64) -> TransferRequest {
     TransferRequest {
         op: Op::Write,
-        local: (RegionId::new(3, 1), local),
-        remote: (SegmentId::new(5, 1), remote),
+        local: RegionOffset::new(RegionId::new(3, 1), local),
+        remote: RemoteOffset::new(RemoteRegionId::new(5, 1), remote),
         len,
     }
 }
@@ -161,7 +162,7 @@ proptest! {
                     let mut pieces = Vec::new();
                     for slice in &out[..count] {
                         let (at, from, len) = expected.next().expect("no more slices than bytes");
-                        prop_assert_eq!((slice.local.1, slice.remote.1), (1000 + from, 2000 + from));
+                        prop_assert_eq!((slice.local.offset, slice.remote.offset), (1000 + from, 2000 + from));
                         prop_assert_eq!(u64::from(slice.len), len);
                         pieces.push((at, len));
                     }

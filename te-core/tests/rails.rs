@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use te_core::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
 use te_core::{
     Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, Outcome,
-    RegionId, SegmentId, Slice, Token, Transport,
+    RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 1 << 20;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -53,7 +53,13 @@ impl Rails {
     fn run(&mut self, op: Op, count: u64, mut meddle: impl FnMut(&[SimNet], usize)) -> Vec<Completion> {
         let slice = |i: u64| {
             let at = i * 16384 % BYTES as u64;
-            Slice { token: Token(i), local: (REGION, at), remote: (SEGMENT, at), len: 16384, op }
+            Slice {
+                token: Token(i),
+                local: RegionOffset::new(REGION, at),
+                remote: RemoteOffset::new(SEGMENT, at),
+                len: 16384,
+                op,
+            }
         };
         let mut ends = BTreeMap::new();
         let mut out = [Completion::applied(Token(0)); 32];
@@ -162,7 +168,13 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     let mut out = [Completion::applied(Token(0)); 4];
     let mut now = Instant::ZERO;
     for i in 0..100 {
-        let slice = Slice { token: Token(i), local: (REGION, 0), remote: (SEGMENT, 0), len: 8, op: Op::Read };
+        let slice = Slice {
+            token: Token(i),
+            local: RegionOffset::new(REGION, 0),
+            remote: RemoteOffset::new(SEGMENT, 0),
+            len: 8,
+            op: Op::Read,
+        };
         assert_eq!(here.submit(&[slice]), Ok(1), "the other rail takes it");
         now = now + Duration::from_micros(50);
         nets.iter().for_each(|net| net.advance_to(now));
@@ -191,7 +203,13 @@ fn several_rails_share_the_one_that_the_peer_has() {
 /// A thousand slices one after another over two rails, each of which takes 20 µs.
 fn a_thousand(route: &mut HealthRoute, now: &mut Instant) {
     use te_core::Route;
-    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    let slice = Slice {
+        token: Token(0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 4096,
+        op: Op::Read,
+    };
     for _ in 0..1000 {
         route.tick(*now);
         let rail = route.route(&slice, 0b11).expect("a rail");
@@ -210,7 +228,13 @@ fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
     let mut now = Instant::ZERO;
     a_thousand(&mut route, &mut now);
     // One slice of half a second, by bad luck.
-    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    let slice = Slice {
+        token: Token(0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 4096,
+        op: Op::Read,
+    };
     for _ in 0..8 {
         route.accepted(0, &slice);
         now = now + Duration::from_millis(500);
@@ -233,7 +257,13 @@ fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() 
     let mut now = Instant::ZERO;
     a_thousand(&mut route, &mut now);
     let before = route.health(0).expect("a rail").bandwidth;
-    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    let slice = Slice {
+        token: Token(0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 4096,
+        op: Op::Read,
+    };
     let fault = Completion::not_applied(Token(0), Error::new(ErrorKind::Rail));
     for _ in 0..3 {
         route.accepted(0, &slice);
@@ -254,7 +284,13 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
     use te_core::Route;
     let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
     let mut now = Instant::ZERO;
-    let slice = Slice { token: Token(0), local: (REGION, 0), remote: (SEGMENT, 0), len: 4096, op: Op::Read };
+    let slice = Slice {
+        token: Token(0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 4096,
+        op: Op::Read,
+    };
     // Both were slow when they were first used, and then only one was.
     for (rail, micros) in [(0, 20_000), (1, 20_000), (1, 20)] {
         for _ in 0..100 {
@@ -275,8 +311,13 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
 fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_busy() {
     use te_core::Route as _;
     let mut route = HealthRoute::new(&[100, 100], HealthConfig::default());
-    let slice =
-        |i| Slice { token: Token(i), local: (REGION, 0), remote: (SEGMENT, 0), len: 16384, op: Op::Read };
+    let slice = |i| Slice {
+        token: Token(i),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 16384,
+        op: Op::Read,
+    };
     let ends = |route: &mut HealthRoute, rail, nanos| {
         route.accepted(rail, &slice(0));
         route.completed(rail, &slice(0), &Completion::applied(Token(0)), nanos, 16384);
@@ -319,11 +360,11 @@ impl Memory for Device {
         self.rail.export(id, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), te_core::Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), te_core::Error> {
         self.rail.attach(id, blob)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), te_core::Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), te_core::Error> {
         self.rail.detach(id)
     }
 }
@@ -353,7 +394,7 @@ impl Transport for Device {
         self.rail.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), te_core::Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), te_core::Error> {
         self.rail.fence(token, segment)
     }
 }
@@ -400,13 +441,13 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
     assert_eq!((joined, here.rejoin(drop)), (vec![REGION], 1));
     assert!(!here.is_missing_rails() && !there.is_missing_rails());
     // Under its new export it is reached over the rail that was gone, and bytes go there.
-    let again = SegmentId::new(1, 1);
+    let again = RemoteRegionId::new(1, 1);
     assert_eq!(attached(&mut here, &there, again), 0b11);
     here.rails_mut()[0].gone.set(true);
     let slice = |token| Slice {
         token: Token(token),
-        local: (REGION, 0),
-        remote: (again, 0),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(again, 0),
         len: 4096,
         op: Op::Write,
     };

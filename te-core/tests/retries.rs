@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, HealthConfig, HealthRoute, Instant,
-    MemSpan, Memory, MultiTransport, Op, RegionId, SegmentId, Slice, Token, Transport,
+    MemSpan, Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
+    Transport,
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 /// How a rail treats what it is given.
 #[derive(Clone, Copy)]
@@ -37,10 +38,10 @@ impl Memory for Stub {
     fn export(&self, _: RegionId, _: &mut [u8]) -> Result<usize, Error> {
         Ok(0)
     }
-    fn attach(&mut self, _: SegmentId, _: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _: RemoteRegionId, _: &[u8]) -> Result<(), Error> {
         Ok(())
     }
-    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -77,7 +78,7 @@ impl Transport for Stub {
     fn cancel(&mut self, _: Token) -> Result<(), Error> {
         Err(Error::new(ErrorKind::NotFound))
     }
-    fn fence(&mut self, _: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, _: Token, _: RemoteRegionId) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -97,7 +98,13 @@ fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
     let mut blob = [0; 64];
     let len = multi.export(REGION, &mut blob).expect("exported");
     multi.attach(SEGMENT, &blob[..len]).expect("attached");
-    let slice = Slice { token: Token(7), local: (REGION, 0), remote: (SEGMENT, 0), len: 1, op: Op::Read };
+    let slice = Slice {
+        token: Token(7),
+        local: RegionOffset::new(REGION, 0),
+        remote: RemoteOffset::new(SEGMENT, 0),
+        len: 1,
+        op: Op::Read,
+    };
     assert_eq!(multi.submit(&[slice]), Ok(1));
     multi
 }

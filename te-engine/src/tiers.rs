@@ -5,7 +5,8 @@
 //! predicted finish time.
 
 use te_core::{
-    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, Route, SegmentId, Slice,
+    Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, RemoteRegionId, Route,
+    Slice,
 };
 
 /// Rails in tiers over a [`HealthRoute`].
@@ -91,7 +92,7 @@ impl Route for Tiers {
         self.health.region_penalty(region, rail)
     }
 
-    fn attached(&mut self, segment: SegmentId, penalties: Option<&[u32]>) {
+    fn attached(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
         self.health.attached(segment, penalties);
     }
 }
@@ -100,13 +101,15 @@ impl Route for Tiers {
 mod tests {
     use te_core::{Error, ErrorKind, Op, Token};
 
+    use te_core::{RegionOffset, RemoteOffset};
+
     use super::*;
 
     fn slice() -> Slice {
         Slice {
             token: Token(1),
-            local: (RegionId::new(0, 0), 0),
-            remote: (SegmentId::new(0, 0), 0),
+            local: RegionOffset::new(RegionId::new(0, 0), 0),
+            remote: RemoteOffset::new(RemoteRegionId::new(0, 0), 0),
             len: 4096,
             op: Op::Read,
         }
@@ -136,9 +139,9 @@ mod tests {
         let told =
             |route: &Tiers, region| [0, 1].map(|rail| route.region_penalty(RegionId::new(region, 0), rail));
         assert_eq!((told(&route, 0), told(&route, 1)), ([100, 100], [300, 150]));
-        route.attached(SegmentId::new(0, 0), Some(&[300, 100]));
+        route.attached(RemoteRegionId::new(0, 0), Some(&[300, 100]));
         assert_eq!(route.route(&slice(), 0b11), Some(1));
-        route.attached(SegmentId::new(0, 1), None);
+        route.attached(RemoteRegionId::new(0, 1), None);
         assert_eq!(route.route(&slice(), 0b11), Some(0), "another segment under the same index");
     }
 

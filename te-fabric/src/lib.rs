@@ -44,7 +44,7 @@
 //! Accepting a slice: the region and the segment are checked, the operation takes a slot and waits in its peer's queue.
 //!
 //! ```
-//! use te_core::{Access, Completion, Op, RegionId, SegmentId, Slice, Token};
+//! use te_core::{Access, Completion, Op, RegionId, RemoteRegionId, RegionOffset, RemoteOffset, Slice, Token};
 //! use te_fabric::operation::{Operation, Operations, Queue, accept_prefix};
 //! use te_fabric::region::{Region, Regions, Segment, Segments};
 //! # use te_fabric::export::{Export, ExportFormat};
@@ -55,18 +55,18 @@
 //! # };
 //! let (mut regions, mut segments) = (Regions::new(8), Segments::new(8));
 //! let (mut operations, mut pending) = (Operations::new(16, 4), Queue::new());
-//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
 //! regions.insert(region.index, Region::new(region, 4096, Access::LOCAL, 0, ()))?;
 //! segments.insert(segment.index, Segment::new(segment, 0, &export, ()))?;
 //!
-//! let slice = |len| Slice { token: Token(1), local: (region, 0), remote: (segment, 0), len, op: Op::Write };
+//! let slice = |len| Slice { token: Token(1), local: RegionOffset::new(region, 0), remote: RemoteOffset::new(segment, 0), len, op: Op::Write };
 //! let accepted = accept_prefix(&[slice(4096), slice(4097)], operations.room(), |slice| {
 //!     regions.check_local(slice)?;
 //!     let peer = segments.check_remote(slice)?.peer;
 //!     let slot = operations.insert(Operation::new(slice, peer, ())).ok_or(te_core::ErrorKind::Full)?;
 //!     operations.push_back(&mut pending, slot);
-//!     regions.pin(slice.local.0.index);
-//!     segments.pin(slice.remote.0.index);
+//!     regions.pin(slice.local.region.index);
+//!     segments.pin(slice.remote.region.index);
 //!     Ok(())
 //! })?;
 //! assert_eq!(accepted, 1);

@@ -43,10 +43,10 @@ impl<X> Operation<X> {
             token: slice.token,
             op: slice.op,
             len: slice.len,
-            region: slice.local.0.index,
-            segment: slice.remote.0.index,
+            region: slice.local.region.index,
+            segment: slice.remote.region.index,
             peer,
-            remote_offset: slice.remote.1,
+            remote_offset: slice.remote.offset,
             issued: 0,
             open: 0,
             error: None,
@@ -310,10 +310,11 @@ pub fn accept_prefix(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use te_core::{ErrorKind, RegionId, SegmentId};
+    use te_core::{ErrorKind, RegionId, RegionOffset, RemoteOffset, RemoteRegionId};
 
     fn slice(token: u64) -> Slice {
-        let (local, remote) = ((RegionId::new(0, 1), 0), (SegmentId::new(0, 1), 0));
+        let (local, remote) =
+            (RegionOffset::new(RegionId::new(0, 1), 0), RemoteOffset::new(RemoteRegionId::new(0, 1), 0));
         Slice { token: Token(token), local, remote, len: 1, op: Op::Write }
     }
 

@@ -1,6 +1,6 @@
 //! Registered regions and attached segments: what an id refers to, what may be done with it, and who still uses it.
 
-use te_core::{Access, Error, ErrorKind, Op, RegionId, SegmentId, Slice};
+use te_core::{Access, Error, ErrorKind, Op, RegionId, RemoteRegionId, Slice};
 
 use crate::Export;
 use crate::table::Table;
@@ -63,7 +63,7 @@ impl<X> Table<Region<X>> {
     /// `NotFound`, `Stale`, `AccessDenied`, `OutOfRange`.
     #[inline]
     pub fn check_local(&self, slice: &Slice) -> Result<&Region<X>, Error> {
-        let region = self.find(slice.local.0)?;
+        let region = self.find(slice.local.region)?;
         let needed = match slice.op {
             Op::Read => Access::LOCAL_WRITE,
             Op::Write => Access::LOCAL_READ,
@@ -71,7 +71,7 @@ impl<X> Table<Region<X>> {
         if region.closing || !region.access.contains(needed) {
             return Err(ErrorKind::AccessDenied.into());
         }
-        check_range(slice.local.1, slice.len, region.len)?;
+        check_range(slice.local.offset, slice.len, region.len)?;
         Ok(region)
     }
 
@@ -137,7 +137,7 @@ pub struct Segment<X> {
 impl<X> Segment<X> {
     /// A segment that nothing uses yet.
     #[must_use]
-    pub const fn new(id: SegmentId, peer: u32, export: &Export, ext: X) -> Self {
+    pub const fn new(id: RemoteRegionId, peer: u32, export: &Export, ext: X) -> Self {
         Self {
             generation: id.generation,
             peer,
@@ -177,7 +177,7 @@ impl<X> Table<Segment<X>> {
     /// # Errors
     /// `NotFound`, `Stale`.
     #[inline]
-    pub fn find(&self, id: SegmentId) -> Result<&Segment<X>, Error> {
+    pub fn find(&self, id: RemoteRegionId) -> Result<&Segment<X>, Error> {
         match self.get(id.index) {
             None => Err(ErrorKind::NotFound.into()),
             Some(segment) if segment.generation != id.generation => Err(ErrorKind::Stale.into()),
@@ -191,8 +191,8 @@ impl<X> Table<Segment<X>> {
     /// `NotFound`, `Stale`, `AccessDenied`, `OutOfRange`.
     #[inline]
     pub fn check_remote(&self, slice: &Slice) -> Result<&Segment<X>, Error> {
-        let segment = self.find(slice.remote.0)?;
-        segment.check(slice.op, slice.remote.1, slice.len)?;
+        let segment = self.find(slice.remote.region)?;
+        segment.check(slice.op, slice.remote.offset, slice.len)?;
         Ok(segment)
     }
 
@@ -200,7 +200,7 @@ impl<X> Table<Segment<X>> {
     ///
     /// # Errors
     /// `NotFound`, `Stale`. `Busy`: slices or fences refer to it.
-    pub fn detach(&mut self, id: SegmentId) -> Result<Segment<X>, Error> {
+    pub fn detach(&mut self, id: RemoteRegionId) -> Result<Segment<X>, Error> {
         if self.find(id)?.users > 0 {
             return Err(ErrorKind::Busy.into());
         }
@@ -235,12 +235,14 @@ fn check_range(offset: u64, len: u32, bound: u64) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use te_core::{RegionOffset, RemoteOffset};
+
     use super::*;
     use crate::testing;
     use te_core::Token;
 
     const ID: RegionId = RegionId::new(0, 3);
-    const SEGMENT: SegmentId = SegmentId::new(0, 5);
+    const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 5);
 
     fn regions(access: Access) -> Regions<()> {
         let mut regions = Regions::new(4);
@@ -256,7 +258,13 @@ mod tests {
     }
 
     fn slice(op: Op, local: u64, remote: u64, len: u32) -> Slice {
-        Slice { token: Token(1), local: (ID, local), remote: (SEGMENT, remote), len, op }
+        Slice {
+            token: Token(1),
+            local: RegionOffset::new(ID, local),
+            remote: RemoteOffset::new(SEGMENT, remote),
+            len,
+            op,
+        }
     }
 
     fn kind<T>(result: Result<T, Error>) -> Option<ErrorKind> {
@@ -282,7 +290,7 @@ mod tests {
         assert_eq!(kind(all.check_remote(&slice(Op::Read, 0, 0, 10))), Some(ErrorKind::AccessDenied));
         // Where both are wrong, rights are named: they do not change with the range.
         assert_eq!(kind(all.check_remote(&slice(Op::Read, 0, 91, 10))), Some(ErrorKind::AccessDenied));
-        assert_eq!(kind(all.find(SegmentId::new(0, 4))), Some(ErrorKind::Stale));
+        assert_eq!(kind(all.find(RemoteRegionId::new(0, 4))), Some(ErrorKind::Stale));
     }
 
     #[test]
@@ -309,7 +317,7 @@ mod tests {
         all.pin(SEGMENT.index);
         assert_eq!(kind(all.detach(SEGMENT)), Some(ErrorKind::Busy));
         all.unpin(SEGMENT.index);
-        assert_eq!(kind(all.detach(SegmentId::new(0, 6))), Some(ErrorKind::Stale));
+        assert_eq!(kind(all.detach(RemoteRegionId::new(0, 6))), Some(ErrorKind::Stale));
         assert_eq!(all.detach(SEGMENT).map(|of| of.peer), Ok(9));
         assert_eq!(kind(all.detach(SEGMENT)), Some(ErrorKind::NotFound));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Op, RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{Region, Regions, Segment, Segments};
 
@@ -58,7 +58,7 @@ struct Held<E> {
 
 enum Job {
     Copy { slice: Slice, canceled: bool },
-    Fence { token: Token, segment: SegmentId },
+    Fence { token: Token, segment: RemoteRegionId },
 }
 
 impl<R: Reach> Copier<R> {
@@ -88,8 +88,8 @@ impl<R: Reach> Copier<R> {
 
     /// A slice has ended: its region and segment are counted out.
     fn unpin(&mut self, slice: &Slice) {
-        self.regions.unpin(slice.local.0.index);
-        self.segments.unpin(slice.remote.0.index);
+        self.regions.unpin(slice.local.region.index);
+        self.segments.unpin(slice.remote.region.index);
     }
 
     /// Ends what was cancelled, however much is queued before it. Gives how many.
@@ -114,10 +114,11 @@ impl<R: Reach> Copier<R> {
 
     fn copy(&self, slice: &Slice) -> Copied {
         // Both are counted in, so neither can have gone.
-        let (region, segment) = match (self.regions.find(slice.local.0), self.segments.find(slice.remote.0)) {
-            (Ok(region), Ok(segment)) => (region, segment),
-            (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
-        };
+        let (region, segment) =
+            match (self.regions.find(slice.local.region), self.segments.find(slice.remote.region)) {
+                (Ok(region), Ok(segment)) => (region, segment),
+                (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
+            };
         match region.ext.held.enter() {
             Some(local) => self.reach.copy(&segment.ext, &local, slice, self.summed),
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
@@ -130,8 +131,8 @@ impl<R: Reach> Copier<R> {
 pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, summed: bool) -> Copied {
     let len = u64::from(slice.len);
     let (from, to) = match slice.op {
-        Op::Read => ((remote, slice.remote.1), (local, slice.local.1)),
-        Op::Write => ((local, slice.local.1), (remote, slice.remote.1)),
+        Op::Read => ((remote, slice.remote.offset), (local, slice.local.offset)),
+        Op::Write => ((local, slice.local.offset), (remote, slice.remote.offset)),
     };
     let cold = slice.op == Op::Write;
     let copied = if summed && (!cold || len >= COLD_BYTES_MIN) {
@@ -194,7 +195,7 @@ impl<R: Reach> Memory for Copier<R> {
         Ok(len)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         self.segments.vacant(id.index)?;
         let (link, len, access) = self.reach.attach(blob)?;
         let generation = id.generation;
@@ -205,7 +206,7 @@ impl<R: Reach> Memory for Copier<R> {
         self.segments.insert(id.index, segment)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let segment = self.segments.detach(id)?;
         self.reach.detach(segment.ext);
         Ok(())
@@ -219,7 +220,7 @@ impl<R: Reach> Transport for Copier<R> {
 
     fn capabilities(&self) -> Capabilities {
         let progress = if R::OWNER_POLLS { Features::TWO_SIDED_PROGRESS } else { Features::empty() };
-        Capabilities::new(Features::READ | Features::WRITE | Features::INLINE | progress)
+        Capabilities::new(Features::READ | Features::WRITE | Features::CALLER_DRIVEN | progress)
             .with_slice_bytes(SLICE_BYTES_PREFERRED, SLICE_BYTES_MAX)
             .with_inflight_max(INFLIGHT_MAX as u32)
             .with_export_bytes_max(R::EXPORT_BYTES)
@@ -233,8 +234,8 @@ impl<R: Reach> Transport for Copier<R> {
             if self.queue.len() == INFLIGHT_MAX {
                 return Ok(accepted);
             }
-            self.regions.pin(slice.local.0.index);
-            self.segments.pin(slice.remote.0.index);
+            self.regions.pin(slice.local.region.index);
+            self.segments.pin(slice.remote.region.index);
             self.queue.push_back(Job::Copy { slice: *slice, canceled: false });
         }
         Ok(batch.len())
@@ -306,7 +307,7 @@ impl<R: Reach> Transport for Copier<R> {
         Err(Error::new(ErrorKind::NotFound))
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         self.segments.find(segment)?;
         if self.queue.len() == INFLIGHT_MAX {
             return Err(Error::new(ErrorKind::Full));
@@ -362,6 +363,8 @@ fn take_back<R: Reach>(reach: &mut R, id: RegionId, region: &Region<Held<R::Expo
 
 #[cfg(test)]
 mod tests {
+    use te_core::{RegionOffset, RemoteOffset};
+
     use super::*;
     use crate::{LocalConfig, LocalTransport};
 
@@ -379,13 +382,13 @@ mod tests {
                 side.register(id, span, Access::all()).unwrap();
             }
         }
-        let (mut blob, segment) = ([0; 128], SegmentId::new(0, 0));
+        let (mut blob, segment) = ([0; 128], RemoteRegionId::new(0, 0));
         let len = owner.export(id, &mut blob).unwrap();
         peer.attach(segment, &blob[..len]).unwrap();
         let slice = |token| Slice {
             token: Token(token),
-            local: (id, 0),
-            remote: (segment, 0),
+            local: RegionOffset::new(id, 0),
+            remote: RemoteOffset::new(segment, 0),
             len: 2 << 20,
             op: Op::Read,
         };

@@ -45,7 +45,7 @@
 //! all the same.
 //!
 //! ```
-//! use te_core::{Access, Completion, Instant, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+//! use te_core::{Access, Completion, Instant, Memory, Op, RegionId, RemoteRegionId, RegionOffset, RemoteOffset, Slice, Token, Transport};
 //! use te_host::{AllocOptions, SharedMemory, ShmConfig, ShmTransport};
 //!
 //! let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
@@ -53,7 +53,7 @@
 //! here.view().write(0, b"kv cache")?;
 //! let open = || ShmTransport::new(ShmConfig::default());
 //! let (mut peer, mut owner) = (open()?, open()?);
-//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
 //! // SAFETY: both stay mapped until they are deregistered, and nobody makes references to them.
 //! unsafe {
 //!     peer.register(region, here.span(), Access::LOCAL)?;
@@ -63,7 +63,7 @@
 //! let len = owner.export(region, &mut export)?;
 //! peer.attach(segment, &export[..len])?;
 //!
-//! let (token, local, remote) = (Token(1), (region, 0), (segment, 100));
+//! let (token, local, remote) = (Token(1), RegionOffset::new(region, 0), RemoteOffset::new(segment, 100));
 //! peer.submit(&[Slice { token, local, remote, len: 8, op: Op::Write }])?;
 //! let mut ended = [Completion::applied(Token(0))];
 //! // The owner grants the region while it polls.

@@ -32,7 +32,9 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
-/// use te_core::{Access, Completion, Error, ErrorKind, Instant, Memory, Op, RegionId, SegmentId, Slice};
+/// use te_core::{
+///     Access, Completion, Error, ErrorKind, Instant, Memory, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
+/// };
 /// use te_core::{Token, Transport};
 /// use te_fabric::testkit::Block;
 /// use te_host::{Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out};
@@ -99,13 +101,13 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 /// }
 /// let mut export = [0; EXPORT_BYTES_MAX];
 /// let len = owner.export(region, &mut export)?;
-/// let segment = SegmentId::new(0, 1);
+/// let segment = RemoteRegionId::new(0, 1);
 /// peer.attach(segment, &export[..len])?;
 ///
 /// let write = |token| Slice {
 ///     token: Token(token),
-///     local: (region, 0),
-///     remote: (segment, 100),
+///     local: RegionOffset::new(region, 0),
+///     remote: RemoteOffset::new(segment, 100),
 ///     len: 8,
 ///     op: Op::Write,
 /// };

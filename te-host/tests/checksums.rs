@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use te_core::{
     Access, Completion, Delay, Fault, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
-    MultiTransport, Op, RegionId, SegmentId, Slice, Throttle, Token, Trace, Transport,
+    MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Throttle, Token, Trace,
+    Transport,
 };
 use te_fabric::testkit::Block;
 use te_host::{EXPORT_BYTES_MAX, LocalConfig, LocalTransport, crc32c_of};
@@ -24,7 +25,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
     let (here, there) = (Block::new(BYTES), Block::new(BYTES));
     let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     there.set(0, &bytes);
-    let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+    let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
     #[allow(unsafe_code, reason = "a test's own memory")]
     // SAFETY: both blocks outlive the transports' use of them, and are only looked at through copies.
     unsafe {
@@ -38,7 +39,13 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
     let mut now = Instant::ZERO;
     let mut sum_of = |wanted, op, len: usize| {
         peer.set_checksums(wanted);
-        let slice = Slice { token: Token(7), local: (region, 0), remote: (segment, 0), len: len as u32, op };
+        let slice = Slice {
+            token: Token(7),
+            local: RegionOffset::new(region, 0),
+            remote: RemoteOffset::new(segment, 0),
+            len: len as u32,
+            op,
+        };
         assert_eq!(peer.submit(&[slice]), Ok(1));
         let mut ended = [Completion::applied(Token(0))];
         while peer.poll(now, &mut ended) == 0 {

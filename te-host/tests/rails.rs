@@ -12,12 +12,12 @@ use te_core::sim::{LinkConfig, NodeId, SimConfig, SimNet, SimTransport};
 use te_core::topology::{GpuVendor, Location, Nic, Topology};
 use te_core::{
     Access, Completion, HealthConfig, HealthRoute, Instant, MemSpan, Memory, MultiTransport, Op, RailHealth,
-    RailState, RegionId, SegmentId, Slice, Token, Transport,
+    RailState, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_host::topology::read_sysfs;
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 1 << 20;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -93,7 +93,13 @@ impl Rails {
                 let at = token * u64::from(SLICE) % BYTES as u64;
                 // One way: a rail that has a single slice in flight would leave its other direction idle.
                 let op = Op::Read;
-                Slice { token: Token(token), local: (REGION, at), remote: (SEGMENT, at), len: len(token), op }
+                Slice {
+                    token: Token(token),
+                    local: RegionOffset::new(REGION, at),
+                    remote: RemoteOffset::new(SEGMENT, at),
+                    len: len(token),
+                    op,
+                }
             };
             let batch: Vec<Slice> = (self.next..self.next + room as u64).map(slice).collect();
             self.here.tick(self.now);
@@ -262,8 +268,9 @@ fn costs_follow_an_export_when_they_differ_and_wrong_ones_are_refused() {
     let costly = export(&rails.there);
     assert_eq!(costly[plain.len()..], [31, 10, 255]);
 
-    let mut attach =
-        |index, blob: &[u8]| rails.here.attach(SegmentId::new(index, 0), blob).map_err(|error| error.kind);
+    let mut attach = |index, blob: &[u8]| {
+        rails.here.attach(RemoteRegionId::new(index, 0), blob).map_err(|error| error.kind)
+    };
     assert_eq!(attach(10, &costly), Ok(()));
     assert_eq!(attach(11, &costly[..plain.len()]), Ok(()), "of somebody who tells no costs");
     let bad = Err(ErrorKind::InvalidArgument);
@@ -282,20 +289,20 @@ fn the_far_end_counts_as_much_as_the_near_one() {
     let mut route = HealthRoute::new(&[100; 4], HealthConfig::default());
     let slice = |region, segment| Slice {
         token: Token(0),
-        local: (RegionId::new(region, 0), 0),
-        remote: (SegmentId::new(segment, 0), 0),
+        local: RegionOffset::new(RegionId::new(region, 0), 0),
+        remote: RemoteOffset::new(RemoteRegionId::new(segment, 0), 0),
         len: 4096,
         op: Op::Read,
     };
     route.set_region_penalties(RegionId::new(3, 0), Some(&[100, 100, 300, 300]));
-    route.set_segment_penalties(SegmentId::new(5, 0), Some(&[300, 100, 100, 300]));
+    route.set_segment_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
     let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, segment), 0b1111);
     use te_core::Route as _;
     assert_eq!(best(&mut route, 3, 5), Some(1), "near on both sides");
     assert_eq!(best(&mut route, 3, 4), Some(0), "nothing is known of the far end");
     assert_eq!(best(&mut route, 9, 5), Some(1), "nothing is known of the near end");
     assert_eq!(route.route(&slice(3, 5), 0b1001), Some(0), "near on one side");
-    route.set_segment_penalties(SegmentId::new(5, 0), None);
+    route.set_segment_penalties(RemoteRegionId::new(5, 0), None);
     assert_eq!(best(&mut route, 3, 5), Some(0), "forgotten");
 }
 

@@ -94,7 +94,7 @@
 //!
 //! ```
 //! # #[cfg(feature = "sim")] {
-//! use te_core::{Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport};
+//! use te_core::{Access, Completion, Instant, MemSpan, Memory, Op, RegionId, RemoteRegionId, RegionOffset, RemoteOffset, Slice, Token, Transport};
 //! use te_rdma::sim::{DeviceConfig, SimConfig, SimFabric};
 //! use te_rdma::{Config, RdmaTransport};
 //!
@@ -102,7 +102,7 @@
 //! let (mut here, mut there) = (vec![7_u8; 4096], vec![0_u8; 4096]);
 //! let mut target = RdmaTransport::new(fabric.device(DeviceConfig::default()), Config::default())?;
 //! let mut initiator = RdmaTransport::new(fabric.device(DeviceConfig::default()), Config::default())?;
-//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
 //! // SAFETY: both vectors outlive the registration and are not looked at before it has ended.
 //! unsafe {
 //!     target.register(region, MemSpan::new(there.as_mut_ptr(), 4096), Access::REMOTE_WRITE)?;
@@ -112,7 +112,7 @@
 //! let len = target.export(region, &mut export)?;
 //! initiator.attach(segment, &export[..len])?;
 //!
-//! let slice = Slice { token: Token(1), local: (region, 0), remote: (segment, 100), len: 1000, op: Op::Write };
+//! let slice = Slice { token: Token(1), local: RegionOffset::new(region, 0), remote: RemoteOffset::new(segment, 100), len: 1000, op: Op::Write };
 //! assert_eq!(initiator.submit(&[slice])?, 1);
 //! let start = std::time::Instant::now();
 //! let mut out = [Completion::applied(Token(0)); 8];

@@ -8,7 +8,7 @@ use std::io;
 
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{LocalEnd, Timers};
 
@@ -216,14 +216,14 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
         self.end.export(id, self.memory.find(id)?, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let export = wire::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         self.initiator.vacant(id)?;
         let peer = self.peers.meet(&export)?;
         self.initiator.attach(id, peer, &export, &self.config)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let peer = self.initiator.detach(id)?;
         self.drop_idle_peer(peer);
         Ok(())
@@ -269,7 +269,7 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
         self.initiator.cancel(token, lend!(self))
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         self.initiator.fence(token, segment, &mut self.timers)
     }
 

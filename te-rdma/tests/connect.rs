@@ -4,11 +4,11 @@
 mod common;
 
 use common::{Net, REGION, SEGMENT, config, read, write};
-use te_core::{ErrorKind, Memory, Outcome, SegmentId, Slice, Token, Transport};
+use te_core::{ErrorKind, Memory, Outcome, RemoteRegionId, Slice, Token, Transport};
 use te_rdma::Config;
 
 const BYTES: usize = 1 << 20;
-const OTHER: SegmentId = SegmentId::new(1, 1);
+const OTHER: RemoteRegionId = RemoteRegionId::new(1, 1);
 
 /// A neighbour that is waited for keeps nobody waiting but the link to it. The simulated call gives up after
 /// ten seconds; what a poll that waited for it could not do is done here while it still waits.

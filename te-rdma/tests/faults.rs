@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Net, SEGMENT, config, slice, write};
 use te_core::sim::Rng;
-use te_core::{Op, Outcome, Slice, Token, Transport};
+use te_core::{Op, Outcome, RegionOffset, RemoteOffset, Slice, Token, Transport};
 use te_rdma::Config;
 use te_rdma::sim::LinkConfig;
 use te_rdma::verbs::WcStatus;
@@ -205,7 +205,7 @@ fn disturb(net: &mut Net, rng: &mut Rng, slices: &[Slice], link: LinkConfig) {
 
 fn check(net: &Net, slice: &Slice, before: &[Vec<u8>; 2], outcome: Outcome) {
     let len = slice.len as usize;
-    let (local, remote) = (slice.local.1, slice.remote.1);
+    let (local, remote) = (slice.local.offset, slice.remote.offset);
     let there = net.nodes[1].memory.get(remote, len);
     let old = &before[1][remote as usize..][..len];
     match (slice.op, outcome) {
@@ -242,7 +242,7 @@ fn a_region_registered_while_the_port_is_down_joins_the_rail_when_it_is_back() {
     }
     net.linger(Duration::from_millis(1));
     assert!(!net.nodes[0].transport.is_up() && !net.nodes[1].transport.is_up());
-    let (late, segment) = (te_core::RegionId::new(1, 1), te_core::SegmentId::new(1, 1));
+    let (late, segment) = (te_core::RegionId::new(1, 1), te_core::RemoteRegionId::new(1, 1));
     for node in &mut net.nodes {
         let span = node.memory.span();
         node.transport.deregister(common::REGION).unwrap();
@@ -257,7 +257,11 @@ fn a_region_registered_while_the_port_is_down_joins_the_rail_when_it_is_back() {
     }
     net.drive("the ports are back", |net| net.nodes.iter().all(|node| node.transport.is_up()));
     net.nodes[0].memory.paint(9);
-    let slice = Slice { local: (late, 0), remote: (segment, 0), ..write(1, 0, 0, 4_096) };
+    let slice = Slice {
+        local: RegionOffset::new(late, 0),
+        remote: RemoteOffset::new(segment, 0),
+        ..write(1, 0, 0, 4_096)
+    };
     net.transfer(&[slice]);
     assert!(net.nodes[1].memory.get(0, 4_096) == common::pattern(9, 0, 4_096));
 }

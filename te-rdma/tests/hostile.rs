@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use common::{Net, REGION, SEGMENT, config, kind, read, write};
-use te_core::{ErrorKind, Memory, Outcome, Transport};
+use te_core::{ErrorKind, Memory, Outcome, RemoteOffset, Transport};
 use te_rdma::Config;
 use te_rdma::wire::*;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -524,10 +524,10 @@ fn one_target_cannot_pass_for_us_at_another() {
     net.add(&config(), 4 * KIB);
     let mut session = |listener: &TcpListener, segment: u32, incarnation: u64| {
         let blob = false_export(listener.local_addr().unwrap(), incarnation);
-        let id = te_core::SegmentId::new(segment, 1);
+        let id = te_core::RemoteRegionId::new(segment, 1);
         net.nodes[0].transport.attach(id, &blob).unwrap();
         let slice = write(u64::from(segment), 0, 0, 1);
-        net.nodes[0].submit(&[te_core::Slice { remote: (id, 0), ..slice }]);
+        net.nodes[0].submit(&[te_core::Slice { remote: RemoteOffset::new(id, 0), ..slice }]);
         net.step();
         let (mut stream, _) = listener.accept().unwrap();
         let mut came = [0; 48];

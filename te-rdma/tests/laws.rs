@@ -7,7 +7,9 @@ mod common;
 use std::time::Duration;
 
 use common::{ALL, Block, Net, REGION, SEGMENT, config, kind, pattern, read, write};
-use te_core::{Access, ErrorKind, Memory, Outcome, RegionId, SegmentId, Slice, Token, Transport};
+use te_core::{
+    Access, ErrorKind, Memory, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
+};
 use te_rdma::Config;
 use te_rdma::sim::{DeviceConfig, LinkConfig, Refusal};
 use te_rdma::verbs::WcStatus;
@@ -60,17 +62,17 @@ fn most_work_requests_report_nothing_and_every_slice_ends() {
 #[test]
 fn a_slice_under_dead_keys_does_not_cost_its_neighbours() {
     let mut net = Net::pair(&Config { qps: 1, ..config() }, 64 * KIB);
-    let (other, segment) = (RegionId::new(1, 1), SegmentId::new(1, 1));
+    let (other, segment) = (RegionId::new(1, 1), RemoteRegionId::new(1, 1));
     let memory = Block::new(4 * KIB);
     // SAFETY: the block outlives the region, which is deregistered below.
     unsafe { net.nodes[1].transport.register(other, memory.span(), ALL) }.unwrap();
     net.attach(0, segment, 1, other);
     net.warm_up();
-    net.transfer(&[Slice { remote: (segment, 0), ..write(1, 0, 0, 100) }]);
+    net.transfer(&[Slice { remote: RemoteOffset::new(segment, 0), ..write(1, 0, 0, 100) }]);
     // The target takes it back; we do not hear of it before the next slices are on their way.
     net.nodes[1].transport.deregister(other).unwrap();
     net.nodes[0].memory.paint(9);
-    let doomed = Slice { remote: (segment, 0), ..write(50, 0, 0, 100) };
+    let doomed = Slice { remote: RemoteOffset::new(segment, 0), ..write(50, 0, 0, 100) };
     let mut batch: Vec<Slice> = (10..40).map(|i| write(i, i * 1_000, i * 1_500, 900)).collect();
     batch.insert(10, doomed);
     net.nodes[0].submit(&batch);
@@ -352,11 +354,11 @@ fn connections_beyond_the_limit_give_way_to_each_other() {
     net.add(&Config { endpoints_max: 2, ..config() }, 64 * KIB);
     for target in 1..6 {
         net.add(&config(), 64 * KIB);
-        net.attach(0, SegmentId::new(target as u32, 1), target, REGION);
+        net.attach(0, RemoteRegionId::new(target as u32, 1), target, REGION);
     }
     for round in 0..3_u64 {
         let to = |target: u64| Slice {
-            remote: (SegmentId::new(target as u32, 1), 0),
+            remote: RemoteOffset::new(RemoteRegionId::new(target as u32, 1), 0),
             ..write(round * 10 + target, 0, 0, 100)
         };
         // All at once: three have to wait until the first two have done.
@@ -366,7 +368,7 @@ fn connections_beyond_the_limit_give_way_to_each_other() {
     assert!(stats.evictions >= 9, "{stats:?}");
     assert_eq!(stats.channels_opened - stats.channels_lost, 2);
     for target in 1..6 {
-        net.nodes[0].transport.fence(Token(100 + target), SegmentId::new(target as u32, 1)).unwrap();
+        net.nodes[0].transport.fence(Token(100 + target), RemoteRegionId::new(target as u32, 1)).unwrap();
         assert_eq!(net.finish(100 + target).outcome, Outcome::Applied);
     }
 }
@@ -516,7 +518,7 @@ fn a_fence_covers_the_writes_of_a_connection_that_gave_way() {
         let config = Config { endpoints_max: 1, cancel_drain_ms: 0, timeout_exponent: 18, ..config() };
         let mut net = Net::pair(&config, 64 * KIB);
         let third = net.add(&config, 64 * KIB);
-        let other = SegmentId::new(1, 1);
+        let other = RemoteRegionId::new(1, 1);
         net.attach(0, other, third, REGION);
         net.warm_up();
         net.nodes[0].memory.paint(1);
@@ -526,7 +528,7 @@ fn a_fence_covers_the_writes_of_a_connection_that_gave_way() {
         net.stalled.push(1);
         net.nodes[0].transport.cancel(Token(1)).unwrap();
         assert_eq!(net.finish(1).outcome, Outcome::Unknown);
-        net.transfer(&[Slice { remote: (other, 0), ..write(2, 0, 0, 100) }]);
+        net.transfer(&[Slice { remote: RemoteOffset::new(other, 0), ..write(2, 0, 0, 100) }]);
         assert_eq!(net.nodes[0].transport.stats().evictions, 1);
         if detach {
             net.nodes[0].transport.detach(SEGMENT).unwrap();

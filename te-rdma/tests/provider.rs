@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use common::{ALL, Block, REGION, SEGMENT, config, kind, read, write};
 use te_core::{
-    Completion, Error, ErrorKind, Instant, MemSpan, Memory, Outcome, RegionId, Slice, Token, Transport,
+    Completion, Error, ErrorKind, Instant, MemSpan, Memory, Outcome, RegionId, RegionOffset, Slice, Token,
+    Transport,
 };
 use te_rdma::sim::{DeviceConfig, LinkConfig, SimConfig, SimDevice, SimFabric};
 use te_rdma::verbs::{
@@ -462,7 +463,7 @@ fn memory_of_another_device_is_never_read_by_the_cpu() {
     let before = pair.initiator.stats().inlined;
     // One work request of two regions would be read by the CPU as well.
     let other = write(2, 0, 100, 20);
-    pair.submit(&[Slice { local: (region, 0), ..write(1, 0, 0, 100) }, other]);
+    pair.submit(&[Slice { local: RegionOffset::new(region, 0), ..write(1, 0, 0, 100) }, other]);
     assert_eq!((pair.finish(1).result, pair.finish(2).result), (Ok(()), Ok(())));
     assert_eq!(pair.initiator.stats().inlined, before);
     pair.submit(&[write(3, 0, 0, 20)]);

@@ -11,12 +11,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant as Clock};
 
 use te_core::{
-    Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport,
+    Access, Completion, Instant, MemSpan, Memory, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId,
+    Slice, Token, Transport,
 };
 use te_tcp::{Config, TcpTransport};
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 /// Bytes on each side; blocks are taken from it in turn.
 const MEMORY_BYTES: usize = 64 << 20;
 /// Polls in vain before parking. More win latency when a core is free for each process, and lose it when not.
@@ -206,7 +207,7 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
             let offset = next % places * u64::from(block);
             next += 1;
             started[token as usize] = at;
-            let (local, remote) = ((REGION, offset), (SEGMENT, offset));
+            let (local, remote) = (RegionOffset::new(REGION, offset), RemoteOffset::new(SEGMENT, offset));
             slices.push(Slice { token: Token(token), local, remote, len: block, op });
         }
         if !slices.is_empty() {

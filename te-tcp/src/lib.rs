@@ -86,14 +86,14 @@
 //!
 //! ```
 //! use te_core::{
-//!     Access, Completion, Instant, MemSpan, Memory, Op, RegionId, SegmentId, Slice, Token, Transport,
+//!     Access, Completion, Instant, MemSpan, Memory, Op, RegionId, RemoteRegionId, RegionOffset, RemoteOffset, Slice, Token, Transport,
 //! };
 //! use te_tcp::{Config, TcpTransport};
 //!
 //! let (mut here, mut there) = (vec![7_u8; 4096], vec![0_u8; 4096]);
 //! let mut target = TcpTransport::new(Config::default())?;
 //! let mut initiator = TcpTransport::new(Config::default())?;
-//! let (region, segment) = (RegionId::new(0, 1), SegmentId::new(0, 1));
+//! let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
 //! // SAFETY: both vectors outlive the registration and are not looked at before it has ended.
 //! unsafe {
 //!     target.register(region, MemSpan::new(there.as_mut_ptr(), 4096), Access::REMOTE_WRITE)?;
@@ -103,7 +103,7 @@
 //! let len = target.export(region, &mut export)?;
 //! initiator.attach(segment, &export[..len])?;
 //!
-//! let (local, remote) = ((region, 0), (segment, 100));
+//! let (local, remote) = (RegionOffset::new(region, 0), RemoteOffset::new(segment, 100));
 //! let slice = Slice { token: Token(1), local, remote, len: 1000, op: Op::Write };
 //! assert_eq!(initiator.submit(&[slice])?, 1);
 //! let start = std::time::Instant::now();

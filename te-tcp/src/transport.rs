@@ -7,7 +7,7 @@ use std::sync::Arc;
 use te_core::device::Devices;
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, RegionId, SegmentId, Slice, Token, Transport,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
@@ -385,12 +385,12 @@ impl Memory for TcpTransport {
         self.end.export(id, self.regions.find(id)?, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let export = frame::parse_export(blob).map_err(|_| Error::new(ErrorKind::InvalidArgument))?;
         self.initiator.attach(id, &export, &mut self.peers)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let (initiator, _, peers, mut cx) = self.split();
         initiator.detach(id, peers, &mut cx)
     }
@@ -406,7 +406,7 @@ impl Transport for TcpTransport {
             | Features::WRITE
             | Features::FENCE
             | Features::TWO_SIDED_PROGRESS
-            | Features::INLINE;
+            | Features::CALLER_DRIVEN;
         features.set(Features::CHECKSUM, self.config.checksum);
         let kinds = self.devices.as_ref().map_or(MemoryKinds::empty(), |devices| devices.kinds());
         let Config { slice_bytes_max, piece_bytes_max, inflight_max, .. } = self.config;
@@ -467,7 +467,7 @@ impl Transport for TcpTransport {
         initiator.cancel(token, peers, &mut cx)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         let (initiator, _, peers, mut cx) = self.split();
         initiator.fence(token, segment, peers, &mut cx)
     }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
-use te_core::{ErrorKind, Outcome, SegmentId, Slice};
+use te_core::{ErrorKind, Outcome, RemoteOffset, RemoteRegionId, Slice};
 use te_tcp::Config;
 
 const TARGET: &str = "SNOWSKIN_TEST_TARGET";
@@ -50,23 +50,23 @@ fn every_slice_ends_once_when_the_target_is_killed() {
         let config = Config { lanes, ..common::config() };
         let (mut a, mut witness) = pair(&config, BYTES);
         let (mut process, blob) = start_target();
-        let victim = SegmentId::new(1, 1);
+        let victim = RemoteRegionId::new(1, 1);
         te_core::Memory::attach(&mut a.transport, victim, &blob).unwrap();
-        a.submit(&[Slice { remote: (victim, 0), ..read(5_000, 0, 0, 8) }]);
+        a.submit(&[Slice { remote: RemoteOffset::new(victim, 0), ..read(5_000, 0, 0, 8) }]);
         assert!(finish(&mut [&mut a], 5_000).result.is_ok());
 
         let slices: Vec<_> = (0..1_000_u64)
             .map(|i| {
                 let (at, len) = ((i % 128) << 16, 65_536);
                 let slice = if i % 2 == 0 { read(i, at, at, len) } else { write(i, at, at, len) };
-                Slice { remote: (victim, at), ..slice }
+                Slice { remote: RemoteOffset::new(victim, at), ..slice }
             })
             .collect();
         a.submit(&slices);
         drive(&mut [&mut a], |node| node.done.len() > 50);
         process.0.kill().unwrap();
         process.0.wait().unwrap();
-        a.submit(&[Slice { remote: (SEGMENT, 0), ..write(6_000, 0, 0, 8) }]);
+        a.submit(&[Slice { remote: RemoteOffset::new(SEGMENT, 0), ..write(6_000, 0, 0, 8) }]);
         drive(&mut [&mut a, &mut witness], |node| node.done.len() == 1_002);
         assert!(a.ended(6_000).unwrap().result.is_ok(), "the other peer");
         let (mut applied, mut not_applied, mut unknown) = (0, 0, 0);

@@ -11,7 +11,9 @@ use common::raw::export_of;
 use common::{
     Node, REGION, SEGMENT, by_peers, drive, finish, kind, linger, now, pair, pattern, read, users, write,
 };
-use te_core::{Completion, ErrorKind, Memory, Outcome, RegionId, SegmentId, Token, Transport};
+use te_core::{
+    Completion, ErrorKind, Memory, Outcome, RegionId, RemoteOffset, RemoteRegionId, Token, Transport,
+};
 use te_tcp::frame::{DataEntry, FLAG_CHECKSUM, Header, Kind, MAGIC, VERSION, Welcome};
 use te_tcp::{Config, TcpTransport};
 use zerocopy::IntoBytes;
@@ -273,14 +275,20 @@ fn what_makes_no_sense_is_not_accepted() {
     assert_eq!(refused(write(1, 4_000, 0, 97)), Err(ErrorKind::OutOfRange));
     assert_eq!(refused(write(1, 0, 4_000, 97)), Err(ErrorKind::OutOfRange));
     assert_eq!(refused(write(1, 0, u64::MAX, 97)), Err(ErrorKind::OutOfRange));
-    let other = SegmentId::new(0, 9);
-    assert_eq!(refused(te_core::Slice { remote: (other, 0), ..write(1, 0, 0, 1) }), Err(ErrorKind::Stale));
-    let other = SegmentId::new(9, 1);
-    assert_eq!(refused(te_core::Slice { remote: (other, 0), ..write(1, 0, 0, 1) }), Err(ErrorKind::NotFound));
+    let other = RemoteRegionId::new(0, 9);
+    assert_eq!(
+        refused(te_core::Slice { remote: RemoteOffset::new(other, 0), ..write(1, 0, 0, 1) }),
+        Err(ErrorKind::Stale)
+    );
+    let other = RemoteRegionId::new(9, 1);
+    assert_eq!(
+        refused(te_core::Slice { remote: RemoteOffset::new(other, 0), ..write(1, 0, 0, 1) }),
+        Err(ErrorKind::NotFound)
+    );
     assert_eq!(a.transport.submit(&[write(1, 0, 0, 8), write(2, 0, 0, 0)]), Ok(1), "a prefix");
     assert_eq!(a.transport.attach(SEGMENT, &b.export()), Err(ErrorKind::Busy.into()));
     assert_eq!(
-        a.transport.attach(SegmentId::new(1, 1), &b.export()[1..]),
+        a.transport.attach(RemoteRegionId::new(1, 1), &b.export()[1..]),
         Err(ErrorKind::InvalidArgument.into())
     );
 }
@@ -311,7 +319,7 @@ fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
     let config = Config { peer_silence_ms_max: 250, ..tight() };
     let (mut a, mut silent) = pair(&config, 16 << 20);
     let mut lively = common::node(config, 1 << 20);
-    let other = SegmentId::new(1, 1);
+    let other = RemoteRegionId::new(1, 1);
     a.transport.attach(other, &lively.export()).unwrap();
     connect(&mut a, &mut silent);
     // From here on `silent` is not polled: half open.
@@ -320,7 +328,7 @@ fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
     let mut token = 100;
     drive(&mut [&mut a, &mut lively], |node| {
         if token == 100 || node.ended(token - 1).is_some() {
-            node.submit(&[te_core::Slice { remote: (other, 0), ..write(token, 0, 0, 64) }]);
+            node.submit(&[te_core::Slice { remote: RemoteOffset::new(other, 0), ..write(token, 0, 0, 64) }]);
             token += 1;
         }
         (1..=5).all(|token| node.ended(token).is_some())

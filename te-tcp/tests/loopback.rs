@@ -53,7 +53,7 @@ fn many_small_slices_of_both_kinds_share_a_lane() {
         drive(&mut [&mut a, &mut b], |node| node.done.len() == slices.len());
         for slice in &slices {
             assert!(a.ended(slice.token.0).unwrap().result.is_ok());
-            let (len, at) = (slice.len as usize, slice.local.1);
+            let (len, at) = (slice.len as usize, slice.local.offset);
             let seed = if slice.op == Op::Write { 1 } else { 2 };
             let place = if slice.op == Op::Write { &b.memory } else { &a.memory };
             assert!(place.get(at, len) == pattern(seed, at, len), "slice {:?}", slice.token);

@@ -10,8 +10,8 @@ use common::raw::{Raw, frame_of};
 use common::{ALL, Node, drive, finish, skip};
 use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke};
 use te_core::{
-    Access, ErrorKind, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId, SegmentId,
-    Slice, Token, Transport,
+    Access, ErrorKind, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId,
+    RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use te_tcp::frame::{self, Kind};
 use te_tcp::{Config, TcpTransport};
@@ -19,7 +19,7 @@ use te_tcp::{Config, TcpTransport};
 const GPU: Location = Location::Device(GpuVendor::Nvidia, 0);
 /// The region on the device.
 const ON_DEVICE: RegionId = RegionId::new(1, 1);
-const SEGMENT: SegmentId = SegmentId::new(1, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(1, 1);
 const BYTES: usize = 64 << 10;
 
 /// A node with a device, and a region of its memory.
@@ -69,7 +69,13 @@ impl Gpu {
 }
 
 fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
-    Slice { token: Token(token), local: (ON_DEVICE, at), remote: (SEGMENT, at), len, op }
+    Slice {
+        token: Token(token),
+        local: RegionOffset::new(ON_DEVICE, at),
+        remote: RemoteOffset::new(SEGMENT, at),
+        len,
+        op,
+    }
 }
 
 #[test]
@@ -89,7 +95,7 @@ fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
     assert!(a.node.done.iter().chain(&b.node.done).all(|end| end.outcome == Outcome::Applied));
     for (i, slice) in batch.iter().enumerate() {
         let source = if (i < 16) == (slice.op == Op::Write) { 1 } else { 2 };
-        let at = slice.local.1 as usize;
+        let at = slice.local.offset as usize;
         assert_eq!((a.bytes(at, 1_500), b.bytes(at, 1_500)), (vec![source; 1_500], vec![source; 1_500]));
     }
     assert_eq!((a.slots_out(), b.slots_out()), (0, 0));

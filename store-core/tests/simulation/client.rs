@@ -12,7 +12,7 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Key, Kind, Placement, SegmentNo};
 use te_core::sim::{Rng, SimTransport};
-use te_core::{Instant, Memory as _, Outcome, RegionId, SegmentId, Slice, Token, Transport};
+use te_core::{Instant, Memory as _, Outcome, RegionId, RemoteRegionId, Slice, Token, Transport};
 
 use crate::bulk::Bulk;
 use crate::checker::{Answer, Ask, Id};
@@ -59,7 +59,7 @@ pub(crate) struct Client {
     /// Items of the latest start.
     starting: Vec<usize>,
     pub(crate) began: Instant,
-    pub(crate) segments: HashMap<SegmentNo, SegmentId>,
+    pub(crate) segments: HashMap<SegmentNo, RemoteRegionId>,
     pub(crate) transfers: HashMap<u64, Moving>,
     pub(crate) tokens: HashMap<Token, What>,
     next: u64,

@@ -13,7 +13,10 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::sim::SimTransport;
-use te_core::{Completion, Instant, Memory as _, Op, Outcome, RegionId, SegmentId, Slice, Token, Transport};
+use te_core::{
+    Completion, Instant, Memory as _, Op, Outcome, RegionId, RegionOffset, RemoteOffset, RemoteRegionId,
+    Slice, Token, Transport,
+};
 
 use crate::clock::Clock;
 use crate::common::{Core, Event, Party, slice_bytes};
@@ -59,7 +62,7 @@ pub(crate) struct Mover {
     asleep: Option<Before>,
     reads: HashMap<u64, Read>,
     tokens: HashMap<Token, u64>,
-    attached: HashMap<SegmentNo, SegmentId>,
+    attached: HashMap<SegmentNo, RemoteRegionId>,
     /// Ends that were told and that the master may not have heard, by attempt.
     told: HashMap<u64, TaskEnd>,
     next: u64,
@@ -377,8 +380,8 @@ impl Mover {
                 let token = Token(self.next);
                 let slice = Slice {
                     token,
-                    local: (mounted.region, addr + offset),
-                    remote: (segment, source.addr + offset),
+                    local: RegionOffset::new(mounted.region, addr + offset),
+                    remote: RemoteOffset::new(segment, source.addr + offset),
                     len: step.min(len - offset) as u32,
                     op: Op::Read,
                 };
@@ -441,11 +444,11 @@ impl Mover {
         Ok(())
     }
 
-    fn attached(&mut self, core: &Core, segment: SegmentNo, hands: &mut Hands<'_>) -> Option<SegmentId> {
+    fn attached(&mut self, core: &Core, segment: SegmentNo, hands: &mut Hands<'_>) -> Option<RemoteRegionId> {
         if let Some(id) = self.attached.get(&segment) {
             return Some(*id);
         }
-        let id = SegmentId::new(segment, 1);
+        let id = RemoteRegionId::new(segment, 1);
         hands.transport.attach(id, core.export_of(segment)?).ok()?;
         self.attached.insert(segment, id);
         Some(id)

@@ -4,7 +4,10 @@
 use store_core::blocks::{BLOCK_BYTES, Cover, expected, stored_len, trailer_len};
 use store_core::client::{Transfer, TransferEnd};
 use store_core::{SegmentNo, unbound};
-use te_core::{Completion, ErrorKind, Memory as _, Op, Outcome, SegmentId, Slice, Token, Transport};
+use te_core::{
+    Completion, ErrorKind, Memory as _, Op, Outcome, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
+    Token, Transport,
+};
 
 use crate::client::{Client, REGION};
 use crate::common::{Core, slice_bytes};
@@ -110,8 +113,8 @@ impl Client {
                 let token = Token(self.next_id());
                 slices.push(Slice {
                     token,
-                    local: (REGION, slot + offset),
-                    remote: (segment, transfer.addr + offset),
+                    local: RegionOffset::new(REGION, slot + offset),
+                    remote: RemoteOffset::new(segment, transfer.addr + offset),
                     len: step.min(from + bytes - offset) as u32,
                     op: transfer.op,
                 });
@@ -212,11 +215,11 @@ impl Client {
         (expected(&trailer, len, 0, len).unwrap_or(0), damaged)
     }
 
-    fn attached(&mut self, core: &Core, segment: SegmentNo) -> Option<SegmentId> {
+    fn attached(&mut self, core: &Core, segment: SegmentNo) -> Option<RemoteRegionId> {
         if let Some(id) = self.segments.get(&segment) {
             return Some(*id);
         }
-        let id = SegmentId::new(segment, 1);
+        let id = RemoteRegionId::new(segment, 1);
         self.transport.attach(id, core.export_of(segment)?).ok()?;
         self.segments.insert(segment, id);
         Some(id)

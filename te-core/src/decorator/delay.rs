@@ -6,7 +6,7 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::Shelf;
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, SegmentId, Slice, Token,
+    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, RemoteRegionId, Slice, Token,
     Transport,
 };
 
@@ -45,7 +45,7 @@ impl<T: Transport> Transport for Delay<T> {
     /// A cancelled slice is held back like any other.
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
-        Capabilities { features: inner.features - Features::INLINE, ..inner }
+        Capabilities { features: inner.features - Features::CALLER_DRIVEN, ..inner }
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -90,7 +90,7 @@ impl<T: Transport> Transport for Delay<T> {
         self.shelf.cancel(token, inner)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         if !self.shelf.has_room_for_a_fence() {
             return Err(ErrorKind::Full.into());
         }

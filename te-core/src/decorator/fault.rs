@@ -6,7 +6,7 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::{Shelf, given_up};
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, SegmentId, Slice, Token,
+    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, RemoteRegionId, Slice, Token,
     Transport,
 };
 
@@ -144,7 +144,7 @@ impl<T: Transport> Transport for Fault<T> {
     /// With fences, whatever `inner` says: here a WRITE can end `Unknown`. And a cancelled slice may take its time.
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
-        Capabilities { features: (inner.features | Features::FENCE) - Features::INLINE, ..inner }
+        Capabilities { features: (inner.features | Features::FENCE) - Features::CALLER_DRIVEN, ..inner }
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {
@@ -211,7 +211,7 @@ impl<T: Transport> Transport for Fault<T> {
         self.shelf.cancel(token, inner)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         if !self.shelf.has_room_for_a_fence() {
             return Err(ErrorKind::Full.into());
         }

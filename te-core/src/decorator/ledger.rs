@@ -2,14 +2,14 @@
 
 use alloc::boxed::Box;
 
-use crate::{Instant, Op, RegionId, SegmentId, Token};
+use crate::{Instant, Op, RegionId, RemoteRegionId, Token};
 
 /// A slice, or a fence (without a region), in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) token: Token,
     pub(super) region: Option<RegionId>,
-    pub(super) segment: SegmentId,
+    pub(super) segment: RemoteRegionId,
     pub(super) op: Op,
     pub(super) accepted_at: Instant,
     /// The completion shall not be told before its time.
@@ -102,7 +102,7 @@ mod tests {
         Entry {
             token: Token(token),
             region: None,
-            segment: SegmentId::new(0, 0),
+            segment: RemoteRegionId::new(0, 0),
             op: Op::Read,
             accepted_at: Instant::ZERO,
             dropped: false,

@@ -78,11 +78,11 @@ macro_rules! shelved_memory {
                 self.inner.export(id, out)
             }
 
-            fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+            fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
                 self.inner.attach(id, blob)
             }
 
-            fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+            fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
                 self.shelf.check_segment_is_free(id)?;
                 self.inner.detach(id)
             }

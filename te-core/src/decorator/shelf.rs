@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::FENCES_MAX;
 use super::ledger::{Entry, Ledger};
-use crate::{Completion, Error, ErrorKind, Instant, Op, RegionId, SegmentId, Slice, Token};
+use crate::{Completion, Error, ErrorKind, Instant, Op, RegionId, RemoteRegionId, Slice, Token};
 
 #[derive(Debug)]
 pub(super) struct Shelf {
@@ -42,8 +42,8 @@ impl Shelf {
     pub(super) fn accept(&mut self, slice: &Slice, now: Instant, dropped: bool) {
         let inserted = self.ledger.insert(Entry {
             token: slice.token,
-            region: Some(slice.local.0),
-            segment: slice.remote.0,
+            region: Some(slice.local.region),
+            segment: slice.remote.region,
             op: slice.op,
             accepted_at: now,
             dropped,
@@ -56,7 +56,7 @@ impl Shelf {
         self.fences < FENCES_MAX
     }
 
-    pub(super) fn accept_fence(&mut self, token: Token, segment: SegmentId, now: Instant) {
+    pub(super) fn accept_fence(&mut self, token: Token, segment: RemoteRegionId, now: Instant) {
         self.fences += 1;
         let inserted = self.ledger.insert(Entry {
             token,
@@ -129,7 +129,7 @@ impl Shelf {
         }
     }
 
-    pub(super) fn check_segment_is_free(&self, id: SegmentId) -> Result<(), Error> {
+    pub(super) fn check_segment_is_free(&self, id: RemoteRegionId) -> Result<(), Error> {
         match self.held.iter().any(|held| held.entry.segment == id) {
             true => Err(ErrorKind::Busy.into()),
             false => Ok(()),

@@ -3,7 +3,7 @@
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, SegmentId,
+    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
     Slice, Token, Transport,
 };
 
@@ -60,11 +60,11 @@ impl<T: Transport> Memory for Throttle<T> {
         self.inner.export(id, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         self.inner.attach(id, blob)
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         self.inner.detach(id)
     }
 }
@@ -123,7 +123,7 @@ impl<T: Transport> Transport for Throttle<T> {
         self.inner.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         self.inner.fence(token, segment)
     }
 

@@ -6,7 +6,7 @@ use core::fmt;
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, SegmentId,
+    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
     Slice, Token, Transport,
 };
 
@@ -40,9 +40,9 @@ pub enum TraceEvent {
     /// A registration was ended.
     Deregister(RegionId, Result<(), Error>),
     /// A peer's export was attached: id, length of the export, result.
-    Attach(SegmentId, u32, Result<(), Error>),
+    Attach(RemoteRegionId, u32, Result<(), Error>),
     /// A segment was detached.
-    Detach(SegmentId, Result<(), Error>),
+    Detach(RemoteRegionId, Result<(), Error>),
     /// A batch was offered: its length, and how many were accepted. Each accepted slice follows.
     Submit(u32, Result<u32, Error>),
     /// A slice was accepted.
@@ -52,7 +52,7 @@ pub enum TraceEvent {
     /// A cancel.
     Cancel(Token, Result<(), Error>),
     /// A fence.
-    Fence(Token, SegmentId, Result<(), Error>),
+    Fence(Token, RemoteRegionId, Result<(), Error>),
     /// An initiator was to be cut off: its identity, whether by force, and whether it is.
     Expel(u64, bool, Result<bool, Error>),
 }
@@ -135,10 +135,10 @@ impl fmt::Display for TraceEntry {
                 "  {:?} {:#x}: {}+{:#x} {}+{:#x}, {} B",
                 slice.op,
                 slice.token.0,
-                slice.local.0,
-                slice.local.1,
-                slice.remote.0,
-                slice.remote.1,
+                slice.local.region,
+                slice.local.offset,
+                slice.remote.region,
+                slice.remote.offset,
                 slice.len
             ),
             TraceEvent::Complete(completion) => {
@@ -187,13 +187,13 @@ impl<T: Transport> Memory for Trace<T> {
         self.inner.export(id, out)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let result = self.inner.attach(id, blob);
         self.record(TraceEvent::Attach(id, blob.len() as u32, result));
         result
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let result = self.inner.detach(id);
         self.record(TraceEvent::Detach(id, result));
         result
@@ -249,7 +249,7 @@ impl<T: Transport> Transport for Trace<T> {
         result
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         let result = self.inner.fence(token, segment);
         self.record(TraceEvent::Fence(token, segment, result));
         result

@@ -2,15 +2,15 @@
 
 use super::*;
 use crate::{
-    Access, Completion, Error, ErrorKind, MemSpan, Memory, Op, Outcome, RegionId, SegmentId, Slice, Token,
-    Transport,
+    Access, Completion, Error, ErrorKind, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset, RemoteOffset,
+    RemoteRegionId, Slice, Token, Transport,
 };
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 64 << 10;
 
 /// Two nodes with a region each; `here` has attached `there`. The memory goes last.
@@ -76,7 +76,13 @@ impl World {
     fn submit(&mut self, op: Op, len: u32) -> Token {
         self.tokens += 1;
         let token = Token(self.tokens);
-        let slice = Slice { token, local: (REGION, 0), remote: (SEGMENT, 0), len, op };
+        let slice = Slice {
+            token,
+            local: RegionOffset::new(REGION, 0),
+            remote: RemoteOffset::new(SEGMENT, 0),
+            len,
+            op,
+        };
         assert_eq!(self.here.submit(&[slice]), Ok(1));
         token
     }

@@ -7,7 +7,7 @@ use super::world::{Segment, World};
 use super::{NodeId, SimNet};
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, MemoryKinds,
-    RegionId, SegmentId, Slice, Token, Transport,
+    RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
 /// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
@@ -97,7 +97,7 @@ impl Memory for SimTransport {
         Ok(BLOB_BYTES)
     }
 
-    fn attach(&mut self, id: SegmentId, blob: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let export = Export::parse(blob)?;
         let mut world = self.world()?;
         if export.node as usize >= world.nodes.len() {
@@ -111,7 +111,7 @@ impl Memory for SimTransport {
         Ok(())
     }
 
-    fn detach(&mut self, id: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let mut world = self.world()?;
         let segments = &mut world.nodes[self.node.0 as usize].segments;
         let segment = segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
@@ -144,7 +144,7 @@ impl Transport for SimTransport {
         let mut world = self.world()?;
         let granule = u64::from(world.config.granule_bytes);
         for (accepted, slice) in batch.iter().enumerate() {
-            let is_whole = slice.remote.1 % granule == 0 && u64::from(slice.len) % granule == 0;
+            let is_whole = slice.remote.offset % granule == 0 && u64::from(slice.len) % granule == 0;
             let submitted = match is_whole {
                 true => world.submit(self.node, slice),
                 false => Err(ErrorKind::InvalidArgument.into()),
@@ -173,7 +173,7 @@ impl Transport for SimTransport {
         self.world()?.cancel(self.node, token)
     }
 
-    fn fence(&mut self, token: Token, segment: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
         self.world()?.fence(self.node, token, segment)
     }
 

@@ -19,7 +19,7 @@ use super::slab::{Key, Slab};
 use super::{NodeId, SimCounters};
 use crate::{
     Access, Completion, EXPELLED_MAX, Error, ErrorKind, Features, Instant, MemSpan, Op, Outcome, RegionId,
-    SegmentId, Slice, Token,
+    RemoteOffset, RemoteRegionId, Slice, Token,
 };
 
 pub(super) struct World {
@@ -76,7 +76,7 @@ pub(super) struct Segment {
 struct Done {
     completion: Completion,
     region: Option<RegionId>,
-    segment: SegmentId,
+    segment: RemoteRegionId,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ struct Operation {
     token: Token,
     kind: Kind,
     region: Option<RegionId>,
-    segment: SegmentId,
+    segment: RemoteRegionId,
     local: MemSpan,
     packet: Option<Key>,
     departs: u64,
@@ -197,9 +197,11 @@ impl World {
 
     pub(super) fn submit(&mut self, node: NodeId, slice: &Slice) -> Result<bool, Error> {
         let me = &self.nodes[node.0 as usize];
-        let region = me.regions.get(&slice.local.0.index).ok_or(ErrorKind::NotFound)?;
-        let segment = me.segments.get(&slice.remote.0.index).ok_or(ErrorKind::NotFound)?;
-        if region.generation != slice.local.0.generation || segment.generation != slice.remote.0.generation {
+        let region = me.regions.get(&slice.local.region.index).ok_or(ErrorKind::NotFound)?;
+        let segment = me.segments.get(&slice.remote.region.index).ok_or(ErrorKind::NotFound)?;
+        if region.generation != slice.local.region.generation
+            || segment.generation != slice.remote.region.generation
+        {
             return Err(ErrorKind::Stale.into());
         }
         if slice.len == 0 || slice.len > self.config.slice_bytes_max {
@@ -216,8 +218,8 @@ impl World {
         if !region.access.contains(local_right) || !segment.export.access.contains(remote_right) {
             return Err(ErrorKind::AccessDenied.into());
         }
-        let local = region.span.part(slice.local.1, u64::from(slice.len))?;
-        let end = slice.remote.1.checked_add(u64::from(slice.len)).ok_or(ErrorKind::OutOfRange)?;
+        let local = region.span.part(slice.local.offset, u64::from(slice.len))?;
+        let end = slice.remote.offset.checked_add(u64::from(slice.len)).ok_or(ErrorKind::OutOfRange)?;
         if end > segment.export.len {
             return Err(ErrorKind::OutOfRange.into());
         }
@@ -226,11 +228,19 @@ impl World {
         }
         let export = segment.export;
         self.counters.submitted += 1;
-        self.start(node.0, slice.token, kind, Some((slice.local.0, local)), slice.remote, export, slice.len);
+        self.start(
+            node.0,
+            slice.token,
+            kind,
+            Some((slice.local.region, local)),
+            slice.remote,
+            export,
+            slice.len,
+        );
         Ok(true)
     }
 
-    pub(super) fn fence(&mut self, node: NodeId, token: Token, id: SegmentId) -> Result<(), Error> {
+    pub(super) fn fence(&mut self, node: NodeId, token: Token, id: RemoteRegionId) -> Result<(), Error> {
         let me = &self.nodes[node.0 as usize];
         let segment = me.segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
         if segment.generation != id.generation {
@@ -240,7 +250,7 @@ impl World {
             return Err(ErrorKind::Full.into());
         }
         let export = segment.export;
-        self.start(node.0, token, Kind::Fence, None, (id, 0), export, 0);
+        self.start(node.0, token, Kind::Fence, None, RemoteOffset::new(id, 0), export, 0);
         Ok(())
     }
 
@@ -437,7 +447,7 @@ impl World {
         token: Token,
         kind: Kind,
         local: Option<(RegionId, MemSpan)>,
-        remote: (SegmentId, u64),
+        remote: RemoteOffset,
         export: Export,
         len: u32,
     ) {
@@ -452,7 +462,7 @@ impl World {
             token,
             kind,
             region: local.map(|(id, _)| id),
-            segment: remote.0,
+            segment: remote.region,
             local: local.map_or(MemSpan::new(core::ptr::null_mut(), 0), |(_, span)| span),
             packet: None,
             departs,
@@ -466,7 +476,7 @@ impl World {
         } else {
             me.fences += 1;
         }
-        if let Some(segment) = me.segments.get_mut(&remote.0.index) {
+        if let Some(segment) = me.segments.get_mut(&remote.region.index) {
             segment.users += 1;
         }
         if !link.up {
@@ -491,7 +501,7 @@ impl World {
             target,
             kind,
             export,
-            offset: remote.1,
+            offset: remote.offset,
             len,
             operation: Some(operation),
             orphan_count: self.orphan_count,

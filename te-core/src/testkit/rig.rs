@@ -14,14 +14,14 @@ use super::counting::allocations;
 use super::{Hook, Law, Pair, Side};
 use crate::sim::Rng;
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId, SegmentId,
-    Slice, Token,
+    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId,
+    RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
 };
 
 /// Bytes of the region at each end.
 pub(super) const REGION_BYTES: usize = 128 << 10;
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const STEPS_MAX: u64 = 20_000_000;
 /// How often a slice that fails for the fabric's reasons is tried again.
 const ATTEMPTS_MAX: usize = 500;
@@ -110,7 +110,7 @@ impl<'h> Rig<'h> {
     }
 
     /// Registers the remote buffer at the target and attaches it.
-    pub(super) fn export_remote(&mut self, region: RegionId, segment: SegmentId) {
+    pub(super) fn export_remote(&mut self, region: RegionId, segment: RemoteRegionId) {
         let access = Access::LOCAL.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
         let blob = self.register_remote(region, access);
         let attached = self.initiator().attach(segment, &blob);
@@ -197,7 +197,7 @@ impl<'h> Rig<'h> {
         REGION
     }
 
-    pub(super) fn segment(&self) -> SegmentId {
+    pub(super) fn segment(&self) -> RemoteRegionId {
         SEGMENT
     }
 
@@ -226,8 +226,8 @@ impl<'h> Rig<'h> {
             if self.caps.granule_bytes == 1 { local } else { local.min(REGION_BYTES.saturating_sub(len)) };
         Slice {
             token: self.fresh_token(),
-            local: (REGION, local as u64),
-            remote: (SEGMENT, remote as u64),
+            local: RegionOffset::new(REGION, local as u64),
+            remote: RemoteOffset::new(SEGMENT, remote as u64),
             len: len as u32,
             op,
         }
@@ -335,7 +335,7 @@ impl<'h> Rig<'h> {
         Ok(self.completion(slice.token))
     }
 
-    pub(super) fn fence(&mut self, segment: SegmentId) -> Result<Token, Error> {
+    pub(super) fn fence(&mut self, segment: RemoteRegionId) -> Result<Token, Error> {
         let token = self.fresh_token();
         let give_up = self.deadline();
         loop {
@@ -570,8 +570,8 @@ impl<'h> Rig<'h> {
 
     /// Both ends of an applied slice hold the same bytes.
     pub(super) fn check_content(&self, slice: &Slice) {
-        let local = self.local.read(slice.local.1 as usize, slice.len as usize);
-        let remote = self.remote.read(slice.remote.1 as usize, slice.len as usize);
+        let local = self.local.read(slice.local.offset as usize, slice.len as usize);
+        let remote = self.remote.read(slice.remote.offset as usize, slice.len as usize);
         if local != remote {
             broken!(self.law, "after an applied {:?} of {} bytes the two ends differ", slice.op, slice.len);
         }

@@ -270,7 +270,7 @@ impl Engine {
         addr: u64,
         len: u64,
         export: &[u8],
-    ) -> Result<te_core::SegmentId, AttachError> {
+    ) -> Result<te_core::RemoteRegionId, AttachError> {
         let id = self.segments.take_id().map_err(AttachError::Segment)?;
         log::debug!("attaching {} ({len} bytes at {addr:#x}) as {id}", RegionId::from_bits(region));
         match self.rails.attach(id, export) {

@@ -39,11 +39,11 @@ impl Engine {
         unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
     }
 
-    /// Whether every rail moves bytes inside this engine's own calls ([`Features::INLINE`]): memory can then be registered for a
+    /// Whether every rail moves bytes inside this engine's own calls ([`Features::CALLER_DRIVEN`]): memory can then be registered for a
     /// single operation, for next to nothing, and is let go of with its end.
     #[must_use]
     pub fn is_inline(&self) -> bool {
-        self.rails.capabilities().features.contains(Features::INLINE)
+        self.rails.capabilities().features.contains(Features::CALLER_DRIVEN)
     }
 
     /// An id to register under.
@@ -346,7 +346,7 @@ unsafe fn register_each(
             *result = unsafe { rail.register(id, span, access) };
         }
     };
-    let pinning = rails.iter().filter(|rail| !rail.capabilities().features.contains(Features::INLINE));
+    let pinning = rails.iter().filter(|rail| !rail.capabilities().features.contains(Features::CALLER_DRIVEN));
     if span.len() < PARALLEL_BYTES_MIN || pinning.count() < 2 {
         return some(rails, results);
     }

@@ -20,7 +20,8 @@ use std::vec::Vec;
 
 use te_core::{
     BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
-    MultiTransport, Op, RegionId, SegmentId, Slice, Slicer, Status, Token, Transport,
+    MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Token,
+    Transport,
 };
 use te_host::fork::{Mark, Own};
 use te_host::{Spin, keys, park, rights};
@@ -74,7 +75,7 @@ pub struct Engine {
     pending: VecDeque<BatchHandle>,
     fences: Fences,
     /// Remote regions that are to be detached once nothing uses them.
-    leaving: Vec<SegmentId>,
+    leaving: Vec<RemoteRegionId>,
     /// Regions that a peer may be inside for ever.
     quarantine: Vec<RegionId>,
     /// When to look whether it is.
@@ -178,8 +179,8 @@ impl Engine {
             Naming::start(&config, metadata, &published.name, published.incarnation)?;
         let empty = Slice {
             token: Token(0),
-            local: (RegionId::new(0, 0), 0),
-            remote: (SegmentId::new(0, 0), 0),
+            local: RegionOffset::new(RegionId::new(0, 0), 0),
+            remote: RemoteOffset::new(RemoteRegionId::new(0, 0), 0),
             len: 0,
             op: Op::Read,
         };
@@ -287,7 +288,7 @@ impl Engine {
         row.sums.clear();
         row.bytes = 0;
         for (core, request) in self.checked.iter().zip(requests) {
-            row.uses.push((core.local.0, request.segment));
+            row.uses.push((core.local.region, request.segment));
             row.bytes += request.len;
         }
         for &(region, segment) in &row.uses {
@@ -544,7 +545,7 @@ impl Engine {
         let mut one_rail = true;
         for (index, request) in requests.iter().enumerate() {
             let core = self.resolve(index, request, owned)?;
-            let rail = self.rails.reachable(core.remote.0).trailing_zeros();
+            let rail = self.rails.reachable(core.remote.region).trailing_zeros();
             one_rail &= *nearest.get_or_insert(rail) == rail;
             out.push(core);
         }
@@ -586,8 +587,8 @@ impl Engine {
         }
         Ok(te_core::TransferRequest {
             op: request.op,
-            local: (region_id, offset),
-            remote: (remote.id, remote_offset),
+            local: RegionOffset::new(region_id, offset),
+            remote: RemoteOffset::new(remote.id, remote_offset),
             len: request.len,
         })
     }

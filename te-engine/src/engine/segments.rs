@@ -3,7 +3,7 @@
 use std::string::String;
 use std::vec::Vec;
 
-use te_core::{Access, Location, SegmentId};
+use te_core::{Access, Location, RemoteRegionId};
 
 use crate::error::SegmentError;
 use crate::request::{RemoteRegion, SegmentHandle};
@@ -41,7 +41,7 @@ pub(super) struct Segment {
 /// A peer's region, attached here.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attached {
-    pub(super) id: SegmentId,
+    pub(super) id: RemoteRegionId,
     /// The owner's id for it: another one under the same address is another region.
     pub(super) region: u64,
     pub(super) addr: u64,
@@ -100,7 +100,7 @@ impl Segments {
     }
 
     /// An id to attach a remote region as.
-    pub(super) fn take_id(&mut self) -> Result<SegmentId, SegmentError> {
+    pub(super) fn take_id(&mut self) -> Result<RemoteRegionId, SegmentError> {
         let index = match self.free_ids.pop() {
             Some(index) => index,
             None if self.ids.len() < self.segments_max as usize => {
@@ -109,11 +109,11 @@ impl Segments {
             }
             None => return Err(SegmentError::Full { segments_max: self.segments_max }),
         };
-        Ok(SegmentId::new(index, self.ids[index as usize]))
+        Ok(RemoteRegionId::new(index, self.ids[index as usize]))
     }
 
     /// Gives back an id that nothing is attached as any more.
-    pub(super) fn put_id(&mut self, id: SegmentId) {
+    pub(super) fn put_id(&mut self, id: RemoteRegionId) {
         let generation = &mut self.ids[id.index as usize];
         *generation = generation.wrapping_add(1);
         self.free_ids.push(id.index);

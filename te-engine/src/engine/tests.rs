@@ -58,11 +58,11 @@ impl Memory for Stuck {
         Ok(1)
     }
 
-    fn attach(&mut self, _: SegmentId, _: &[u8]) -> Result<(), Error> {
+    fn attach(&mut self, _: RemoteRegionId, _: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 
-    fn detach(&mut self, _: SegmentId) -> Result<(), Error> {
+    fn detach(&mut self, _: RemoteRegionId) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -103,7 +103,7 @@ impl Transport for Stuck {
         Ok(())
     }
 
-    fn fence(&mut self, token: Token, _: SegmentId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, _: RemoteRegionId) -> Result<(), Error> {
         self.0.lock().unwrap().ended.push_back(Completion::applied(token));
         Ok(())
     }

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use std::time::Instant as Clock;
 
 use te_core::{
-    Access, Completion, Error, ErrorKind, Instant, Op, RegionId, SegmentId, Slice, Token, Transport,
+    Access, Completion, Error, ErrorKind, Instant, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId,
+    Slice, Token, Transport,
 };
 
 use super::Block;
@@ -18,7 +19,7 @@ pub const ALL: Access = Access::all();
 /// The region that each node registers first.
 pub const REGION: RegionId = RegionId::new(0, 1);
 /// The segment that initiators attach first.
-pub const SEGMENT: SegmentId = SegmentId::new(0, 1);
+pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 thread_local! {
     /// Each test has a thread, and so a time, of its own.
@@ -113,7 +114,13 @@ impl<T: Transport> Node<T> {
 /// A slice between [`REGION`] and [`SEGMENT`].
 #[must_use]
 pub const fn slice(token: u64, op: Op, local: u64, remote: u64, len: u32) -> Slice {
-    Slice { token: Token(token), local: (REGION, local), remote: (SEGMENT, remote), len, op }
+    Slice {
+        token: Token(token),
+        local: RegionOffset::new(REGION, local),
+        remote: RemoteOffset::new(SEGMENT, remote),
+        len,
+        op,
+    }
 }
 
 /// A READ between [`REGION`] and [`SEGMENT`].

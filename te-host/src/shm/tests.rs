@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use te_core::grant::{MESSAGE_BYTES_MAX, Message, PROTOCOL};
-use te_core::{Completion, Memory, SegmentId, Token, Transport};
+use te_core::{Completion, Memory, RegionOffset, RemoteOffset, RemoteRegionId, Token, Transport};
 
 use super::*;
 use crate::sys::{AllocOptions, SeqSocket};
@@ -117,12 +117,12 @@ fn whoever_is_granted_nothing_in_time_is_dropped() {
 fn an_owner_that_answers_late_is_reached_from_then_on() {
     let (mut owner, theirs, export) = side();
     let (mut peer, ours, _) = side();
-    let segment = SegmentId::new(0, 0);
+    let segment = RemoteRegionId::new(0, 0);
     peer.attach(segment, &export).unwrap();
     let read = |token| Slice {
         token: Token(token),
-        local: (ID, 0),
-        remote: (segment, 0),
+        local: RegionOffset::new(ID, 0),
+        remote: RemoteOffset::new(segment, 0),
         len: LEN as u32,
         op: te_core::Op::Read,
     };

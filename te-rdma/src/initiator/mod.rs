@@ -24,7 +24,7 @@ mod work;
 
 use core::time::Duration;
 
-use te_core::{Completion, Error, ErrorKind, Instant, SegmentId, Slice, Token};
+use te_core::{Completion, Error, ErrorKind, Instant, RemoteRegionId, Slice, Token};
 use te_fabric::operation::accept_prefix;
 use te_fabric::timers::Earliest;
 use te_fabric::{Export, Timers};
@@ -137,7 +137,7 @@ impl Initiator {
     pub(crate) fn fence(
         &mut self,
         token: Token,
-        segment: SegmentId,
+        segment: RemoteRegionId,
         timers: &mut Timers,
     ) -> Result<(), Error> {
         self.slices.fence(token, segment, timers)
@@ -150,7 +150,7 @@ impl Initiator {
     ///
     /// # Errors
     /// `Full`, `Busy`.
-    pub(crate) fn vacant(&self, id: SegmentId) -> Result<(), Error> {
+    pub(crate) fn vacant(&self, id: RemoteRegionId) -> Result<(), Error> {
         self.slices.segments().vacant(id.index)
     }
 
@@ -160,7 +160,7 @@ impl Initiator {
     /// `Full`, `Busy`.
     pub(crate) fn attach(
         &mut self,
-        id: SegmentId,
+        id: RemoteRegionId,
         peer: u32,
         export: &Export,
         config: &Config,
@@ -172,7 +172,7 @@ impl Initiator {
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
-    pub(crate) fn detach(&mut self, id: SegmentId) -> Result<u32, Error> {
+    pub(crate) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
         self.slices.detach(id)
     }
 

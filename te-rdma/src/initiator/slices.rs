@@ -6,7 +6,7 @@
 //!                        └── again: from its first byte on, when it was flushed ◀─┘
 //! ```
 
-use te_core::{Completion, Error, ErrorKind, Instant, Op, SegmentId, Slice, Token};
+use te_core::{Completion, Error, ErrorKind, Instant, Op, RemoteRegionId, Slice, Token};
 use te_fabric::peer::{Fence, FenceCount};
 use te_fabric::{Export, Table, Timers};
 
@@ -119,7 +119,7 @@ impl Slices {
     /// `Full`, `Busy`: nothing has changed.
     pub(super) fn attach(
         &mut self,
-        id: SegmentId,
+        id: RemoteRegionId,
         peer: u32,
         export: &Export,
         config: &Config,
@@ -142,7 +142,7 @@ impl Slices {
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
-    pub(super) fn detach(&mut self, id: SegmentId) -> Result<u32, Error> {
+    pub(super) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
         let peer = self.segments.detach(id)?.peer;
         if let Some(work) = self.work.get_mut(peer) {
             work.segments -= 1;
@@ -248,10 +248,10 @@ impl Slices {
             Keys::Unknown | Keys::Asked(_) => false,
         };
         let peer = segment.peer;
-        let operation = Operation::new(slice, peer, Ext::new(slice.local.1));
+        let operation = Operation::new(slice, peer, Ext::new(slice.local.offset));
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
-        memory.pin(slice.local.0.index);
-        self.segments.pin(slice.remote.0.index);
+        memory.pin(slice.local.region.index);
+        self.segments.pin(slice.remote.region.index);
         if let Some(work) = self.work.get_mut(peer) {
             work.operations += 1;
             if known && work.listed {
@@ -564,7 +564,7 @@ impl Slices {
     pub(super) fn fence(
         &mut self,
         token: Token,
-        segment: SegmentId,
+        segment: RemoteRegionId,
         timers: &mut Timers,
     ) -> Result<(), Error> {
         let peer = self.segments.find(segment)?.peer;

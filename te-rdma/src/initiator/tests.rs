@@ -1,6 +1,6 @@
 //! The initiator on a simulated device, with the control connection's bytes in hand.
 
-use te_core::{Access, Op, RegionId};
+use te_core::{Access, Op, RegionId, RegionOffset, RemoteOffset};
 use te_fabric::Interest;
 
 use super::*;
@@ -12,7 +12,7 @@ use crate::sim::{DeviceConfig, SimConfig, SimDevice, SimFabric};
 use crate::wire::{EXPORT_FORMAT, Resolved, Response, Status, Withdrawn};
 
 const REGION: RegionId = RegionId::new(1, 1);
-const SEGMENT: SegmentId = SegmentId::new(2, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(2, 1);
 const PEER: u32 = 3;
 
 /// An initiator with one attached segment of 8 KiB, and what it works with.
@@ -38,7 +38,7 @@ impl Bench {
     }
 
     fn submit(&mut self, token: u64) -> Result<usize, Error> {
-        let (local, remote) = ((REGION, 0), (SEGMENT, 0));
+        let (local, remote) = (RegionOffset::new(REGION, 0), RemoteOffset::new(SEGMENT, 0));
         let slice = Slice { token: Token(token), local, remote, len: 100, op: Op::Write };
         self.with(|initiator, _, env| initiator.submit(&[slice], env))
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use te_core::{Completion, Instant, Memory, RegionId, SegmentId, Slice, Token, Transport};
+use te_core::{Completion, Instant, Memory, RegionId, RemoteRegionId, Slice, Token, Transport};
 pub(crate) use te_fabric::testkit::*;
 use te_rdma::sim::{DeviceConfig, LinkConfig, PortId, SimConfig, SimDevice, SimFabric};
 use te_rdma::{Config, RdmaTransport};
@@ -70,7 +70,7 @@ impl Net {
         self.nodes.len() - 1
     }
 
-    pub(crate) fn attach(&mut self, node: usize, segment: SegmentId, target: usize, region: RegionId) {
+    pub(crate) fn attach(&mut self, node: usize, segment: RemoteRegionId, target: usize, region: RegionId) {
         let blob = self.nodes[target].export_of(region);
         self.nodes[node].transport.attach(segment, &blob).unwrap();
     }

@@ -23,7 +23,7 @@ pub(crate) use lane::Greeting;
 use core::net::SocketAddr;
 use std::io;
 
-use te_core::{Completion, Error, ErrorKind, Instant, Op, SegmentId, Slice, Token};
+use te_core::{Completion, Error, ErrorKind, Instant, Op, RemoteRegionId, Slice, Token};
 use te_fabric::net::{error_of, peer_dead, reset_on_close};
 use te_fabric::peer::{Attempt, Refusal};
 use te_fabric::timers::Earliest;
@@ -112,7 +112,12 @@ impl Initiator {
     ///
     /// # Errors
     /// `Full`, `Busy`.
-    pub(crate) fn attach(&mut self, id: SegmentId, export: &Export, peers: &mut Peers) -> Result<(), Error> {
+    pub(crate) fn attach(
+        &mut self,
+        id: RemoteRegionId,
+        export: &Export,
+        peers: &mut Peers,
+    ) -> Result<(), Error> {
         self.slices.attach(id, export, peers)
     }
 
@@ -122,7 +127,7 @@ impl Initiator {
     /// `NotFound`, `Stale`, `Busy`.
     pub(crate) fn detach(
         &mut self,
-        id: SegmentId,
+        id: RemoteRegionId,
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
@@ -159,7 +164,7 @@ impl Initiator {
     pub(crate) fn fence(
         &mut self,
         token: Token,
-        segment: SegmentId,
+        segment: RemoteRegionId,
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {

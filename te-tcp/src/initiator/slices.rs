@@ -1,7 +1,7 @@
 //! Our own slices, from the moment they are accepted to their completions: what each refers to, how far it
 //! is, and how it ended. How its pieces travel is the business of lanes.
 
-use te_core::{Completion, Error, ErrorKind, MemSpan, Op, SegmentId, Slice, Token};
+use te_core::{Completion, Error, ErrorKind, MemSpan, Op, RemoteRegionId, Slice, Token};
 use te_fabric::Export;
 use te_fabric::peer::Fence;
 
@@ -61,7 +61,12 @@ impl Slices {
     ///
     /// # Errors
     /// `Full`, `Busy`.
-    pub(super) fn attach(&mut self, id: SegmentId, export: &Export, peers: &mut Peers) -> Result<(), Error> {
+    pub(super) fn attach(
+        &mut self,
+        id: RemoteRegionId,
+        export: &Export,
+        peers: &mut Peers,
+    ) -> Result<(), Error> {
         self.segments.vacant(id.index)?;
         let peer = peers.attach(export)?;
         self.segments.insert(id.index, Segment::new(id, peer, export, ()))
@@ -71,7 +76,7 @@ impl Slices {
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
-    pub(super) fn detach(&mut self, id: SegmentId) -> Result<u32, Error> {
+    pub(super) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
         self.segments.detach(id).map(|segment| segment.peer)
     }
 
@@ -86,7 +91,7 @@ impl Slices {
     pub(super) fn begin_fence(
         &mut self,
         token: Token,
-        segment: SegmentId,
+        segment: RemoteRegionId,
         peers: &mut Peers,
     ) -> Result<u32, Error> {
         let peer = self.segments.find(segment)?.peer;
@@ -115,7 +120,7 @@ impl Slices {
         peers: &mut Peers,
     ) -> Result<u32, Error> {
         let region = regions.check_local(slice)?;
-        let local = region.ext.memory.part(slice.local.1, u64::from(slice.len))?;
+        let local = region.ext.memory.part(slice.local.offset, u64::from(slice.len))?;
         let number = self.segments.check_remote(slice)?.peer;
         let operation = Operation::new(slice, number, Ext::new(local));
         let Some(peer) = peers.get_mut(number) else { return Err(ErrorKind::NotFound.into()) };
@@ -123,8 +128,8 @@ impl Slices {
         let queue = if local.is_device() { &mut peer.unstaged } else { &mut peer.pending };
         self.operations.push_back(queue, slot);
         peer.slice_accepted();
-        regions.pin(slice.local.0.index);
-        self.segments.pin(slice.remote.0.index);
+        regions.pin(slice.local.region.index);
+        self.segments.pin(slice.remote.region.index);
         Ok(number)
     }
 
@@ -384,6 +389,8 @@ impl Slices {
 
 #[cfg(test)]
 mod tests {
+    use te_core::{RegionOffset, RemoteOffset};
+
     use super::*;
     use crate::config::Config;
     use crate::context::testing::{Lent, REGION};
@@ -391,7 +398,7 @@ mod tests {
     use core::net::{IpAddr, Ipv4Addr};
     use te_core::{Access, Outcome};
 
-    const SEGMENT: SegmentId = SegmentId::new(0, 1);
+    const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 
     fn drop_piece(_: &Piece) {}
 
@@ -424,8 +431,13 @@ mod tests {
         }
 
         fn accept(&mut self, token: u64, len: u32) -> Result<u32, Error> {
-            let slice =
-                Slice { token: Token(token), local: (REGION, 0), remote: (SEGMENT, 0), len, op: Op::Write };
+            let slice = Slice {
+                token: Token(token),
+                local: RegionOffset::new(REGION, 0),
+                remote: RemoteOffset::new(SEGMENT, 0),
+                len,
+                op: Op::Write,
+            };
             self.slices.accept(&slice, &mut self.lent.regions, &mut self.peers)
         }
 

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use te_core::{Access, Outcome};
+use te_core::{Access, Outcome, RegionOffset, RemoteOffset};
 use zerocopy::FromBytes;
 
 use super::*;
@@ -12,7 +12,7 @@ use crate::context::testing::{Lent, REGION};
 use crate::frame::{self, EXPORT_FORMAT, Hello, PROTOCOL, Request, Status, Step};
 use crate::lane::LaneName;
 
-const SEGMENT: SegmentId = SegmentId::new(0, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const US: Greeting = Greeting { session: 1, incarnation: 2, identity: 3 };
 /// The incarnation of the target.
 const THEM: u64 = 5;
@@ -49,8 +49,13 @@ impl Rig {
     }
 
     fn write(&mut self, token: u64, len: u32) {
-        let slice =
-            Slice { token: Token(token), local: (REGION, 0), remote: (SEGMENT, 0), len, op: Op::Write };
+        let slice = Slice {
+            token: Token(token),
+            local: RegionOffset::new(REGION, 0),
+            remote: RemoteOffset::new(SEGMENT, 0),
+            len,
+            op: Op::Write,
+        };
         self.initiator.accept(&slice, &mut self.peers, &mut self.lent.cx()).expect("a good slice");
     }
 

@@ -2,7 +2,9 @@
 
 use super::super::Side;
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{Access, ErrorKind, Features, MemSpan, Op, RegionId, SegmentId, Slice};
+use crate::{
+    Access, ErrorKind, Features, MemSpan, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
+};
 
 const RANGE: &[ErrorKind] = &[ErrorKind::OutOfRange, ErrorKind::InvalidArgument];
 const GONE: &[ErrorKind] = &[ErrorKind::Stale, ErrorKind::NotFound, ErrorKind::AccessDenied];
@@ -14,9 +16,9 @@ pub(super) fn out_of_range_by_one_is_refused(rig: &mut Rig<'_>) -> Result<(), Sk
         let good = rig.slice(op, 0, 0, 100);
         let len = u64::from(good.len);
         for offset in [end - len + 1, end, end + 1, u64::MAX - len + 1, u64::MAX] {
-            let remote = Slice { remote: (good.remote.0, offset), ..good };
+            let remote = Slice { remote: RemoteOffset::new(good.remote.region, offset), ..good };
             rig.refused(remote, RANGE, "a slice that leaves the segment");
-            let local = Slice { local: (good.local.0, offset), ..good };
+            let local = Slice { local: RegionOffset::new(good.local.region, offset), ..good };
             rig.refused(local, RANGE, "a slice that leaves the local region");
         }
         rig.still_works();
@@ -71,7 +73,7 @@ pub(super) fn local_rights_are_kept_too(rig: &mut Rig<'_>) -> Result<(), Skip> {
                 "local memory with {access:?} alone cannot be registered: {error}"
             )));
         }
-        let slice = Slice { local: (id, 0), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { local: RegionOffset::new(id, 0), ..rig.slice(op, 0, 0, 64) };
         rig.refused(slice, &[ErrorKind::AccessDenied], "an operation that the local region does not allow");
     }
     rig.still_works();
@@ -113,15 +115,23 @@ pub(super) fn unknown_and_stale_ids_are_refused(rig: &mut Rig<'_>) -> Result<(),
             RegionId::new(region.index, region.generation + 1),
             RegionId::new(u32::MAX, 0),
         ] {
-            rig.refused(Slice { local: (id, 0), ..good }, GONE, "a slice of an unknown or stale region");
+            rig.refused(
+                Slice { local: RegionOffset::new(id, 0), ..good },
+                GONE,
+                "a slice of an unknown or stale region",
+            );
         }
-        for id in [SegmentId::new(97, 1), SegmentId::new(segment.index, segment.generation + 1)] {
-            rig.refused(Slice { remote: (id, 0), ..good }, GONE, "a slice to an unknown or stale segment");
+        for id in [RemoteRegionId::new(97, 1), RemoteRegionId::new(segment.index, segment.generation + 1)] {
+            rig.refused(
+                Slice { remote: RemoteOffset::new(id, 0), ..good },
+                GONE,
+                "a slice to an unknown or stale segment",
+            );
         }
         rig.still_works();
     }
     let stale_region = rig.initiator().deregister(RegionId::new(region.index, region.generation + 1));
-    let stale_segment = rig.initiator().detach(SegmentId::new(segment.index, segment.generation + 1));
+    let stale_segment = rig.initiator().detach(RemoteRegionId::new(segment.index, segment.generation + 1));
     for (what, result) in [("deregister", stale_region), ("detach", stale_segment)] {
         match result.map_err(|error| error.kind) {
             Err(ErrorKind::Stale | ErrorKind::NotFound) => {}
@@ -146,13 +156,13 @@ pub(super) fn a_registered_again_region_does_not_answer_to_its_old_export(
         let slice = rig.slice(op, 0, 0, 64);
         rig.refused(slice, GONE, "a slice under an export of the region's former generation");
     }
-    let segment = SegmentId::new(rig.fresh_index(), 1);
+    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
     if let Err(error) = rig.initiator().attach(segment, &blob) {
         broken!(rig.law, "the new export of a region could not be attached beside the old one: {error}");
     }
     for op in rig.ops() {
         let slice = rig.slice(op, 9, 7, 500);
-        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -168,10 +178,10 @@ pub(super) fn a_deregistered_region_is_out_of_reach(rig: &mut Rig<'_>) -> Result
         rig.refused(slice, GONE, "a slice to a region that its owner has deregistered");
     }
     // The peer, and what else it exports, is still there.
-    let segment = SegmentId::new(rig.fresh_index(), 1);
+    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
     rig.export_remote(RegionId::new(segment.index, 1), segment);
     for op in rig.ops() {
-        let slice = Slice { remote: (segment, 0), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 64) };
         rig.transfer(&[slice]);
     }
     Ok(())
@@ -191,7 +201,7 @@ pub(super) fn a_taken_index_is_busy(rig: &mut Rig<'_>) -> Result<(), Skip> {
             Err(ErrorKind::Busy) => {}
             other => broken!(rig.law, "registering {id} over a living region gave {other:?}, not Busy"),
         }
-        let id = SegmentId::new(segment.index, generation);
+        let id = RemoteRegionId::new(segment.index, generation);
         match rig.initiator().attach(id, &blob).map_err(|error| error.kind) {
             Err(ErrorKind::Busy) => {}
             other => broken!(rig.law, "attaching {id} over a living segment gave {other:?}, not Busy"),
@@ -213,18 +223,18 @@ fn one_right_only(rig: &mut Rig<'_>, right: Access, denied: Op, granted: Op) -> 
     rig.scramble();
     take_back(rig);
     let id = RegionId::new(rig.fresh_index(), 1);
-    let segment = SegmentId::new(id.index, 1);
+    let segment = RemoteRegionId::new(id.index, 1);
     let blob = rig.register_remote(id, Access::LOCAL | right);
     if let Err(error) = rig.initiator().attach(segment, &blob) {
         broken!(rig.law, "an export with {right:?} alone could not be attached: {error}");
     }
     for offset in [0, 1, REGION_BYTES - 100] {
         let slice = rig.slice(denied, 0, offset, 100);
-        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
         rig.refused(slice, &[ErrorKind::AccessDenied], "an operation that the export does not grant");
     }
     if rig.ops().contains(&granted) {
-        let slice = Slice { remote: (segment, 0), ..rig.slice(granted, 0, 0, 100) };
+        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(granted, 0, 0, 100) };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }

@@ -30,8 +30,8 @@ fn check(rig: &Rig<'_>, slice: &Slice, end: &Completion) {
     let Some(reported) = end.crc32c else { return };
     let len = slice.len as usize;
     let bytes = match slice.op {
-        Op::Read => rig.local.read(slice.local.1 as usize, len),
-        Op::Write => rig.remote.read(slice.remote.1 as usize, len),
+        Op::Read => rig.local.read(slice.local.offset as usize, len),
+        Op::Write => rig.remote.read(slice.remote.offset as usize, len),
     };
     let found = crc32c_slowly(&bytes);
     if reported.get() != found {

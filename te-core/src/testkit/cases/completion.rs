@@ -32,7 +32,7 @@ pub(super) fn every_accepted_slice_completes_exactly_once(rig: &mut Rig<'_>) -> 
 pub(super) fn a_slice_that_was_not_accepted_never_completes(rig: &mut Rig<'_>) -> Result<(), Skip> {
     for bad in 1..4 {
         let mut slices = rig.random_slices(5, None);
-        slices[bad].local.0 = RegionId::new(77, 1);
+        slices[bad].local.region = RegionId::new(77, 1);
         match rig.submit(&slices) {
             Ok(accepted) if accepted > bad => {
                 broken!(rig.law, "a slice of a region that does not exist was accepted")
@@ -50,7 +50,7 @@ pub(super) fn a_slice_that_was_not_accepted_never_completes(rig: &mut Rig<'_>) -
 
 pub(super) fn a_refused_batch_leaves_nothing_behind(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let mut slices = rig.random_slices(4, None);
-    slices[0].local.0 = RegionId::new(77, 1);
+    slices[0].local.region = RegionId::new(77, 1);
     let give_up = rig.deadline();
     loop {
         match rig.submit(&slices) {

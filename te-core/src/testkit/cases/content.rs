@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::super::Side;
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{Access, ErrorKind, Features, Op, RegionId, SegmentId, Slice};
+use crate::{Access, ErrorKind, Features, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice};
 
 pub(super) fn a_write_puts_the_bytes_there_at_odd_offsets_and_lengths(rig: &mut Rig<'_>) -> Result<(), Skip> {
     rig.need(Features::WRITE)?;
@@ -33,7 +33,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
     let granule = rig.caps.granule_bytes;
     let (here, there) = (rig.allocate(Side::Initiator, longest + 1), rig.allocate(Side::Target, longest + 1));
     let id = RegionId::new(rig.fresh_index(), 1);
-    let segment = SegmentId::new(id.index, 1);
+    let segment = RemoteRegionId::new(id.index, 1);
     let buffers = core::mem::take(&mut rig.more);
     let registered = rig.register_at(Side::Initiator, id, &buffers[here], Access::LOCAL).and_then(|()| {
         rig.register_at(Side::Target, id, &buffers[there], Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -53,14 +53,21 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
             rig.more[buffer].write(0, &bytes);
         }
         let token = rig.fresh_token();
-        let slice = Slice { token, local: (id, 1), remote: (segment, 0), len: longest as u32, op };
+        let slice = Slice {
+            token,
+            local: RegionOffset::new(id, 1),
+            remote: RemoteOffset::new(segment, 0),
+            len: longest as u32,
+            op,
+        };
         rig.transfer(&[slice]);
         if rig.more[here].read(1, longest) != rig.more[there].read(0, longest) {
             broken!(rig.law, "{op:?} of {longest} bytes was applied, but the two ends differ");
         }
         if longest as u64 == u64::from(rig.caps.slice_bytes_max) {
             let token = rig.fresh_token();
-            let longer = Slice { token, local: (id, 0), len: longest as u32 + granule, ..slice };
+            let longer =
+                Slice { token, local: RegionOffset::new(id, 0), len: longest as u32 + granule, ..slice };
             let kinds = [ErrorKind::InvalidArgument, ErrorKind::OutOfRange];
             rig.refused(longer, &kinds, "a slice longer than slice_bytes_max");
         }
@@ -96,7 +103,8 @@ fn odd_offsets_and_lengths(rig: &mut Rig<'_>, op: Op) {
     for &len in &LENGTHS {
         let (local, remote) = (rig.rng.index(REGION_BYTES - len), rig.rng.index(REGION_BYTES - len));
         let slice = rig.slice(op, local, remote, len);
-        let (local, remote, len) = (slice.local.1 as usize, slice.remote.1 as usize, slice.len as usize);
+        let (local, remote, len) =
+            (slice.local.offset as usize, slice.remote.offset as usize, slice.len as usize);
         let (before_here, before_there) = (rig.local.read(0, REGION_BYTES), rig.remote.read(0, REGION_BYTES));
         rig.transfer(&[slice]);
         rig.check_content(&slice);

@@ -4,7 +4,7 @@ use alloc::vec;
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use super::late::check_outcomes;
-use crate::{Access, ErrorKind, RegionId, SegmentId, Slice};
+use crate::{Access, ErrorKind, RegionId, RemoteOffset, RemoteRegionId, Slice};
 
 pub(super) fn when_the_target_dies_every_slice_ends_once(rig: &mut Rig<'_>) -> Result<(), Skip> {
     rig.still_works();
@@ -89,12 +89,12 @@ pub(super) fn after_a_restart_a_new_export_works(rig: &mut Rig<'_>) -> Result<()
     rig.kill()?;
     rig.restart()?;
     rig.settle();
-    let segment = SegmentId::new(rig.fresh_index(), 1);
+    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
     rig.export_remote(RegionId::new(0, 1), segment);
     rig.scramble();
     for op in rig.ops() {
         let slice = rig.slice(op, 17, 21, 5000);
-        let slice = Slice { remote: (segment, slice.remote.1), ..slice };
+        let slice = Slice { remote: RemoteOffset::new(segment, slice.remote.offset), ..slice };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }

@@ -1,7 +1,7 @@
 //! L5 and L6: the target's word that an initiator is gone, and that it stays out.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{ErrorKind, Features, Op, SegmentId, Slice};
+use crate::{ErrorKind, Features, Op, RemoteOffset, RemoteRegionId, Slice};
 
 const OLD: u8 = 0x5A;
 const NEW: u8 = 0xA5;
@@ -26,7 +26,7 @@ pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) ->
     is_refused(rig, segment);
     // A new attachment is no way round it. It may be refused itself.
     let export = rig.export(rig.region());
-    let again = SegmentId::new(rig.fresh_index(), 1);
+    let again = RemoteRegionId::new(rig.fresh_index(), 1);
     match rig.initiator().attach(again, &export) {
         Ok(()) => is_refused(rig, again),
         Err(error) if error.kind == ErrorKind::Expelled => {}
@@ -119,11 +119,11 @@ fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
 }
 
 /// Every operation is refused, as `Expelled` once the fabric has got so far as to hear it.
-fn is_refused(rig: &mut Rig<'_>, segment: SegmentId) {
+fn is_refused(rig: &mut Rig<'_>, segment: RemoteRegionId) {
     for op in rig.ops() {
         let give_up = rig.deadline();
         loop {
-            let slice = Slice { remote: (segment, 0), ..rig.slice(op, 0, 0, 4096) };
+            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 4096) };
             let kind = match rig.run_one(slice).map(|end| end.result) {
                 Ok(Ok(())) => broken!(rig.law, "a {op:?} of an expelled initiator was carried out"),
                 Ok(Err(error)) | Err(error) => error.kind,

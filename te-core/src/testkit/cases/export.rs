@@ -5,13 +5,13 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{Access, Completion, ErrorKind, Op, RegionId, SegmentId, Slice};
+use crate::{Access, Completion, ErrorKind, Op, RegionId, RemoteOffset, RemoteRegionId, Slice};
 
 pub(super) fn a_truncated_export_is_refused_at_every_length(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let region = rig.region();
     let blob = rig.export(region);
     for len in 0..blob.len() {
-        let id = SegmentId::new(rig.fresh_index(), 1);
+        let id = RemoteRegionId::new(rig.fresh_index(), 1);
         match rig.initiator().attach(id, &blob[..len]).map_err(|error| error.kind) {
             Err(ErrorKind::InvalidArgument | ErrorKind::Unreachable) => {}
             Err(kind) => {
@@ -45,12 +45,12 @@ pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<
         }
     }
     // Nothing of that has cost the honest export its use.
-    let segment = SegmentId::new(rig.fresh_index(), 1);
+    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
     if let Err(error) = rig.initiator().attach(segment, &blob) {
         broken!(rig.law, "a valid export was refused after forged ones: {error}");
     }
     if rig.ops().contains(&Op::Read) {
-        let slice = Slice { remote: (segment, 0), ..rig.slice(Op::Read, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(Op::Read, 0, 0, 64) };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -67,12 +67,12 @@ pub(super) fn a_wrong_key_opens_nothing(rig: &mut Rig<'_>) -> Result<(), Skip> {
     for at in key {
         let mut forged = blob.clone();
         forged[at] ^= 1 << rig.rng.below(8);
-        let segment = SegmentId::new(rig.fresh_index(), 1);
+        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
         if rig.initiator().attach(segment, &forged).is_err() {
             continue;
         }
         for op in rig.ops() {
-            let slice = Slice { remote: (segment, 0), ..rig.slice(op, 0, 0, 64) };
+            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 64) };
             rig.refused(slice, &[ErrorKind::AccessDenied, ErrorKind::Stale], "a slice under a wrong key");
         }
     }
@@ -90,7 +90,7 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
         if round % 8 == 0 {
             noise.fill((round as u8).wrapping_mul(17));
         }
-        let segment = SegmentId::new(rig.fresh_index(), 1);
+        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
         if rig.initiator().attach(segment, &noise).is_ok() {
             broken!(rig.law, "{} random bytes were taken for an export", noise.len());
         }
@@ -106,7 +106,7 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
 fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
     const CANARY: u8 = 0x42;
     const SECRET_FREE: u8 = 0x5A;
-    let segment = SegmentId::new(rig.fresh_index(), 1);
+    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
     if rig.initiator().attach(segment, forged).is_err() {
         return;
     }
@@ -123,7 +123,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
         if !rig.ops().contains(&op) {
             continue;
         }
-        let slice = Slice { remote: (segment, offset), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(segment, offset), ..rig.slice(op, 0, 0, 64) };
         let end = rig.run_one(slice);
         if let Ok(Completion { result: Ok(()), .. }) = end {
             broken!(

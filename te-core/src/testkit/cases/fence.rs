@@ -1,7 +1,7 @@
 //! L5: a fence is the target's word that nothing older will land.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, SegmentId};
+use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, RemoteRegionId};
 
 const OLD: u8 = 0x77;
 const NEW: u8 = 0x99;
@@ -48,7 +48,7 @@ pub(super) fn a_fence_leaves_slices_in_flight_alone(rig: &mut Rig<'_>) -> Result
 
 pub(super) fn a_fence_needs_a_segment(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let segment = rig.segment();
-    for id in [SegmentId::new(99, 1), SegmentId::new(segment.index, segment.generation + 1)] {
+    for id in [RemoteRegionId::new(99, 1), RemoteRegionId::new(segment.index, segment.generation + 1)] {
         match rig.fence(id).map_err(|error| error.kind) {
             Err(ErrorKind::NotFound | ErrorKind::Stale) => {}
             other => broken!(rig.law, "a fence on {id}, which is not attached, gave {other:?}"),

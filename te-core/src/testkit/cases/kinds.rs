@@ -5,7 +5,7 @@ use alloc::format;
 
 use super::super::Side;
 use super::super::rig::{Rig, Skip, broken};
-use crate::{Access, ErrorKind, GpuVendor, Location, MemSpan, RegionId, Slice};
+use crate::{Access, ErrorKind, GpuVendor, Location, MemSpan, RegionId, RemoteOffset, Slice};
 
 const LOCATIONS: [Location; 4] = [
     Location::Host,
@@ -84,7 +84,7 @@ pub(super) fn a_slice_off_the_granule_is_refused_before_a_byte_moves(rig: &mut R
         rig.scramble();
         let good = rig.slice(op, 0, 0, 2 * granule as usize);
         for off in [1, granule / 2, granule - 1] {
-            let offset = Slice { remote: (good.remote.0, u64::from(off)), ..good };
+            let offset = Slice { remote: RemoteOffset::new(good.remote.region, u64::from(off)), ..good };
             rig.refused(offset, &[ErrorKind::InvalidArgument], "a slice at an offset off the granule");
             let length = Slice { len: good.len - off, ..good };
             rig.refused(length, &[ErrorKind::InvalidArgument], "a slice of a length off the granule");

@@ -202,9 +202,9 @@ fn check_canary(rig: &Rig<'_>, what: &str) {
 pub(super) fn check_outcomes(rig: &Rig<'_>, slices: &[Slice], local: &[u8], remote: &[u8]) {
     for slice in slices {
         let end = rig.completion(slice.token);
-        let (at, len) = (slice.remote.1 as usize, slice.len as usize);
+        let (at, len) = (slice.remote.offset as usize, slice.len as usize);
         let there: Vec<u8> = rig.remote.read(at, len);
-        let source = &local[slice.local.1 as usize..][..len];
+        let source = &local[slice.local.offset as usize..][..len];
         let old = &remote[at..][..len];
         match (slice.op, end.outcome) {
             (_, Outcome::Applied) => rig.check_content(slice),

@@ -18,7 +18,8 @@ use super::{Fault, Phase, Recovery, Timing, Watch};
 use crate::sim::{LinkConfig, NodeId, Rng, SimConfig, SimNet, SimTransport};
 use crate::{
     Access, Completion, Error, ErrorKind, FaultConfig, HealthConfig, HealthRoute, Instant, Memory,
-    MultiTransport, Op, Outcome, RailHealth, RegionId, Route, SegmentId, Slice, Token, Transport,
+    MultiTransport, Op, Outcome, RailHealth, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
+    Slice, Token, Transport,
 };
 
 /// The simulated rails: two of one name, as two ports of one fabric, and the last resort.
@@ -100,9 +101,9 @@ struct Run<R> {
     rng: Rng,
     now: Instant,
     health: fn(&R, usize) -> Option<RailHealth>,
-    segment: SegmentId,
+    segment: RemoteRegionId,
     /// Segments of the peer's earlier lives, still in use.
-    leaving: Vec<SegmentId>,
+    leaving: Vec<RemoteRegionId>,
     places: [Place; PLACES],
     /// Slices that are not accepted yet.
     queue: VecDeque<Slice>,
@@ -190,7 +191,7 @@ impl<R: Route> Run<R> {
             rng,
             now: Instant::ZERO,
             health,
-            segment: SegmentId::new(0, 0),
+            segment: RemoteRegionId::new(0, 0),
             leaving: Vec::new(),
             places: [place; PLACES],
             queue: VecDeque::new(),
@@ -227,7 +228,7 @@ impl<R: Route> Run<R> {
         let mut blob = [0; 512];
         let exported = there.export(region, &mut blob);
         // Another index than that of the life before, which may still be in use.
-        let segment = SegmentId::new(life % 64, life);
+        let segment = RemoteRegionId::new(life % 64, life);
         let attached = exported.and_then(|len| self.here.attach(segment, &blob[..len]));
         assert_eq!(attached, Ok(()));
         assert_eq!(self.here.reachable(segment), 0b111, "each rail finds its other end");
@@ -404,8 +405,8 @@ impl<R: Route> Run<R> {
             let offset = (at * PLACE_BYTES + nth * SLICE_BYTES) as u64;
             self.queue.push_back(Slice {
                 token: token(at, nth),
-                local: (LOCAL, offset),
-                remote: (self.segment, offset),
+                local: RegionOffset::new(LOCAL, offset),
+                remote: RemoteOffset::new(self.segment, offset),
                 len: SLICE_BYTES as u32,
                 op,
             });

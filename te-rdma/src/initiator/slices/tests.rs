@@ -3,10 +3,10 @@
 use super::*;
 use crate::memory::testing::memory;
 use crate::wire::{Chunking, EXPORT_FORMAT};
-use te_core::{Access, Outcome, RegionId};
+use te_core::{Access, Outcome, RegionId, RegionOffset, RemoteOffset};
 
 const REGION: RegionId = RegionId::new(1, 1);
-const SEGMENT: SegmentId = SegmentId::new(2, 1);
+const SEGMENT: RemoteRegionId = RemoteRegionId::new(2, 1);
 const PEER: u32 = 3;
 const LATER: Instant = Instant::from_millis(20);
 
@@ -51,7 +51,7 @@ impl Bench {
     }
 
     fn submit(&mut self, token: u64, at: u64, len: u32) -> Result<(), Error> {
-        let (local, remote) = ((REGION, at), (SEGMENT, at));
+        let (local, remote) = (RegionOffset::new(REGION, at), RemoteOffset::new(SEGMENT, at));
         let slice = Slice { token: Token(token), local, remote, len, op: Op::Write };
         self.slices.accept(&slice, 1 << 20, &mut self.memory, &mut self.timers)
     }
