@@ -220,7 +220,10 @@ impl FakeStager {
     }
 }
 
-impl Stager for FakeStager {
+// SAFETY: a slot is a heap allocation of `slot_bytes`, which its `Slot` keeps until the stager drops; no
+// reference to it is made after `Slot::new`. `take` lends each slot once. Hops copy inside `poll`, in the
+// moment in which they end, and `check` holds them to their slot and to one allocation of the device.
+unsafe impl Stager for FakeStager {
     fn slot_bytes(&self) -> u32 {
         self.device.staging.slot_bytes
     }
