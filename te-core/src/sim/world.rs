@@ -18,8 +18,8 @@ use super::slab::{Key, Slab};
 use super::{NodeId, SimCounters};
 use crate::testkit::Rng;
 use crate::{
-    Access, Completion, EXPELLED_MAX, Error, ErrorKind, Features, Instant, MemSpan, Op, Outcome, RegionId,
-    RemoteOffset, RemoteRegionId, Slice, Token,
+    Access, Completion, EXPELLED_MAX, Error, ErrorKind, ExpelMode, Features, Instant, MemSpan, Op, Outcome,
+    RegionId, RemoteOffset, RemoteRegionId, Slice, Token,
 };
 
 pub(super) struct World {
@@ -339,7 +339,7 @@ impl World {
     }
 
     /// What arrives from `peer` from now on is refused, what is on its way included: nothing of it can land.
-    pub(super) fn expel(&mut self, node: NodeId, peer: u64, force: bool) -> Result<bool, Error> {
+    pub(super) fn expel(&mut self, node: NodeId, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         if peer == 0 {
             return Err(ErrorKind::InvalidArgument.into());
         }
@@ -348,7 +348,7 @@ impl World {
         if expelled.contains(&peer) {
             return Ok(true);
         }
-        if connected && !force {
+        if connected && mode == ExpelMode::SpareConnected {
             return Err(ErrorKind::Busy.into());
         }
         if expelled.len() >= EXPELLED_MAX {
