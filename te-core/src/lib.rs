@@ -52,14 +52,14 @@
 //! }
 //! let mut export = [0; 64];
 //! let export_bytes = there.export(remote.region(), &mut export)?;
-//! let segment = RemoteRegionId::new(0, 1);
-//! here.attach(segment, &export[..export_bytes])?;
+//! let remote_region = RemoteRegionId::new(0, 1);
+//! here.attach(remote_region, &export[..export_bytes])?;
 //!
 //! // One request, cut into slices of 64 KiB while the transport accepts them.
 //! let mut table = BatchTable::new(8, 16);
-//! let request = TransferRequest { op: Op::Write, local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 200_000 };
+//! let request = TransferRequest { op: Op::Write, local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(remote_region, 0), len: 200_000 };
 //! let batch = table.create([request].into_iter(), Slicer::default())?;
-//! let mut slices = [Slice { token: Token(0), local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(segment, 0), len: 0, op: Op::Read }; 8];
+//! let mut slices = [Slice { token: Token(0), local: RegionOffset::new(local.region(), 0), remote: RemoteOffset::new(remote_region, 0), len: 0, op: Op::Read }; 8];
 //! let mut ends = [Completion::applied(Token(0)); 8];
 //! while !table.progress(batch)?.status.is_terminal() {
 //!     let cut = table.next(batch, &mut slices)?;

@@ -45,7 +45,7 @@ pub struct MultiTransport<C, R> {
     rails: heapless::Vec<C, RAILS_MAX>,
     route: R,
     /// Remote regions, by index.
-    segments: Vec<Segment>,
+    remote_regions: Vec<RemoteRegion>,
     /// Regions, by index: the generation, and the rails that registered it.
     regions: Vec<Region>,
     slots: Box<[Slot]>,
@@ -71,7 +71,7 @@ pub struct MultiTransport<C, R> {
 const FENCES_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Segment {
+struct RemoteRegion {
     generation: u32,
     reachable: u32,
     in_use: u32,
@@ -103,7 +103,7 @@ impl Region {
 struct Fence {
     token: Token,
     generation: u32,
-    segment: RemoteRegionId,
+    remote_region: RemoteRegionId,
     pending: u32,
     error: Option<Error>,
 }
@@ -140,7 +140,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
         Ok(Self {
             rails: own,
             route,
-            segments: Vec::new(),
+            remote_regions: Vec::new(),
             regions: Vec::new(),
             slots,
             free: 0,
@@ -195,14 +195,16 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     /// The rails that reach the remote region, as a mask.
     #[must_use]
-    pub fn reachable(&self, segment: RemoteRegionId) -> u32 {
-        self.segment(segment).map_or(0, |segment| segment.reachable)
+    pub fn reachable(&self, remote_region: RemoteRegionId) -> u32 {
+        self.remote_region(remote_region).map_or(0, |remote_region| remote_region.reachable)
     }
 
-    fn segment(&self, id: RemoteRegionId) -> Result<&Segment, Error> {
-        match self.segments.get(id.index as usize) {
-            Some(segment) if segment.live && segment.generation == id.generation => Ok(segment),
-            Some(segment) if segment.live => Err(Error::new(ErrorKind::Stale)),
+    fn remote_region(&self, id: RemoteRegionId) -> Result<&RemoteRegion, Error> {
+        match self.remote_regions.get(id.index as usize) {
+            Some(remote_region) if remote_region.live && remote_region.generation == id.generation => {
+                Ok(remote_region)
+            }
+            Some(remote_region) if remote_region.live => Err(Error::new(ErrorKind::Stale)),
             _ => Err(Error::new(ErrorKind::NotFound)),
         }
     }
@@ -217,7 +219,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
 
     /// The rails that reach the slice's remote region and have registered its region.
     fn usable(&self, slice: &Slice) -> Result<u32, Error> {
-        let mask = self.segment(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
+        let mask =
+            self.remote_region(slice.remote.region)?.reachable & self.region(slice.local.region)?.rails;
         if mask == 0 { Err(Error::new(ErrorKind::Unreachable)) } else { Ok(mask) }
     }
 
@@ -299,7 +302,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     fn reap_plain(&mut self, rail: usize, ended: &mut [Completion]) -> usize {
         let mut count = 0;
         // Slices of one remote region follow each other: its count is updated once.
-        let (mut segment, mut of_segment) = (0, 0);
+        let (mut remote_region, mut of_remote_region) = (0, 0);
         for child in ended {
             let index = slot_of(child.token);
             let Some(slot) = self.slots.get_mut(index) else { break };
@@ -312,21 +315,21 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
             self.free = index as u32;
             child.token = slot.slice.token;
             let left = slot.slice.remote.region.index;
-            if left != segment {
-                self.leave_segment(segment, of_segment);
-                (segment, of_segment) = (left, 0);
+            if left != remote_region {
+                self.leave_remote_region(remote_region, of_remote_region);
+                (remote_region, of_remote_region) = (left, 0);
             }
-            of_segment += 1;
+            of_remote_region += 1;
             count += 1;
         }
-        self.leave_segment(segment, of_segment);
+        self.leave_remote_region(remote_region, of_remote_region);
         count
     }
 
     #[inline]
-    fn leave_segment(&mut self, index: u32, slices: u32) {
-        if let Some(segment) = self.segments.get_mut(index as usize) {
-            segment.in_use -= slices;
+    fn leave_remote_region(&mut self, index: u32, slices: u32) {
+        if let Some(remote_region) = self.remote_regions.get_mut(index as usize) {
+            remote_region.in_use -= slices;
         }
     }
 
@@ -403,7 +406,7 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     }
 
     fn end(&mut self, index: usize, completion: Completion) -> Completion {
-        self.leave_segment(self.slots[index].slice.remote.region.index, 1);
+        self.leave_remote_region(self.slots[index].slice.remote.region.index, 1);
         self.put_slot(index);
         completion
     }
@@ -423,8 +426,8 @@ impl<C: Transport, R: Route> MultiTransport<C, R> {
     }
 
     fn end_fence(&mut self, fence: &Fence) -> Completion {
-        if let Some(segment) = self.segments.get_mut(fence.segment.index as usize) {
-            segment.in_use -= 1;
+        if let Some(remote_region) = self.remote_regions.get_mut(fence.remote_region.index as usize) {
+            remote_region.in_use -= 1;
         }
         match fence.error {
             None => Completion::applied(fence.token),
@@ -516,7 +519,7 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
 
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let index = id.index as usize;
-        if self.segments.get(index).is_some_and(|segment| segment.live) {
+        if self.remote_regions.get(index).is_some_and(|remote_region| remote_region.live) {
             return Err(Error::new(ErrorKind::Busy));
         }
         // Parse the whole export before any child sees a part of it.
@@ -548,26 +551,27 @@ impl<C: Transport, R: Route> Memory for MultiTransport<C, R> {
         if reachable == 0 {
             return Err(first_error.unwrap_or(Error::new(ErrorKind::Unreachable)));
         }
-        if self.segments.len() <= index {
-            self.segments.resize(index + 1, Segment::default());
+        if self.remote_regions.len() <= index {
+            self.remote_regions.resize(index + 1, RemoteRegion::default());
         }
-        self.segments[index] = Segment { generation: id.generation, reachable, in_use: 0, live: true };
+        self.remote_regions[index] =
+            RemoteRegion { generation: id.generation, reachable, in_use: 0, live: true };
         self.route.attached(id, (!costs.is_empty()).then_some(&penalties));
         Ok(())
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-        if self.segment(id)?.in_use > 0 {
+        if self.remote_region(id)?.in_use > 0 {
             return Err(Error::new(ErrorKind::Busy));
         }
         for (rail, child) in self.rails.iter_mut().enumerate() {
-            let segment = &mut self.segments[id.index as usize];
-            if segment.reachable & 1 << rail != 0 {
+            let remote_region = &mut self.remote_regions[id.index as usize];
+            if remote_region.reachable & 1 << rail != 0 {
                 child.detach(id)?;
-                segment.reachable &= !(1 << rail);
+                remote_region.reachable &= !(1 << rail);
             }
         }
-        self.segments[id.index as usize].live = false;
+        self.remote_regions[id.index as usize].live = false;
         Ok(())
     }
 }
@@ -608,7 +612,7 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
                 self.put_slot(slot_of(self.run[at].token));
             }
             if count > 0 {
-                self.segments[batch[done].remote.region.index as usize].in_use += count as u32;
+                self.remote_regions[batch[done].remote.region.index as usize].in_use += count as u32;
             }
             done += count;
             match accepted {
@@ -693,25 +697,26 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.cancel_slot(index)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        let reachable = self.segment(segment)?.reachable;
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        let reachable = self.remote_region(remote_region)?.reachable;
         if self.fences.is_full() {
             return Err(Error::new(ErrorKind::Full));
         }
         self.fence_generation = self.fence_generation.wrapping_add(1);
         let child = Token::of_fence(self.fence_generation);
-        let mut fence = Fence { token, generation: self.fence_generation, segment, pending: 0, error: None };
+        let mut fence =
+            Fence { token, generation: self.fence_generation, remote_region, pending: 0, error: None };
         for (rail, transport) in
             self.rails.iter_mut().enumerate().filter(|(rail, _)| reachable & 1 << rail != 0)
         {
-            match transport.fence(child, segment) {
+            match transport.fence(child, remote_region) {
                 Ok(()) => fence.pending |= 1 << rail,
                 Err(error) => {
                     fence.error.get_or_insert(error);
                 }
             }
         }
-        self.segments[segment.index as usize].in_use += 1;
+        self.remote_regions[remote_region.index as usize].in_use += 1;
         let pushed = self.fences.push(fence);
         debug_assert!(pushed.is_ok(), "room was checked above");
         Ok(())

@@ -52,7 +52,7 @@ pub trait Route {
     }
     /// A remote region was attached. `penalties[rail]`, in percent, by our rails, is the cost at its owner's
     /// end; `None` when all are equal.
-    fn attached(&mut self, _segment: RemoteRegionId, _penalties: Option<&[u32]>) {}
+    fn attached(&mut self, _remote_region: RemoteRegionId, _penalties: Option<&[u32]>) {}
 }
 
 /// The limits by which [`HealthRoute`] judges rails.
@@ -147,7 +147,7 @@ pub struct HealthRoute {
     now: Instant,
     /// The penalties, by index of region and of remote region.
     regions: Vec<Row>,
-    segments: Vec<Row>,
+    remote_regions: Vec<Row>,
 }
 
 /// A penalty for each rail, in tenths: 10 is near.
@@ -171,7 +171,7 @@ impl HealthRoute {
             config,
             now: Instant::ZERO,
             regions: Vec::new(),
-            segments: Vec::new(),
+            remote_regions: Vec::new(),
         }
     }
 
@@ -193,8 +193,8 @@ impl HealthRoute {
     }
 
     /// Sets how far each rail's NIC at the peer is from a remote region; otherwise as for regions.
-    pub fn set_segment_penalties(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
-        set_row(&mut self.segments, segment.index, penalties);
+    pub fn set_remote_region_penalties(&mut self, remote_region: RemoteRegionId, penalties: Option<&[u32]>) {
+        set_row(&mut self.remote_regions, remote_region.index, penalties);
     }
 
     /// What is known about `rail`; `None` when there is no such rail.
@@ -330,7 +330,7 @@ impl Route for HealthRoute {
             return Some(rail);
         }
         let local = self.regions.get(slice.local.region.index as usize);
-        let remote = self.segments.get(slice.remote.region.index as usize);
+        let remote = self.remote_regions.get(slice.remote.region.index as usize);
         match (local, remote) {
             (None, None) => self.cheapest(slice.len, open, |_, cost| cost),
             (local, remote) => {
@@ -415,7 +415,7 @@ impl Route for HealthRoute {
         u32::from(row[rail % RAILS_MAX]) * 10
     }
 
-    fn attached(&mut self, segment: RemoteRegionId, penalties: Option<&[u32]>) {
-        self.set_segment_penalties(segment, penalties);
+    fn attached(&mut self, remote_region: RemoteRegionId, penalties: Option<&[u32]>) {
+        self.set_remote_region_penalties(remote_region, penalties);
     }
 }
