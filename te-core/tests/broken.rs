@@ -41,7 +41,7 @@ enum Flaw {
     CancelEndsTwice,
     CancelsAnything,
     CancelsTheNeighbour,
-    SaysInlineAndIsNot,
+    SaysCallerDrivenAndIsNot,
     // L4
     AllocatesInPoll,
     AllocatesInSubmit,
@@ -60,9 +60,9 @@ enum Flaw {
     RefusalCutsTheConnection,
     AcceptsNothingSlices,
     // Of the initiator's expulsion, L5 and L6
-    ExpelsNobody,
+    ExpelsNone,
     ExpelsLate,
-    ExpelsEverybody,
+    ExpelsAll,
     ExpelsTheConnected,
     ExpelsSilently,
     // L7
@@ -123,11 +123,11 @@ catches! {
     L2 ReadsTheSourceLate as reading_the_source_of_a_finished_write_is_caught: "read its source again",
     L3 CancelNeverCompletes as a_cancel_that_never_completes_is_caught: "never completed",
     L3 CancelsAnything as a_cancel_of_nothing_that_succeeds_is_caught: "not NotFound",
-    L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "nobody cancelled",
-    L3 SaysInlineAndIsNot as a_promise_of_inline_that_is_not_kept_is_caught: "has not ended, though",
+    L3 CancelsTheNeighbour as a_cancel_of_the_wrong_slice_is_caught: "that was not cancelled",
+    L3 SaysCallerDrivenAndIsNot as a_promise_of_caller_driven_that_is_not_kept_is_caught: "has not ended, though",
     L4 AllocatesInPoll as an_allocating_poll_is_caught: "allocated",
     L4 AllocatesInSubmit as an_allocating_submit_is_caught: "allocated",
-    L4 FullIsAnError as fullness_as_an_error_is_caught: "fullness",
+    L4 FullIsAnError as being_full_as_an_error_is_caught: "being full",
     L4 TakesMoreThanItSays as more_than_inflight_max_is_caught: "more than inflight_max",
     L5 FenceEndsAtOnce as a_fence_that_lies_is_caught: "landed after",
     L5 FenceNeverEnds as a_fence_that_never_ends_is_caught: "never completed",
@@ -139,11 +139,11 @@ catches! {
     L6 TakesHalfAnExport as a_truncated_export_that_attaches_is_caught: "taken for a whole one",
     L6 RefusalCutsTheConnection as a_refusal_that_costs_the_connection_is_caught: "never refused, only lost",
     L6 AcceptsNothingSlices as a_slice_without_bytes_that_passes_is_caught: "without bytes was carried out",
-    L5 ExpelsNobody as an_expulsion_that_does_nothing_is_caught: "landed after it had been expelled",
-    L5 ExpelsLate as an_expulsion_that_is_told_too_soon_is_caught: "landed after it had been expelled",
-    L6 ExpelsEverybody as an_expulsion_of_the_wrong_one_is_caught: "expelling another ended a slice",
+    L5 ExpelsNone as an_expulsion_that_does_nothing_is_caught: "landed after it had been expelled",
+    L5 ExpelsLate as an_expulsion_that_is_reported_too_soon_is_caught: "landed after it had been expelled",
+    L6 ExpelsAll as an_expulsion_of_the_wrong_one_is_caught: "expelling another ended a slice",
     L6 ExpelsTheConnected as an_expulsion_of_a_live_peer_without_force_is_caught: "not Busy",
-    L6 ExpelsSilently as an_expelled_initiator_that_is_not_told_is_caught: "never told that it was expelled",
+    L6 ExpelsSilently as an_expelled_initiator_that_gets_no_reason_is_caught: "never saw that it was expelled",
     L7 RegistersACopy as memory_that_is_only_a_copy_is_caught: "does not show",
     L8 TakesMemoryOfAnyKind as memory_of_a_kind_that_is_not_declared_is_caught: "gave Ok(()), not Unsupported",
     L8 KeepsTheRegionItRefused as a_refused_region_that_stays_is_caught: "of a region that was refused gave Ok(())",
@@ -331,7 +331,7 @@ impl Transport for Broken {
         if self.flaw == Flaw::TakesMoreThanItSays {
             capabilities.inflight_max /= 2;
         }
-        if self.flaw == Flaw::SaysInlineAndIsNot {
+        if self.flaw == Flaw::SaysCallerDrivenAndIsNot {
             capabilities.features |= Features::CALLER_DRIVEN;
         }
         capabilities
@@ -487,12 +487,12 @@ impl Transport for Broken {
 
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         match self.flaw {
-            Flaw::ExpelsNobody if peer != 0 => Ok(true),
+            Flaw::ExpelsNone if peer != 0 => Ok(true),
             Flaw::ExpelsLate => {
                 self.expulsion = Some((peer, 8));
                 Ok(true)
             }
-            Flaw::ExpelsEverybody => {
+            Flaw::ExpelsAll => {
                 for bit in 0..64 {
                     let _gone = self.inner.expel(peer ^ 1 << bit, ExpelMode::Force);
                 }

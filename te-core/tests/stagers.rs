@@ -161,8 +161,8 @@ fn a_hop_that_writes_after_its_end_is_caught() {
 }
 
 #[test]
-fn a_slot_that_nobody_took_is_caught() {
-    caught(Flaw::TakesAnySlot, "a slot that nobody took");
+fn a_slot_that_was_not_taken_is_caught() {
+    caught(Flaw::TakesAnySlot, "a slot that was not taken");
 }
 
 #[test]

@@ -289,8 +289,8 @@ impl<L: Rows> Owner<L> {
         if !self.unsettled {
             return None;
         }
-        let strangers = self.peers.iter().flatten().filter(|holder| !holder.granted);
-        strangers.map(|holder| holder.since.map_or(now, |since| since + self.limits.idle_max)).min()
+        let unknown = self.peers.iter().flatten().filter(|holder| !holder.granted);
+        unknown.map(|holder| holder.since.map_or(now, |since| since + self.limits.idle_max)).min()
     }
 
     /// Revokes all grants of a peer. Returns whether it uses none any more.
