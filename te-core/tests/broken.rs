@@ -1,7 +1,9 @@
-//! The suite has teeth: for each law a transport that breaks just that law, and the case that says so.
+//! The suite finds violations: for each law there is a transport that breaks just that law, and a case that
+//! reports it.
 //!
-//! Each `Flaw` is a small lie around a transport that keeps the laws. `caught` runs the cases of one law and expects a
-//! panic whose sentence names law and flaw; `nothing_else_is_wrong` keeps the wrapper itself honest.
+//! Each `Flaw` changes one thing in a transport that keeps the laws. `caught` runs the cases of one law and
+//! expects a panic whose sentence names law and flaw; `nothing_else_is_wrong` checks the wrapper without a
+//! flaw.
 
 use std::alloc::System;
 use std::collections::VecDeque;
@@ -59,7 +61,7 @@ enum Flaw {
     TakesHalfAnExport,
     RefusalCutsTheConnection,
     AcceptsNothingSlices,
-    // Of the initiator's expulsion, L5 and L6
+    // The expulsion of initiators, L5 and L6
     ExpelsNone,
     ExpelsLate,
     ExpelsAll,
@@ -73,7 +75,7 @@ enum Flaw {
     MovesPartsOfGranules,
 }
 
-/// The cases of `law` find the flaw and say so, in a sentence with these words.
+/// Checks that the cases of `law` find the flaw and report it in a sentence with these words.
 fn caught(flaw: Flaw, law: Law, words: &str, config: SimConfig) {
     let outcome = catch_unwind(AssertUnwindSafe(|| conformance_of_law(law, &mut harness(flaw, config))));
     let panic = outcome.expect_err("the suite passed a broken transport");
@@ -88,7 +90,7 @@ fn harness(flaw: Flaw, config: SimConfig) -> SimHarness {
 #[test]
 fn nothing_else_is_wrong_with_the_wrapper() {
     let report = conformance(&mut harness(Flaw::None, SimConfig::CALM));
-    // What it does not promise it need not keep.
+    // A law that it does not promise to keep is skipped.
     let skipped: Vec<&str> = report.skipped().map(|(case, _)| case).collect();
     let not_offered = [
         "a_caller_driven_transport_releases_memory_in_the_next_poll",
@@ -173,7 +175,7 @@ fn a_fence_that_lies_is_caught_on_a_lossy_fabric_too() {
 struct Broken {
     flaw: Flaw,
     inner: SimTransport,
-    /// Completions the flaw makes up, given at the next poll.
+    /// Completions that the flaw invents, returned at the next poll.
     extra: VecDeque<Completion>,
     canceled: Vec<Token>,
     slices: Vec<Slice>,
@@ -183,7 +185,7 @@ struct Broken {
     last_read: Option<MemSpan>,
     counter: u64,
     dead: bool,
-    /// Whom to expel, in so many polls.
+    /// The initiator to expel, and the number of polls until then.
     expulsion: Option<(u64, u32)>,
 }
 
@@ -210,7 +212,7 @@ impl Broken {
         span.part(slice.local.offset, u64::from(slice.len)).ok()
     }
 
-    /// Every so often.
+    /// True once in a while.
     fn now_and_then(&mut self) -> bool {
         self.counter += 1;
         self.counter.is_multiple_of(5)
@@ -275,7 +277,8 @@ impl Memory for Broken {
                 self.shadows.push(shadow);
                 (copy, access)
             }
-            // What it has not forgotten is in the way; it makes room, and keeps the old memory reachable under the new id.
+            // The region that it has not forgotten occupies the index: it is moved, and the old memory stays
+            // reachable under the new id.
             Flaw::NeverForgets => {
                 self.regions.retain(|(known, _)| known.index != id.index);
                 let _absent_or_not =
@@ -284,8 +287,8 @@ impl Memory for Broken {
             }
             _ => (span, access),
         };
-        // SAFETY: the caller's promise, stretched to what this test's flaws need: the suite's guards are mapped too, and
-        // a shadow lives as long as `self`.
+        // SAFETY: the caller's promise, stretched as far as this test's flaws need it: the suite's guards are
+        // mapped, too, and a shadow exists as long as `self`.
         unsafe { self.inner.register(id, span, access)? };
         self.regions.push((id, span));
         Ok(())
@@ -368,7 +371,7 @@ impl Transport for Broken {
             return Ok(1);
         }
         if self.flaw == Flaw::ReadsTheSourceLate {
-            // Says done at once, and sends when it likes.
+            // Reports the end at once, and sends at any later time.
             for slice in batch.iter().filter(|slice| slice.op == Op::Write) {
                 self.extra.push_back(Completion::applied(slice.token));
                 self.pending.push((6, *slice));

@@ -1,4 +1,4 @@
-//! Every law, on the simulated fabric and on what is built over it.
+//! Every law, on the simulated fabric and on what is built on it.
 
 use std::alloc::System;
 
@@ -108,7 +108,7 @@ mod through_all_decorators_on_a_stormy_fabric {
     }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }
 
-/// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` tries others than these.
+/// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` runs others than these.
 #[test]
 fn the_laws_hold_whatever_the_seed() {
     use te_core::sim::SimConfig;

@@ -1,4 +1,5 @@
-//! Property tests: the batch table, the slicer and the route against models that are too simple to be wrong.
+//! Property tests: the batch table, the slicer and the route against models that are simple enough to be
+//! right.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +36,8 @@ proptest! {
     fn cuts_are_whole_slices_and_one_last_piece(slice_bytes in 0u32.., len in 0u64..1 << 40) {
         let slicer = Slicer::new(slice_bytes);
         let whole = u64::from(slicer.slice_bytes());
-        // Far more pieces than a test can walk are arithmetic: all whole but the last two.
+        // Requests with more pieces than a test can count are checked by arithmetic: all pieces are whole
+        // except the last two.
         let mut left = len.min(whole * 1000 + len % (2 * whole));
         let mut pieces = Vec::new();
         while left > 0 {
@@ -53,13 +55,13 @@ proptest! {
     }
 }
 
-/// What a caller of the table may do.
+/// The calls of a caller of the table.
 #[derive(Clone, Debug)]
 enum Step {
     Create(Vec<u64>),
-    /// Cut up to so many slices of a batch, of which the transport accepts so many.
+    /// Cut up to this many slices of a batch, of which the transport accepts this many.
     Submit(usize, usize, usize),
-    /// End the n-th slice in flight, well or not.
+    /// End the n-th slice in flight, with success or not.
     End(usize, bool),
     Refuse(usize),
     Cancel(usize, bool),
@@ -148,7 +150,7 @@ proptest! {
                     let batch = &mut batches[index];
                     let mut out = [blank(); 8];
                     let count = table.next(batch.handle, &mut out[..cut.min(8)]).expect("live");
-                    // What comes next, in order, and no hole between.
+                    // The expected slices, in order and without gaps.
                     let mut expected = batch.tasks.iter().enumerate().flat_map(|(at, task)| {
                         let mut from = task.cut;
                         let stopped = task.stopped;
@@ -166,7 +168,7 @@ proptest! {
                         prop_assert_eq!(u64::from(slice.len), len);
                         pieces.push((at, len));
                     }
-                    prop_assert!(count == cut.min(8) || expected.next().is_none(), "the table held slices back");
+                    prop_assert!(count == cut.min(8) || expected.next().is_none(), "the table returned too few slices");
                     drop(expected);
                     let accepted = accept.min(count);
                     table.accepted(&out[..accepted]);
@@ -175,7 +177,7 @@ proptest! {
                         batch.tasks[at].cut += len;
                         batch.tasks[at].in_flight += 1;
                         let twice = in_flight.insert(slice.token.0, (batch.handle, at, len));
-                        prop_assert!(twice.is_none(), "a token in flight was given out again");
+                        prop_assert!(twice.is_none(), "a token in flight was used again");
                     }
                 }
                 Step::End(which, ok) => {
@@ -222,7 +224,7 @@ proptest! {
                     prop_assert_eq!(over, batch.is_over().then_some(batch.handle));
                     for (&token, of) in &in_flight {
                         let told = table.is_of(batch.handle, Token(token));
-                        prop_assert_eq!(told, of.0 == batch.handle, "cancelling names the slices of its batch alone");
+                        prop_assert_eq!(told, of.0 == batch.handle, "a cancel is about the slices of its batch alone");
                     }
                 }
                 Step::Free(which) => {
@@ -259,7 +261,7 @@ proptest! {
     }
 }
 
-/// What happens to a route.
+/// The calls and events of a route.
 #[derive(Clone, Debug)]
 enum Event {
     Send(u32, u32),
@@ -370,7 +372,7 @@ proptest! {
         let mut route = HealthRoute::new(&vec![100; speeds.len()], HealthConfig::default());
         let reachable = (1 << speeds.len()) - 1;
         let slice = Slice { len, ..blank() };
-        // A server a rail: each sends its queue at its speed, in bytes a nanosecond.
+        // One server per rail: each sends its queue at its speed, in bytes per nanosecond.
         let mut free_at = vec![0u64; speeds.len()];
         let mut queue: Vec<(u64, usize, u64, u64)> = Vec::new();
         let mut sent = vec![0u64; speeds.len()];
