@@ -1,45 +1,46 @@
-//! What this fabric keeps of an attached segment, beside what every fabric does: the target's keys.
+//! The part of an attached remote region that is specific to this fabric: the target's keys.
 
 use te_fabric::Queue;
 
 use crate::wire::Chunking;
 
-/// What the target has said about a segment.
+/// Whether the remote keys are known.
 #[derive(Debug)]
 pub(super) enum Keys {
-    /// Not asked.
+    /// Some are missing, and no question is open.
     Unknown,
-    /// Asked, with this id.
+    /// Some are missing, and the question with this id is open.
     Asked(u64),
-    /// All known; asked for in order, so the list grows.
+    /// All are known.
     Known,
-    /// The target has withdrawn the region.
+    /// The target has deregistered the region.
     Withdrawn,
 }
 
-/// The part of a segment that is te-rdma's own. Its length and rights are as exported, and then as the target
-/// says.
+/// The part of a remote region that is specific to te-rdma. Its length and rights are those of the export,
+/// until the target's answer replaces them.
 #[derive(Debug)]
-pub(super) struct SegmentExt {
+pub(super) struct RemoteRegionExt {
     pub(super) keys: Keys,
     pub(super) chunking: Option<Chunking>,
+    /// The keys of the chunks from the first one on; the target sends them in order.
     pub(super) remote_keys: Vec<u32>,
     /// Slices that wait for the keys.
     pub(super) waiting: Queue,
 }
 
-impl SegmentExt {
-    /// Of a segment that was just attached.
+impl RemoteRegionExt {
+    /// For a remote region that was just attached.
     pub(super) const fn new() -> Self {
         Self { keys: Keys::Unknown, chunking: None, remote_keys: Vec::new(), waiting: Queue::new() }
     }
 
-    /// Forgets the remote keys: they have to be asked for again, unless the region was withdrawn.
+    /// Forgets the remote keys, and sets the new state.
     pub(super) fn forget(&mut self, keys: Keys) {
         self.remote_keys.clear();
         self.keys = keys;
     }
 }
 
-pub(super) type Segment = te_fabric::RemoteRegion<SegmentExt>;
-pub(super) type Segments = te_fabric::RemoteRegions<SegmentExt>;
+pub(super) type RemoteRegion = te_fabric::Segment<RemoteRegionExt>;
+pub(super) type RemoteRegions = te_fabric::Segments<RemoteRegionExt>;
