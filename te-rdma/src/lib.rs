@@ -68,7 +68,7 @@
 //! | `CHECKSUM` | no, only the link's own (ICRC). A caller that stores bytes has to check them end to end |
 //! | `TWO_SIDED_PROGRESS` | no: transfers do not need the target's process. Connecting, the first use of a remote region, and fences do |
 //! | memory | that of the host; with [`RdmaTransport::with_devices`] also that of GPUs that the NIC reaches |
-//! | expel | yes, by the identity in each HELLO: the peer's queue pairs are destroyed. Without `force`, a peer with a control connection is not expelled |
+//! | expel | yes, by the identity in each HELLO: the peer's queue pairs are destroyed. With `ExpelMode::SpareConnected`, a peer with a control connection is not expelled |
 //! | cancel | at once while a slice waits; when it is posted, it drains for [`Config::cancel_drain_ms`], then its queue pair is flushed |
 //! | longest slice | [`Config::slice_bytes_max`]; a slice that is longer than a message is spread over the queue pairs |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while `poll` has work |

@@ -128,7 +128,7 @@ impl LocalMemory {
     pub(crate) fn register<V: Verbs>(
         &mut self,
         verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
+        (id, chunking, access, location): (RegionId, Chunking, Access, Location),
         backing: Backing,
         register: impl Fn(&Backing) -> Result<Vec<Registration>, Error>,
     ) -> Result<(), Error> {
@@ -153,7 +153,7 @@ impl LocalMemory {
         };
         self.registered_bytes += chunking.len;
         let ext = RegionExt { chunking, chunks, backing, shown: false };
-        self.regions.insert(id.index, Region::new(id, chunking.len, access, key, ext))
+        self.regions.insert(id.index, Region::new(id, chunking.len, location, access, key, ext))
     }
 
     /// Deregisters a region. True: some peer has received its keys.
@@ -328,7 +328,7 @@ pub(crate) mod testing {
         let chunk = Registration { handle: 1, local_key: 7, remote_key: 8 };
         let chunks = vec![chunk; chunking.count() as usize];
         let ext = RegionExt { chunking, chunks, backing: Backing::Host, shown: false };
-        let region = Region::new(id, len, Access::all(), 99, ext);
+        let region = Region::new(id, len, Location::Host, Access::all(), 99, ext);
         memory.regions.insert(id.index, region).expect("an empty table");
         memory
     }
@@ -383,7 +383,7 @@ mod tests {
             let chunking = Chunking::new(0x1000, 100, 4_096).expect("a region");
             let mut memory = LocalMemory::new(4);
             let refused = Error::with_code(ErrorKind::System, libc::ENOMEM);
-            let what = (ID, chunking, RIGHTS);
+            let what = (ID, chunking, RIGHTS, Location::Host);
             assert_eq!(memory.register(&verbs, what, Backing::Host, |_| Err(refused)), Err(refused));
             assert_eq!((memory.registered_bytes(), memory.get(ID.index).is_none()), (0, true));
             let next = Cell::new(1);

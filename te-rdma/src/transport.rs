@@ -229,7 +229,8 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
                 registration::register(verbs, span, mr_access, chunking, config)
             },
         };
-        self.memory.register(verbs, (id, chunking, access), backing, register)
+        let what = (id, chunking, access, span.location());
+        self.memory.register(verbs, what, backing, register)
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {

@@ -42,5 +42,5 @@ impl RemoteRegionExt {
     }
 }
 
-pub(super) type RemoteRegion = te_fabric::Segment<RemoteRegionExt>;
-pub(super) type RemoteRegions = te_fabric::Segments<RemoteRegionExt>;
+pub(super) type RemoteRegion = te_fabric::RemoteRegion<RemoteRegionExt>;
+pub(super) type RemoteRegions = te_fabric::RemoteRegions<RemoteRegionExt>;

@@ -216,7 +216,7 @@ impl Slices {
     /// Forgets the keys that a slice used, because the target refused them. They are requested again.
     pub(super) fn forget_keys(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get(slot)
-            && let Some(remote) = self.remote_regions.get_mut(operation.segment)
+            && let Some(remote) = self.remote_regions.get_mut(operation.remote_region)
             && matches!(remote.ext.keys, Keys::Known)
         {
             remote.ext.forget(Keys::Unknown);
@@ -269,7 +269,7 @@ impl Slices {
     /// Puts a slice into the queue for a queue pair, or into that for keys.
     fn enqueue(&mut self, slot: u32, keys_known: bool, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        let (peer, remote) = (operation.peer, operation.segment);
+        let (peer, remote) = (operation.peer, operation.remote_region);
         operation.ext.waiting = !keys_known;
         if keys_known {
             if let Some(work) = self.work.get_mut(peer) {
@@ -287,7 +287,7 @@ impl Slices {
     fn unqueue(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
         if operation.ext.waiting {
-            if let Some(remote) = self.remote_regions.get_mut(operation.segment) {
+            if let Some(remote) = self.remote_regions.get_mut(operation.remote_region) {
                 self.operations.unlink(&mut remote.ext.waiting, slot);
             }
         } else if let Some(work) = self.work.get_mut(operation.peer) {
@@ -331,7 +331,7 @@ impl Slices {
     ) -> Result<Cut, Option<Error>> {
         let gone = || Some(Error::new(ErrorKind::NotFound));
         let operation = self.operations.get(slot).ok_or_else(gone)?;
-        let remote = self.remote_regions.get(operation.segment).ok_or_else(gone)?;
+        let remote = self.remote_regions.get(operation.remote_region).ok_or_else(gone)?;
         let region = memory.get(operation.region).ok_or_else(gone)?;
         let there = match (&remote.ext.keys, remote.ext.chunking) {
             (Keys::Known, Some(chunking)) => chunking,
@@ -454,7 +454,7 @@ impl Slices {
         }
         operation.ext.again = false;
         operation.issued = 0;
-        match self.remote_regions.get(operation.segment).map(|remote| &remote.ext.keys) {
+        match self.remote_regions.get(operation.remote_region).map(|remote| &remote.ext.keys) {
             Some(Keys::Withdrawn) | None => self.fail(slot, ErrorKind::Stale.into(), memory),
             Some(keys) => {
                 let known = matches!(keys, Keys::Known);
@@ -495,7 +495,7 @@ impl Slices {
             self.draining.retain(|&draining| draining != slot);
         }
         memory.unpin(operation.region);
-        self.remote_regions.unpin(operation.segment);
+        self.remote_regions.unpin(operation.remote_region);
         if let Some(work) = self.work.get_mut(operation.peer) {
             work.operations -= 1;
         }
@@ -576,7 +576,7 @@ impl Slices {
         let peer = self.remote_regions.find(remote)?.peer;
         let Some(work) = self.work.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         self.fences.begin()?;
-        work.fences.push(Fence { token, segment: remote.index, sent: None });
+        work.fences.push(Fence { token, remote_region: remote.index, sent: None });
         self.remote_regions.pin(remote.index);
         self.list(peer, timers);
         Ok(())

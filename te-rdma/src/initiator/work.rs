@@ -13,7 +13,7 @@ pub(super) struct Work {
     /// Id of the open question that offers queue pairs.
     pub(super) offered: Option<u64>,
     /// The time before queue pairs are made again.
-    pub(super) backoff: Cooldown,
+    pub(super) backoff: Backoff,
     /// Slices that can be posted, or are posted in part.
     pub(super) pending: Queue,
     /// Indexes of remote regions of which keys are needed and not requested.
@@ -90,7 +90,7 @@ mod tests {
         work.wanting.push(3);
         assert!(work.needs_connection());
         work.wanting.clear();
-        work.fences.push(Fence { token: Token(1), segment: 3, sent: None });
+        work.fences.push(Fence { token: Token(1), remote_region: 3, sent: None });
         assert!(work.needs_connection() && work.is_busy() && !work.is_idle());
         work.fences[0].sent = Some(7);
         assert!(!work.needs_connection() && work.is_busy());

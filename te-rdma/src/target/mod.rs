@@ -612,9 +612,9 @@ mod tests {
         let mut bench = Bench::new();
         let (_stream, status) = bench.greet(1, 5, INCARNATION);
         assert_eq!(status, Status::Ok);
-        let without_force = bench.target.expel(5, false, &mut bench.io);
-        assert_eq!(without_force.map_err(|error| error.kind), Err(ErrorKind::Busy));
-        assert_eq!(bench.target.expel(5, true, &mut bench.io), Ok(true));
+        let spared = bench.target.expel(5, ExpelMode::SpareConnected, &mut bench.io);
+        assert_eq!(spared.map_err(|error| error.kind), Err(ErrorKind::Busy));
+        assert_eq!(bench.target.expel(5, ExpelMode::Force, &mut bench.io), Ok(true));
         assert!(!bench.target.has_peer(5));
         let (_again, status) = bench.greet(2, 5, INCARNATION);
         assert_eq!(status, Status::Expelled);

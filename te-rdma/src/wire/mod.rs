@@ -115,7 +115,7 @@ pub const MAGIC: [u8; 8] = *b"snowrdma";
 /// Magic and version.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
 /// Magic and version of this fabric's exports.
-pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: VERSION };
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: 3 };
 /// The most queue pairs in one CONNECT.
 pub const QPS_MAX: usize = 16;
 /// The most remote keys in one RESOLVED.

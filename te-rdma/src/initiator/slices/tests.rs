@@ -84,7 +84,7 @@ impl Bench {
     }
 
     fn pins(&self) -> u32 {
-        self.memory.get(REGION.index).expect("registered").users
+        self.memory.get(REGION.index).expect("registered").pins
     }
 }
 
