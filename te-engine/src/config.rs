@@ -60,7 +60,7 @@ pub struct Config {
     pub shm: te_host::ShmConfig,
     /// The RDMA fabric.
     #[cfg(feature = "rdma")]
-    pub rdma: te_rdma::Settings,
+    pub rdma: te_rdma::Config,
     /// The TCP fabric.
     #[cfg(feature = "tcp")]
     pub tcp: te_tcp::Config,
@@ -206,7 +206,7 @@ impl Default for Config {
             metadata: MetadataConfig::default(),
             shm: te_host::ShmConfig::default(),
             #[cfg(feature = "rdma")]
-            rdma: te_rdma::Settings::default(),
+            rdma: te_rdma::Config::default(),
             #[cfg(feature = "tcp")]
             tcp: te_tcp::Config::default(),
         }
@@ -311,15 +311,15 @@ mod tests {
     #[cfg(feature = "rdma")]
     #[test]
     fn rdma_settings_out_of_their_limits_are_refused_by_name() {
-        use te_rdma::Settings;
-        let none = Settings::default();
+        use te_rdma::Config as Rdma;
+        let none = Rdma::default();
         for (field, rdma) in [
-            ("rdma.qps", Settings { qps: 0, ..none.clone() }),
-            ("rdma.qps", Settings { qps: 17, ..none.clone() }),
-            ("rdma.mtu_bytes_max", Settings { mtu_bytes_max: 1500, ..none.clone() }),
-            ("rdma.service_level", Settings { service_level: 16, ..none.clone() }),
-            ("rdma.timeout_exponent", Settings { timeout_exponent: 0, ..none.clone() }),
-            ("rdma.retries", Settings { retries: 8, ..none }),
+            ("rdma.qps", Rdma { qps: 0, ..none.clone() }),
+            ("rdma.qps", Rdma { qps: 17, ..none.clone() }),
+            ("rdma.mtu_bytes_max", Rdma { mtu_bytes_max: 1500, ..none.clone() }),
+            ("rdma.service_level", Rdma { service_level: 16, ..none.clone() }),
+            ("rdma.timeout_exponent", Rdma { timeout_exponent: 0, ..none.clone() }),
+            ("rdma.retries", Rdma { retries: 8, ..none }),
         ] {
             assert_eq!(refused(&Config { rdma, ..Config::default() }).0, field);
         }

@@ -34,7 +34,7 @@ const SOURCES: [(&str, &str); 8] = [
     ),
     ("te_engine", include_str!("../../../te-engine/src/config.rs")),
     ("te_host", include_str!("../../../te-host/src/shm/mod.rs")),
-    ("te_rdma", include_str!("../../../te-rdma/src/settings.rs")),
+    ("te_rdma", include_str!("../../../te-rdma/src/config.rs")),
     ("te_tcp", include_str!("../../../te-tcp/src/config.rs")),
 ];
 

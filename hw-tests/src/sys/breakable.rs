@@ -1,5 +1,6 @@
 //! A device whose queue pairs can be put into error from outside, as it does by itself when it has had enough of a peer.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use te_core::Error;
@@ -43,7 +44,7 @@ impl Verbs for Breakable {
 
     fn register_dmabuf(
         &self,
-        fd: i32,
+        fd: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         address: u64,
@@ -101,7 +102,7 @@ impl Verbs for Breakable {
         self.device.arm()
     }
 
-    fn event_fds(&self) -> [Option<i32>; 2] {
+    fn event_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.device.event_fds()
     }
 
