@@ -1,7 +1,6 @@
 //! NVMe over Fabrics through the kernel's initiator.
 
 use super::run;
-
 use crate::host::{Host, Need, NvmeofTarget};
 use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
