@@ -143,6 +143,26 @@ fn a_long_object_takes_neighbours_and_only_those_it_needs() {
 }
 
 #[test]
+fn what_a_long_object_passes_over_goes_with_it_and_not_more_than_a_few_times_its_length() {
+    let mut pool = master(config(), &[64 * MIB]);
+    let name = |object: u32| format!("{object:04}");
+    for object in 0..1_024 {
+        put(&mut pool, 0, (0, &name(object)), 64 * KIB, &PutOptions::DEFAULT).unwrap();
+    }
+    // Every other one is read: the rest goes first, and no two of the rest are neighbours.
+    for object in (0..1_024).step_by(2) {
+        pool.get(at(1), name(object).as_bytes()).unwrap();
+    }
+    put(&mut pool, 2_000, (0, "long"), 256 * KIB, &PutOptions::DEFAULT).unwrap();
+    let gone: Vec<u32> =
+        (0..1_024).filter(|object| !pool.exists(name(*object).as_bytes())).collect();
+    // Four neighbours make room; of the ones that stood before them, three times as many bytes go.
+    assert_eq!(gone[..4], [0, 1, 2, 3]);
+    assert!((12..=16).contains(&gone.len()), "{gone:?}");
+    assert!(gone[4..].iter().all(|object| object % 2 == 1), "only what stood before the neighbours: {gone:?}");
+}
+
+#[test]
 fn extra_replicas_go_only_where_they_make_room() {
     let replication = ReplicationConfig {
         mode: ReplicationMode::Enforce,
