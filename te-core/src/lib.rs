@@ -123,4 +123,4 @@ pub use route::{HealthConfig, HealthRoute, RAILS_MAX, RailHealth, RailState, Rou
 pub use slice::{Completion, Crc32c, Op, Outcome, RegionOffset, RemoteOffset, Slice};
 pub use slicer::{Slicer, TransferRequest};
 pub use time::Instant;
-pub use transport::{Capabilities, EXPELLED_MAX, EventSource, Features, Memory, Transport};
+pub use transport::{Capabilities, EXPELLED_MAX, EventSource, ExpelMode, Features, Memory, Transport};

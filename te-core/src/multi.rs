@@ -21,9 +21,9 @@ use alloc::vec::Vec;
 
 use crate::route::to_tenths;
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route, Slice,
-    Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
+    Memory, MemoryKinds, Outcome, RAILS_MAX, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Route,
+    Slice, Token, Transport,
 };
 use slot::{Slot, slot_of};
 
@@ -714,16 +714,16 @@ impl<C: Transport, R: Route> Transport for MultiTransport<C, R> {
         self.rails.iter().any(|rail| rail.is_connected(peer))
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         // One that is connected over one rail is left alone on all of them.
-        if !force && self.is_connected(peer) {
+        if mode == ExpelMode::SpareConnected && self.is_connected(peer) {
             return Err(Error::new(ErrorKind::Busy));
         }
         let mut gone = true;
         let mut first_error = None;
         // A rail that cannot must not keep the others from it: what can be closed is closed, and the answer says that it is not all.
         for rail in &mut self.rails {
-            match rail.expel(peer, force) {
+            match rail.expel(peer, mode) {
                 Ok(here) => gone &= here,
                 Err(error) => {
                     first_error.get_or_insert(error);

@@ -259,18 +259,26 @@ pub trait Transport: Memory {
     /// it can land any more. `Ok(false)`: the end has begun; poll, then call again. Others are not disturbed. What it does as
     /// a target for us, and its memory, are not touched.
     ///
-    /// Without `force`, an initiator that [is connected](Self::is_connected) is left alone.
-    ///
     /// # Errors
-    /// `Busy` for an initiator that is connected, without `force`: nothing has changed. `Full` when
-    /// [`EXPELLED_MAX`] initiators are refused already: nothing has changed. `InvalidArgument` for identity 0. `Unsupported`.
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        let _ = (peer, force);
+    /// `Busy` for an initiator that [is connected](Self::is_connected) when `mode` spares it: nothing has
+    /// changed. `Full` when [`EXPELLED_MAX`] initiators are refused already: nothing has changed.
+    /// `InvalidArgument` for identity 0. `Unsupported`.
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        let _ = (peer, mode);
         Err(Error::new(ErrorKind::Unsupported))
     }
 }
 
-/// Initiators that a transport refuses because they were [expelled](Transport::expel), at most.
+/// What [`Transport::expel`] does about an initiator that is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpelMode {
+    /// Leave it alone, and report `Busy`.
+    SpareConnected,
+    /// Close its connections, too.
+    Force,
+}
+
+/// The largest number of initiators that a transport refuses because they were [expelled](Transport::expel).
 pub const EXPELLED_MAX: usize = 65_536;
 
 macro_rules! forward {
@@ -328,8 +336,8 @@ macro_rules! forward {
             fn is_connected(&self, peer: u64) -> bool {
                 (**self).is_connected(peer)
             }
-            fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-                (**self).expel(peer, force)
+            fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+                (**self).expel(peer, mode)
             }
         }
     )*};

@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use te_core::sim::{SimConfig, SimTransport};
 use te_core::testkit::{CountingAlloc, Law, SimHarness, conformance, conformance_of_law};
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Location, MemSpan, Memory,
-    MemoryKinds, Op, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Location, MemSpan,
+    Memory, MemoryKinds, Op, Outcome, RegionId, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 
 #[global_allocator]
@@ -414,7 +414,7 @@ impl Transport for Broken {
         if let Some((peer, polls)) = &mut self.expulsion {
             *polls -= 1;
             if *polls == 0 {
-                let _gone = self.inner.expel(*peer, true);
+                let _gone = self.inner.expel(*peer, ExpelMode::Force);
                 self.expulsion = None;
             }
         }
@@ -485,7 +485,7 @@ impl Transport for Broken {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
         match self.flaw {
             Flaw::ExpelsNobody if peer != 0 => Ok(true),
             Flaw::ExpelsLate => {
@@ -494,12 +494,12 @@ impl Transport for Broken {
             }
             Flaw::ExpelsEverybody => {
                 for bit in 0..64 {
-                    let _gone = self.inner.expel(peer ^ 1 << bit, true);
+                    let _gone = self.inner.expel(peer ^ 1 << bit, ExpelMode::Force);
                 }
-                self.inner.expel(peer, force)
+                self.inner.expel(peer, mode)
             }
-            Flaw::ExpelsTheConnected => self.inner.expel(peer, true),
-            _ => self.inner.expel(peer, force),
+            Flaw::ExpelsTheConnected => self.inner.expel(peer, ExpelMode::Force),
+            _ => self.inner.expel(peer, mode),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use te_core::{Access, Error, ErrorKind, RegionId, Slice};
+use te_core::{Access, Error, ErrorKind, Location, RegionId, Slice};
 use te_fabric::net::random_u64;
 
 use crate::config::Config;
@@ -39,6 +39,8 @@ pub struct Dmabuf {
     pub len: u64,
     /// What peers and work requests call the first byte.
     pub address: u64,
+    /// Where the memory is; the export says so to peers.
+    pub location: Location,
 }
 
 /// All regions of one transport.
@@ -67,7 +69,7 @@ impl LocalMemory {
     pub(crate) fn register<V: Verbs>(
         &mut self,
         verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
+        (id, chunking, access, location): (RegionId, Chunking, Access, Location),
         register: impl Fn() -> Result<Vec<Registration>, Error>,
     ) -> Result<(), Error> {
         self.regions.vacant(id.index)?;
@@ -85,7 +87,7 @@ impl LocalMemory {
             undo(verbs, chunks);
             return Err(ErrorKind::Full.into());
         }
-        self.adopt(verbs, (id, chunking, access), chunks, true)
+        self.adopt(verbs, (id, chunking, access, location), chunks, true)
     }
 
     /// Registers memory of another device.
@@ -95,7 +97,7 @@ impl LocalMemory {
     pub(crate) fn register_dmabuf<V: Verbs>(
         &mut self,
         verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
+        (id, chunking, access, location): (RegionId, Chunking, Access, Location),
         dmabuf: Dmabuf,
         mr_access: MrAccess,
     ) -> Result<(), Error> {
@@ -112,7 +114,7 @@ impl LocalMemory {
                 }
             }
         }
-        self.adopt(verbs, (id, chunking, access), chunks, false)
+        self.adopt(verbs, (id, chunking, access, location), chunks, false)
     }
 
     /// Deregisters a region. True: peers have got its keys.
@@ -121,7 +123,7 @@ impl LocalMemory {
     /// `NotFound`, `Stale`. `Busy`: slices use it. The provider's: the device has not let go of all of it,
     /// and the call is to be made again.
     pub(crate) fn deregister<V: Verbs>(&mut self, verbs: &V, id: RegionId) -> Result<bool, Error> {
-        if self.regions.find(id)?.users > 0 {
+        if self.regions.find(id)?.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
         let Some(region) = self.regions.get_mut(id.index) else { return Err(ErrorKind::NotFound.into()) };
@@ -201,7 +203,7 @@ impl LocalMemory {
     fn adopt<V: Verbs>(
         &mut self,
         verbs: &V,
-        (id, chunking, access): (RegionId, Chunking, Access),
+        (id, chunking, access, location): (RegionId, Chunking, Access, Location),
         chunks: Vec<Registration>,
         mapped: bool,
     ) -> Result<(), Error> {
@@ -211,7 +213,7 @@ impl LocalMemory {
         };
         self.registered_bytes += chunking.len;
         let ext = RegionExt { chunking, chunks, mapped, shown: false };
-        self.regions.insert(id.index, Region::new(id, chunking.len, access, key, ext))
+        self.regions.insert(id.index, Region::new(id, chunking.len, location, access, key, ext))
     }
 }
 
@@ -280,7 +282,7 @@ pub(crate) mod testing {
         let chunk = Registration { handle: 1, local_key: 7, remote_key: 8 };
         let chunks = vec![chunk; chunking.count() as usize];
         let ext = RegionExt { chunking, chunks, mapped: true, shown: false };
-        let region = Region::new(id, len, Access::all(), 99, ext);
+        let region = Region::new(id, len, Location::Host, Access::all(), 99, ext);
         memory.regions.insert(id.index, region).expect("an empty table");
         memory
     }
@@ -318,7 +320,7 @@ mod tests {
             let verbs = SimFabric::new(1, SimConfig::IMMEDIATE).device(DeviceConfig::default());
             let chunking = Chunking::new(0x1000, 100, 4_096).expect("a region");
             let mut memory = LocalMemory::new(4);
-            let what = (ID, chunking, RIGHTS);
+            let what = (ID, chunking, RIGHTS, Location::Host);
             (0..KEY_ATTEMPTS_MAX as u32).for_each(|key| memory.stale_keys.add(key));
             let next = Cell::new(0);
             assert_eq!(memory.register(&verbs, what, || keys(&next)), Ok(()));
@@ -335,7 +337,7 @@ mod tests {
             let chunking = Chunking::new(0x1000, 100, 4_096).expect("a region");
             let mut memory = LocalMemory::new(4);
             let refused = Error::with_code(ErrorKind::System, libc::ENOMEM);
-            let what = (ID, chunking, RIGHTS);
+            let what = (ID, chunking, RIGHTS, Location::Host);
             assert_eq!(memory.register(&verbs, what, || Err(refused)), Err(refused));
             assert_eq!((memory.registered_bytes(), memory.get(ID.index).is_none()), (0, true));
             let next = Cell::new(1);

@@ -7,8 +7,8 @@ use core::net::SocketAddr;
 use std::io;
 
 use te_core::{
-    Access, Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, MemSpan, Memory,
-    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, MemSpan,
+    Memory, MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 use te_fabric::{LocalEnd, Timers};
 
@@ -164,7 +164,8 @@ impl<V: Verbs> RdmaTransport<V> {
     /// As [`Memory::register`]; `Unsupported` when the device cannot.
     pub fn register_dmabuf(&mut self, id: RegionId, dmabuf: Dmabuf, access: Access) -> Result<(), Error> {
         let chunking = memory::chunking(dmabuf.address, dmabuf.len, access, &self.config)?;
-        let (what, mr_access) = ((id, chunking, access), memory::mr_access(access, &self.config));
+        let (what, mr_access) =
+            ((id, chunking, access, dmabuf.location), memory::mr_access(access, &self.config));
         self.memory.register_dmabuf(self.io.verbs(), what, dmabuf, mr_access)
     }
 }
@@ -202,7 +203,7 @@ impl<V: Verbs> Memory for RdmaTransport<V> {
         // SAFETY: the caller keeps `span` mapped and unborrowed until `deregister` returns `Ok`, which it
         // does only when the device has forgotten every chunk.
         let register = || unsafe { registration::register(verbs, span, mr_access, chunking, config) };
-        self.memory.register(verbs, (id, chunking, access), register)
+        self.memory.register(verbs, (id, chunking, access, span.location()), register)
     }
 
     fn deregister(&mut self, id: RegionId) -> Result<(), Error> {
@@ -277,8 +278,8 @@ impl<V: Verbs> Transport for RdmaTransport<V> {
         peer != 0 && self.target.has_peer(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.target.expel(peer, force, &mut self.io)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.target.expel(peer, mode, &mut self.io)
     }
 }
 

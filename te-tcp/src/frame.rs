@@ -110,8 +110,8 @@ pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<
 pub const CHECKSUM_BYTES_MAX: u32 = 4 << 20;
 /// Header flag: checksums are set or wanted.
 pub const FLAG_CHECKSUM: u8 = 1;
-/// What tells this fabric's exports from others.
-pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: VERSION };
+/// What distinguishes this fabric's exports from others. Version 3 carries the location of the memory.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version: 3 };
 
 /// What the kind byte of a [`Header`] can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use common::raw::{Raw, frame_of};
 use common::{
     Process, SEGMENT, by_peers, bytes_of, drive, finish, hex, kind, linger, pair, skip, users, write,
 };
-use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
+use te_core::{Completion, EXPELLED_MAX, ErrorKind, ExpelMode, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Kind, Status, Step};
 use zerocopy::IntoBytes;
@@ -33,8 +33,12 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
     writer.stream.write_all(&[2; 600]).unwrap();
     writer.stream.write_all(&frame_of(Kind::Write, 0, 1, &[writer.operation(0, 1_000)])).unwrap();
     writer.stream.write_all(&[3; 1_000]).unwrap();
-    assert_eq!(target.transport.expel(2, false), Err(ErrorKind::Busy.into()), "it has a connection");
-    assert_eq!(target.transport.expel(2, true), Ok(true));
+    assert_eq!(
+        target.transport.expel(2, ExpelMode::SpareConnected),
+        Err(ErrorKind::Busy.into()),
+        "it has a connection"
+    );
+    assert_eq!(target.transport.expel(2, ExpelMode::Force), Ok(true));
     assert_eq!(users(&target), by_peers(1), "the other's WRITE is not touched");
     target.memory.set(0, &[7; 1_000]);
     linger(&mut [&mut target], Duration::from_millis(50));
@@ -59,9 +63,9 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
 fn a_peer_without_a_connection_is_refused_when_it_comes() {
     let (mut a, mut target) = pair(&Config { identity: 77, ..common::config() }, BYTES);
     assert_eq!(a.transport.identity(), 77);
-    assert_eq!(target.transport.expel(0, true), Err(ErrorKind::InvalidArgument.into()));
-    assert_eq!(target.transport.expel(77, false), Ok(true));
-    assert_eq!(target.transport.expel(77, false), Ok(true), "once more is no harm");
+    assert_eq!(target.transport.expel(0, ExpelMode::Force), Err(ErrorKind::InvalidArgument.into()));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true), "once more is no harm");
     for token in 1..4 {
         a.submit(&[write(token, 0, 0, 8)]);
         let end = finish(&mut [&mut a, &mut target], token);
@@ -85,26 +89,26 @@ fn a_peer_that_was_sent_away_for_being_idle_is_not_taken_for_a_dead_one() {
     // Its lane has never carried anything.
     skip(Duration::from_secs(6));
     drive(&mut [&mut target, &mut a], |target| target.transport.connections() == 0);
-    assert_eq!(target.transport.expel(77, false), Err(ErrorKind::Busy.into()));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()));
     a.submit(&[write(2, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut target], 2).result.is_ok());
     // It hangs up by itself.
     drop(a);
     drive(&mut [&mut target], |target| target.transport.connections() == 0);
-    assert_eq!(target.transport.expel(77, false), Ok(true));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
 }
 
 #[test]
 fn the_expelled_are_counted_and_there_is_a_limit() {
     let mut target = common::node(common::config(), BYTES);
     for identity in 1..=EXPELLED_MAX as u64 {
-        assert_eq!(target.transport.expel(identity, false), Ok(true));
+        assert_eq!(target.transport.expel(identity, ExpelMode::SpareConnected), Ok(true));
     }
     let one_more = EXPELLED_MAX as u64 + 1;
     let mut raw = Raw::greeted(&mut target, one_more - 1, 0);
-    assert_eq!(target.transport.expel(one_more, true), Err(ErrorKind::Full.into()));
+    assert_eq!(target.transport.expel(one_more, ExpelMode::Force), Err(ErrorKind::Full.into()));
     assert!(raw.is_alive(&mut target), "nothing has changed for it");
-    assert_eq!(target.transport.expel(5, true), Ok(true), "who is refused already needs no room");
+    assert_eq!(target.transport.expel(5, ExpelMode::Force), Ok(true), "who is refused already needs no room");
 }
 
 const TARGET: &str = "SNOWSKIN_TEST_EXPEL_TARGET";
@@ -159,8 +163,8 @@ fn a_writer_that_was_stopped_and_goes_on_is_expelled_and_writes_nothing() {
         std::thread::yield_now();
     }
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(target.transport.expel(99, false), Err(ErrorKind::Busy.into()));
-    assert_eq!(target.transport.expel(99, true), Ok(true));
+    assert_eq!(target.transport.expel(99, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()));
+    assert_eq!(target.transport.expel(99, ExpelMode::Force), Ok(true));
     target.memory.set(0, &[0xaa; BYTES]);
     linger(&mut [&mut target], Duration::from_millis(50));
     assert!(target.memory.get(0, BYTES) == [0xaa; BYTES]);

@@ -6,8 +6,8 @@ use core::time::Duration;
 use super::access_inner;
 use super::shelf::{Shelf, given_up};
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, Features, Instant, RemoteRegionId, Slice, Token,
-    Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RemoteRegionId,
+    Slice, Token, Transport,
 };
 
 /// How often what goes wrong.
@@ -224,7 +224,7 @@ impl<T: Transport> Transport for Fault<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.inner.expel(peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.inner.expel(peer, mode)
     }
 }

@@ -3,8 +3,8 @@
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, EventSource, ExpelMode, Instant, MemSpan, Memory, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 /// A token bucket of bytes before `submit`. An empty bucket looks like a full transport: a short count, and `poll_at`
@@ -131,7 +131,7 @@ impl<T: Transport> Transport for Throttle<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.inner.expel(peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.inner.expel(peer, mode)
     }
 }

@@ -6,8 +6,8 @@ use core::fmt;
 
 use super::access_inner;
 use crate::{
-    Access, Capabilities, Completion, Error, EventSource, Instant, MemSpan, Memory, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, EventSource, ExpelMode, Instant, MemSpan, Memory, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Remembers the last so many events; older ones are overwritten. Prints as one line an event.
@@ -53,8 +53,8 @@ pub enum TraceEvent {
     Cancel(Token, Result<(), Error>),
     /// A fence.
     Fence(Token, RemoteRegionId, Result<(), Error>),
-    /// An initiator was to be cut off: its identity, whether by force, and whether it is.
-    Expel(u64, bool, Result<bool, Error>),
+    /// A call of [`expel`](Transport::expel): the identity, the mode and the result.
+    Expel(u64, ExpelMode, Result<bool, Error>),
 }
 
 access_inner!(Trace);
@@ -157,8 +157,8 @@ impl fmt::Display for TraceEntry {
                 write!(f, "fence {:#x} on {segment}", token.0)?;
                 end(f, result)
             }
-            TraceEvent::Expel(peer, force, result) => {
-                write!(f, "expel {peer:#x}{}", if force { " by force" } else { "" })?;
+            TraceEvent::Expel(peer, mode, result) => {
+                write!(f, "expel {peer:#x}{}", if mode == ExpelMode::Force { " by force" } else { "" })?;
                 match result {
                     Ok(true) => f.write_str(": it is gone"),
                     Ok(false) => f.write_str(": under way"),
@@ -259,9 +259,9 @@ impl<T: Transport> Transport for Trace<T> {
         self.inner.is_connected(peer)
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        let result = self.inner.expel(peer, force);
-        self.record(TraceEvent::Expel(peer, force, result));
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        let result = self.inner.expel(peer, mode);
+        self.record(TraceEvent::Expel(peer, mode, result));
         result
     }
 }

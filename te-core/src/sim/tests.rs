@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Access, Completion, Error, ErrorKind, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset, RemoteOffset,
-    RemoteRegionId, Slice, Token, Transport,
+    Access, Completion, Error, ErrorKind, ExpelMode, MemSpan, Memory, Op, Outcome, RegionId, RegionOffset,
+    RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
 use alloc::vec;
 use alloc::vec::Vec;
@@ -180,7 +180,7 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
         let _token = world.submit(Op::Write, 10);
         assert_eq!(world.one().outcome, Outcome::Unknown);
         let peer = world.here.identity();
-        assert_eq!(world.there.expel(peer, true), Ok(true));
+        assert_eq!(world.there.expel(peer, ExpelMode::Force), Ok(true));
         // Its host goes on with another engine, which the target hears.
         world.here.set_identity(peer.wrapping_add(1));
         world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);

@@ -6,8 +6,8 @@ use super::lock::Guard;
 use super::world::{Segment, World};
 use super::{NodeId, SimNet};
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, MemSpan, Memory, MemoryKinds,
-    RegionId, RemoteRegionId, Slice, Token, Transport,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, MemSpan, Memory,
+    MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
 /// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
@@ -181,8 +181,8 @@ impl Transport for SimTransport {
         self.world().is_ok_and(|world| world.is_connected(self.node, peer))
     }
 
-    fn expel(&mut self, peer: u64, force: bool) -> Result<bool, Error> {
-        self.world()?.expel(self.node, peer, force)
+    fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {
+        self.world()?.expel(self.node, peer, mode)
     }
 }
 

@@ -9,12 +9,12 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+use super::Rng;
 use super::buffer::Buffer;
 use super::counting::allocations;
 use super::{Hook, Law, Pair, Side};
-use crate::sim::Rng;
 use crate::{
-    Access, Capabilities, Completion, Error, ErrorKind, Features, Instant, Op, Outcome, RegionId,
+    Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token,
 };
 
@@ -181,7 +181,7 @@ impl<'h> Rig<'h> {
     pub(super) fn expel(&mut self, peer: u64, both: bool) {
         let give_up = self.deadline();
         loop {
-            match self.target().expel(peer, true) {
+            match self.target().expel(peer, ExpelMode::Force) {
                 Ok(true) => return,
                 Ok(false) if both => self.step(),
                 Ok(false) => self.step_target(),

@@ -19,9 +19,9 @@ use std::time::Duration;
 use std::vec::Vec;
 
 use te_core::{
-    BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, Instant, Memory,
-    MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status, Token,
-    Transport,
+    BatchHandle, BatchTable, CancelReason, Completion, Error, ErrorKind, EventSource, ExpelMode, Instant,
+    Memory, MultiTransport, Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Slicer, Status,
+    Token, Transport,
 };
 use te_host::fork::{Mark, Own};
 use te_host::{Spin, keys, park, rights};
@@ -451,7 +451,8 @@ impl Engine {
         if peer == 0 || peer == self.identity {
             return Err(ExpelError::Identity);
         }
-        match self.rails.expel(peer, force) {
+        let mode = if force { ExpelMode::Force } else { ExpelMode::SpareConnected };
+        match self.rails.expel(peer, mode) {
             Ok(true) => Ok(Expulsion::Gone),
             Ok(false) => Ok(Expulsion::Underway),
             Err(error) => match error.kind {

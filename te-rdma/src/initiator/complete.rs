@@ -76,7 +76,7 @@ impl Initiator {
         } else if !link.proven {
             link.proven = true;
             if let Some(work) = self.slices.work_mut(link.peer) {
-                work.backoff.forgive();
+                work.backoff.succeed();
             }
         }
     }

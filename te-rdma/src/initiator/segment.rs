@@ -41,5 +41,5 @@ impl SegmentExt {
     }
 }
 
-pub(super) type Segment = te_fabric::Segment<SegmentExt>;
-pub(super) type Segments = te_fabric::Segments<SegmentExt>;
+pub(super) type Segment = te_fabric::RemoteRegion<SegmentExt>;
+pub(super) type Segments = te_fabric::RemoteRegions<SegmentExt>;

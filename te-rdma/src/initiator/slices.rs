@@ -8,7 +8,7 @@
 
 use te_core::{Completion, Error, ErrorKind, Instant, Op, RemoteRegionId, Slice, Token};
 use te_fabric::peer::{Fence, FenceCount};
-use te_fabric::{Export, Table, Timers};
+use te_fabric::{Export, RemoteBytes, Table, Timers};
 
 use super::batch::Cut;
 use super::operation::{Ext, Operation, Operations};
@@ -215,7 +215,7 @@ impl Slices {
     /// The keys that a slice used were refused: they are asked for again.
     pub(super) fn forget_keys(&mut self, slot: u32) {
         if let Some(operation) = self.operations.get(slot)
-            && let Some(segment) = self.segments.get_mut(operation.segment)
+            && let Some(segment) = self.segments.get_mut(operation.remote_region)
             && matches!(segment.ext.keys, Keys::Known)
         {
             segment.ext.forget(Keys::Unknown);
@@ -268,7 +268,7 @@ impl Slices {
     /// Puts a slice where it waits: for work requests, or for keys first.
     fn enqueue(&mut self, slot: u32, keys_known: bool, timers: &mut Timers) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
-        let (peer, segment) = (operation.peer, operation.segment);
+        let (peer, segment) = (operation.peer, operation.remote_region);
         operation.ext.waiting = !keys_known;
         if keys_known {
             if let Some(work) = self.work.get_mut(peer) {
@@ -286,7 +286,7 @@ impl Slices {
     fn unqueue(&mut self, slot: u32) {
         let Some(operation) = self.operations.get(slot) else { return };
         if operation.ext.waiting {
-            if let Some(segment) = self.segments.get_mut(operation.segment) {
+            if let Some(segment) = self.segments.get_mut(operation.remote_region) {
                 self.operations.unlink(&mut segment.ext.waiting, slot);
             }
         } else if let Some(work) = self.work.get_mut(operation.peer) {
@@ -330,7 +330,7 @@ impl Slices {
     ) -> Result<Cut, Option<Error>> {
         let gone = || Some(Error::new(ErrorKind::NotFound));
         let operation = self.operations.get(slot).ok_or_else(gone)?;
-        let segment = self.segments.get(operation.segment).ok_or_else(gone)?;
+        let segment = self.segments.get(operation.remote_region).ok_or_else(gone)?;
         let region = memory.get(operation.region).ok_or_else(gone)?;
         let there = match (&segment.ext.keys, segment.ext.chunking) {
             (Keys::Known, Some(chunking)) => chunking,
@@ -453,7 +453,7 @@ impl Slices {
         }
         operation.ext.again = false;
         operation.issued = 0;
-        match self.segments.get(operation.segment).map(|segment| &segment.ext.keys) {
+        match self.segments.get(operation.remote_region).map(|segment| &segment.ext.keys) {
             Some(Keys::Withdrawn) | None => self.fail(slot, ErrorKind::Stale.into(), memory),
             Some(keys) => {
                 let known = matches!(keys, Keys::Known);
@@ -494,12 +494,17 @@ impl Slices {
             self.draining.retain(|&draining| draining != slot);
         }
         memory.unpin(operation.region);
-        self.segments.unpin(operation.segment);
+        self.segments.unpin(operation.remote_region);
         if let Some(work) = self.work.get_mut(operation.peer) {
             work.operations -= 1;
         }
         let Ext { landed, doubtful, .. } = operation.ext;
-        self.operations.complete(operation.completion(landed, doubtful));
+        let remote = match (landed, doubtful) {
+            (_, true) => RemoteBytes::InDoubt,
+            (true, false) => RemoteBytes::Written,
+            (false, false) => RemoteBytes::Untouched,
+        };
+        self.operations.complete(operation.completion(remote));
     }
 
     /// Ends what waits for the keys of a segment.
@@ -570,7 +575,7 @@ impl Slices {
         let peer = self.segments.find(segment)?.peer;
         let Some(work) = self.work.get_mut(peer) else { return Err(ErrorKind::NotFound.into()) };
         self.fences.begin()?;
-        work.fences.push(Fence { token, segment: segment.index, sent: None });
+        work.fences.push(Fence { token, remote_region: segment.index, sent: None });
         self.segments.pin(segment.index);
         self.list(peer, timers);
         Ok(())
@@ -585,7 +590,7 @@ impl Slices {
             if fence.sent == Some(id) {
                 work.fences.swap_remove(at);
                 ended += 1;
-                self.fence_done(fence.segment, Completion::applied(fence.token));
+                self.fence_done(fence.remote_region, Completion::applied(fence.token));
             } else {
                 at += 1;
             }
@@ -601,7 +606,7 @@ impl Slices {
             } else {
                 Completion::unknown(fence.token, error)
             };
-            self.fence_done(fence.segment, completion);
+            self.fence_done(fence.remote_region, completion);
         }
     }
 

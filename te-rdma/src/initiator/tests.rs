@@ -83,6 +83,7 @@ fn export() -> Export {
         generation: 1,
         key: 99,
         len: 8_192,
+        location: te_core::Location::Host,
     }
 }
 

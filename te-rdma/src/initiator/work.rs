@@ -1,7 +1,7 @@
 //! What there is to do for one peer: the slices that wait, the queue pairs to it, and the questions to ask.
 
 use te_fabric::Queue;
-use te_fabric::peer::{Cooldown, Fence};
+use te_fabric::peer::{Backoff, Fence};
 
 use crate::config::QPS_MAX;
 
@@ -13,7 +13,7 @@ pub(super) struct Work {
     /// The question that offers queue pairs.
     pub(super) offered: Option<u64>,
     /// Pause before queue pairs are made again.
-    pub(super) backoff: Cooldown,
+    pub(super) backoff: Backoff,
     /// Slices that can be posted, or are posted in part.
     pub(super) pending: Queue,
     /// Segments with slices that wait for keys which have not been asked for.
@@ -39,7 +39,7 @@ impl Work {
         Self {
             links: [None; QPS_MAX as usize],
             offered: None,
-            backoff: Cooldown::default(),
+            backoff: Backoff::default(),
             pending: Queue::new(),
             wanting: Vec::new(),
             fences: Vec::with_capacity(fences_max.min(64)),
@@ -89,7 +89,7 @@ mod tests {
         work.wanting.push(3);
         assert!(work.needs_channel());
         work.wanting.clear();
-        work.fences.push(Fence { token: Token(1), segment: 3, sent: None });
+        work.fences.push(Fence { token: Token(1), remote_region: 3, sent: None });
         assert!(work.needs_channel() && work.is_busy() && !work.is_idle());
         work.fences[0].sent = Some(7);
         assert!(!work.needs_channel() && work.is_busy());

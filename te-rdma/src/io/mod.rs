@@ -440,12 +440,13 @@ impl<V: Verbs> Io<V> {
         config: &Config,
     ) -> Option<Instant> {
         self.epoll.modify(&self.listener, LISTENER, Interest::NONE).ok()?;
-        Some(self.listener.rest(now, error, config.connections_max))
+        Some(self.listener.pause(now, error, config.connections_max))
     }
 
     /// Ends the listener's pause when it is over.
     pub(crate) fn resume_listener(&mut self, now: Instant) {
-        if self.listener.is_rested(now) && self.epoll.modify(&self.listener, LISTENER, Interest::READ).is_ok()
+        if self.listener.is_pause_over(now)
+            && self.epoll.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
             self.listener.resume();
         }
@@ -453,7 +454,7 @@ impl<V: Verbs> Io<V> {
 
     /// Until when the listener pauses.
     pub(crate) const fn listener_paused_until(&self) -> Option<Instant> {
-        self.listener.rests_until()
+        self.listener.paused_until()
     }
 
     /// As [`Connects::push`].

@@ -452,6 +452,7 @@ mod tests {
             generation: 1,
             key: 7,
             len: 100,
+            location: te_core::Location::Host,
         }
     }
 

@@ -15,7 +15,7 @@ pub(crate) fn post<V: Verbs>(
     sges: &[Sge],
 ) -> (usize, Option<Error>) {
     // SAFETY: only pieces of mapped regions go inline (`Cut::mapped`); every piece lies in a region that the
-    // slice's count (`Region::users`) keeps registered, and `register`'s caller keeps registered memory
+    // slice's count (`Region::pins`) keeps registered, and `register`'s caller keeps registered memory
     // mapped and unborrowed.
     unsafe { verbs.post(qp, requests, sges) }
 }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 
-use te_core::{Error, ErrorKind, Instant, RegionId};
+use te_core::{Error, ErrorKind, ExpelMode, Instant, RegionId};
 use te_fabric::net::{Accepted, reset_on_close};
 use te_fabric::peer::Expelled;
 use te_fabric::timers::Earliest;
@@ -376,11 +376,11 @@ impl Target {
     pub(crate) fn expel<V: Verbs>(
         &mut self,
         identity: u64,
-        force: bool,
+        mode: ExpelMode,
         io: &mut Io<V>,
     ) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
-        self.expelled.add(identity, force, connected)?;
+        self.expelled.add(identity, mode, connected)?;
         for index in 0..self.inbound.bound() {
             if self.inbound.get(index).is_some_and(|inbound| inbound.is_of(identity)) {
                 self.reset(index, io);
@@ -611,9 +611,9 @@ mod tests {
         let mut bench = Bench::new();
         let (_stream, status) = bench.greet(1, 5, INCARNATION);
         assert_eq!(status, Status::Ok);
-        let gently = bench.target.expel(5, false, &mut bench.io);
+        let gently = bench.target.expel(5, ExpelMode::SpareConnected, &mut bench.io);
         assert_eq!(gently.map_err(|error| error.kind), Err(ErrorKind::Busy));
-        assert_eq!(bench.target.expel(5, true, &mut bench.io), Ok(true));
+        assert_eq!(bench.target.expel(5, ExpelMode::Force, &mut bench.io), Ok(true));
         assert!(!bench.target.has_peer(5));
         let (_again, status) = bench.greet(2, 5, INCARNATION);
         assert_eq!(status, Status::Expelled);

@@ -114,8 +114,8 @@ pub const VERSION: u16 = 2;
 pub const MAGIC: [u8; 8] = *b"snowrdma";
 /// Both, as the handshake wants them.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
-/// What distinguishes this fabric's exports from others.
-pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: VERSION };
+/// What distinguishes this fabric's exports from others. Version 3 carries the location of the memory.
+pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"srdm", version: 3 };
 /// Queue pairs in one CONNECT, at most.
 pub const QPS_MAX: usize = 16;
 /// Remote keys in one RESOLVED, at most.

@@ -102,7 +102,7 @@ impl Frame {
             if !self.memory.is_empty() && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
-            let Some(segment) = slices.segment(operation.segment) else { break };
+            let Some(segment) = slices.segment(operation.remote_region) else { break };
             let staged = again.and_then(|piece| piece.staged);
             let part = match staged {
                 None => {

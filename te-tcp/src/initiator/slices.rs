@@ -2,8 +2,8 @@
 //! is, and how it ended. How its pieces travel is the business of lanes.
 
 use te_core::{Completion, Error, ErrorKind, MemSpan, Op, RemoteRegionId, Slice, Token};
-use te_fabric::Export;
 use te_fabric::peer::Fence;
+use te_fabric::{Export, RemoteBytes};
 
 use crate::frame::Status;
 use crate::lane::Destination;
@@ -95,7 +95,7 @@ impl Slices {
         peers: &mut Peers,
     ) -> Result<u32, Error> {
         let peer = self.segments.find(segment)?.peer;
-        peers.begin_fence(peer, Fence { token, segment: segment.index, sent: None })?;
+        peers.begin_fence(peer, Fence { token, remote_region: segment.index, sent: None })?;
         self.segments.pin(segment.index);
         Ok(peer)
     }
@@ -103,7 +103,7 @@ impl Slices {
     /// A fence has ended so.
     pub(super) fn end_fence(&mut self, fence: &Fence<Sent>, completion: Completion) {
         self.operations.complete(completion);
-        self.segments.unpin(fence.segment);
+        self.segments.unpin(fence.remote_region);
     }
 }
 
@@ -273,13 +273,16 @@ impl Slices {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.ext.live = false;
         let operation = *operation;
-        let completion = operation.completion(operation.ext.touched, false);
+        let completion = operation.completion(match operation.ext.touched {
+            true => RemoteBytes::Written,
+            false => RemoteBytes::Untouched,
+        });
         if completion.result.is_err() {
             self.stats.failed += 1;
         }
         self.operations.complete(completion);
         regions.unpin(operation.region);
-        self.segments.unpin(operation.segment);
+        self.segments.unpin(operation.remote_region);
         if let Some(peer) = peers.get_mut(operation.peer) {
             peer.slice_completed();
         }
@@ -422,6 +425,7 @@ mod tests {
                 generation: 1,
                 key: 7,
                 len: 4_096,
+                location: te_core::Location::Host,
             };
             let (mut slices, mut peers) = (Slices::new(2, 2, 1), Peers::new(2, 1));
             slices.attach(SEGMENT, &export, &mut peers).expect("room");
@@ -460,7 +464,7 @@ mod tests {
 
         /// Whether a region, a segment and a peer are in use.
         fn in_use(&self) -> (bool, bool, bool) {
-            let segment = self.slices.segment(SEGMENT.index).is_some_and(|segment| segment.users > 0);
+            let segment = self.slices.segment(SEGMENT.index).is_some_and(|segment| segment.pins > 0);
             let peer = self.peers.get(0).is_some_and(Endpoint::is_awaited);
             (self.lent.users() != (0, 0), segment, peer)
         }

@@ -39,6 +39,7 @@ impl Rig {
             generation: 1,
             key: 7,
             len: 1 << 20,
+            location: te_core::Location::Host,
         };
         let mut initiator = Initiator::new(US, &config);
         let mut peers = Peers::new(config.segments_max, config.fences_max);

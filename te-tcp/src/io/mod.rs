@@ -322,7 +322,7 @@ impl Io {
 impl Io {
     /// Whether connections may be waiting that can be accepted now. Asked once.
     pub(crate) fn takes_connections(&mut self) -> bool {
-        std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none()
+        std::mem::take(&mut self.listener_waits) && self.listener.paused_until().is_none()
     }
 
     /// The next connection.
@@ -338,21 +338,21 @@ impl Io {
     /// Accepting failed with `error`, and would fail again at once: the listener rests for a while.
     pub(crate) fn rest(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
         if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
-            self.listener.rest(timers.now(), error, connections_max);
+            self.listener.pause(timers.now(), error, connections_max);
             timers.due_by(timers.now());
         }
     }
 
     /// Watches the listener again when its rest is over. Returns until when it rests.
     pub(crate) fn look_at_listener(&mut self, timers: &mut Timers) -> Option<Instant> {
-        if self.listener.is_rested(timers.now())
+        if self.listener.is_pause_over(timers.now())
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
         {
             self.listener.resume();
             self.listener_waits = true;
             timers.wake();
         }
-        self.listener.rests_until()
+        self.listener.paused_until()
     }
 }
 

@@ -189,11 +189,12 @@ mod tests {
             generation: 1,
             key: 7,
             len: 4_096,
+            location: te_core::Location::Host,
         }
     }
 
     fn fence(token: u64, sent: Option<Sent>) -> Fence<Sent> {
-        Fence { token: Token(token), segment: 0, sent }
+        Fence { token: Token(token), remote_region: 0, sent }
     }
 
     #[test]

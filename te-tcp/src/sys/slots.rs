@@ -21,8 +21,8 @@ impl Slots {
     /// A free slot, and its memory: good until the slot is given back.
     pub(crate) fn take(&mut self) -> Option<(StagingSlot, Pinned)> {
         let slot = self.0.take()?;
-        // SAFETY: the stager keeps its slots mapped and lends each to one taker at a time; `Staging` uses
-        // the memory of a slot only while it has it, and no reference to it is made.
+        // SAFETY: `Stager` guarantees that a taken slot is mapped host memory that nothing but our hops
+        // touches; `Staging` uses the memory of a slot only while it has it, and no reference to it is made.
         let memory = unsafe { Pinned::new(slot.span) };
         Some((slot, memory))
     }

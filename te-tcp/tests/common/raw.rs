@@ -155,6 +155,7 @@ pub(crate) fn export_of(listener: &TcpListener) -> Vec<u8> {
         generation: 1,
         key: 1,
         len: 4_096,
+        location: te_core::Location::Host,
     };
     let mut blob = [0; frame::EXPORT_BYTES_MAX];
     let len = export.write(&mut blob).unwrap();

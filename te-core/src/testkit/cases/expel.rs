@@ -1,7 +1,7 @@
 //! L5 and L6: the target's word that an initiator is gone, and that it stays out.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
-use crate::{ErrorKind, Features, Op, RemoteOffset, RemoteRegionId, Slice};
+use crate::{ErrorKind, ExpelMode, Features, Op, RemoteOffset, RemoteRegionId, Slice};
 
 const OLD: u8 = 0x5A;
 const NEW: u8 = 0xA5;
@@ -33,8 +33,8 @@ pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) ->
         Err(error) => broken!(rig.law, "an expelled initiator was refused an attachment as {:?}", error.kind),
     }
     // It is gone, and stays so however often it is expelled.
-    for force in [false, true] {
-        match rig.target().expel(peer, force) {
+    for mode in [ExpelMode::SpareConnected, ExpelMode::Force] {
+        match rig.target().expel(peer, mode) {
             Ok(true) => {}
             other => broken!(rig.law, "expelling an initiator that is gone gave {other:?}"),
         }
@@ -48,7 +48,7 @@ pub(super) fn a_connected_initiator_is_left_alone_without_force(rig: &mut Rig<'_
     if !rig.target().is_connected(peer) {
         broken!(rig.law, "an initiator that has just been served does not count as connected");
     }
-    match rig.target().expel(peer, false).map_err(|error| error.kind) {
+    match rig.target().expel(peer, ExpelMode::SpareConnected).map_err(|error| error.kind) {
         Err(ErrorKind::Busy) => {}
         other => broken!(rig.law, "expelling a connected initiator without force gave {other:?}, not Busy"),
     }
@@ -81,7 +81,7 @@ pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(),
 pub(super) fn nobody_has_the_identity_0(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let _ = rig.identity()?;
     rig.still_works();
-    match rig.target().expel(0, true).map_err(|error| error.kind) {
+    match rig.target().expel(0, ExpelMode::Force).map_err(|error| error.kind) {
         Err(ErrorKind::InvalidArgument) => {}
         other => broken!(rig.law, "expelling the identity 0 gave {other:?}, not InvalidArgument"),
     }

@@ -32,6 +32,7 @@ impl Bench {
             generation: 1,
             key: 99,
             len: 1 << 16,
+            location: te_core::Location::Host,
         };
         let mut slices = Slices::new(&config);
         slices.attach(SEGMENT, PEER, &export, &config).expect("an empty table");
@@ -83,7 +84,7 @@ impl Bench {
     }
 
     fn users(&self) -> u32 {
-        self.memory.get(REGION.index).expect("registered").users
+        self.memory.get(REGION.index).expect("registered").pins
     }
 }
 
