@@ -2,7 +2,7 @@
 //! (both processes).
 //!
 //! `cargo run --release -p te-tcp --example loopback -- [--op read,write] [--block 4096,1048576] [--batch
-//! 1,128] [--seconds 2] [--lanes 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
+//! 1,128] [--seconds 2] [--connections 1] [--checksum] [--congestion cubic] [--spins 20] [--uring]`
 //!
 //! The target is this program once more. Both park when they have nothing to do.
 
@@ -76,7 +76,7 @@ fn parse(arguments: &[String]) -> Options {
             "--batch" => options.batches = value().split(',').map(|n| n.parse().expect("a number")).collect(),
             "--seconds" => options.seconds = value().parse().expect("seconds"),
             "--memory" => options.memory_bytes = value().parse().expect("bytes"),
-            "--lanes" => options.config.lanes = value().parse().expect("a number"),
+            "--connections" => options.config.connections = value().parse().expect("a number"),
             "--piece" => options.config.piece_bytes_max = value().parse().expect("bytes"),
             #[cfg(feature = "uring")]
             "--uring" => options.config.driver = te_tcp::Driver::Uring,

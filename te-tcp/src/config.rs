@@ -5,18 +5,18 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
-/// Lanes to one peer, at most.
-pub const LANES_MAX: u8 = 16;
+/// Connections to one peer, at most.
+pub const CONNECTIONS_PER_PEER_MAX: u8 = 16;
 
 /// What tells a transport that its sockets are ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Driver {
-    /// epoll: everywhere, one lane or few.
+    /// epoll: everywhere, one connection or few.
     #[default]
     Epoll,
-    /// io_uring: asking who is ready costs no system call, and one call receives for up to 16 lanes.
+    /// io_uring: asking who is ready costs no system call, and one call receives for up to 16 connections.
     #[cfg(feature = "uring")]
     Uring,
 }
@@ -42,13 +42,14 @@ pub struct Config {
     #[serde(skip)]
     pub advertise: Option<IpAddr>,
     /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
-    pub lanes: u8,
+    pub connections: u8,
     /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
     pub checksum: bool,
-    /// TCP congestion control, by the kernel's name for it (`sysctl net.ipv4.tcp_available_congestion_control`).
-    /// An algorithm that the kernel lacks, or does not let this process use, keeps the fabric from starting.
-    /// Default: `cubic` between addresses of one host, where a pacing one such as BBR
-    /// costs up to half of the throughput and wins nothing, and the kernel's default elsewhere.
+    /// TCP congestion control, by the kernel's name for it (`sysctl
+    /// net.ipv4.tcp_available_congestion_control`). An algorithm that the kernel lacks, or does not let this
+    /// process use, keeps the fabric from starting. Default: `cubic` between addresses of one host, where a
+    /// pacing one such as BBR costs up to half of the throughput and wins nothing, and the kernel's default
+    /// elsewhere.
     pub congestion: Option<String>,
     /// `SO_SNDBUF` of each connection, bytes; 4,096 to 1 GiB. Default: the kernel tunes it.
     pub send_buffer_bytes: Option<u32>,
@@ -67,22 +68,23 @@ pub struct Config {
     pub inflight_max: u32,
     /// Longest slice; a longer operation of a peer is refused. Default 1 GiB.
     pub slice_bytes_max: u32,
-    /// Longer slices travel in pieces of this size, spread over the lanes; with checksums in 4 MiB at most.
-    /// Default 256 KiB.
+    /// Longer slices travel in pieces of this size, spread over the connections; with checksums in 4 MiB at
+    /// most. Default 256 KiB.
     pub piece_bytes_max: u32,
-    /// A lane takes further pieces while fewer bytes than this are on their way without an answer. Default 2
-    /// MiB between addresses of one host, where a longer queue only leaves the caches, and 8 MiB elsewhere.
+    /// A connection takes further pieces while fewer bytes than this are on their way without an answer.
+    /// Default 2 MiB between addresses of one host, where a longer queue only leaves the caches, and 8 MiB
+    /// elsewhere.
     pub window_bytes_max: Option<u32>,
-    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a lane in
-    /// step; beyond it the lane is closed instead. Default 4 MiB.
+    /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a connection
+    /// in step; beyond it the connection is closed instead. Default 4 MiB.
     pub aside_bytes_max: u32,
     /// Connections, own and peers', 1 to 1,048,576. A quarter of them is kept for our own. Default 1,024.
     ///
     /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes
-    /// the place of a lane that has never carried anything, the longest silent first; then of an idle one of
-    /// the address, or of the process, that holds the most; then of the one idle for longest, from a second
-    /// on. A peer that loses an idle lane so opens another when it has something to send, and its slices do
-    /// not notice. Up to 64 more are open while they shake hands or end.
+    /// the place of a connection that has never carried anything, the longest silent first; then of an idle
+    /// one of the address, or of the process, that holds the most; then of the one idle for longest, from a
+    /// second on. A peer that loses an idle connection so opens another when it has something to send, and
+    /// its slices do not notice. Up to 64 more are open while they shake hands or end.
     pub connections_max: u32,
     /// While peers hold more than half of the connections that they may, one of theirs that has not used what
     /// was exported for so long is closed. One that has never carried anything is closed after five seconds
@@ -107,7 +109,7 @@ impl Default for Config {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             port: 0,
             advertise: None,
-            lanes: 1,
+            connections: 1,
             checksum: false,
             congestion: None,
             send_buffer_bytes: None,
@@ -159,7 +161,7 @@ impl Config {
     /// The first field that is out of its limits, with the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
         check_ranges([
-            ("lanes", u64::from(self.lanes), 1, u64::from(LANES_MAX)),
+            ("connections", u64::from(self.connections), 1, u64::from(CONNECTIONS_PER_PEER_MAX)),
             ("peer_silence_ms_max", u64::from(self.peer_silence_ms_max), 20, 3_600_000),
             ("connect_ms_max", u64::from(self.connect_ms_max), 1, 3_600_000),
             ("reconnect_ms_max", u64::from(self.reconnect_ms_max), 10, 3_600_000),

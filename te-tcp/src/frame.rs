@@ -1,7 +1,7 @@
 //! The wire protocol: pure functions from bytes to frames and back. No sockets, no state, no memory but the
 //! caller's.
 //!
-//! All integers are little-endian. A connection is one *lane*. It is opened by the *initiator* (who wants to
+//! All integers are little-endian. A connection is opened by the *initiator* (who wants to
 //! read and write) towards the *target* (who exported memory), and its roles never change.
 //!
 //! ```text
@@ -10,11 +10,11 @@
 //!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; then a close unless status 0
 //!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: header, `count` entries, payloads
 //!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
-//!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a lane that the target ends
+//!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a connection that the target ends
 //! ```
 //!
 //! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's
-//! accept queue therefore holds no WRITE, which is what lets a fence look at accepted lanes only.
+//! accept queue therefore holds no WRITE, which is what lets a fence look at accepted connections only.
 //!
 //! **HELLO**, 48 bytes
 //!
@@ -22,8 +22,8 @@
 //! |---|---|---|
 //! | 0 | 8 | magic `snowskin` |
 //! | 8 | 2 | protocol version, now 2. Magic and version stay here in every version |
-//! | 10 | 2 | lane number within the session |
-//! | 12 | 4 | lane generation: grows with each connection that the session opens to this target |
+//! | 10 | 2 | connection number within the session |
+//! | 12 | 4 | connection generation: grows with each connection that the session opens to this target |
 //! | 16 | 8 | session: random, one for each initiating transport |
 //! | 24 | 8 | initiator's incarnation |
 //! | 32 | 8 | incarnation that the target must have |
@@ -48,7 +48,7 @@
 //! | 1 | 1 | flags: 1 = checksums are set (WRITE, DATA) or wanted (READ) |
 //! | 2 | 2 | count of entries that follow |
 //! | 4 | 4 | zero |
-//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each lane · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
+//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each connection · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
 //!
 //! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the
 //! payloads of all its operations, without gaps, also of those that will be refused (the target discards
@@ -77,14 +77,14 @@
 //!
 //! **ACK** answers WRITEs: 1 to 64 statuses of 4 bytes. Status 0 says that the last byte is in place.
 //!
-//! **FENCE** lists the lanes that the initiator still uses, 1 to 64 entries of 8 bytes: lane number (2), zero
-//! (2), lane generation (4). The target drops every other lane of that session, with whatever is unread in
-//! it, and then answers. What came before the FENCE on its own lane has been applied by then, because a lane
-//! is served in order. **RETIRED** (target to initiator) is the last frame of a lane that the target ends
-//! because it was idle and somebody else needs the connection. Every operation before the number in it has
-//! been answered. That one and all after it were not accepted and never will be: the initiator sends them
-//! again on another lane, and its caller does not notice. **ERROR** (target to initiator) is the last frame
-//! of a lane whose initiator broke the protocol.
+//! **FENCE** lists the connections that the initiator still uses, 1 to 64 entries of 8 bytes: connection
+//! number (2), zero (2), connection generation (4). The target drops every other connection of that session,
+//! with whatever is unread in it, and then answers. What came before the FENCE on its own connection has been
+//! applied by then, because a connection is served in order. **RETIRED** (target to initiator) is the last
+//! frame of a connection that the target ends because it was idle and somebody else needs the connection.
+//! Every operation before the number in it has been answered. That one and all after it were not accepted and
+//! never will be: the initiator sends them again on another connection, and its caller does not notice.
+//! **ERROR** (target to initiator) is the last frame of a connection whose initiator broke the protocol.
 //!
 //! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses
 //! the other's.
@@ -101,7 +101,7 @@ pub const VERSION: u16 = 2;
 pub const MAGIC: [u8; 8] = *b"snowskin";
 /// Both, as the handshake wants them.
 pub const PROTOCOL: Protocol = Protocol { magic: MAGIC, version: VERSION };
-/// Operations, statuses or lanes in one frame, at most.
+/// Operations, statuses or connections in one frame, at most.
 pub const ENTRIES_MAX: usize = 64;
 /// The longest head (header and entries) of any frame, bytes.
 pub const HEAD_BYTES_MAX: usize = size_of::<Header>() + ENTRIES_MAX * size_of::<Operation>();
@@ -133,9 +133,9 @@ pub enum Kind {
     FenceAck = 131,
     /// Answers a PING.
     Pong = 132,
-    /// Ends a lane in favour of somebody else's.
+    /// Ends a connection in favour of somebody else's.
     Retired = 133,
-    /// Ends a lane whose initiator broke the protocol.
+    /// Ends a connection whose initiator broke the protocol.
     Error = 255,
 }
 
@@ -173,7 +173,7 @@ te_fabric::statuses! {
     }
 }
 
-/// First frame of a lane, initiator to target.
+/// First frame of a connection, initiator to target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -181,10 +181,10 @@ pub struct Hello {
     pub magic: [u8; 8],
     /// [`VERSION`].
     pub version: U16,
-    /// Lane number within the session.
-    pub lane: U16,
+    /// Connection number within the session.
+    pub connection: U16,
     /// Which connection of the session this is.
-    pub lane_generation: U32,
+    pub connection_generation: U32,
     /// Random, one for each initiating transport.
     pub session: U64,
     /// The initiator's incarnation.
@@ -255,23 +255,23 @@ pub struct DataEntry {
     pub len: U64,
 }
 
-/// Entry of FENCE: one lane that the initiator still uses.
+/// Entry of FENCE: one connection that the initiator still uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct LaneEntry {
-    /// Lane number.
-    pub lane: U16,
+pub struct ConnectionEntry {
+    /// Connection number.
+    pub connection: U16,
     /// Zero.
     pub reserved: U16,
-    /// Lane generation.
+    /// Connection generation.
     pub generation: U32,
 }
 
-impl LaneEntry {
-    /// The entry of this lane.
+impl ConnectionEntry {
+    /// The entry of this connection.
     #[must_use]
-    pub const fn new(lane: u16, generation: u32) -> Self {
-        Self { lane: U16::new(lane), reserved: U16::new(0), generation: U32::new(generation) }
+    pub const fn new(connection: u16, generation: u32) -> Self {
+        Self { connection: U16::new(connection), reserved: U16::new(0), generation: U32::new(generation) }
     }
 }
 
@@ -296,12 +296,12 @@ pub enum Request<'a> {
         /// Where to write.
         operations: &'a [Operation],
     },
-    /// Drop every lane of mine but these, then say so.
+    /// Drop every connection of mine but these, then say so.
     Fence {
         /// Comes back in the answer.
         id: u64,
-        /// Lanes in use.
-        lanes: &'a [LaneEntry],
+        /// Connections in use.
+        connections: &'a [ConnectionEntry],
     },
     /// Are you there?
     Ping {
@@ -339,12 +339,12 @@ pub enum Response<'a> {
         /// Whose.
         id: u64,
     },
-    /// This lane ends; what was not accepted belongs on another one.
+    /// This connection ends; what was not accepted belongs on another one.
     Retired {
         /// Sequence number of the first operation that was not accepted.
         next: u64,
     },
-    /// You broke the protocol; this lane ends.
+    /// You broke the protocol; this connection ends.
     Error {
         /// How.
         status: Status,
@@ -385,7 +385,9 @@ pub fn parse_request(bytes: &[u8]) -> Result<Step<Request<'_>>, FrameError> {
         k if k == Kind::Write as u8 => {
             step_entries(header, rest, |operations| Request::Write { seq, checksum, operations })
         }
-        k if k == Kind::Fence as u8 => step_entries(header, rest, |lanes| Request::Fence { id: seq, lanes }),
+        k if k == Kind::Fence as u8 => {
+            step_entries(header, rest, |connections| Request::Fence { id: seq, connections })
+        }
         k if k == Kind::Ping as u8 => step_bare(header, Request::Ping { id: seq }),
         k => Err(FrameError::Kind(k)),
     }

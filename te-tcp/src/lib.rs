@@ -11,17 +11,17 @@
 //!   │ transport   TcpTransport: owns the parts, decides whose turn it is            │
 //!   │    │                                                                  │       │
 //!   │ initiator   our own slices                     target   peers' operations     │
-//!   │    slices     accepted, settled, completed        admission  who has a lane   │
+//!   │    slices     accepted, settled, completed        admission  who has a connection   │
 //!   │    framing    pieces ▶ frames                     serving    checks, answers  │
-//!   │    answers    what targets say                    lane       whose it is      │
-//!   │    lane       pieces without an answer            staged   on devices │       │
+//!   │    answers    what targets say                    connection       whose it is      │
+//!   │    connection       pieces without an answer            staged   on devices │       │
 //!   │    staged     pieces on devices get slots                             │       │
 //!   │    │                                                                  │       │
 //!   │ peers       each peer: addresses, pauses, queues, fences, pulse       │       │
 //!   │    │                                                                  │       │
 //!   │    └──────────────────────┬───────────────────────────────────────────┘       │
-//!   │ io       listener, poller, which lane is read next                            │
-//!   │ lane     one connection: outbox and inbox          frame   bytes on the wire  │
+//!   │ io       listener, poller, which connection is read next                            │
+//!   │ connection     one connection: outbox and inbox          frame   bytes on the wire  │
 //!   │ region   keys, rights, who uses what               operation   a slice here   │
 //!   │ staging  slots and hops, for memory that the CPU cannot touch                 │
 //!   └───────────────────────────┬───────────────────────────────────────────────────┘
@@ -42,13 +42,13 @@
 //! | | |
 //! |---|---|
 //! | `READ`, `WRITE` | yes; a WRITE is `Applied` when the target has said that its last byte is in place |
-//! | `FENCE` | yes; the target drops older lanes, with what is unread in them, and says so |
+//! | `FENCE` | yes; the target drops older connections, with what is unread in them, and says so |
 //! | `CHECKSUM` | with [`Config::checksum`]: CRC32C over each payload, checked where it arrives |
 //! | `TWO_SIDED_PROGRESS` | yes: a target serves only while it is polled |
 //! | memory | the host's; with [`TcpTransport::with_devices`] that of GPUs, too |
-//! | expel | yes, at once but for hops that run: by the identity in each HELLO; without force it leaves alone who has a lane |
+//! | expel | yes, at once but for hops that run: by the identity in each HELLO; without force it leaves alone who has a connection |
 //! | cancel | at once, or when hops to and from a device's memory have ended; a WRITE whose bytes have begun to leave ends `Unknown` |
-//! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all lanes |
+//! | longest slice | [`Config::slice_bytes_max`]; what is longer than a piece rides on all connections |
 //! | parking | [`event_source`](te_core::Transport::event_source) is readable only while there is work |
 //!
 //! # Memory of devices
@@ -56,31 +56,33 @@
 //! Bytes of a GPU go through *slots* of pinned host memory, at each end that has such memory; the other does
 //! not notice. A [`Stager`](te_core::device::Stager) copies between the two (a *hop*). Initiator and target
 //! have stagers of their own, so neither direction waits for the other's slots. Without a free slot a slice
-//! waits here, and a peer's lane is not read. A READ's piece has ended when its hop has, a WRITE is
-//! acknowledged when its last hop has ended, and so is a fence or an expulsion that concerns it. Checksums are
-//! computed over slots: a target that answers a READ longer than a slot brings the bytes to the host twice.
-//! A peer's lane that moves nothing for a second, and has slots for which others wait, is closed; so is one
-//! whose hop fails, or whose READ is in its middle when its region is withdrawn.
+//! waits here, and a peer's connection is not read. A READ's piece has ended when its hop has, a WRITE is
+//! acknowledged when its last hop has ended, and so is a fence or an expulsion that concerns it. Checksums
+//! are computed over slots: a target that answers a READ longer than a slot brings the bytes to the host
+//! twice. A peer's connection that moves nothing for a second, and has slots for which others wait, is
+//! closed; so is one whose hop fails, or whose READ is in its middle when its region is withdrawn.
 //!
 //! # Drivers and latency
 //!
-//! With epoll, a lane that has just had something to say is read without asking first, so a caller that polls
-//! in a loop pays one system call an answer; lanes gone cold cost one `epoll_wait` for all. With feature
-//! `uring` and `Driver::Uring` asking costs no system call, and one call receives for up to 16 lanes. Either
-//! way no request to the kernel outlives the `poll` that made it, so a cancel takes effect at once.
+//! With epoll, a connection that has just had something to say is read without asking first, so a caller that
+//! polls in a loop pays one system call an answer; connections gone cold cost one `epoll_wait` for all. With
+//! feature `uring` and `Driver::Uring` asking costs no system call, and one call receives for up to 16
+//! connections. Either way no request to the kernel outlives the `poll` that made it, so a cancel takes
+//! effect at once.
 //!
 //! Spinning between polls wins latency where each process has a core to itself and loses it where they share
 //! one. On one host, BBR's pacing costs up to half of the throughput; see [`Config::congestion`].
 //!
 //! # Limits
 //!
-//! Every table and queue has one; see [`Config`]. A lane holds about 200 KiB. The transport authenticates by
-//! the random key of each export and does not encrypt: it is made for a cluster's own network.
+//! Every table and queue has one; see [`Config`]. A connection holds about 200 KiB. The transport
+//! authenticates by the random key of each export and does not encrypt: it is made for a cluster's own
+//! network.
 //!
-//! Whoever reaches the port may open lanes, so silence holds none: when [`Config::connections_max`] is
-//! reached, lanes that have never carried anything make room, then those of the address or the process that
-//! holds the most, then idle ones. The initiator of a lane that goes opens another, and its slices do not
-//! notice.
+//! Whoever reaches the port may open connections, so silence holds none: when [`Config::connections_max`] is
+//! reached, connections that have never carried anything make room, then those of the address or the process
+//! that holds the most, then idle ones. The initiator of a connection that goes opens another, and its slices
+//! do not notice.
 //!
 //! # Example
 //!
@@ -123,11 +125,11 @@
 #![deny(unsafe_code)]
 
 mod config;
+mod connection;
 mod context;
 pub mod frame;
 mod initiator;
 mod io;
-mod lane;
 mod open_error;
 mod operation;
 mod peers;
@@ -138,7 +140,7 @@ mod sys;
 mod target;
 mod transport;
 
-pub use config::{Config, Driver, LANES_MAX};
+pub use config::{CONNECTIONS_PER_PEER_MAX, Config, Driver};
 pub use open_error::OpenError;
 pub use stats::Stats;
 pub use te_fabric::ConfigError;

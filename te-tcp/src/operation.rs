@@ -44,7 +44,7 @@ pub(crate) enum Stage {
     Void,
 }
 
-/// Part of an operation that is on a lane, or was.
+/// Part of an operation that is on a connection, or was.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     /// Slot of the operation.
@@ -57,7 +57,7 @@ pub(crate) struct Piece {
     pub(crate) stage: Stage,
     /// The slot that holds its bytes, when the slice's are a device's.
     pub(crate) staged: Option<SlotId>,
-    /// Where its entry lies among the lane's heads.
+    /// Where its entry lies among the connection's heads.
     pub(crate) entry_at: u64,
 }
 

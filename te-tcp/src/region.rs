@@ -10,8 +10,8 @@ use crate::sys::Memory;
 #[derive(Debug)]
 pub(crate) struct Ext {
     pub(crate) memory: Memory,
-    /// Payloads of peers on their way into or out of it; for memory of a device: parts of them, until their hops
-    /// have ended.
+    /// Payloads of peers on their way into or out of it; for memory of a device: parts of them, until their
+    /// hops have ended.
     pub(crate) peers: u32,
 }
 

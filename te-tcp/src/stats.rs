@@ -30,20 +30,20 @@ pub struct Stats {
     pub corrupt: u64,
     /// Fences that peers asked for and got.
     pub fences_served: u64,
-    /// Lanes that we opened or tried to open.
-    pub lanes_opened: u64,
+    /// Connections that we opened or tried to open.
+    pub connections_opened: u64,
     /// Of these, how many have ended.
-    pub lanes_lost: u64,
+    pub connections_lost: u64,
     /// Connections of peers that were accepted.
     pub accepted: u64,
-    /// Peers' lanes that were ended because they were idle, in favour of others or because they had never
-    /// carried anything.
+    /// Peers' connections that were ended because they were idle, in favour of others or because they had
+    /// never carried anything.
     pub retired: u64,
-    /// Peers' lanes that were refused because there was no room for them.
+    /// Peers' connections that were refused because there was no room for them.
     pub turned_away: u64,
     /// Peers that were given up because they were silent.
     pub peers_lost: u64,
-    /// Peers' lanes that were ended because they broke the protocol.
+    /// Peers' connections that were ended because they broke the protocol.
     pub protocol_errors: u64,
 }
 
@@ -65,8 +65,8 @@ impl Stats {
             refused: self.refused + other.refused,
             corrupt: self.corrupt + other.corrupt,
             fences_served: self.fences_served + other.fences_served,
-            lanes_opened: self.lanes_opened + other.lanes_opened,
-            lanes_lost: self.lanes_lost + other.lanes_lost,
+            connections_opened: self.connections_opened + other.connections_opened,
+            connections_lost: self.connections_lost + other.connections_lost,
             accepted: self.accepted + other.accepted,
             retired: self.retired + other.retired,
             turned_away: self.turned_away + other.turned_away,

@@ -15,11 +15,11 @@ use te_fabric::timers::Earliest;
 use te_fabric::{LocalEnd, Timers};
 
 use crate::config::Config;
+use crate::connection::{ConnectionName, Reading};
 use crate::context::Context;
 use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 use crate::initiator::{Greeting, Initiator};
 use crate::io::Io;
-use crate::lane::{LaneName, Reading};
 use crate::open_error::OpenError;
 use crate::peers::Peers;
 use crate::region::{Ext as RegionExt, Region, Regions};
@@ -124,11 +124,11 @@ impl TcpTransport {
     /// Connections that are open, own and peers'.
     #[must_use]
     pub const fn connections(&self) -> usize {
-        self.io.lanes()
+        self.io.connections()
     }
 
-    /// Slices that were accepted and have not completed, and cancelled ones of which a lane still owes an
-    /// answer.
+    /// Slices that were accepted and have not completed, and cancelled ones of which a connection still owes
+    /// an answer.
     #[must_use]
     pub fn slices_in_flight(&self) -> usize {
         self.initiator.slices_in_flight()
@@ -176,9 +176,9 @@ impl TcpTransport {
 
     fn drive(&mut self, name: u64, reading: Reading, writable: bool) {
         let (initiator, target, peers, mut cx) = self.split();
-        match LaneName::of(name) {
-            LaneName::Own(name) => initiator.drive(name, reading, writable, peers, &mut cx),
-            LaneName::Peer(name) => target.drive(name, reading, writable, &mut cx),
+        match ConnectionName::of(name) {
+            ConnectionName::Own(name) => initiator.drive(name, reading, writable, peers, &mut cx),
+            ConnectionName::Peer(name) => target.drive(name, reading, writable, &mut cx),
         }
     }
 
@@ -191,14 +191,14 @@ impl TcpTransport {
         }
     }
 
-    /// Works on the lanes that had something to say a moment ago, without asking first.
+    /// Works on the connections that had something to say a moment ago, without asking first.
     fn drive_hot(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
         let mut at = 0;
         while let Some(name) = cx.io.hot(at) {
-            let warm = match LaneName::of(name) {
-                LaneName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
-                LaneName::Peer(peer) => target.drive_hot(peer, &mut cx),
+            let warm = match ConnectionName::of(name) {
+                ConnectionName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
+                ConnectionName::Peer(peer) => target.drive_hot(peer, &mut cx),
             };
             at = cx.io.had_turn(at, name, warm);
         }
@@ -219,15 +219,15 @@ impl TcpTransport {
 /// Turns where the poller tells changes.
 #[cfg(feature = "uring")]
 impl TcpTransport {
-    /// Takes in what has changed, and reads all lanes that have something in as few system calls as there can
-    /// be.
+    /// Takes in what has changed, and reads all connections that have something in as few system calls as
+    /// there can be.
     fn drive_changes(&mut self) {
         for at in 0..self.io.ready() {
             let Some(event) = self.io.event(at) else { continue };
             if event.finished {
-                match LaneName::of(event.token) {
-                    LaneName::Own(name) => self.initiator.set_finished(name),
-                    LaneName::Peer(name) => self.target.set_finished(name),
+                match ConnectionName::of(event.token) {
+                    ConnectionName::Own(name) => self.initiator.set_finished(name),
+                    ConnectionName::Peer(name) => self.target.set_finished(name),
                 }
             }
             if event.writable {
@@ -242,15 +242,15 @@ impl TcpTransport {
             from += self.receive_from(from);
         }
         let (initiator, target) = (&self.initiator, &self.target);
-        let more = self.io.keep_hot(|name| match LaneName::of(name) {
-            LaneName::Own(name) => initiator.is_hot(name),
-            LaneName::Peer(name) => target.is_hot(name),
+        let more = self.io.keep_hot(|name| match ConnectionName::of(name) {
+            ConnectionName::Own(name) => initiator.is_hot(name),
+            ConnectionName::Peer(name) => target.is_hot(name),
         });
         self.timers.wake_if(more);
     }
 
-    /// Receives for the hot lanes from place `from` on in one system call, and works on them. Returns how
-    /// many they are.
+    /// Receives for the hot connections from place `from` on in one system call, and works on them. Returns
+    /// how many they are.
     fn receive_from(&mut self, from: usize) -> usize {
         let Self { io, initiator, target, .. } = self;
         let mut group = [0; JOBS_MAX];
@@ -261,20 +261,20 @@ impl TcpTransport {
         let mut jobs = [const { None }; JOBS_MAX];
         let receives = initiator.receives(group, &mut own).chain(target.receives(group, &mut theirs));
         for (name, job) in receives {
-            // Lanes are worked on in the order in which they had something to say.
+            // Connections are worked on in the order in which they had something to say.
             if let Some(at) = group.iter().position(|&member| member == name) {
                 jobs[at] = Some(job);
             }
         }
         io.receive_all(&mut jobs);
         let ends = jobs.map(|job| job.map(|job| (job.offered, job.result)));
-        // All are taken in before one is worked on: serving one lane may concern another.
+        // All are taken in before one is worked on: serving one connection may concern another.
         let mut arrived = [const { None }; JOBS_MAX];
         for ((&name, end), to) in group.iter().zip(ends).zip(&mut arrived) {
             let Some((offered, result)) = end else { continue };
-            *to = match LaneName::of(name) {
-                LaneName::Own(name) => initiator.arrived(name, offered, result),
-                LaneName::Peer(name) => target.arrived(name, offered, result),
+            *to = match ConnectionName::of(name) {
+                ConnectionName::Own(name) => initiator.arrived(name, offered, result),
+                ConnectionName::Peer(name) => target.arrived(name, offered, result),
             };
         }
         for (&name, reading) in group.iter().zip(arrived) {
@@ -293,8 +293,8 @@ impl TcpTransport {
     /// connection breaks; what is submitted later opens new ones.
     pub fn close_connections(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
-        initiator.close_lanes(peers, &mut cx);
-        target.close_lanes(&mut cx);
+        initiator.close_connections(peers, &mut cx);
+        target.close_connections(&mut cx);
     }
 
     /// Slots that slices and peers' operations on memory of devices have at this moment.
@@ -472,7 +472,7 @@ impl Transport for TcpTransport {
         initiator.fence(token, segment, peers, &mut cx)
     }
 
-    /// True as well for one whose last lane was closed from here because it was idle: it may be alive.
+    /// True as well for one whose last connection was closed from here because it was idle: it may be alive.
     fn is_connected(&self, peer: u64) -> bool {
         peer != 0 && self.target.has_peer(peer)
     }

@@ -54,7 +54,7 @@ fn plain() -> Config {
     }
 }
 
-mod plain_lane {
+mod plain_connection {
     te_core::conformance_tests!(
         super::Loopback(super::plain()),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
@@ -69,10 +69,10 @@ mod with_checksums {
     );
 }
 
-mod many_lanes_and_small_pieces {
+mod many_connections_and_small_pieces {
     use te_tcp::Config;
     te_core::conformance_tests!(
-        super::Loopback(Config { lanes: 4, piece_bytes_max: 4_096, ..super::plain() }),
+        super::Loopback(Config { connections: 4, piece_bytes_max: 4_096, ..super::plain() }),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
     );
 }
@@ -98,17 +98,17 @@ mod uring {
         Config { driver: Driver::Uring, ..super::plain() }
     }
 
-    mod plain_lane {
+    mod plain_connection {
         te_core::conformance_tests!(
             super::super::Loopback(super::ring()),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
         );
     }
 
-    mod many_lanes_with_checksums {
+    mod many_connections_with_checksums {
         use te_tcp::Config;
         te_core::conformance_tests!(
-            super::super::Loopback(Config { lanes: 4, checksum: true, ..super::ring() }),
+            super::super::Loopback(Config { connections: 4, checksum: true, ..super::ring() }),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
         );
     }

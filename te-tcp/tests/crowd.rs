@@ -16,7 +16,7 @@ use te_tcp::frame::{self, Kind, Response, Status, Step};
 use zerocopy::IntoBytes;
 
 const BYTES: usize = 1 << 20;
-/// Longer than a lane may stay silent once it has been welcomed.
+/// Longer than a connection may stay silent once it has been welcomed.
 const FIRST_WORD: Duration = Duration::from_millis(300);
 
 /// Twelve connections for peers.
@@ -57,7 +57,7 @@ fn connect_from(source: Ipv4Addr, target: &Node) -> TcpStream {
     TcpStream::from(fd)
 }
 
-/// One READ of eight bytes; `seq` counts from 0 on each lane.
+/// One READ of eight bytes; `seq` counts from 0 on each connection.
 fn reads(raw: &mut Raw, target: &mut Node, seq: u64) {
     let operation = raw.operation(0, 8);
     raw.say(target, &frame_of(Kind::Read, 0, seq, &[operation]));
@@ -65,7 +65,7 @@ fn reads(raw: &mut Raw, target: &mut Node, seq: u64) {
 }
 
 #[test]
-fn silent_lanes_make_room_for_whoever_comes() {
+fn silent_connections_make_room_for_whoever_comes() {
     let mut target = common::node(small(), BYTES);
     let silent: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
     skip(FIRST_WORD);
@@ -89,25 +89,25 @@ fn silent_lanes_make_room_for_whoever_comes() {
 }
 
 #[test]
-fn the_lane_that_has_been_silent_for_longest_goes_first_and_is_told() {
+fn the_connection_that_has_been_silent_for_longest_goes_first_and_is_told() {
     let mut target = common::node(small(), BYTES);
-    let mut lanes: Vec<Raw> = (0..12)
+    let mut connections: Vec<Raw> = (0..12)
         .map(|session| {
             skip(Duration::from_millis(20));
             Raw::greeted(&mut target, session, 0)
         })
         .collect();
-    reads(&mut lanes[0], &mut target, 0);
+    reads(&mut connections[0], &mut target, 0);
     skip(FIRST_WORD);
     let _newcomer = Raw::greeted(&mut target, 50, 0);
-    let last_word = lanes[1].hear_out(&mut target);
+    let last_word = connections[1].hear_out(&mut target);
     let retired = Step::Frame(Response::Retired { next: 0 }, 16);
     assert_eq!(frame::parse_response(&last_word), Ok(retired), "the first of those that carried nothing");
-    assert!(lanes[0].is_alive(&mut target) && lanes[2].is_alive(&mut target));
+    assert!(connections[0].is_alive(&mut target) && connections[2].is_alive(&mut target));
 }
 
 #[test]
-fn a_lane_that_never_carries_anything_is_closed_though_there_is_room() {
+fn a_connection_that_never_carries_anything_is_closed_though_there_is_room() {
     let mut target = common::node(small(), BYTES);
     let (mut silent, mut used) = (Raw::greeted(&mut target, 1, 0), Raw::greeted(&mut target, 2, 0));
     reads(&mut used, &mut target, 0);
@@ -121,7 +121,7 @@ fn a_lane_that_never_carries_anything_is_closed_though_there_is_room() {
 }
 
 #[test]
-fn a_slice_that_meets_a_lane_on_its_way_out_is_carried_by_the_next() {
+fn a_slice_that_meets_a_connection_on_its_way_out_is_carried_by_the_next() {
     // One connection for peers.
     let config = Config { connections_max: 2, ..common::config() };
     let (mut a, mut target) = pair(&config, BYTES);
@@ -131,7 +131,7 @@ fn a_slice_that_meets_a_lane_on_its_way_out_is_carried_by_the_next() {
         let mut other = Raw::new(&target);
         linger(&mut [&mut a, &mut target], Duration::from_millis(2));
         skip(Duration::from_secs(2));
-        // A HELLO, and behind it what the lane that has to go for it still brings.
+        // A HELLO, and behind it what the connection that has to go for it still brings.
         let hello = other.hello(100 + round, 0);
         std::io::Write::write_all(&mut other.stream, hello.as_bytes()).unwrap();
         let served = target.transport.stats().bytes_served;
@@ -156,12 +156,12 @@ fn a_slice_that_meets_a_lane_on_its_way_out_is_carried_by_the_next() {
             assert!(a.memory.get(0, half as usize) == common::pattern(100 + round as u8, 0, half as usize));
         }
     }
-    assert!(target.transport.stats().retired > 8, "lanes had to go: {:?}", target.transport.stats());
+    assert!(target.transport.stats().retired > 8, "connections had to go: {:?}", target.transport.stats());
     assert_eq!((a.transport.stats().failed, a.transport.slices_in_flight()), (0, 0));
 }
 
 #[test]
-fn a_slice_that_waits_for_another_lane_can_be_cancelled_and_fails_with_its_peer() {
+fn a_slice_that_waits_for_another_connection_can_be_cancelled_and_fails_with_its_peer() {
     let config = Config { connections_max: 2, connect_ms_max: 200, ..common::config() };
     let (mut a, mut target) = pair(&config, BYTES);
     a.transport.fence(Token(1_000), common::SEGMENT).unwrap();
@@ -181,7 +181,7 @@ fn a_slice_that_waits_for_another_lane_can_be_cancelled_and_fails_with_its_peer(
     // In the middle of a WRITE it does not have to go.
     let held = other.operation(0, 1_000);
     other.say(&mut target, &frame_of(Kind::Write, 0, 0, &[held]));
-    drive(&mut [&mut a], |a| a.transport.stats().lanes_lost > 0);
+    drive(&mut [&mut a], |a| a.transport.stats().connections_lost > 0);
     a.transport.cancel(Token(1)).unwrap();
     drive(&mut [&mut a, &mut target], |a| a.done.len() == 3);
     for token in [1, 2] {
@@ -257,7 +257,7 @@ fn one_address_does_not_keep_the_others_out() {
 }
 
 #[test]
-fn one_process_has_so_many_lanes_however_many_sessions_it_opens() {
+fn one_process_has_so_many_connections_however_many_sessions_it_opens() {
     let mut target = common::node(common::config(), BYTES);
     let mut held = Vec::new();
     for session in 0..33 {
@@ -266,7 +266,7 @@ fn one_process_has_so_many_lanes_however_many_sessions_it_opens() {
         raw.say(&mut target, hello.as_bytes());
         let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&raw.hear(&mut target, 32)) else { panic!() };
         let expected = if session < 32 { Status::Ok } else { Status::Full };
-        assert_eq!(welcome.status.get(), expected as u32, "lane {session}");
+        assert_eq!(welcome.status.get(), expected as u32, "connection {session}");
         held.push(raw);
     }
     Raw::greeted(&mut target, 100, 0);
@@ -307,7 +307,7 @@ fn a_process_out_of_descriptors_rests_and_recovers() {
         at_once += u32::from(target.transport.poll_at().is_some_and(|at| at <= common::now()));
     }
     assert!(at_once < 100, "{at_once} of 2,000 polls wanted the next one at once");
-    // Lanes that carry nothing have to go, one at a time, and the next in the queue gets in.
+    // Connections that carry nothing have to go, one at a time, and the next in the queue gets in.
     let accepted = target.transport.stats().accepted;
     drive(&mut [&mut target], |target| {
         skip(Duration::from_millis(50));

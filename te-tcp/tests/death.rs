@@ -45,9 +45,9 @@ fn start_target() -> (Process, Vec<u8>) {
 
 #[test]
 fn every_slice_ends_once_when_the_target_is_killed() {
-    for lanes in [1, 4] {
+    for connections in [1, 4] {
         // Another peer that must not notice.
-        let config = Config { lanes, ..common::config() };
+        let config = Config { connections, ..common::config() };
         let (mut a, mut witness) = pair(&config, BYTES);
         let (mut process, blob) = start_target();
         let victim = RemoteRegionId::new(1, 1);
@@ -82,7 +82,9 @@ fn every_slice_ends_once_when_the_target_is_killed() {
                 assert!(slice.op == te_core::Op::Write || end.outcome == Outcome::NotApplied);
             }
         }
-        println!("{lanes} lanes: {applied} applied, {not_applied} not applied, {unknown} unknown");
+        println!(
+            "{connections} connections: {applied} applied, {not_applied} not applied, {unknown} unknown"
+        );
         assert!(applied >= 50 && not_applied > 0);
         assert_eq!(a.transport.slices_in_flight(), 0);
         te_core::Memory::detach(&mut a.transport, victim).unwrap();

@@ -41,9 +41,9 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
     assert_eq!(target.memory.get(0, 1_000), [7; 1_000]);
 
     // It comes back, on as many connections as it likes, and is told why it may not.
-    for lane in 0..3 {
+    for connection in 0..3 {
         let mut again = Raw::new(&target);
-        let hello = again.hello(1, lane);
+        let hello = again.hello(1, connection);
         again.say(&mut target, hello.as_bytes());
         let Ok(Step::Frame(welcome, _)) = frame::parse_welcome(&again.hear_out(&mut target)) else {
             panic!()
@@ -82,7 +82,7 @@ fn a_peer_that_was_sent_away_for_being_idle_is_not_taken_for_a_dead_one() {
     let (mut a, mut target) = pair(&Config { identity: 77, ..common::config() }, BYTES);
     a.transport.fence(Token(1), SEGMENT).unwrap();
     finish(&mut [&mut a, &mut target], 1);
-    // Its lane has never carried anything.
+    // Its connection has never carried anything.
     skip(Duration::from_secs(6));
     drive(&mut [&mut target, &mut a], |target| target.transport.connections() == 0);
     assert_eq!(target.transport.expel(77, false), Err(ErrorKind::Busy.into()));
@@ -115,8 +115,10 @@ const TARGET: &str = "SNOWSKIN_TEST_EXPEL_TARGET";
 fn writer_process() {
     let Ok(hex) = std::env::var(TARGET) else { return };
     let blob = bytes_of(&hex);
-    let mut node =
-        common::node(Config { identity: 99, lanes: 4, reconnect_ms_max: 10, ..common::config() }, BYTES);
+    let mut node = common::node(
+        Config { identity: 99, connections: 4, reconnect_ms_max: 10, ..common::config() },
+        BYTES,
+    );
     node.transport.attach(SEGMENT, &blob).unwrap();
     node.memory.set(0, &[0xbb; BYTES]);
     let mut token = 0;

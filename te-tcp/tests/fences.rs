@@ -13,8 +13,8 @@ use te_tcp::Config;
 use te_tcp::frame::{self, Header, Kind, PROTOCOL, Request, Step};
 use zerocopy::IntoBytes;
 
-/// The target's end of one lane.
-struct Lane {
+/// The target's end of one connection.
+struct Connection {
     stream: TcpStream,
     bytes: Vec<u8>,
     greeted: bool,
@@ -23,7 +23,7 @@ struct Lane {
     fences: Vec<u64>,
 }
 
-impl Lane {
+impl Connection {
     fn say(&mut self, parts: &[&[u8]]) {
         self.stream.write_all(&parts.concat()).unwrap();
     }
@@ -71,14 +71,14 @@ impl Lane {
 
 struct Target {
     listener: TcpListener,
-    lanes: Vec<Lane>,
+    connections: Vec<Connection>,
 }
 
 impl Target {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        Self { listener, lanes: Vec::new() }
+        Self { listener, connections: Vec::new() }
     }
 
     /// Both sides go on until `done`.
@@ -89,47 +89,50 @@ impl Target {
             a.poll();
             if let Ok((stream, _)) = self.listener.accept() {
                 stream.set_nonblocking(true).unwrap();
-                let lane = Lane { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
-                self.lanes.push(lane);
+                let connection =
+                    Connection { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
+                self.connections.push(connection);
             }
-            self.lanes.iter_mut().for_each(Lane::hear);
+            self.connections.iter_mut().for_each(Connection::hear);
         }
     }
 }
 
 #[test]
-fn an_answer_from_before_a_lane_was_lost_ends_no_fence() {
-    let config = Config { lanes: 2, window_bytes_max: Some(4_096), ..common::config() };
+fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
+    let config = Config { connections: 2, window_bytes_max: Some(4_096), ..common::config() };
     let mut target = Target::new();
     let mut a = common::node(config, 8_192);
     a.transport.attach(SEGMENT, &export_of(&target.listener)).unwrap();
 
-    // The first WRITE fills the window of the first lane, so the second one opens another.
+    // The first WRITE fills the window of the first connection, so the second one opens another.
     a.submit(&[write(1, 0, 0, 4_096)]);
-    target.drive(&mut a, "the first lane has a WRITE", |target, _| {
-        target.lanes.first().is_some_and(|lane| lane.writes == 1)
+    target.drive(&mut a, "the first connection has a WRITE", |target, _| {
+        target.connections.first().is_some_and(|connection| connection.writes == 1)
     });
     a.submit(&[write(2, 4_096, 0, 4_096)]);
-    target.drive(&mut a, "the second lane has one", |target, _| {
-        target.lanes.get(1).is_some_and(|lane| lane.writes == 1)
+    target.drive(&mut a, "the second connection has one", |target, _| {
+        target.connections.get(1).is_some_and(|connection| connection.writes == 1)
     });
     a.transport.fence(Token(3), SEGMENT).unwrap();
-    target.drive(&mut a, "both lanes have a FENCE", |target, _| {
-        target.lanes.iter().all(|lane| lane.fences.len() == 1)
+    target.drive(&mut a, "both connections have a FENCE", |target, _| {
+        target.connections.iter().all(|connection| connection.fences.len() == 1)
     });
 
-    // The second lane is lost. What the target has of it unread is not covered by the first FENCE, which
-    // names that lane as one that is in use.
-    drop(target.lanes.pop());
-    target.drive(&mut a, "the first lane has another FENCE", |target, _| target.lanes[0].fences.len() == 2);
-    let lane = &mut target.lanes[0];
-    let (first, second) = (lane.fences[0], lane.fences[1]);
-    lane.say(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
-    lane.say(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
+    // The second connection is lost. What the target has of it unread is not covered by the first FENCE,
+    // which names that connection as one that is in use.
+    drop(target.connections.pop());
+    target.drive(&mut a, "the first connection has another FENCE", |target, _| {
+        target.connections[0].fences.len() == 2
+    });
+    let connection = &mut target.connections[0];
+    let (first, second) = (connection.fences[0], connection.fences[1]);
+    connection.say(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
+    connection.say(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
     target.drive(&mut a, "the WRITE behind the answer has ended", |_, a| a.ended(1).is_some());
-    assert_eq!(a.ended(3), None, "the target has not dropped the lost lane");
+    assert_eq!(a.ended(3), None, "the target has not dropped the lost connection");
 
-    target.lanes[0].say(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
+    target.connections[0].say(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
     target.drive(&mut a, "the fence has ended", |_, a| a.ended(3).is_some());
     assert_eq!(a.ended(3), Some(Completion::applied(Token(3))));
 }

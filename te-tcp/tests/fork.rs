@@ -24,7 +24,7 @@ fn survive(a: Node, target: Node) -> (Node, Node) {
 
 #[test]
 fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
-    for config in [common::config(), Config { lanes: 4, checksum: true, ..common::config() }] {
+    for config in [common::config(), Config { connections: 4, checksum: true, ..common::config() }] {
         let (mut a, mut target) = pair(&config, BYTES);
         a.memory.paint(3);
         a.submit(&[write(1, 0, 0, BYTES as u32)]);
@@ -52,8 +52,8 @@ fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
         }
         a.submit(&[write(4, 0, 8, 8)]);
         assert_eq!(finish(&mut [&mut a, &mut target], 4), Completion::applied(Token(4)));
-        assert_eq!(a.transport.stats().lanes_lost, 0, "no lane was lost");
-        assert_eq!(target.transport.stats().accepted, a.transport.stats().lanes_opened);
+        assert_eq!(a.transport.stats().connections_lost, 0, "no connection was lost");
+        assert_eq!(target.transport.stats().accepted, a.transport.stats().connections_opened);
         // And a newcomer is accepted.
         let mut newcomer = common::node(config.clone(), BYTES);
         newcomer.transport.attach(SEGMENT, &target.export()).unwrap();

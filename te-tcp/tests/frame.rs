@@ -66,12 +66,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_hello_comes_back(lane: u16, lane_generation: u32, session: u64, initiator: u64, target: u64, identity in 1_u64..) {
+    fn a_hello_comes_back(connection: u16, connection_generation: u32, session: u64, initiator: u64, target: u64, identity in 1_u64..) {
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(lane),
-            lane_generation: U32::new(lane_generation),
+            connection: U16::new(connection),
+            connection_generation: U32::new(connection_generation),
             session: U64::new(session),
             initiator: U64::new(initiator),
             target: U64::new(target),
@@ -126,17 +126,17 @@ proptest! {
     }
 
     #[test]
-    fn fences_and_pings_come_back(fence: u64, lanes in prop::collection::vec(any::<(u16, u32)>(), 1..=ENTRIES_MAX)) {
-        let entries: Vec<LaneEntry> = lanes
+    fn fences_and_pings_come_back(fence: u64, connections in prop::collection::vec(any::<(u16, u32)>(), 1..=ENTRIES_MAX)) {
+        let entries: Vec<ConnectionEntry> = connections
             .iter()
-            .map(|&(lane, generation)| LaneEntry {
-                lane: lane.into(),
+            .map(|&(connection, generation)| ConnectionEntry {
+                connection: connection.into(),
                 reserved: U16::ZERO,
                 generation: generation.into(),
             })
             .collect();
-        let bytes = [Header::new(Kind::Fence, 0, lanes.len() as u16, fence).as_bytes(), entries.as_bytes()].concat();
-        check_borrowed!(bytes, parse_request, Request::Fence { id, lanes } if id == fence && lanes == entries);
+        let bytes = [Header::new(Kind::Fence, 0, connections.len() as u16, fence).as_bytes(), entries.as_bytes()].concat();
+        check_borrowed!(bytes, parse_request, Request::Fence { id, connections } if id == fence && connections == entries);
         check_borrowed!(Header::new(Kind::Ping, 0, 0, fence).as_bytes().to_vec(), parse_request,
             Request::Ping { id } if id == fence);
         check_borrowed!(Header::new(Kind::FenceAck, 0, 0, fence).as_bytes().to_vec(), parse_response,

@@ -12,7 +12,7 @@ use common::{Node, by_peers, finish, pair, users, write};
 use te_core::Access;
 use te_tcp::Config;
 use te_tcp::frame::{
-    self, FLAG_CHECKSUM, Header, Hello, Kind, LaneEntry, Operation, Response, Status, Step, VERSION,
+    self, ConnectionEntry, FLAG_CHECKSUM, Header, Hello, Kind, Operation, Response, Status, Step, VERSION,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -52,14 +52,14 @@ fn a_conversation_cut_at_any_byte_harms_nobody() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
     let shape = Raw::new(&target);
     let (first, second) = (shape.operation(0, 100), shape.operation(200, 50));
-    let lane = LaneEntry { lane: U16::ZERO, reserved: U16::ZERO, generation: U32::new(1) };
+    let connection = ConnectionEntry { connection: U16::ZERO, reserved: U16::ZERO, generation: U32::new(1) };
     let talk = [
         shape.hello(5, 0).as_bytes(),
         &frame_of(Kind::Read, FLAG_CHECKSUM, 0, &[first, second]),
         &frame_of(Kind::Write, 0, 2, &[first, second]),
         &[9; 150],
         Header::new(Kind::Fence, 0, 1, 3).as_bytes(),
-        lane.as_bytes(),
+        connection.as_bytes(),
         Header::new(Kind::Ping, 0, 0, 4).as_bytes(),
     ]
     .concat();
@@ -89,7 +89,7 @@ fn a_conversation_byte_by_byte_is_understood() {
 }
 
 #[test]
-fn garbage_ends_its_own_lane_only() {
+fn garbage_ends_its_own_connection_only() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..200 {
@@ -165,14 +165,14 @@ fn sixteen_gib_are_refused_and_drained() {
     let answer = raw.hear(&mut target, 32);
     let Ok(Step::Frame(Response::Data { entries, .. }, _)) = frame::parse_response(&answer) else { panic!() };
     assert_eq!(entries[0].status.get(), Status::TooLong as u32);
-    // Two times the limit is drained in full, and the lane goes on.
+    // Two times the limit is drained in full, and the connection goes on.
     raw.say(&mut target, &frame_of(Kind::Write, 0, 1, &[raw.operation(0, 2 << 20)]));
     raw.say(&mut target, &vec![5; 2 << 20]);
     let answer = raw.hear(&mut target, 20);
     let Ok(Step::Frame(Response::Ack { statuses, .. }, _)) = frame::parse_response(&answer) else { panic!() };
     assert_eq!(statuses[0].get(), Status::TooLong as u32);
     assert!(raw.is_alive(&mut target));
-    // Sixteen GiB that never end occupy one lane and no memory.
+    // Sixteen GiB that never end occupy one connection and no memory.
     raw.say(&mut target, &frame_of(Kind::Write, 0, 2, &[huge]));
     raw.say(&mut target, &vec![5; 8 << 20]);
     honest_works(&mut honest, &mut target, 1);
@@ -220,7 +220,7 @@ fn a_payload_with_a_wrong_checksum_is_reported_and_counted() {
 }
 
 #[test]
-fn after_a_fence_nothing_of_an_older_lane_is_applied() {
+fn after_a_fence_nothing_of_an_older_connection_is_applied() {
     let mut target = common::node(common::config(), BYTES);
     let mut old = Raw::greeted(&mut target, 42, 0);
     let mut other = Raw::greeted(&mut target, 43, 0);
@@ -235,8 +235,9 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
 
     // These bytes may lie in the target's receive buffer when the fence is served.
     let _ = old.stream.write(&[2; 600]);
-    let lane = LaneEntry { lane: U16::new(1), reserved: U16::ZERO, generation: U32::new(1) };
-    new.say(&mut target, &[Header::new(Kind::Fence, 0, 1, 9).as_bytes(), lane.as_bytes()].concat());
+    let connection =
+        ConnectionEntry { connection: U16::new(1), reserved: U16::ZERO, generation: U32::new(1) };
+    new.say(&mut target, &[Header::new(Kind::Fence, 0, 1, 9).as_bytes(), connection.as_bytes()].concat());
     let answer = new.hear(&mut target, 16);
     assert_eq!(frame::parse_response(&answer), Ok(Step::Frame(Response::FenceAck { id: 9 }, 16)));
     let snapshot = target.memory.get(0, 1_000);
@@ -244,7 +245,7 @@ fn after_a_fence_nothing_of_an_older_lane_is_applied() {
     let _ = old.stream.write(&[3; 600]);
     common::linger(&mut [&mut target], Duration::from_millis(50));
     assert_eq!(target.memory.get(0, 1_000), [7; 1_000], "before the fence it was {snapshot:?}");
-    assert_eq!(users(&target), by_peers(1), "another session's lane is not touched");
+    assert_eq!(users(&target), by_peers(1), "another session's connection is not touched");
     other.say(&mut target, &[1; 600]);
     assert_eq!(other.hear(&mut target, 20)[16..], [0; 4]);
 }
@@ -285,7 +286,7 @@ fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
         if aside_bytes_max > 0 {
             assert!(all[32..] == common::pattern(6, 0, 16 << 20), "a copy of what was to be sent");
         } else {
-            assert!(all.len() < 16 << 20, "too much to copy: the lane is closed");
+            assert!(all.len() < 16 << 20, "too much to copy: the connection is closed");
         }
     }
 }
@@ -326,7 +327,7 @@ fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
 }
 
 #[test]
-fn a_lane_that_does_nothing_is_closed_when_there_are_many() {
+fn a_connection_that_does_nothing_is_closed_when_there_are_many() {
     let config = Config { connections_max: 8, idle_ms_max: 100, ..common::config() };
     let mut target = common::node(config, BYTES);
     let mut few: Vec<Raw> = (0..3).map(|session| Raw::greeted(&mut target, session, 0)).collect();
@@ -354,9 +355,9 @@ fn a_lane_that_does_nothing_is_closed_when_there_are_many() {
 }
 
 #[test]
-fn one_session_has_so_many_lanes_and_no_more() {
+fn one_session_has_so_many_connections_and_no_more() {
     let mut target = common::node(common::config(), BYTES);
-    let _held: Vec<Raw> = (0..32).map(|lane| Raw::greeted(&mut target, 1, lane)).collect();
+    let _held: Vec<Raw> = (0..32).map(|connection| Raw::greeted(&mut target, 1, connection)).collect();
     let mut surplus = Raw::new(&target);
     let hello = surplus.hello(1, 32);
     surplus.say(&mut target, hello.as_bytes());

@@ -26,7 +26,7 @@ fn tight() -> Config {
     Config { send_buffer_bytes: Some(65_536), receive_buffer_bytes: Some(65_536), ..common::config() }
 }
 
-/// Opens the lane, so that what follows is about slices alone.
+/// Opens the connection, so that what follows is about slices alone.
 fn connect(a: &mut Node, b: &mut Node) {
     a.submit(&[read(u64::MAX, 0, 0, 1)]);
     assert!(finish(&mut [a, b], u64::MAX).result.is_ok());
@@ -134,9 +134,9 @@ fn a_write_cut_in_mid_frame_is_unknown_and_its_memory_is_not_read_again() {
     a.memory.set(0, &vec![0xbb; 4 << 20]);
     let end = finish(&mut [&mut a], 1);
     assert_eq!((kind(&end), end.outcome, end.fence_needed), (ErrorKind::Canceled, Outcome::Unknown, true));
-    // The lane goes on.
+    // The connection goes on.
     assert!(finish(&mut [&mut a, &mut b], 2).result.is_ok());
-    assert_eq!(a.transport.stats().lanes_opened, 1);
+    assert_eq!(a.transport.stats().connections_opened, 1);
     let seen = b.memory.get(0, 4 << 20);
     let old = pattern(1, 0, 4 << 20);
     assert!(
@@ -169,10 +169,11 @@ fn a_write_that_waits_for_its_answer_is_unknown_when_cancelled() {
 }
 
 #[test]
-fn bytes_of_a_lane_that_died_do_not_land_after_the_fence() {
-    for lanes in [1, 4] {
-        // Nothing may be copied aside: a cut resets the lane, with its bytes in the target's receive buffer.
-        let config = Config { aside_bytes_max: 0, lanes, ..tight() };
+fn bytes_of_a_connection_that_died_do_not_land_after_the_fence() {
+    for connections in [1, 4] {
+        // Nothing may be copied aside: a cut resets the connection, with its bytes in the target's receive
+        // buffer.
+        let config = Config { aside_bytes_max: 0, connections, ..tight() };
         let (mut a, mut b) = pair(&config, 16 << 20);
         connect(&mut a, &mut b);
         a.memory.paint(1);
@@ -180,7 +181,7 @@ fn bytes_of_a_lane_that_died_do_not_land_after_the_fence() {
         exhaust(&mut a);
         a.transport.cancel(Token(1)).unwrap();
         assert_eq!(finish(&mut [&mut a], 1).outcome, Outcome::Unknown);
-        assert!(a.transport.stats().lanes_lost > 0);
+        assert!(a.transport.stats().connections_lost > 0);
         a.transport.fence(Token(3), SEGMENT).unwrap();
         assert!(finish(&mut [&mut a, &mut b], 3).result.is_ok());
         b.memory.set(0, &vec![0x77; 4 << 20]);
@@ -235,7 +236,7 @@ impl AnyPort for Config {
 
 #[test]
 fn a_fence_does_not_disturb_what_is_in_flight() {
-    let (mut a, mut b) = pair(&Config { lanes: 4, ..common::config() }, 16 << 20);
+    let (mut a, mut b) = pair(&Config { connections: 4, ..common::config() }, 16 << 20);
     a.memory.paint(1);
     let slices: Vec<_> = (0..16).map(|i| write(i, i << 20, i << 20, MIB)).collect();
     a.submit(&slices);
@@ -438,10 +439,10 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
 
 #[test]
 fn settings_out_of_their_limits_are_named() {
-    let error = TcpTransport::new(Config { lanes: 0, ..common::config() }).unwrap_err();
-    assert_eq!(error.to_string(), "setting lanes is 0: set it to 1..=16");
-    let error = TcpTransport::new(Config { lanes: 20, ..common::config() }).unwrap_err();
-    assert_eq!(error.to_string(), "setting lanes is 20: set it to 1..=16");
+    let error = TcpTransport::new(Config { connections: 0, ..common::config() }).unwrap_err();
+    assert_eq!(error.to_string(), "setting connections is 0: set it to 1..=16");
+    let error = TcpTransport::new(Config { connections: 20, ..common::config() }).unwrap_err();
+    assert_eq!(error.to_string(), "setting connections is 20: set it to 1..=16");
     let error =
         TcpTransport::new(Config { congestion: Some("nonesuch".into()), ..common::config() }).unwrap_err();
     assert!(error.to_string().contains("congestion"), "{error}");

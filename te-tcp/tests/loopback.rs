@@ -8,7 +8,7 @@ use te_core::{Completion, Op, Token, Transport};
 use te_tcp::Config;
 
 fn configs() -> Vec<Config> {
-    let small = Config { piece_bytes_max: 4_096, lanes: 3, ..common::config() };
+    let small = Config { piece_bytes_max: 4_096, connections: 3, ..common::config() };
     vec![
         common::config(),
         Config { checksum: true, ..common::config() },
@@ -37,7 +37,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn many_small_slices_of_both_kinds_share_a_lane() {
+fn many_small_slices_of_both_kinds_share_a_connection() {
     for config in configs() {
         let (mut a, mut b) = pair(&config, 1 << 20);
         a.memory.paint(1);
@@ -82,7 +82,7 @@ fn a_drained_transport_leaves_its_event_source_quiet() {
     a.submit(&slices);
     drive(&mut [&mut a, &mut b], |node| node.done.len() == 64);
     for node in [&mut a, &mut b] {
-        // Heat is no reason to be readable, and neither is an empty lane.
+        // Heat is no reason to be readable, and neither is an empty connection.
         node.poll();
         node.poll();
         let fd = node.transport.event_source().unwrap().0;

@@ -80,7 +80,7 @@ fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
 
 #[test]
 fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
-    let config = Config { lanes: 3, ..common::config() };
+    let config = Config { connections: 3, ..common::config() };
     let (mut a, mut b) = (Gpu::new(config.clone(), 1, 1), Gpu::new(config, 2, 1));
     a.attach(&b);
     b.attach(&a);

@@ -1,15 +1,15 @@
-//! Pieces of slices are put into a frame, and the frame on a lane.
+//! Pieces of slices are put into a frame, and the frame on a connection.
 
 use te_core::Op;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::lane::OwnLane;
+use super::connection::OwnConnection;
 use super::slices::Slices;
 use super::staged::Stagings;
 use crate::config::Config;
+use crate::connection::Owner;
 use crate::frame::{CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation};
-use crate::lane::Owner;
 use crate::operation::{Piece, Stage};
 use crate::peers::Endpoint;
 use crate::sys::{Memory, Pinned};
@@ -41,18 +41,19 @@ impl Frame {
         Self { entries: Box::new([EMPTY; ENTRIES_MAX]), memory: Vec::with_capacity(ENTRIES_MAX) }
     }
 
-    /// Moves pieces of one kind from the queues of `peer` to `lane`, in one frame. False: there was none.
+    /// Moves pieces of one kind from the queues of `peer` to `connection`, in one frame. False: there was
+    /// none.
     pub(super) fn send(
         &mut self,
         kind: Op,
         peer: &mut Endpoint,
-        lane: &mut OwnLane,
+        connection: &mut OwnConnection,
         slices: &mut Slices,
         staging: &Stagings,
         config: &Config,
     ) -> bool {
-        let first = lane.role.next();
-        self.fill(kind, peer, lane, slices, staging, config);
+        let first = connection.role.next();
+        self.fill(kind, peer, connection, slices, staging, config);
         let count = self.memory.len();
         if count == 0 {
             return false;
@@ -60,14 +61,14 @@ impl Frame {
         let flags = if config.checksum { FLAG_CHECKSUM } else { 0 };
         let wire_kind = if kind == Op::Read { Kind::Read } else { Kind::Write };
         let header = Header::new(wire_kind, flags, count as u16, first);
-        let at = lane.outbox.push_head(&[header.as_bytes(), self.entries[..count].as_bytes()]);
+        let at = connection.outbox.push_head(&[header.as_bytes(), self.entries[..count].as_bytes()]);
         let mut entry_at = at + size_of::<Header>() as u64;
-        let pieces = lane.role.pieces_from(first).zip(self.memory.drain(..));
+        let pieces = connection.role.pieces_from(first).zip(self.memory.drain(..));
         for ((piece, part), seq) in pieces.zip(first..) {
             piece.entry_at = entry_at;
             entry_at += size_of::<Operation>() as u64;
             if kind == Op::Write {
-                lane.outbox.push_payload(part, Owner::Piece(seq));
+                connection.outbox.push_payload(part, Owner::Piece(seq));
             }
         }
         true
@@ -78,7 +79,7 @@ impl Frame {
         &mut self,
         kind: Op,
         peer: &mut Endpoint,
-        lane: &mut OwnLane,
+        connection: &mut OwnConnection,
         slices: &mut Slices,
         staging: &Stagings,
         config: &Config,
@@ -122,9 +123,17 @@ impl Frame {
                 reserved: U32::ZERO,
             };
             self.memory.push(part);
-            lane.role.push(Piece { slot, len, offset, op: kind, stage: Stage::Framed, staged, entry_at: 0 });
+            connection.role.push(Piece {
+                slot,
+                len,
+                offset,
+                op: kind,
+                stage: Stage::Framed,
+                staged,
+                entry_at: 0,
+            });
             if again.is_some() {
-                // Counted when a lane first took it.
+                // Counted when a connection first took it.
                 peer.again.pop_front();
             } else {
                 slices.issue(slot, len, peer);

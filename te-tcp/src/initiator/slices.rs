@@ -1,12 +1,12 @@
 //! Our own slices, from the moment they are accepted to their completions: what each refers to, how far it
-//! is, and how it ended. How its pieces travel is the business of lanes.
+//! is, and how it ended. How its pieces travel is the business of connections.
 
 use te_core::{Completion, Error, ErrorKind, MemSpan, Op, RemoteRegionId, Slice, Token};
 use te_fabric::Export;
 use te_fabric::peer::Fence;
 
+use crate::connection::Destination;
 use crate::frame::Status;
-use crate::lane::Destination;
 use crate::operation::{Ext, Operation, Operations, Piece};
 use crate::peers::{Endpoint, Peers, Sent};
 use crate::region::{Regions, Segment, Segments};
@@ -107,9 +107,9 @@ impl Slices {
     }
 }
 
-/// From acceptance to a lane.
+/// From acceptance to a connection.
 impl Slices {
-    /// Accepts a slice: it waits for a lane of its peer, which is returned.
+    /// Accepts a slice: it waits for a connection of its peer, which is returned.
     ///
     /// # Errors
     /// What [`te_core::Transport::submit`] says of the first slice of a batch.
@@ -150,7 +150,7 @@ impl Slices {
         self.operations.get(slot).filter(|operation| operation.ext.live)
     }
 
-    /// A lane takes the next `len` bytes of the first slice that waits for `peer`.
+    /// A connection takes the next `len` bytes of the first slice that waits for `peer`.
     pub(super) fn issue(&mut self, slot: u32, len: u32, peer: &mut Endpoint) {
         let Some(operation) = self.operations.get_mut(slot) else { return };
         operation.issued += len;
@@ -229,7 +229,7 @@ impl Slices {
             operation.error = error;
         }
         if operation.error.is_some() && operation.is_queued() {
-            // What is not yet on a lane would only prolong it.
+            // What is not yet on a connection would only prolong it.
             let peer = operation.peer;
             if let Some(peer) = peers.get_mut(peer) {
                 self.unqueue(slot, peer);
@@ -301,8 +301,8 @@ impl Slices {
         if self.operations.is_completed(token) { Ok(None) } else { Err(ErrorKind::NotFound.into()) }
     }
 
-    /// Takes back what no lane has of the slice. Returns what it does, and its peer if lanes have pieces of
-    /// it. `freed` is told what was taken back.
+    /// Takes back what no connection has of the slice. Returns what it does, and its peer if connections have
+    /// pieces of it. `freed` is told what was taken back.
     pub(super) fn begin_cancel(
         &mut self,
         slot: u32,
@@ -335,8 +335,8 @@ impl Slices {
         }
     }
 
-    /// No lane uses the memory of the slice: completes it, or has the last of its hops do so. Its slot stays
-    /// until the last of its pieces is answered.
+    /// No connection uses the memory of the slice: completes it, or has the last of its hops do so. Its slot
+    /// stays until the last of its pieces is answered.
     pub(super) fn end_cancel(&mut self, slot: u32, peers: &mut Peers, regions: &mut Regions) {
         let Some(operation) = self.operations.get_mut(slot).filter(|operation| operation.ext.live) else {
             return;
@@ -441,7 +441,7 @@ mod tests {
             self.slices.accept(&slice, &mut self.lent.regions, &mut self.peers)
         }
 
-        /// A lane takes so many bytes of the first slice that waits.
+        /// A connection takes so many bytes of the first slice that waits.
         fn issue(&mut self, len: u32) -> u32 {
             let peer = self.peers.get_mut(0).expect("attached");
             let slot = peer.pending.first().expect("a slice waits");
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_takes_what_no_lane_has_off_the_queue() {
+    fn an_error_takes_what_no_connection_has_off_the_queue() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.issue(1_000);
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_no_lane_has_is_taken_back_whole() {
+    fn a_slice_that_no_connection_has_is_taken_back_whole() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.slices.find(Token(1)).expect("accepted").expect("not completed");

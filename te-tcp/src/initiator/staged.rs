@@ -1,19 +1,20 @@
-//! Slices whose local memory is a device's: their pieces get slots before lanes see them.
+//! Slices whose local memory is a device's: their pieces get slots before connections see them.
 //!
 //! ```text
-//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ again ──▶ lane ──▶ answer ──▶ slot back
-//!   READ    unstaged ──▶ slot ──▶ again ──▶ lane ──▶ payload ──▶ hop ──▶ slot back
+//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ again ──▶ connection ──▶ answer ──▶ slot back
+//!   READ    unstaged ──▶ slot ──▶ again ──▶ connection ──▶ payload ──▶ hop ──▶ slot back
 //! ```
 //!
 //! A piece has its slot from before it is framed until its last use, and is no longer than the slot: what is
-//! on a lane never waits for a slot, and lanes, cancels and retirements treat its bytes as any host memory.
+//! on a connection never waits for a slot, and connections, cancels and retirements treat its bytes as any
+//! host memory.
 
 use te_core::Location;
 use te_core::device::{Devices, HopDirection};
 
 use super::*;
+use crate::connection::Destination;
 use crate::frame::CHECKSUM_BYTES_MAX;
-use crate::lane::Destination;
 use crate::operation::{Piece, Stage};
 use crate::staging::{SlotId, Staging};
 use crate::sys::Reach;

@@ -8,9 +8,9 @@ use te_core::{Access, Outcome, RegionOffset, RemoteOffset};
 use zerocopy::FromBytes;
 
 use super::*;
+use crate::connection::ConnectionName;
 use crate::context::testing::{Lent, REGION};
 use crate::frame::{self, EXPORT_FORMAT, Hello, PROTOCOL, Request, Status, Step};
-use crate::lane::LaneName;
 
 const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
 const US: Greeting = Greeting { session: 1, incarnation: 2, identity: 3 };
@@ -65,7 +65,7 @@ impl Rig {
         initiator.feed(peers, &mut lent.cx());
         for at in 0..lent.io.ready() {
             let Some(event) = lent.io.event(at) else { continue };
-            if let LaneName::Own(name) = LaneName::of(event.token) {
+            if let ConnectionName::Own(name) = ConnectionName::of(event.token) {
                 initiator.drive(name, Reading::of(event.readable), event.writable, peers, &mut lent.cx());
             }
         }
@@ -83,10 +83,10 @@ impl Rig {
         panic!("waited for too long");
     }
 
-    /// The target's end of a lane that has been welcomed.
+    /// The target's end of a connection that has been welcomed.
     fn welcomed(&mut self) -> (TcpStream, Hello) {
         self.poll();
-        let (mut stream, _) = self.listener.accept().expect("a lane");
+        let (mut stream, _) = self.listener.accept().expect("a connection");
         self.poll_until(|rig| rig.lent.io.stats().bytes_sent >= size_of::<Hello>() as u64);
         let mut hello = [0; size_of::<Hello>()];
         stream.read_exact(&mut hello).expect("a HELLO");
@@ -101,13 +101,13 @@ impl Rig {
 }
 
 #[test]
-fn a_slice_opens_a_lane_that_says_who_we_are() {
+fn a_slice_opens_a_connection_that_says_who_we_are() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let (mut stream, hello) = rig.welcomed();
     let said = (hello.session.get(), hello.initiator.get(), hello.target.get(), hello.identity.get());
     assert_eq!(said, (US.session, US.incarnation, THEM, US.identity));
-    assert_eq!((rig.lent.io.lanes(), rig.initiator.stats().lanes_opened), (1, 1));
+    assert_eq!((rig.lent.io.connections(), rig.initiator.stats().connections_opened), (1, 1));
 
     rig.poll_until(|rig| rig.initiator.stats().frames_sent == 1);
     let mut head = [0; size_of::<Header>() + size_of::<frame::Operation>() + 100];
@@ -128,7 +128,7 @@ fn a_slice_opens_a_lane_that_says_who_we_are() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
+fn an_answer_to_what_was_not_asked_ends_the_connection_and_settles_its_pieces() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let (mut stream, _) = rig.welcomed();
@@ -136,7 +136,7 @@ fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
     // Two statuses for one WRITE.
     stream.write_all(Header::new(Kind::Ack, 0, 2, 0).as_bytes()).expect("room");
     stream.write_all(&[0; 8]).expect("room");
-    rig.poll_until(|rig| rig.initiator.stats().lanes_lost == 1);
+    rig.poll_until(|rig| rig.initiator.stats().connections_lost == 1);
     let end = rig.fetch().expect("L1");
     assert_eq!(end.outcome, Outcome::Unknown);
     assert_eq!(end.result.map_err(|error| error.kind), Err(ErrorKind::Protocol));
@@ -144,7 +144,7 @@ fn an_answer_to_what_was_not_asked_ends_the_lane_and_settles_its_pieces() {
 }
 
 #[test]
-fn a_slice_cancelled_before_a_lane_is_up_ends_at_once() {
+fn a_slice_cancelled_before_a_connection_is_up_ends_at_once() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     rig.poll();
@@ -156,7 +156,7 @@ fn a_slice_cancelled_before_a_lane_is_up_ends_at_once() {
 }
 
 #[test]
-fn a_lane_that_does_not_come_up_in_time_is_given_up() {
+fn a_connection_that_does_not_come_up_in_time_is_given_up() {
     let mut rig = Rig::new(Config { connect_ms_max: 50, ..Config::default() });
     rig.write(1, 100);
     rig.poll();
@@ -164,7 +164,7 @@ fn a_lane_that_does_not_come_up_in_time_is_given_up() {
     assert_eq!(initiator.look(peers, &mut lent.cx()), Some(Instant::from_millis(1_050)));
     lent.timers.begin(Instant::from_millis(1_050));
     initiator.look(peers, &mut lent.cx());
-    assert_eq!((initiator.stats().lanes_lost, lent.io.lanes()), (1, 0));
+    assert_eq!((initiator.stats().connections_lost, lent.io.connections()), (1, 0));
     let end = rig.fetch().expect("there is no other address");
     let kind = end.result.map_err(|error| error.kind);
     assert_eq!((end.outcome, kind), (Outcome::NotApplied, Err(ErrorKind::PeerDead)));

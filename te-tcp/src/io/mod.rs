@@ -1,9 +1,9 @@
-//! Sockets: who is ready, whose turn it is, and the system calls that move bytes. It knows lanes by their
-//! names and does not know what they carry.
+//! Sockets: who is ready, whose turn it is, and the system calls that move bytes. It knows connections by
+//! their names and does not know what they carry.
 //!
-//! With epoll, asking who is ready is a system call, so lanes that had something to say a moment ago (*hot*)
-//! are read without asking. With io_uring asking is free, and a lane is hot while there is something left in
-//! its socket.
+//! With epoll, asking who is ready is a system call, so connections that had something to say a moment ago
+//! (*hot*) are read without asking. With io_uring asking is free, and a connection is hot while there is
+//! something left in its socket.
 
 #[cfg(test)]
 mod tests;
@@ -17,27 +17,27 @@ use te_fabric::{Epoll, Event, Interest, Timers};
 
 use crate::config::{Config, Driver};
 #[cfg(feature = "uring")]
-use crate::lane::Destination;
-use crate::lane::{Lane, Owner, Progress, Reading, Received};
+use crate::connection::Destination;
+use crate::connection::{Connection, Owner, Progress, Reading, Received};
 use crate::open_error::OpenError;
 use crate::stats::Stats;
 use crate::sys::{Buffers, Poller, Socket};
 #[cfg(feature = "uring")]
 use crate::sys::{JOBS_MAX, Job, Ring};
 
-/// Received from one lane before the others get a turn, bytes.
+/// Received from one connection before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Vain attempts after which a lane is no longer read without asking.
+/// Vain attempts after which a connection is no longer read without asking.
 const HEAT: u16 = 64;
-/// Every so many polls the system is asked, however warm the lanes are: new connections and cold lanes want
-/// their turn.
+/// Every so many polls the system is asked, however warm the connections are: new connections and cold
+/// connections want their turn.
 const ASK_EVERY: u32 = 16;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
-/// The name of the listener's events; no lane has it.
+/// The name of the listener's events; no connection has it.
 const LISTENER: u64 = u64::MAX;
 
-/// The sockets of a transport: its poller, its listener, and which lanes are read next.
+/// The sockets of a transport: its poller, its listener, and which connections are read next.
 pub(crate) struct Io {
     /// First, so that it lets go of the sockets before they are closed.
     poller: Poller,
@@ -45,11 +45,11 @@ pub(crate) struct Io {
     /// Connections may be waiting to be accepted.
     listener_waits: bool,
     buffers: Buffers,
-    /// Lanes that are watched.
-    lanes: usize,
-    /// Names of lanes that are read without asking.
+    /// Connections that are watched.
+    connections: usize,
+    /// Names of connections that are read without asking.
     hot: Vec<u64>,
-    /// Lanes of which the poller is to tell when they can be written.
+    /// Connections of which the poller is to tell when they can be written.
     waiting_to_write: u32,
     stats: Stats,
 }
@@ -80,7 +80,7 @@ impl Io {
             listener,
             listener_waits: false,
             buffers: Buffers::new(),
-            lanes: 0,
+            connections: 0,
             hot: Vec::new(),
             waiting_to_write: 0,
             stats: Stats::default(),
@@ -97,9 +97,9 @@ impl Io {
         self.poller.raw_fd()
     }
 
-    /// Lanes of both sides that are open.
-    pub(crate) const fn lanes(&self) -> usize {
-        self.lanes
+    /// Connections of both sides that are open.
+    pub(crate) const fn connections(&self) -> usize {
+        self.connections
     }
 
     /// Bytes and system calls.
@@ -108,7 +108,7 @@ impl Io {
     }
 }
 
-/// Single lanes.
+/// Single connections.
 impl Io {
     /// Starts to connect to `address`; that the socket becomes writable tells the end.
     pub(crate) fn connect(&self, address: SocketAddr, config: &Config) -> io::Result<Socket> {
@@ -118,49 +118,53 @@ impl Io {
         Ok(socket)
     }
 
-    /// Watches a lane from now on, for what its `interest` says.
-    pub(crate) fn watch<R>(&mut self, lane: &Lane<R>) -> io::Result<()> {
-        self.poller.add(&lane.socket, lane.name, lane.interest)?;
-        self.waiting_to_write += u32::from(lane.interest.writable);
-        self.lanes += 1;
+    /// Watches a connection from now on, for what its `interest` says.
+    pub(crate) fn watch<R>(&mut self, connection: &Connection<R>) -> io::Result<()> {
+        self.poller.add(&connection.socket, connection.name, connection.interest)?;
+        self.waiting_to_write += u32::from(connection.interest.writable);
+        self.connections += 1;
         Ok(())
     }
 
-    /// A lane that was watched has ended. To be called before its socket is closed.
-    pub(crate) fn forget<R>(&mut self, lane: &Lane<R>) {
-        self.poller.remove(lane.name);
-        self.waiting_to_write -= u32::from(lane.interest.writable);
-        self.hot.retain(|&known| known != lane.name);
-        self.lanes -= 1;
+    /// A connection that was watched has ended. To be called before its socket is closed.
+    pub(crate) fn forget<R>(&mut self, connection: &Connection<R>) {
+        self.poller.remove(connection.name);
+        self.waiting_to_write -= u32::from(connection.interest.writable);
+        self.hot.retain(|&known| known != connection.name);
+        self.connections -= 1;
     }
 
     /// Sends what waits, and tells `progress` what got how far. True: something was sent.
     #[inline]
     pub(crate) fn send<R>(
         &mut self,
-        lane: &mut Lane<R>,
+        connection: &mut Connection<R>,
         progress: impl FnMut(&mut R, Owner, Progress),
     ) -> io::Result<bool> {
         // Most turns have nothing to send.
-        if lane.blocked || lane.outbox.is_empty() { Ok(false) } else { self.send_some(lane, progress) }
+        if connection.blocked || connection.outbox.is_empty() {
+            Ok(false)
+        } else {
+            self.send_some(connection, progress)
+        }
     }
 
     fn send_some<R>(
         &mut self,
-        lane: &mut Lane<R>,
+        connection: &mut Connection<R>,
         mut progress: impl FnMut(&mut R, Owner, Progress),
     ) -> io::Result<bool> {
         let mut some = false;
-        while !lane.blocked && !lane.outbox.is_empty() {
-            let Lane { outbox, socket, role, .. } = lane;
+        while !connection.blocked && !connection.outbox.is_empty() {
+            let Connection { outbox, socket, role, .. } = connection;
             match outbox.flush(socket, &mut self.buffers, |owner, how| progress(role, owner, how)) {
                 Ok((sent, all)) => {
                     self.stats.sends += 1;
                     self.stats.bytes_sent += sent as u64;
-                    lane.blocked = !all;
+                    connection.blocked = !all;
                     some = true;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => lane.blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.blocked = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -168,17 +172,18 @@ impl Io {
         Ok(some)
     }
 
-    /// Receives once, or takes what was received for the lane. `None`: there is nothing. The end of the
+    /// Receives once, or takes what was received for the connection. `None`: there is nothing. The end of the
     /// stream is an error.
     #[inline]
     pub(crate) fn receive<R>(
         &mut self,
-        lane: &mut Lane<R>,
+        connection: &mut Connection<R>,
         reading: &mut Reading,
     ) -> io::Result<Option<Received>> {
         loop {
-            let result =
-                reading.take().unwrap_or_else(|| lane.inbox.receive(&lane.socket, &mut self.buffers));
+            let result = reading
+                .take()
+                .unwrap_or_else(|| connection.inbox.receive(&connection.socket, &mut self.buffers));
             match result {
                 Ok(received) => {
                     self.stats.receives += 1;
@@ -186,7 +191,7 @@ impl Io {
                     return Ok(Some(received));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.cool();
+                    connection.cool();
                     return Ok(None);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -195,43 +200,48 @@ impl Io {
         }
     }
 
-    /// From now on the lane is read without asking, until that has been in vain for a while.
+    /// From now on the connection is read without asking, until that has been in vain for a while.
     #[inline]
-    pub(crate) fn heat_up<R>(&mut self, lane: &mut Lane<R>) {
+    pub(crate) fn heat_up<R>(&mut self, connection: &mut Connection<R>) {
         if self.poller.tells_changes() {
             // Asking costs nothing there.
             return;
         }
-        if lane.heat == 0 {
-            self.add_hot(lane.name);
+        if connection.heat == 0 {
+            self.add_hot(connection.name);
         }
-        lane.heat = HEAT;
+        connection.heat = HEAT;
     }
 
-    /// A lane was read, or may be read again, and there may be more (unless `drained`). Where changes are
-    /// told and not states, it is up to us to come back.
+    /// A connection was read, or may be read again, and there may be more (unless `drained`). Where changes
+    /// are told and not states, it is up to us to come back.
     #[inline]
-    pub(crate) fn stopped_reading<R>(&mut self, lane: &mut Lane<R>, drained: bool, timers: &mut Timers) {
+    pub(crate) fn stopped_reading<R>(
+        &mut self,
+        connection: &mut Connection<R>,
+        drained: bool,
+        timers: &mut Timers,
+    ) {
         if self.poller.tells_changes() {
-            lane.heat = u16::from(!drained);
+            connection.heat = u16::from(!drained);
             if !drained {
                 timers.wake();
-                self.add_hot(lane.name);
+                self.add_hot(connection.name);
             }
         }
     }
 
-    /// Tells the poller what a lane waits for, if that has changed.
+    /// Tells the poller what a connection waits for, if that has changed.
     #[inline]
-    pub(crate) fn settle_interest<R>(&mut self, lane: &mut Lane<R>) {
-        let wanted = Interest { readable: !lane.paused, writable: lane.blocked };
-        if wanted == lane.interest {
+    pub(crate) fn settle_interest<R>(&mut self, connection: &mut Connection<R>) {
+        let wanted = Interest { readable: !connection.paused, writable: connection.blocked };
+        if wanted == connection.interest {
             return;
         }
-        if self.poller.modify(&lane.socket, lane.name, wanted).is_ok() {
-            self.waiting_to_write -= u32::from(lane.interest.writable);
+        if self.poller.modify(&connection.socket, connection.name, wanted).is_ok() {
+            self.waiting_to_write -= u32::from(connection.interest.writable);
             self.waiting_to_write += u32::from(wanted.writable);
-            lane.interest = wanted;
+            connection.interest = wanted;
         }
     }
 }
@@ -244,7 +254,7 @@ impl Io {
         self.poller.tells_changes()
     }
 
-    /// Whether poll number `polls` asks the system who is ready rather than read the hot lanes.
+    /// Whether poll number `polls` asks the system who is ready rather than read the hot connections.
     #[inline]
     pub(crate) fn asks(&self, polls: u32) -> bool {
         self.hot.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
@@ -267,14 +277,14 @@ impl Io {
         Some(event)
     }
 
-    /// The hot lane at place `at`.
+    /// The hot connection at place `at`.
     #[inline]
     pub(crate) fn hot(&self, at: usize) -> Option<u64> {
         self.hot.get(at).copied()
     }
 
-    /// The lane at place `at` of the hot ones has had its turn; it stays there if it is still `warm`. Returns
-    /// the place of the next.
+    /// The connection at place `at` of the hot ones has had its turn; it stays there if it is still `warm`.
+    /// Returns the place of the next.
     #[inline]
     pub(crate) fn had_turn(&mut self, at: usize, name: u64, warm: bool) -> usize {
         if warm {
@@ -286,22 +296,22 @@ impl Io {
         at
     }
 
-    /// Keeps the hot lanes of which `warm` is true. True: there are some, or changes have come up that were
-    /// not told yet.
+    /// Keeps the hot connections of which `warm` is true. True: there are some, or changes have come up that
+    /// were not told yet.
     #[cfg(feature = "uring")]
     pub(crate) fn keep_hot(&mut self, warm: impl Fn(u64) -> bool) -> bool {
         self.hot.retain(|&name| warm(name));
         !self.hot.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
     }
 
-    /// The hot lanes from place `from` on, as many as one call receives for.
+    /// The hot connections from place `from` on, as many as one call receives for.
     #[cfg(feature = "uring")]
     pub(crate) fn hot_from(&self, from: usize) -> &[u64] {
         let until = self.hot.len().min(from + JOBS_MAX);
         self.hot.get(from..until).unwrap_or(&[])
     }
 
-    /// Receives for up to [`JOBS_MAX`] lanes in one system call.
+    /// Receives for up to [`JOBS_MAX`] connections in one system call.
     #[cfg(feature = "uring")]
     pub(crate) fn receive_all(&mut self, jobs: &mut [Option<Job<'_, Destination>>]) {
         if let Poller::Ring(ring) = &mut self.poller {
@@ -309,7 +319,7 @@ impl Io {
         }
     }
 
-    /// The lane is read in this poll.
+    /// The connection is read in this poll.
     #[inline]
     pub(crate) fn add_hot(&mut self, name: u64) {
         if !self.hot.contains(&name) {

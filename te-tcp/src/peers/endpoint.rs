@@ -1,5 +1,5 @@
-//! One peer, as an initiator sees it: its addresses, the lanes to it, what waits for them, its fences and its
-//! pulse.
+//! One peer, as an initiator sees it: its addresses, the connections to it, what waits for them, its fences
+//! and its pulse.
 
 use std::collections::VecDeque;
 
@@ -7,30 +7,30 @@ use te_core::Instant;
 use te_fabric::peer::{Contact, Fence};
 use te_fabric::{Export, Queue};
 
-use crate::config::LANES_MAX;
+use crate::config::CONNECTIONS_PER_PEER_MAX;
 use crate::operation::Piece;
 
 /// How a fence was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     /// What its answers carry. Another one each time it is sent: an answer to an earlier FENCE speaks of
-    /// other lanes.
+    /// other connections.
     pub(crate) id: u64,
-    /// Lanes (by number) whose answer is missing.
-    pub(crate) lanes: u32,
+    /// Connections (by number) whose answer is missing.
+    pub(crate) connections: u32,
 }
 
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) contact: Contact,
-    /// Index of each lane in the initiator's table.
-    pub(crate) lanes: [Option<u32>; LANES_MAX as usize],
-    /// Slices with pieces that no lane has taken.
+    /// Index of each connection in the initiator's table.
+    pub(crate) connections: [Option<u32>; CONNECTIONS_PER_PEER_MAX as usize],
+    /// Slices with pieces that no connection has taken.
     pub(crate) pending: Queue,
     /// Slices with pieces of a device's memory that have no slot yet.
     pub(crate) unstaged: Queue,
-    /// Pieces that a lane had taken and the target has not, and pieces that have a slot: they go first.
+    /// Pieces that a connection had taken and the target has not, and pieces that have a slot: they go first.
     pub(crate) again: VecDeque<Piece>,
     pub(crate) fences: Vec<Fence<Sent>>,
     /// Slices not yet completed.
@@ -49,7 +49,7 @@ impl Endpoint {
     pub(crate) fn new(export: &Export) -> Self {
         Self {
             contact: Contact::new(export),
-            lanes: [None; LANES_MAX as usize],
+            connections: [None; CONNECTIONS_PER_PEER_MAX as usize],
             pending: Queue::new(),
             unstaged: Queue::new(),
             again: VecDeque::new(),
@@ -64,7 +64,7 @@ impl Endpoint {
 
     /// One more segment of it is attached, by this export.
     pub(super) fn attached(&mut self, export: &Export) {
-        let connecting = self.lane_count() > 0;
+        let connecting = self.connection_count() > 0;
         self.contact.learn(export, connecting);
         self.segments += 1;
     }
@@ -104,7 +104,7 @@ impl Endpoint {
         self.operations > 0 || !self.fences.is_empty()
     }
 
-    /// Whether something waits to be put on a lane.
+    /// Whether something waits to be put on a connection.
     pub(crate) fn has_work(&self) -> bool {
         !self.pending.is_empty()
             || !self.again.is_empty()
@@ -116,37 +116,38 @@ impl Endpoint {
         self.segments == 0 && !self.is_awaited()
     }
 
-    pub(crate) fn lane_count(&self) -> usize {
-        self.lanes.iter().flatten().count()
+    pub(crate) fn connection_count(&self) -> usize {
+        self.connections.iter().flatten().count()
     }
 
-    /// The first lane number up to `lanes_max` that has no connection.
-    pub(crate) fn vacant_lane(&self, lanes_max: u8) -> Option<usize> {
-        self.lanes[..usize::from(lanes_max)].iter().position(Option::is_none)
+    /// The first connection number up to `connections_max` that has no connection.
+    pub(crate) fn vacant_connection(&self, connections_max: u8) -> Option<usize> {
+        self.connections[..usize::from(connections_max)].iter().position(Option::is_none)
     }
 
-    /// A lane to the address with this number is up: whatever kept us away is over.
+    /// A connection to the address with this number is up: whatever kept us away is over.
     pub(crate) fn connected(&mut self, address: u8) {
         self.contact.welcomed(address);
         self.crowded = None;
     }
 
-    /// A lane is gone; its answers will not come, so fences that wait for it are sent anew.
-    pub(crate) fn lane_lost(&mut self, number: usize) {
-        self.lanes[number] = None;
+    /// A connection is gone; its answers will not come, so fences that wait for it are sent anew.
+    pub(crate) fn connection_lost(&mut self, number: usize) {
+        self.connections[number] = None;
         for fence in &mut self.fences {
-            if fence.sent.is_some_and(|sent| sent.lanes & 1 << number != 0) {
+            if fence.sent.is_some_and(|sent| sent.connections & 1 << number != 0) {
                 fence.sent = None;
             }
         }
     }
 
-    /// The answer `id` to a FENCE has come on lane `number`. Gives the fence whose last answer that was.
+    /// The answer `id` to a FENCE has come on connection `number`. Gives the fence whose last answer that
+    /// was.
     pub(super) fn fence_answered(&mut self, number: u8, id: u64) -> Option<Fence<Sent>> {
         let is = |fence: &Fence<Sent>| fence.sent.is_some_and(|sent| sent.id == id);
         let at = self.fences.iter().position(is)?;
         let sent = self.fences[at].sent.as_mut()?;
-        sent.lanes &= !(1 << number);
-        (sent.lanes == 0).then(|| self.fences.swap_remove(at))
+        sent.connections &= !(1 << number);
+        (sent.connections == 0).then(|| self.fences.swap_remove(at))
     }
 }

@@ -153,8 +153,8 @@ impl Peers {
         Ok(())
     }
 
-    /// The answer `id` to a FENCE has come on lane `number` of the peer. Gives the fence whose last answer
-    /// that was.
+    /// The answer `id` to a FENCE has come on connection `number` of the peer. Gives the fence whose last
+    /// answer that was.
     pub(crate) fn fence_answered(&mut self, peer: u32, number: u8, id: u64) -> Option<Fence<Sent>> {
         let fence = self.table.get_mut(peer)?.fence_answered(number, id)?;
         self.fences.end();
@@ -249,13 +249,13 @@ mod tests {
         for incarnation in [5, 6] {
             peers.attach(&export(incarnation)).expect("room");
         }
-        let sent = Some(Sent { id: 9, lanes: 0b11 });
+        let sent = Some(Sent { id: 9, connections: 0b11 });
         assert_eq!(peers.begin_fence(0, fence(1, sent)), Ok(()));
         assert_eq!(peers.begin_fence(1, fence(2, None)), Ok(()));
         let full = peers.begin_fence(0, fence(3, None)).map_err(|error| error.kind);
         assert_eq!(full, Err(ErrorKind::Full));
         assert!(peers.fence_answered(0, 0, 8).is_none(), "the answer to an earlier one");
-        assert!(peers.fence_answered(0, 0, 9).is_none(), "another lane has not answered");
+        assert!(peers.fence_answered(0, 0, 9).is_none(), "another connection has not answered");
         assert_eq!(peers.fence_answered(0, 1, 9).map(|fence| fence.token), Some(Token(1)));
         assert_eq!(peers.begin_fence(0, fence(3, None)), Ok(()));
     }

@@ -1,5 +1,5 @@
-//! io_uring (feature `uring`): readiness that is read from memory, and the receives of many lanes in one
-//! system call.
+//! io_uring (feature `uring`): readiness that is read from memory, and the receives of many connections in
+//! one system call.
 //!
 //! Each socket has one multishot poll. It tells *changes*, so whoever stops before a socket is empty must
 //! come back by itself. Receives are submitted against non-blocking sockets: each has ended, with bytes or

@@ -1,5 +1,5 @@
-//! Whose lanes there is room for: who waits to be admitted, who was sent away, who is refused for good, and
-//! which lane makes room for another. It decides; lanes are closed by the target.
+//! Whose connections there is room for: who waits to be admitted, who was sent away, who is refused for good,
+//! and which connection makes room for another. It decides; connections are closed by the target.
 //!
 //! ```text
 //!   accept ──▶ outside: HELLO awaited, or the last word said   at most 64, each for a limited time
@@ -8,9 +8,9 @@
 //!              admitted: served              ┘                  at most three quarters of `connections_max`
 //! ```
 //!
-//! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A lane that
-//! is asked to go costs its peer nothing but a new handshake (RETIRED in [`frame`](crate::frame)), which is
-//! why it may go so easily.
+//! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A connection
+//! that is asked to go costs its peer nothing but a new handshake (RETIRED in [`frame`](crate::frame)), which
+//! is why it may go so easily.
 
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
@@ -20,28 +20,28 @@ use te_fabric::peer::Expelled;
 
 /// Peers' connections that are not admitted: their HELLO has not come, or they have had their last word.
 const OUTSIDE_MAX: usize = 64;
-/// A lane that has been welcomed gets so long for its first operation before it may have to make room.
+/// A connection that has been welcomed gets so long for its first operation before it may have to make room.
 const FIRST_WORD_MS: u64 = 250;
-/// A lane that has carried something and is idle for so long may have to make room.
+/// A connection that has carried something and is idle for so long may have to make room.
 const IDLE_MS: u64 = 1_000;
-/// Identities of peers whose lanes were closed from here, remembered at most.
+/// Identities of peers whose connections were closed from here, remembered at most.
 const SENT_AWAY_MAX: usize = 4_096;
 
-/// Counts and lists of peers' lanes, beside the table of them.
+/// Counts and lists of peers' connections, beside the table of them.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Lanes that are served.
+    /// Connections that are served.
     admitted: usize,
     /// The others, by the names of their events, and whose they are, in the order in which they got here.
     outside: Vec<(u64, IpAddr)>,
-    /// Peers that may be alive without a lane, because it was we who closed it.
+    /// Peers that may be alive without a connection, because it was we who closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
     expelled: Expelled,
 }
 
 impl Admission {
-    /// Lanes that are served.
+    /// Connections that are served.
     pub(super) const fn admitted(&self) -> usize {
         self.admitted
     }
@@ -64,16 +64,16 @@ impl Admission {
         self.outside.iter().position(|&(_, group)| Some(share(group)) == largest)
     }
 
-    /// A lane that was waiting outside is served from now on. Its peer is here again.
+    /// A connection that was waiting outside is served from now on. Its peer is here again.
     pub(super) fn admit(&mut self, name: u64, identity: u64) {
         self.leave(name);
         self.forget_sent_away(identity);
         self.admitted += 1;
     }
 
-    /// A lane is no longer served.
+    /// A connection is no longer served.
     pub(super) fn dismiss(&mut self) {
-        debug_assert!(self.admitted > 0, "a lane is dismissed once");
+        debug_assert!(self.admitted > 0, "a connection is dismissed once");
         self.admitted -= 1;
     }
 
@@ -83,14 +83,14 @@ impl Admission {
     }
 }
 
-/// Peers that have no lane here.
+/// Peers that have no connection here.
 impl Admission {
-    /// Whether the peer may be alive without a lane, because it was we who closed its last.
+    /// Whether the peer may be alive without a connection, because it was we who closed its last.
     pub(super) fn was_sent_away(&self, identity: u64) -> bool {
         self.sent_away.contains(&identity)
     }
 
-    /// A lane of this peer was closed from here.
+    /// A connection of this peer was closed from here.
     pub(super) fn remember_sent_away(&mut self, identity: u64) {
         if !self.sent_away.contains(&identity) {
             if self.sent_away.len() >= SENT_AWAY_MAX {
@@ -108,7 +108,7 @@ impl Admission {
         self.expelled.contains(identity)
     }
 
-    /// Refuses a peer from now on. `connected`: it has a lane here, which protects it without `force`.
+    /// Refuses a peer from now on. `connected`: it has a connection here, which protects it without `force`.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`.
@@ -119,13 +119,13 @@ impl Admission {
     }
 }
 
-/// A lane that is served, as the choice of one that makes room sees it.
+/// A connection that is served, as the choice of one that makes room sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guest {
     pub(super) index: u32,
-    /// Which lanes are one host's.
+    /// Which connections are one host's.
     pub(super) group: IpAddr,
-    /// Which lanes are one process's.
+    /// Which connections are one process's.
     pub(super) identity: u64,
     /// Something has moved on it that had been granted.
     pub(super) carried: bool,
@@ -146,13 +146,13 @@ impl Guest {
     }
 }
 
-/// The lane that was silent for longest, without ever having carried anything.
+/// The connection that was silent for longest, without ever having carried anything.
 pub(super) fn silent(guests: &[Guest], now: Instant) -> Option<u32> {
     oldest(guests.iter().filter(|guest| guest.is_silent(now)))
 }
 
-/// The lane that makes room for a newcomer from `group` with this identity. `None`: everybody is busy, and
-/// nobody has more than the newcomer.
+/// The connection that makes room for a newcomer from `group` with this identity. `None`: everybody is busy,
+/// and nobody has more than the newcomer.
 pub(super) fn victim(guests: &[Guest], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
     if let Some(index) = silent(guests, now) {
         return Some(index);
@@ -177,7 +177,7 @@ pub(super) fn victim(guests: &[Guest], group: IpAddr, identity: u64, now: Instan
     oldest(idle().filter(|guest| guest.quiet_ms(now) >= IDLE_MS))
 }
 
-/// Of these lanes, the one that has carried nothing, or the one that was used longest ago.
+/// Of these connections, the one that has carried nothing, or the one that was used longest ago.
 fn oldest<'a>(guests: impl Iterator<Item = &'a Guest>) -> Option<u32> {
     guests.min_by_key(|guest| (guest.carried, guest.used)).map(|guest| guest.index)
 }
@@ -192,7 +192,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// A lane that is idle, and was used so long ago.
+    /// A connection that is idle, and was used so long ago.
     fn guest(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Guest {
         let used = Instant::from_millis(100_000 - quiet_ms);
         Guest { index, group: host(last), identity, carried: true, used, idle: true }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
+    fn a_connection_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
         let silent_for = |index, quiet_ms| Guest { carried: false, ..guest(index, 1, 1, quiet_ms) };
         let guests = [guest(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
         assert_eq!((silent(&guests, NOW), victim(&guests, host(1), 1, NOW)), (Some(3), Some(3)));
@@ -229,12 +229,12 @@ mod tests {
         guests[2].used = Instant::from_millis(100_000 - 1_000);
         assert_eq!(victim(&guests, host(1), 9, NOW), Some(2), "idle for a second");
         guests[1].identity = 1;
-        assert_eq!(victim(&guests, host(1), 9, NOW), Some(1), "two lanes of one process");
+        assert_eq!(victim(&guests, host(1), 9, NOW), Some(1), "two connections of one process");
         assert_eq!(victim(&guests, host(1), 1, NOW), Some(2), "the newcomer is that process");
     }
 
     #[test]
-    fn lanes_that_are_busy_count_and_do_not_go() {
+    fn connections_that_are_busy_count_and_do_not_go() {
         let mut guests = [guest(0, 1, 1, 10), guest(1, 1, 1, 20)];
         guests[1].idle = false;
         assert_eq!(victim(&guests, host(2), 9, NOW), Some(0));

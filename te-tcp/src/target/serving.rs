@@ -4,13 +4,13 @@ use te_core::{Access, Instant, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::lane::{PeerLane, Phase};
+use super::connection::{PeerConnection, Phase};
 use super::staged::{Flow, Staged, Stagings, release};
+use crate::connection::{Connection, Destination, Inbox, Owner};
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Hello, Kind,
     Operation, Request, Status, Step,
 };
-use crate::lane::{Destination, Inbox, Lane, Owner};
 use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::stats::Stats;
 use crate::sys::Pinned;
@@ -21,7 +21,7 @@ pub(super) struct Serving<'a> {
     pub(super) stats: &'a mut Stats,
     pub(super) answer: &'a mut Answer,
     pub(super) staging: &'a mut Stagings,
-    /// Room for requests that touch memory of a device, of lanes that serve none at the moment.
+    /// Room for requests that touch memory of a device, of connections that serve none at the moment.
     pub(super) spare: &'a mut Vec<Staged>,
     /// Bytes of which checksums may still be computed in this poll.
     pub(super) checksums_left: &'a mut u64,
@@ -29,13 +29,13 @@ pub(super) struct Serving<'a> {
     pub(super) now: Instant,
 }
 
-/// Why no further request of a lane is served by itself.
+/// Why no further request of a connection is served by itself.
 pub(super) enum Stop {
     /// More bytes have to come, or its answers have no room.
     Wait,
     /// This HELLO has come.
     Hello(Hello),
-    /// A FENCE is next: it concerns other lanes.
+    /// A FENCE is next: it concerns other connections.
     Fence,
     /// The peer broke the protocol.
     Broken(FrameError),
@@ -45,34 +45,34 @@ pub(super) enum Stop {
 
 impl Serving<'_> {
     /// Serves the requests that have arrived, as long as there is room for the answers.
-    pub(super) fn run(&mut self, lane: &mut PeerLane) -> Stop {
+    pub(super) fn run(&mut self, connection: &mut PeerConnection) -> Stop {
         loop {
-            if lane.role.phase == Phase::Ending {
-                let rest = lane.inbox.staged().len();
-                lane.inbox.take(rest);
-                release(lane, self.regions, self.staging);
+            if connection.role.phase == Phase::Ending {
+                let rest = connection.inbox.staged().len();
+                connection.inbox.take(rest);
+                release(connection, self.regions, self.staging);
                 return Stop::Wait;
             }
-            if lane.role.staged.is_some() {
-                match self.go_on(lane) {
+            if connection.role.staged.is_some() {
+                match self.go_on(connection) {
                     None => {}
                     Some(stop) => return stop,
                 }
             }
-            self.payloads(lane);
-            if lane.inbox.expects_payload() {
+            self.payloads(connection);
+            if connection.inbox.expects_payload() {
                 return Stop::Wait;
             }
-            if !lane.inbox.announced().is_empty() {
-                lane.acknowledge();
+            if !connection.inbox.announced().is_empty() {
+                connection.acknowledge();
             }
-            if !lane.has_room() || *self.checksums_left == 0 {
-                lane.paused = true;
+            if !connection.has_room() || *self.checksums_left == 0 {
+                connection.paused = true;
                 return Stop::Wait;
             }
-            let stop = match lane.role.phase {
-                Phase::Greeting => hello(lane),
-                _ => self.request(lane),
+            let stop = match connection.role.phase {
+                Phase::Greeting => hello(connection),
+                _ => self.request(connection),
             };
             match stop {
                 Ok(None) => {}
@@ -84,36 +84,36 @@ impl Serving<'_> {
 
     /// Goes on with the request that touches memory of a device. `None`: it is answered.
     #[inline(never)]
-    fn go_on(&mut self, lane: &mut PeerLane) -> Option<Stop> {
-        let mut staged = lane.role.staged.take()?;
-        let flow = self.staged(&mut staged, lane);
+    fn go_on(&mut self, connection: &mut PeerConnection) -> Option<Stop> {
+        let mut staged = connection.role.staged.take()?;
+        let flow = self.staged(&mut staged, connection);
         if matches!(flow, Flow::Done) {
             self.spare.push(staged);
             return None;
         }
-        lane.role.staged = Some(staged);
-        lane.paused |= matches!(flow, Flow::Wait | Flow::Full);
-        lane.role.waits = matches!(flow, Flow::Wait);
+        connection.role.staged = Some(staged);
+        connection.paused |= matches!(flow, Flow::Wait | Flow::Full);
+        connection.role.waits = matches!(flow, Flow::Wait);
         Some(if matches!(flow, Flow::Lost) { Stop::Lost } else { Stop::Wait })
     }
 
     /// Payloads that are all in no longer use their regions.
-    fn payloads(&mut self, lane: &mut PeerLane) {
-        while let Some(destination) = lane.inbox.next_complete() {
+    fn payloads(&mut self, connection: &mut PeerConnection) {
+        while let Some(destination) = connection.inbox.next_complete() {
             if destination.memory.is_some() {
                 peer_ends(self.regions, destination.owner);
                 self.stats.bytes_served += destination.len;
             }
             if !destination.is_intact() {
                 self.stats.corrupt += 1;
-                lane.inbox.set_status(Status::Corrupt as u32);
+                connection.inbox.set_status(Status::Corrupt as u32);
             }
         }
     }
 
-    /// Serves one request, unless it is not all there yet or concerns other lanes.
-    fn request(&mut self, lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
-        let Lane { inbox, outbox, role, .. } = lane;
+    /// Serves one request, unless it is not all there yet or concerns other connections.
+    fn request(&mut self, connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
+        let Connection { inbox, outbox, role, .. } = connection;
         let (staged, plan) = inbox.split();
         let Step::Frame(request, head) = frame::parse_request(staged)? else { return Ok(Some(Stop::Wait)) };
         if let Request::Read { seq, checksum, operations } | Request::Write { seq, checksum, operations } =
@@ -244,11 +244,11 @@ pub(super) fn drop_plan(inbox: &mut Inbox, regions: &mut Regions) {
     inbox.clear_plan();
 }
 
-fn hello(lane: &mut PeerLane) -> Result<Option<Stop>, FrameError> {
-    let Step::Frame(hello, head) = frame::parse_hello(lane.inbox.staged())? else {
+fn hello(connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
+    let Step::Frame(hello, head) = frame::parse_hello(connection.inbox.staged())? else {
         return Ok(Some(Stop::Wait));
     };
-    lane.inbox.take(head);
-    lane.role.introduce(&hello);
+    connection.inbox.take(head);
+    connection.role.introduce(&hello);
     Ok(Some(Stop::Hello(hello)))
 }

@@ -5,10 +5,10 @@
 //!   READ    slot ──▶ hop ──▶ DATA ──▶ socket ──▶ slot back
 //! ```
 //!
-//! While there is no slot, the lane is not read. Each part of an operation is checked anew before it gets its
-//! slot, so a region that is withdrawn meanwhile is used by the hops that run and by nothing else. A hop
-//! belongs to the target and not to its lane: it goes on when the lane has ended, and is waited for by
-//! whoever must know that nothing lands any more.
+//! While there is no slot, the connection is not read. Each part of an operation is checked anew before it
+//! gets its slot, so a region that is withdrawn meanwhile is used by the hops that run and by nothing else. A
+//! hop belongs to the target and not to its connection: it goes on when the connection has ended, and is
+//! waited for by whoever must know that nothing lands any more.
 
 use std::collections::VecDeque;
 
@@ -17,25 +17,25 @@ use te_core::{Access, Error, MemSpan, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::lane::PeerLane;
+use super::connection::PeerConnection;
 use super::serving::{EMPTY, Serving, drop_plan};
+use crate::connection::{Destination, Owner};
 use crate::frame::{
     CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Status,
 };
-use crate::lane::{Destination, Owner};
 use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::staging::{SlotId, Staging};
 use crate::sys::{Memory, Reach};
 
-/// Parts of one lane's operations that are under way at the same time, at most.
+/// Parts of one connection's operations that are under way at the same time, at most.
 const PARTS_MAX: usize = 16;
 
 /// What a hop of a peer's operation is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag {
-    /// Name of the lane's events.
-    pub(super) lane: u64,
-    /// Whose lane it is.
+    /// Name of the connection's events.
+    pub(super) connection: u64,
+    /// Whose connection it is.
     pub(super) identity: u64,
     pub(super) region: u32,
     pub(super) op: Op,
@@ -107,7 +107,7 @@ pub(super) enum Flow {
     Wait,
     /// Answers have no room.
     Full,
-    /// It cannot be answered: its lane has to end.
+    /// It cannot be answered: its connection has to end.
     Lost,
 }
 
@@ -178,11 +178,11 @@ impl Staged {
     }
 }
 
-/// Lets go of what a lane has of slots and announced payloads. What hops, ends by itself.
+/// Lets go of what a connection has of slots and announced payloads. What hops, ends by itself.
 #[inline(never)]
-pub(super) fn release(lane: &mut PeerLane, regions: &mut Regions, staging: &mut Stagings) {
-    drop_plan(&mut lane.inbox, regions);
-    if let Some(staged) = lane.role.staged.take() {
+pub(super) fn release(connection: &mut PeerConnection, regions: &mut Regions, staging: &mut Stagings) {
+    drop_plan(&mut connection.inbox, regions);
+    if let Some(staged) = connection.role.staged.take() {
         for part in &staged.parts {
             if let Some(slot) = part.slot
                 && !matches!(part.what, What::Hop { ended: false, .. })
@@ -213,52 +213,52 @@ impl Serving<'_> {
 
     /// Goes on with the request that is staged.
     #[inline(never)]
-    pub(super) fn staged(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    pub(super) fn staged(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         if staged.failed {
             return Flow::Lost;
         }
         match staged.op {
-            Op::Write => self.staged_write(staged, lane),
-            Op::Read => self.staged_read(staged, lane),
+            Op::Write => self.staged_write(staged, connection),
+            Op::Read => self.staged_read(staged, connection),
         }
     }
 
-    fn start(&mut self, lane: &PeerLane, slot: SlotId, device: MemSpan, region: u32, op: Op) {
+    fn start(&mut self, connection: &PeerConnection, slot: SlotId, device: MemSpan, region: u32, op: Op) {
         let direction = match op {
             Op::Read => HopDirection::ToHost,
             Op::Write => HopDirection::ToDevice,
         };
-        let tag = Tag { lane: lane.name, identity: lane.role.identity, region, op };
+        let tag = Tag { connection: connection.name, identity: connection.role.identity, region, op };
         self.staging.start(slot, device, direction, tag);
     }
 }
 
 /// WRITE.
 impl Serving<'_> {
-    fn staged_write(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    fn staged_write(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         loop {
-            while let Some(destination) = lane.inbox.next_complete() {
-                self.received(staged, &destination, lane);
+            while let Some(destination) = connection.inbox.next_complete() {
+                self.received(staged, &destination, connection);
             }
-            if lane.inbox.expects_payload() {
+            if connection.inbox.expects_payload() {
                 return Flow::Read;
             }
-            lane.inbox.clear_plan();
-            self.plan(staged, lane);
-            if lane.inbox.expects_payload() {
+            connection.inbox.clear_plan();
+            self.plan(staged, connection);
+            if connection.inbox.expects_payload() {
                 continue;
             }
             if staged.at < staged.operations.len() || staged.hops > 0 {
                 return Flow::Wait;
             }
             let header = Header::new(Kind::Ack, 0, staged.statuses.len() as u16, staged.seq);
-            lane.outbox.push_head(&[header.as_bytes(), staged.statuses.as_bytes()]);
+            connection.outbox.push_head(&[header.as_bytes(), staged.statuses.as_bytes()]);
             return Flow::Done;
         }
     }
 
     /// Announces the next parts, as many as there are slots for.
-    fn plan(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+    fn plan(&mut self, staged: &mut Staged, connection: &mut PeerConnection) {
         while staged.parts.len() < PARTS_MAX
             && let Some(asked) = staged.operations.get(staged.at).copied()
         {
@@ -288,9 +288,9 @@ impl Serving<'_> {
             }
             if memory.is_some() {
                 peer_begins(self.regions, region);
-                lane.role.carries(self.now);
+                connection.role.carries(self.now);
             }
-            let (_, plan) = lane.inbox.split();
+            let (_, plan) = connection.inbox.split();
             plan.push(Destination { memory, len, done: 0, checksum, status: 0, owner: region });
             staged.begun += len;
             if len == rest {
@@ -300,7 +300,7 @@ impl Serving<'_> {
     }
 
     /// All bytes of the next part are there.
-    fn received(&mut self, staged: &mut Staged, destination: &Destination, lane: &PeerLane) {
+    fn received(&mut self, staged: &mut Staged, destination: &Destination, connection: &PeerConnection) {
         let Some(part) = staged.parts.pop_front() else { return };
         staged.refuse(part.operation, destination.status);
         if destination.memory.is_some() {
@@ -313,7 +313,7 @@ impl Serving<'_> {
                 }
                 staged.hops += 1;
                 // The region is used until the hop has ended.
-                self.start(lane, slot, device, destination.owner, Op::Write);
+                self.start(connection, slot, device, destination.owner, Op::Write);
             }
             (Some(slot), ..) => self.staging.give_back(slot),
             (None, Some(_), _) => peer_ends(self.regions, destination.owner),
@@ -333,21 +333,21 @@ impl Serving<'_> {
 
 /// READ.
 impl Serving<'_> {
-    fn staged_read(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> Flow {
+    fn staged_read(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> Flow {
         loop {
             while let Some(part) = staged.parts.front() {
                 if matches!(part.what, What::Hop { ended: false, .. }) {
                     break;
                 }
-                if !lane.has_room() || *self.checksums_left == 0 {
+                if !connection.has_room() || *self.checksums_left == 0 {
                     return Flow::Full;
                 }
                 if matches!(part.what, What::Lost) {
                     return Flow::Lost;
                 }
-                self.answer(staged, lane);
+                self.answer(staged, connection);
             }
-            if !self.begin_parts(staged, lane) {
+            if !self.begin_parts(staged, connection) {
                 break;
             }
         }
@@ -358,7 +358,7 @@ impl Serving<'_> {
     }
 
     /// Begins the next parts, as many as there are slots for. True: some that wait for nothing.
-    fn begin_parts(&mut self, staged: &mut Staged, lane: &mut PeerLane) -> bool {
+    fn begin_parts(&mut self, staged: &mut Staged, connection: &mut PeerConnection) -> bool {
         let mut some = false;
         while staged.parts.len() < PARTS_MAX
             && let Some(asked) = staged.operations.get(staged.at).copied()
@@ -396,9 +396,9 @@ impl Serving<'_> {
             let what = What::Hop { ended: false, send: !staged.summing };
             staged.push(bytes, Some(slot), first, last, what);
             peer_begins(self.regions, asked.region.get());
-            lane.role.carries(self.now);
+            connection.role.carries(self.now);
             if let Ok(device) = span.part(staged.begun, bytes) {
-                self.start(lane, slot, device, asked.region.get(), Op::Read);
+                self.start(connection, slot, device, asked.region.get(), Op::Read);
             }
             staged.begun += bytes;
             match (last, staged.summing) {
@@ -412,14 +412,14 @@ impl Serving<'_> {
     }
 
     /// Answers, or sums, the part that is next.
-    fn answer(&mut self, staged: &mut Staged, lane: &mut PeerLane) {
+    fn answer(&mut self, staged: &mut Staged, connection: &mut PeerConnection) {
         let Some(part) = staged.parts.pop_front() else { return };
         let Some(asked) = staged.operations.get(part.operation).copied() else { return };
         let seq = staged.seq + part.operation as u64;
         let flags = if staged.checksum { FLAG_CHECKSUM } else { 0 };
         let mut say = |entry: DataEntry| {
             let header = Header::new(Kind::Data, flags, 1, seq);
-            lane.outbox.push_head(&[header.as_bytes(), entry.as_bytes()]);
+            connection.outbox.push_head(&[header.as_bytes(), entry.as_bytes()]);
         };
         match (part.what, part.slot) {
             (What::Hop { send: false, .. }, Some(slot)) => {
@@ -440,7 +440,7 @@ impl Serving<'_> {
                     say(DataEntry { crc: U32::new(crc), len: U64::new(asked.len.get()), ..EMPTY });
                 }
                 self.stats.bytes_served += part.len;
-                lane.outbox.push_payload(memory, Owner::Slot(slot));
+                connection.outbox.push_payload(memory, Owner::Slot(slot));
             }
             (What::Refuse(status), _) => {
                 self.stats.refused += 1;
@@ -451,7 +451,7 @@ impl Serving<'_> {
                 say(self.read(&asked, staged.checksum, &mut left));
                 staged.checksums_left = left;
                 for (memory, region) in self.answer.payloads.drain(..) {
-                    lane.outbox.push_payload(memory, Owner::Region(region));
+                    connection.outbox.push_payload(memory, Owner::Region(region));
                 }
             }
         }

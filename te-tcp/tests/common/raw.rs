@@ -28,13 +28,13 @@ impl Raw {
         Self { stream, export: frame::parse_export(&target.export()).unwrap(), heard: Vec::new() }
     }
 
-    pub(crate) fn greeted(target: &mut Node, session: u64, lane: u16) -> Self {
-        Self::new(target).welcomed(target, session, lane)
+    pub(crate) fn greeted(target: &mut Node, session: u64, connection: u16) -> Self {
+        Self::new(target).welcomed(target, session, connection)
     }
 
-    pub(crate) fn welcomed(self, target: &mut Node, session: u64, lane: u16) -> Self {
+    pub(crate) fn welcomed(self, target: &mut Node, session: u64, connection: u16) -> Self {
         let mut raw = self;
-        let hello = raw.hello(session, lane);
+        let hello = raw.hello(session, connection);
         raw.say(target, hello.as_bytes());
         let welcome = raw.hear(target, 32);
         let Ok(Step::Frame(welcome, 32)) = frame::parse_welcome(&welcome) else { panic!("no welcome") };
@@ -43,12 +43,12 @@ impl Raw {
         raw
     }
 
-    pub(crate) fn hello(&self, session: u64, lane: u16) -> Hello {
+    pub(crate) fn hello(&self, session: u64, connection: u16) -> Hello {
         Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(lane),
-            lane_generation: U32::new(1),
+            connection: U16::new(connection),
+            connection_generation: U32::new(1),
             session: U64::new(session),
             initiator: U64::new(1),
             target: U64::new(self.export.incarnation),

@@ -1,4 +1,4 @@
-//! What waits to be sent on one lane, in order: heads in a byte ring, payloads where they lie.
+//! What waits to be sent on one connection, in order: heads in a byte ring, payloads where they lie.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,11 +7,11 @@ use crate::frame::{HEAD_BYTES_MAX, OPERATION_LEN_AT};
 use crate::staging::SlotId;
 use crate::sys::{Buffers, IOV_MAX, Outgoing, Pinned, Socket};
 
-/// Pieces that wait to be sent on one lane, at most.
+/// Pieces that wait to be sent on one connection, at most.
 const ITEMS_MAX: usize = 2_048;
-/// Heads that wait to be sent on one lane, bytes.
+/// Heads that wait to be sent on one connection, bytes.
 const HEADS_BYTES: usize = 64 << 10;
-/// Offered to the kernel in one call, bytes, at most: other lanes want their turn.
+/// Offered to the kernel in one call, bytes, at most: other connections want their turn.
 const SEND_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
@@ -19,8 +19,8 @@ const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
 /// What a payload on its way belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Nobody: a frame's head, or bytes of the lane's own.
-    Lane,
+    /// Nobody: a frame's head, or bytes of the connection's own.
+    Connection,
     /// An initiator's piece of a WRITE: its sequence number.
     Piece(u64),
     /// A target's region that is being read.
@@ -111,7 +111,7 @@ impl Outbox {
             {
                 *known += len
             }
-            _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Lane }),
+            _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Connection }),
         }
         at
     }
@@ -166,7 +166,7 @@ impl Outbox {
         self.ring[place..place + 8].fill(0);
         for item in self.items.iter_mut().filter(|item| item.owner == owner) {
             self.queued -= item.len as u64;
-            *item = Item { body: Body::Aside(Box::new([])), len: 0, owner: Owner::Lane };
+            *item = Item { body: Body::Aside(Box::new([])), len: 0, owner: Owner::Connection };
         }
     }
 
@@ -185,7 +185,7 @@ impl Outbox {
             let from = if i == 0 { std::mem::take(&mut self.first_sent) } else { 0 };
             if let Body::Memory(memory) = item.body {
                 let bytes: Box<[u8]> = memory.tail(from as u64).to_vec().into();
-                *item = Item { len: bytes.len(), body: Body::Aside(bytes), owner: Owner::Lane };
+                *item = Item { len: bytes.len(), body: Body::Aside(bytes), owner: Owner::Connection };
             } else if i == 0 {
                 self.first_sent = from;
             }

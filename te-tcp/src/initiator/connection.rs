@@ -1,4 +1,4 @@
-//! The initiator's side of a lane: its handshake, and the pieces on it that have no answer yet.
+//! The initiator's side of a connection: its handshake, and the pieces on it that have no answer yet.
 
 use std::collections::VecDeque;
 
@@ -6,21 +6,21 @@ use te_core::{Error, ErrorKind, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::connection::{Connection, Owner, Progress};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, MAGIC, Status, VERSION};
-use crate::lane::{Lane, Owner, Progress};
 use crate::operation::{Piece, Stage};
 
-/// Pieces on one lane without an answer, at most.
+/// Pieces on one connection without an answer, at most.
 const PIECES_MAX: usize = 1_024;
-/// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be
-/// taken back.
+/// A connection takes further WRITEs while less than this waits for its socket: what is not framed can still
+/// be taken back.
 const UNSENT_BYTES_MAX: u64 = 2 << 20;
 /// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
 const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
 /// Enough for 100 Gbit/s over half a millisecond.
 const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
 
-/// Who we are, for the HELLO of each lane.
+/// Who we are, for the HELLO of each connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Greeting {
     /// Random, one for each transport.
@@ -29,7 +29,7 @@ pub(crate) struct Greeting {
     pub(crate) identity: u64,
 }
 
-/// How far a lane's handshake got.
+/// How far a connection's handshake got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Connecting,
@@ -37,9 +37,9 @@ pub(super) enum Phase {
     Live,
 }
 
-/// What ended a lane, and what that says about its peer.
+/// What ended a connection, and what that says about its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneEnd {
+pub(super) enum ConnectionEnd {
     /// The connection broke, or the peer closed it.
     Lost(Error),
     /// The target refused the handshake.
@@ -48,7 +48,7 @@ pub(super) enum LaneEnd {
     Retired,
 }
 
-impl LaneEnd {
+impl ConnectionEnd {
     /// The target broke the protocol.
     pub(super) const PROTOCOL: Self = Self::Lost(Error::new(ErrorKind::Protocol));
 
@@ -60,14 +60,14 @@ impl LaneEnd {
     }
 }
 
-/// A lane of ours.
-pub(super) type OwnLane = Lane<Own>;
+/// A connection of ours.
+pub(super) type OwnConnection = Connection<Own>;
 
-/// The initiator's side of a lane.
+/// The initiator's side of a connection.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) peer: u32,
-    /// Which of the peer's lanes it is.
+    /// Which of the peer's connections it is.
     pub(super) number: u8,
     /// Which of the peer's addresses it goes to.
     pub(super) address: u8,
@@ -79,7 +79,7 @@ pub(super) struct Own {
     first: u64,
     /// Their bytes.
     outstanding: u64,
-    /// The lane takes further pieces while it has fewer bytes outstanding than this.
+    /// The connection takes further pieces while it has fewer bytes outstanding than this.
     window: u64,
     /// A PING has no answer yet.
     pinged: bool,
@@ -88,7 +88,7 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Lane `number` to a peer, towards its address with the number `address`.
+    /// Connection `number` to a peer, towards its address with the number `address`.
     pub(super) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
         Self {
             peer,
@@ -152,7 +152,7 @@ impl Own {
         Some(piece)
     }
 
-    /// A payload of this lane got so far.
+    /// A payload of this connection got so far.
     pub(super) fn progress(&mut self, owner: Owner, progress: Progress) {
         if let Owner::Piece(seq) = owner
             && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
@@ -170,7 +170,7 @@ impl Own {
     }
 }
 
-impl OwnLane {
+impl OwnConnection {
     /// Whether there is room for a further frame of this kind.
     pub(super) fn takes(&self, op: Op) -> bool {
         self.role.outstanding < self.role.window
@@ -192,8 +192,8 @@ impl OwnLane {
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(u16::from(self.role.number)),
-            lane_generation: U32::new(self.role.generation),
+            connection: U16::new(u16::from(self.role.number)),
+            connection_generation: U32::new(self.role.generation),
             session: U64::new(us.session),
             initiator: U64::new(us.incarnation),
             target: U64::new(target),
@@ -216,9 +216,10 @@ impl OwnLane {
         takes
     }
 
-    /// Makes the lane forget the memory of the slice in `slot`, with at most `aside_bytes_max` copied aside.
+    /// Makes the connection forget the memory of the slice in `slot`, with at most `aside_bytes_max` copied
+    /// aside.
     pub(super) fn cut(&mut self, slot: u32, op: Op, aside_bytes_max: u32) -> Cut {
-        let Lane { outbox, inbox, role, .. } = self;
+        let Connection { outbox, inbox, role, .. } = self;
         if op == Op::Read {
             inbox.redirect(slot, Status::Ok as u32);
         }
@@ -241,7 +242,7 @@ impl OwnLane {
             }
             if piece.stage != Stage::Sent {
                 outbox.detach(owner);
-                // Its bytes are the lane's own now and will go out before any answer can come.
+                // Its bytes are the connection's own now and will go out before any answer can come.
                 piece.stage = Stage::Sent;
             }
         }
@@ -249,11 +250,11 @@ impl OwnLane {
     }
 }
 
-/// What has become of a slice's pieces on a lane that was made to forget them.
+/// What has become of a slice's pieces on a connection that was made to forget them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     /// Bytes of a WRITE have begun to leave.
     pub(super) touched: bool,
-    /// The lane can go on. False: it cannot within its limits, and must end.
+    /// The connection can go on. False: it cannot within its limits, and must end.
     pub(super) in_step: bool,
 }

@@ -1,4 +1,4 @@
-//! The target's side of a lane: whose it is, how far its handshake is, and what came last.
+//! The target's side of a connection: whose it is, how far its handshake is, and what came last.
 
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
@@ -8,15 +8,15 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::staged::Staged;
-use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry};
-use crate::lane::{Lane, Owner};
+use crate::connection::{Connection, Owner};
+use crate::frame::{ConnectionEntry, ENTRIES_MAX, Header, Hello, Kind};
 
-/// Requests are not read while more answers than this wait to be sent on their lane, bytes.
+/// Requests are not read while more answers than this wait to be sent on their connection, bytes.
 const ANSWERS_BYTES_MAX: u64 = 8 << 20;
-/// A lane that has never carried anything is closed after this, room or not.
+/// A connection that has never carried anything is closed after this, room or not.
 const SILENT_MS: u64 = 5_000;
 
-/// How far a peer's lane is.
+/// How far a peer's connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Its HELLO has not come.
@@ -26,16 +26,16 @@ pub(super) enum Phase {
     Ending,
 }
 
-/// A lane of a peer's.
-pub(super) type PeerLane = Lane<Theirs>;
+/// A connection of a peer's.
+pub(super) type PeerConnection = Connection<Theirs>;
 
-/// The target's side of a lane.
+/// The target's side of a connection.
 #[derive(Debug)]
 pub(super) struct Theirs {
     pub(super) phase: Phase,
-    /// Which lanes are one host's: the address it came from, or its prefix.
+    /// Which connections are one host's: the address it came from, or its prefix.
     pub(super) group: IpAddr,
-    /// Which lanes are one process's, once it has said so.
+    /// Which connections are one process's, once it has said so.
     pub(super) identity: u64,
     session: u64,
     number: u16,
@@ -52,7 +52,7 @@ pub(super) struct Theirs {
     finished_sending: bool,
     /// Something has moved that had been granted.
     pub(super) carried: bool,
-    /// When something last did, or the lane was admitted.
+    /// When something last did, or the connection was admitted.
     pub(super) used: Instant,
 }
 
@@ -80,23 +80,24 @@ impl Theirs {
     pub(super) const fn introduce(&mut self, hello: &Hello) {
         self.identity = hello.identity.get();
         self.session = hello.session.get();
-        self.number = hello.lane.get();
-        self.generation = hello.lane_generation.get();
+        self.number = hello.connection.get();
+        self.generation = hello.connection_generation.get();
     }
 
-    /// Whether the lane has said that it is this peer's.
+    /// Whether the connection has said that it is this peer's.
     pub(super) fn is_of(&self, identity: u64) -> bool {
         self.phase != Phase::Greeting && self.identity == identity
     }
 
-    /// Whether a FENCE of `session` ends the lane, which lists those that stay.
-    pub(super) fn is_fenced(&self, session: u64, listed: &[LaneEntry]) -> bool {
-        let is =
-            |entry: &LaneEntry| entry.lane.get() == self.number && entry.generation.get() == self.generation;
+    /// Whether a FENCE of `session` ends the connection, which lists those that stay.
+    pub(super) fn is_fenced(&self, session: u64, listed: &[ConnectionEntry]) -> bool {
+        let is = |entry: &ConnectionEntry| {
+            entry.connection.get() == self.number && entry.generation.get() == self.generation
+        };
         self.phase != Phase::Greeting && self.session == session && !listed.iter().any(is)
     }
 
-    /// The session that the lane belongs to.
+    /// The session that the connection belongs to.
     pub(super) const fn session(&self) -> u64 {
         self.session
     }
@@ -107,7 +108,7 @@ impl Theirs {
     }
 }
 
-impl PeerLane {
+impl PeerConnection {
     /// Nothing of an operation that was accepted is on its way, in or out.
     pub(super) fn is_idle(&self) -> bool {
         self.inbox.announced().is_empty()
@@ -121,8 +122,8 @@ impl PeerLane {
         self.outbox.has_room(ENTRIES_MAX) && self.outbox.queued() < ANSWERS_BYTES_MAX
     }
 
-    /// Until when a lane that waits for nothing may do nothing. `crowded`: peers hold more than half of what
-    /// they may. `None`: for as long as it likes.
+    /// Until when a connection that waits for nothing may do nothing. `crowded`: peers hold more than half of
+    /// what they may. `None`: for as long as it likes.
     pub(super) fn quiet_until(&self, crowded: bool, idle_ms_max: u32) -> Option<Instant> {
         let idle = u64::from(idle_ms_max);
         let ms = match (crowded, self.role.carried) {
@@ -136,7 +137,7 @@ impl PeerLane {
 
     /// All payloads of a WRITE frame are in place or discarded: says so.
     pub(super) fn acknowledge(&mut self) {
-        let Lane { inbox, outbox, role, .. } = self;
+        let Connection { inbox, outbox, role, .. } = self;
         let mut statuses = [U32::ZERO; ENTRIES_MAX];
         let count = inbox.announced().len().min(ENTRIES_MAX);
         for (to, destination) in statuses.iter_mut().zip(inbox.announced()) {
@@ -147,7 +148,7 @@ impl PeerLane {
         inbox.clear_plan();
     }
 
-    /// The last word of a lane that was idle: every operation before the next one has been answered.
+    /// The last word of a connection that was idle: every operation before the next one has been answered.
     pub(super) fn say_retired(&mut self) {
         self.outbox.push_head(&[Header::new(Kind::Retired, 0, 0, self.role.next).as_bytes()]);
     }
@@ -166,8 +167,8 @@ impl PeerLane {
             || (self.role.staged.is_some() && self.inbox.expects_payload())
     }
 
-    /// Bytes of the region that still wait to be sent on the lane, payloads that are to be written to it, and
-    /// payloads of it that are to be sent.
+    /// Bytes of the region that still wait to be sent on the connection, payloads that are to be written to
+    /// it, and payloads of it that are to be sent.
     pub(super) fn uses(&self, region: u32) -> (u64, usize, usize) {
         let owner = Owner::Region(region);
         let incoming = self.inbox.open_payloads().iter();

@@ -1,5 +1,5 @@
-//! One connection: what waits to be sent, and where received bytes go. A lane knows bytes and not what they
-//! mean: frames are written and understood by `initiator` and `target`.
+//! One connection: what waits to be sent, and where received bytes go. A connection knows bytes and not what
+//! they mean: frames are written and understood by `initiator` and `target`.
 //!
 //! ```text
 //!   frames ──▶ heads (byte ring) ─┐
@@ -17,7 +17,7 @@ mod name;
 mod outbox;
 
 pub(crate) use inbox::{Destination, Inbox, Reading, Received};
-pub(crate) use name::{LaneName, OwnName, PeerName};
+pub(crate) use name::{ConnectionName, OwnName, PeerName};
 pub(crate) use outbox::{Outbox, Owner, Progress};
 
 use te_core::Instant;
@@ -27,7 +27,7 @@ use crate::sys::Socket;
 
 /// One connection. `R` is what its side keeps beside: the initiator's or the target's.
 #[derive(Debug)]
-pub(crate) struct Lane<R> {
+pub(crate) struct Connection<R> {
     pub(crate) socket: Socket,
     /// What its events carry.
     pub(crate) name: u64,
@@ -44,13 +44,13 @@ pub(crate) struct Lane<R> {
     pub(crate) heat: u16,
     /// What the poller was told last.
     pub(crate) interest: Interest,
-    /// When to give up on what this lane waits for (handshake, last words).
+    /// When to give up on what this connection waits for (handshake, last words).
     pub(crate) deadline: Option<Instant>,
     pub(crate) role: R,
 }
 
-impl<R> Lane<R> {
-    /// A lane whose events carry `name`, and of which the poller is to tell `interest`.
+impl<R> Connection<R> {
+    /// A connection whose events carry `name`, and of which the poller is to tell `interest`.
     pub(crate) fn new(socket: Socket, name: u64, interest: Interest, role: R) -> Self {
         Self {
             socket,

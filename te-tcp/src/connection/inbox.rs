@@ -1,5 +1,5 @@
-//! Received bytes of one lane that are not yet understood, and where the payloads that have been announced
-//! go.
+//! Received bytes of one connection that are not yet understood, and where the payloads that have been
+//! announced go.
 
 use std::io;
 
@@ -64,7 +64,8 @@ pub(crate) struct Inbox {
     at: usize,
 }
 
-/// What a lane is to be read with: not at all, by itself, or first by what somebody else received for it.
+/// What a connection is to be read with: not at all, by itself, or first by what somebody else received for
+/// it.
 #[derive(Debug)]
 pub(crate) enum Reading {
     No,
