@@ -17,7 +17,7 @@ use te_core::{
 use te_tcp::{Config, TcpTransport};
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 /// Bytes on each side; blocks are taken from it in turn.
 const MEMORY_BYTES: usize = 64 << 20;
 /// Polls in vain before parking. More win latency when a core is free for each process, and lose it when not.
@@ -179,7 +179,7 @@ fn start_target(arguments: &[String]) -> (Target, Vec<u8>) {
 fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u64) {
     let (target, blob) = start_target(arguments);
     let mut transport = open(options);
-    transport.attach(SEGMENT, &blob).expect("an export of the target");
+    transport.attach(REMOTE, &blob).expect("an export of the target");
     let mut poller = Poller::new(options.spins);
     let places = (options.memory_bytes as u64 / u64::from(block)).max(1);
     let mut out = [Completion::applied(Token(0)); 256];
@@ -188,12 +188,12 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
     let mut free: Vec<u64> = (0..batch).rev().collect();
     let (mut next, mut bytes) = (0_u64, 0_u64);
     let mut slices = Vec::with_capacity(batch as usize);
-    let warm = Duration::from_millis(200);
+    let active = Duration::from_millis(200);
     let begin = Clock::now();
     let (mut measuring, mut clock, mut cpu, mut calls) = (false, begin, 0.0, 0);
     loop {
         let elapsed = begin.elapsed();
-        if !measuring && elapsed > warm {
+        if !measuring && elapsed > active {
             (measuring, clock, bytes) = (true, Clock::now(), 0);
             (cpu, calls) = (cpu_seconds(None) + cpu_seconds(Some(target.0.id())), calls_of(&transport));
             latencies.clear();
@@ -207,7 +207,7 @@ fn measure(options: &Options, arguments: &[String], op: Op, block: u32, batch: u
             let offset = next % places * u64::from(block);
             next += 1;
             started[token as usize] = at;
-            let (local, remote) = (RegionOffset::new(REGION, offset), RemoteOffset::new(SEGMENT, offset));
+            let (local, remote) = (RegionOffset::new(REGION, offset), RemoteOffset::new(REMOTE, offset));
             slices.push(Slice { token: Token(token), local, remote, len: block, op });
         }
         if !slices.is_empty() {

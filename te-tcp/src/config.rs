@@ -42,6 +42,7 @@ pub struct Config {
     #[serde(skip)]
     pub advertise: Option<IpAddr>,
     /// Connections to one peer, opened as work piles up; 1 to 16. Default 1.
+    #[serde(alias = "lanes")]
     pub connections: u8,
     /// Sends and checks a CRC32C with every payload of this transport's own operations. Default off.
     pub checksum: bool,
@@ -77,7 +78,8 @@ pub struct Config {
     pub window_bytes_max: Option<u32>,
     /// What a cancelled WRITE, or a region withdrawn under a peer's READ, may copy aside to keep a connection
     /// in step; beyond it the connection is closed instead. Default 4 MiB.
-    pub aside_bytes_max: u32,
+    #[serde(alias = "aside_bytes_max")]
+    pub detached_bytes_max: u32,
     /// Connections, own and peers', 1 to 1,048,576. A quarter of them is kept for our own. Default 1,024.
     ///
     /// Each needs a file descriptor and about 200 KiB. When peers hold all that they may, a newcomer takes
@@ -93,7 +95,8 @@ pub struct Config {
     /// Region indexes run from 0 to this. Default 65,536.
     pub regions_max: u32,
     /// Segment indexes run from 0 to this. Default 65,536.
-    pub segments_max: u32,
+    #[serde(alias = "segments_max")]
+    pub remote_regions_max: u32,
     /// Fences that run at the same time. Default 64.
     pub fences_max: u32,
     /// Who our peers take us for: what they expel, and what counts towards one peer's share of their
@@ -121,11 +124,11 @@ impl Default for Config {
             slice_bytes_max: 1 << 30,
             piece_bytes_max: 256 << 10,
             window_bytes_max: None,
-            aside_bytes_max: 4 << 20,
+            detached_bytes_max: 4 << 20,
             connections_max: 1_024,
             idle_ms_max: 60_000,
             regions_max: 65_536,
-            segments_max: 65_536,
+            remote_regions_max: 65_536,
             fences_max: 64,
             identity: 0,
         }
@@ -168,11 +171,11 @@ impl Config {
             ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
             ("slice_bytes_max", u64::from(self.slice_bytes_max), 1, u64::from(u32::MAX)),
             ("piece_bytes_max", u64::from(self.piece_bytes_max), 4_096, 64 << 20),
-            ("aside_bytes_max", u64::from(self.aside_bytes_max), 0, 1 << 30),
+            ("detached_bytes_max", u64::from(self.detached_bytes_max), 0, 1 << 30),
             ("connections_max", u64::from(self.connections_max), 1, 1 << 20),
             ("idle_ms_max", u64::from(self.idle_ms_max), 10, 86_400_000),
             ("regions_max", u64::from(self.regions_max), 1, 1 << 24),
-            ("segments_max", u64::from(self.segments_max), 1, 1 << 24),
+            ("remote_regions_max", u64::from(self.remote_regions_max), 1, 1 << 24),
             ("fences_max", u64::from(self.fences_max), 1, 65_536),
         ])?;
         let buffers = [

@@ -10,7 +10,7 @@
 //!     │ ◀──────────────────────────────────── WELCOME 32 B  │  once, first; then a close unless status 0
 //!     │ READ, WRITE+payloads, FENCE, PING ────────────────▶ │  frames: header, `count` entries, payloads
 //!     │ ◀──────────── DATA+payloads, ACK, FENCE_ACK, PONG   │  in the order of what they answer
-//!     │ ◀──────────────────────────────── RETIRED, ERROR    │  last on a connection that the target ends
+//!     │ ◀──────────────────────────────── GO_AWAY, ERROR    │  last on a connection that the target ends
 //! ```
 //!
 //! Nothing follows a HELLO until its WELCOME has arrived. A connection that still waits in the target's
@@ -44,11 +44,11 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 133 RETIRED, 255 ERROR |
+//! | 0 | 1 | kind: 1 READ, 2 WRITE, 3 FENCE, 4 PING · 129 DATA, 130 ACK, 131 FENCE_ACK, 132 PONG, 133 GO_AWAY, 255 ERROR |
 //! | 1 | 1 | flags: 1 = checksums are set (WRITE, DATA) or wanted (READ) |
 //! | 2 | 2 | count of entries that follow |
 //! | 4 | 4 | zero |
-//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each connection · FENCE, PING and their answers: id · RETIRED: the first operation that was not accepted · ERROR: status |
+//! | 8 | 8 | READ, WRITE, DATA, ACK: sequence number of the first operation, counted from 0 on each connection · FENCE, PING and their answers: id · GO_AWAY: the first operation that was not accepted · ERROR: status |
 //!
 //! **READ** and **WRITE** carry 1 to 64 operations of 40 bytes each. After the entries of a WRITE come the
 //! payloads of all its operations, without gaps, also of those that will be refused (the target discards
@@ -80,13 +80,13 @@
 //! **FENCE** lists the connections that the initiator still uses, 1 to 64 entries of 8 bytes: connection
 //! number (2), zero (2), connection generation (4). The target drops every other connection of that session,
 //! with whatever is unread in it, and then answers. What came before the FENCE on its own connection has been
-//! applied by then, because a connection is served in order. **RETIRED** (target to initiator) is the last
+//! applied by then, because a connection is served in order. **GO_AWAY** (target to initiator) is the last
 //! frame of a connection that the target ends because it was idle and somebody else needs the connection.
 //! Every operation before the number in it has been answered. That one and all after it were not accepted and
 //! never will be: the initiator sends them again on another connection, and its caller does not notice.
 //! **ERROR** (target to initiator) is the last frame of a connection whose initiator broke the protocol.
 //!
-//! Version 2 added the identity, RETIRED and the status Expelled. Versions are not mixed: either side refuses
+//! Version 2 added the identity, GO_AWAY and the status Expelled. Versions are not mixed: either side refuses
 //! the other's.
 
 pub use te_fabric::export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat};
@@ -134,7 +134,7 @@ pub enum Kind {
     /// Answers a PING.
     Pong = 132,
     /// Ends a connection in favour of somebody else's.
-    Retired = 133,
+    GoAway = 133,
     /// Ends a connection whose initiator broke the protocol.
     Error = 255,
 }
@@ -340,7 +340,7 @@ pub enum Response<'a> {
         id: u64,
     },
     /// This connection ends; what was not accepted belongs on another one.
-    Retired {
+    GoAway {
         /// Sequence number of the first operation that was not accepted.
         next: u64,
     },
@@ -407,7 +407,7 @@ pub fn parse_response(bytes: &[u8]) -> Result<Step<Response<'_>>, FrameError> {
         k if k == Kind::Ack as u8 => step_entries(header, rest, |statuses| Response::Ack { seq, statuses }),
         k if k == Kind::FenceAck as u8 => step_bare(header, Response::FenceAck { id: seq }),
         k if k == Kind::Pong as u8 => step_bare(header, Response::Pong { id: seq }),
-        k if k == Kind::Retired as u8 => step_bare(header, Response::Retired { next: seq }),
+        k if k == Kind::GoAway as u8 => step_bare(header, Response::GoAway { next: seq }),
         k if k == Kind::Error as u8 => {
             let status = Status::from_wire(u32::try_from(seq).unwrap_or(u32::MAX));
             step_bare(header, Response::Error { status })

@@ -38,7 +38,7 @@ pub struct Stats {
     pub accepted: u64,
     /// Peers' connections that were ended because they were idle, in favour of others or because they had
     /// never carried anything.
-    pub retired: u64,
+    pub evicted: u64,
     /// Peers' connections that were refused because there was no room for them.
     pub turned_away: u64,
     /// Peers that were given up because they were silent.
@@ -68,7 +68,7 @@ impl Stats {
             connections_opened: self.connections_opened + other.connections_opened,
             connections_lost: self.connections_lost + other.connections_lost,
             accepted: self.accepted + other.accepted,
-            retired: self.retired + other.retired,
+            evicted: self.evicted + other.evicted,
             turned_away: self.turned_away + other.turned_away,
             peers_lost: self.peers_lost + other.peers_lost,
             protocol_errors: self.protocol_errors + other.protocol_errors,

@@ -70,7 +70,7 @@ impl TcpTransport {
             io,
             initiator: Initiator::new(greeting, &config),
             target: Target::new(end.incarnation),
-            peers: Peers::new(config.segments_max, config.fences_max),
+            peers: Peers::new(config.remote_regions_max, config.fences_max),
             regions: Regions::new(config.regions_max),
             timers: Timers::new(),
             devices: None,
@@ -93,7 +93,7 @@ impl TcpTransport {
 
     /// Where it listens.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub const fn local_address(&self) -> SocketAddr {
         self.end.address
     }
 
@@ -146,10 +146,10 @@ impl TcpTransport {
     /// Takes in the ends of hops, and sets going what waits for slots. Host memory needs none of it.
     #[cold]
     #[inline(never)]
-    fn stage(&mut self) {
+    fn run_staging(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
-        target.stage(&mut cx);
-        initiator.stage(peers, &mut cx);
+        target.run_staging(&mut cx);
+        initiator.run_staging(peers, &mut cx);
     }
 
     fn feed(&mut self) {
@@ -170,7 +170,7 @@ impl TcpTransport {
         if self.io.asks(self.timers.polls()) {
             self.drive_ready();
         } else {
-            self.drive_hot();
+            self.drive_active();
         }
     }
 
@@ -192,15 +192,15 @@ impl TcpTransport {
     }
 
     /// Works on the connections that had something to say a moment ago, without asking first.
-    fn drive_hot(&mut self) {
+    fn drive_active(&mut self) {
         let (initiator, target, peers, mut cx) = self.split();
         let mut at = 0;
-        while let Some(name) = cx.io.hot(at) {
-            let warm = match ConnectionName::of(name) {
-                ConnectionName::Own(own) => initiator.drive_hot(own, peers, &mut cx),
-                ConnectionName::Peer(peer) => target.drive_hot(peer, &mut cx),
+        while let Some(name) = cx.io.active(at) {
+            let active = match ConnectionName::of(name) {
+                ConnectionName::Own(own) => initiator.drive_active(own, peers, &mut cx),
+                ConnectionName::Peer(peer) => target.drive_active(peer, &mut cx),
             };
-            at = cx.io.had_turn(at, name, warm);
+            at = cx.io.had_turn(at, name, active);
         }
     }
 
@@ -234,17 +234,17 @@ impl TcpTransport {
                 self.drive(event.token, Reading::No, true);
             }
             if event.readable {
-                self.io.add_hot(event.token);
+                self.io.add_active(event.token);
             }
         }
         let mut from = 0;
-        while self.io.hot(from).is_some() {
+        while self.io.active(from).is_some() {
             from += self.receive_from(from);
         }
         let (initiator, target) = (&self.initiator, &self.target);
-        let more = self.io.keep_hot(|name| match ConnectionName::of(name) {
-            ConnectionName::Own(name) => initiator.is_hot(name),
-            ConnectionName::Peer(name) => target.is_hot(name),
+        let more = self.io.retain_active(|name| match ConnectionName::of(name) {
+            ConnectionName::Own(name) => initiator.is_active(name),
+            ConnectionName::Peer(name) => target.is_active(name),
         });
         self.timers.wake_if(more);
     }
@@ -254,8 +254,8 @@ impl TcpTransport {
     fn receive_from(&mut self, from: usize) -> usize {
         let Self { io, initiator, target, .. } = self;
         let mut group = [0; JOBS_MAX];
-        let count = io.hot_from(from).len();
-        group[..count].copy_from_slice(io.hot_from(from));
+        let count = io.active_from(from).len();
+        group[..count].copy_from_slice(io.active_from(from));
         let group = &group[..count];
         let (mut own, mut theirs) = ([0; JOBS_MAX], [0; JOBS_MAX]);
         let mut jobs = [const { None }; JOBS_MAX];
@@ -432,7 +432,7 @@ impl Transport for TcpTransport {
         }
         self.timers.begin(now);
         if self.stages {
-            self.stage();
+            self.run_staging();
         }
         self.feed();
         self.drive_all();
@@ -444,7 +444,7 @@ impl Transport for TcpTransport {
             self.run_timers();
         }
         if self.stages {
-            self.stage();
+            self.run_staging();
         }
         self.feed();
         self.initiator.fetch(out)
@@ -467,9 +467,9 @@ impl Transport for TcpTransport {
         initiator.cancel(token, peers, &mut cx)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
         let (initiator, _, peers, mut cx) = self.split();
-        initiator.fence(token, segment, peers, &mut cx)
+        initiator.fence(token, remote, peers, &mut cx)
     }
 
     /// True as well for one whose last connection was closed from here because it was idle: it may be alive.

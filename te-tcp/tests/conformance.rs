@@ -22,7 +22,7 @@ impl Loopback {
 impl Harness for Loopback {
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         let (initiator, target) = (self.open(), self.open());
-        let restart = Self(Config { bind: target.local_addr(), ..self.0.clone() });
+        let restart = Self(Config { bind: target.local_address(), ..self.0.clone() });
         let config = EndsConfig { patience: Duration::from_secs(10), late_max: Duration::from_millis(30) };
         Box::new(Ends::new(initiator, target, restart, config))
     }
@@ -83,7 +83,7 @@ mod tight_buffers {
         super::Loopback(Config {
             send_buffer_bytes: Some(32_768),
             receive_buffer_bytes: Some(65_536),
-            aside_bytes_max: 0,
+            detached_bytes_max: 0,
             ..super::plain()
         }),
         skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]
@@ -119,7 +119,7 @@ mod uring {
             super::super::Loopback(Config {
                 send_buffer_bytes: Some(32_768),
                 receive_buffer_bytes: Some(65_536),
-                aside_bytes_max: 0,
+                detached_bytes_max: 0,
                 ..super::ring()
             }),
             skips[a_slice_off_the_granule_is_refused_before_a_byte_moves]

@@ -33,7 +33,7 @@ fn writes_through(initiator: &mut Node, target: &mut Node, token: u64) {
 
 /// A connection whose other end is at this address of the loopback.
 fn connect_from(source: Ipv4Addr, target: &Node) -> TcpStream {
-    let SocketAddr::V4(to) = target.transport.local_addr() else { panic!("an IPv4 listener") };
+    let SocketAddr::V4(to) = target.transport.local_address() else { panic!("an IPv4 listener") };
     let name = |ip: Ipv4Addr, port: u16| libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
         sin_port: port.to_be(),
@@ -65,7 +65,7 @@ fn reads(raw: &mut Raw, target: &mut Node, seq: u64) {
 }
 
 #[test]
-fn silent_connections_make_room_for_whoever_comes() {
+fn silent_connections_make_room_for_newcomers() {
     let mut target = common::node(small(), BYTES);
     let silent: Vec<Raw> = (0..12).map(|session| Raw::greeted(&mut target, session, 0)).collect();
     skip(FIRST_WORD);
@@ -74,7 +74,7 @@ fn silent_connections_make_room_for_whoever_comes() {
         newcomer.attach(&target);
         writes_through(newcomer, &mut target, token);
     }
-    assert_eq!(target.transport.stats().retired, 12);
+    assert_eq!(target.transport.stats().evicted, 12);
     // The silent come back, and now it is they who are turned away: the others have carried something.
     let again: Vec<Raw> = (0..12).map(|_| Raw::new(&target)).collect();
     for (session, mut raw) in again.into_iter().enumerate() {
@@ -89,7 +89,7 @@ fn silent_connections_make_room_for_whoever_comes() {
 }
 
 #[test]
-fn the_connection_that_has_been_silent_for_longest_goes_first_and_is_told() {
+fn the_connection_that_has_been_silent_for_longest_goes_first_and_learns_why() {
     let mut target = common::node(small(), BYTES);
     let mut connections: Vec<Raw> = (0..12)
         .map(|session| {
@@ -101,8 +101,8 @@ fn the_connection_that_has_been_silent_for_longest_goes_first_and_is_told() {
     skip(FIRST_WORD);
     let _newcomer = Raw::greeted(&mut target, 50, 0);
     let last_word = connections[1].hear_out(&mut target);
-    let retired = Step::Frame(Response::Retired { next: 0 }, 16);
-    assert_eq!(frame::parse_response(&last_word), Ok(retired), "the first of those that carried nothing");
+    let evicted = Step::Frame(Response::GoAway { next: 0 }, 16);
+    assert_eq!(frame::parse_response(&last_word), Ok(evicted), "the first of those that carried nothing");
     assert!(connections[0].is_alive(&mut target) && connections[2].is_alive(&mut target));
 }
 
@@ -115,7 +115,7 @@ fn a_connection_that_never_carries_anything_is_closed_though_there_is_room() {
     linger(&mut [&mut target], Duration::from_millis(20));
     assert_eq!(
         frame::parse_response(&silent.hear_out(&mut target)),
-        Ok(Step::Frame(Response::Retired { next: 0 }, 16))
+        Ok(Step::Frame(Response::GoAway { next: 0 }, 16))
     );
     assert!(used.is_alive(&mut target));
 }
@@ -126,7 +126,7 @@ fn a_slice_that_meets_a_connection_on_its_way_out_is_carried_by_the_next() {
     let config = Config { connections_max: 2, ..common::config() };
     let (mut a, mut target) = pair(&config, BYTES);
     for round in 0..8 {
-        a.transport.fence(Token(1_000 + round), common::SEGMENT).unwrap();
+        a.transport.fence(Token(1_000 + round), common::REMOTE).unwrap();
         assert!(finish(&mut [&mut a, &mut target], 1_000 + round).result.is_ok());
         let mut other = Raw::new(&target);
         linger(&mut [&mut a, &mut target], Duration::from_millis(2));
@@ -156,7 +156,7 @@ fn a_slice_that_meets_a_connection_on_its_way_out_is_carried_by_the_next() {
             assert!(a.memory.get(0, half as usize) == common::pattern(100 + round as u8, 0, half as usize));
         }
     }
-    assert!(target.transport.stats().retired > 8, "connections had to go: {:?}", target.transport.stats());
+    assert!(target.transport.stats().evicted > 8, "connections had to go: {:?}", target.transport.stats());
     assert_eq!((a.transport.stats().failed, a.transport.slices_in_flight()), (0, 0));
 }
 
@@ -164,7 +164,7 @@ fn a_slice_that_meets_a_connection_on_its_way_out_is_carried_by_the_next() {
 fn a_slice_that_waits_for_another_connection_can_be_cancelled_and_fails_with_its_peer() {
     let config = Config { connections_max: 2, connect_ms_max: 200, ..common::config() };
     let (mut a, mut target) = pair(&config, BYTES);
-    a.transport.fence(Token(1_000), common::SEGMENT).unwrap();
+    a.transport.fence(Token(1_000), common::REMOTE).unwrap();
     assert!(finish(&mut [&mut a, &mut target], 1_000).result.is_ok());
     let mut other = Raw::new(&target);
     linger(&mut [&mut a, &mut target], Duration::from_millis(2));
@@ -289,7 +289,7 @@ fn a_process_out_of_descriptors_rests_and_recovers() {
     }
     let (mut honest, mut target) = pair(&common::config(), BYTES);
     let streams: Vec<TcpStream> =
-        (0..20).map(|_| TcpStream::connect(target.transport.local_addr()).unwrap()).collect();
+        (0..20).map(|_| TcpStream::connect(target.transport.local_address()).unwrap()).collect();
     let highest = std::os::fd::AsRawFd::as_raw_fd(&streams[19]) as u64;
     let limit = libc::rlimit { rlim_cur: highest + 11, rlim_max: highest + 11 };
     // SAFETY: reads the limit, which lives across the call.

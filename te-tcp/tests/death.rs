@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::{Process, SEGMENT, bytes_of, drive, finish, hex, kind, pair, read, write};
+use common::{Process, REMOTE, bytes_of, drive, finish, hex, kind, pair, read, write};
 use te_core::{ErrorKind, Outcome, RemoteOffset, RemoteRegionId, Slice};
 use te_tcp::Config;
 
@@ -66,7 +66,7 @@ fn every_slice_ends_once_when_the_target_is_killed() {
         drive(&mut [&mut a], |node| node.done.len() > 50);
         process.0.kill().unwrap();
         process.0.wait().unwrap();
-        a.submit(&[Slice { remote: RemoteOffset::new(SEGMENT, 0), ..write(6_000, 0, 0, 8) }]);
+        a.submit(&[Slice { remote: RemoteOffset::new(REMOTE, 0), ..write(6_000, 0, 0, 8) }]);
         drive(&mut [&mut a, &mut witness], |node| node.done.len() == 1_002);
         assert!(a.ended(6_000).unwrap().result.is_ok(), "the other peer");
         let (mut applied, mut not_applied, mut unknown) = (0, 0, 0);

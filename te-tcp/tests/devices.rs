@@ -78,7 +78,7 @@ impl Harness for Devices {
             Memories { initiator: self.device(HERE, self.ends.0), target: self.device(THERE, self.ends.1) };
         let initiator = open(self.config.clone(), memories.initiator.as_ref());
         let target = open(self.config.clone(), memories.target.as_ref());
-        let config = Config { bind: target.local_addr(), ..self.config.clone() };
+        let config = Config { bind: target.local_address(), ..self.config.clone() };
         let restart = Restart { config, devices: memories.target.clone() };
         let limits = EndsConfig { patience: Duration::from_secs(20), late_max: Duration::from_millis(30) };
         Box::new(OnDevices { ends: Ends::new(initiator, target, restart, limits), memories })

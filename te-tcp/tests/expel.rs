@@ -10,7 +10,7 @@ use std::time::{Duration, Instant as Clock};
 
 use common::raw::{Raw, frame_of};
 use common::{
-    Process, SEGMENT, by_peers, bytes_of, drive, finish, hex, kind, linger, pair, skip, users, write,
+    Process, REMOTE, by_peers, bytes_of, drive, finish, hex, kind, linger, pair, skip, users, write,
 };
 use te_core::{Completion, EXPELLED_MAX, ErrorKind, Memory, Outcome, Token, Transport};
 use te_tcp::Config;
@@ -68,10 +68,10 @@ fn a_peer_without_a_connection_is_refused_when_it_comes() {
         assert_eq!((kind(&end), end.outcome), (ErrorKind::Expelled, Outcome::NotApplied));
     }
     // The target has said that nothing of ours lands any more.
-    a.transport.fence(Token(9), SEGMENT).unwrap();
+    a.transport.fence(Token(9), REMOTE).unwrap();
     assert_eq!(finish(&mut [&mut a, &mut target], 9), Completion::applied(Token(9)));
     // Its own memory and its work as an initiator are another matter.
-    a.transport.detach(SEGMENT).unwrap();
+    a.transport.detach(REMOTE).unwrap();
     target.attach(&a);
     target.submit(&[write(1, 0, 0, 8)]);
     assert!(finish(&mut [&mut target, &mut a], 1).result.is_ok());
@@ -80,7 +80,7 @@ fn a_peer_without_a_connection_is_refused_when_it_comes() {
 #[test]
 fn a_peer_that_was_sent_away_for_being_idle_is_not_taken_for_a_dead_one() {
     let (mut a, mut target) = pair(&Config { identity: 77, ..common::config() }, BYTES);
-    a.transport.fence(Token(1), SEGMENT).unwrap();
+    a.transport.fence(Token(1), REMOTE).unwrap();
     finish(&mut [&mut a, &mut target], 1);
     // Its connection has never carried anything.
     skip(Duration::from_secs(6));
@@ -119,7 +119,7 @@ fn writer_process() {
         Config { identity: 99, connections: 4, reconnect_ms_max: 10, ..common::config() },
         BYTES,
     );
-    node.transport.attach(SEGMENT, &blob).unwrap();
+    node.transport.attach(REMOTE, &blob).unwrap();
     node.memory.set(0, &[0xbb; BYTES]);
     let mut token = 0;
     println!("\nwriting");

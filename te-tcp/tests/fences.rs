@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::raw::export_of;
-use common::{Node, PATIENCE, SEGMENT, write};
+use common::{Node, PATIENCE, REMOTE, write};
 use te_core::{Completion, Memory, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Header, Kind, PROTOCOL, Request, Step};
@@ -103,7 +103,7 @@ fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
     let config = Config { connections: 2, window_bytes_max: Some(4_096), ..common::config() };
     let mut target = Target::new();
     let mut a = common::node(config, 8_192);
-    a.transport.attach(SEGMENT, &export_of(&target.listener)).unwrap();
+    a.transport.attach(REMOTE, &export_of(&target.listener)).unwrap();
 
     // The first WRITE fills the window of the first connection, so the second one opens another.
     a.submit(&[write(1, 0, 0, 4_096)]);
@@ -114,7 +114,7 @@ fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
     target.drive(&mut a, "the second connection has one", |target, _| {
         target.connections.get(1).is_some_and(|connection| connection.writes == 1)
     });
-    a.transport.fence(Token(3), SEGMENT).unwrap();
+    a.transport.fence(Token(3), REMOTE).unwrap();
     target.drive(&mut a, "both connections have a FENCE", |target, _| {
         target.connections.iter().all(|connection| connection.fences.len() == 1)
     });

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Node, SEGMENT, finish, in_a_child, pair, read, write};
+use common::{Node, REMOTE, finish, in_a_child, pair, read, write};
 use te_core::{Completion, EventSource, Memory, Token, Transport};
 use te_tcp::Config;
 
@@ -56,7 +56,7 @@ fn a_child_that_drops_a_transport_leaves_the_parents_connections_alone() {
         assert_eq!(target.transport.stats().accepted, a.transport.stats().connections_opened);
         // And a newcomer is accepted.
         let mut newcomer = common::node(config.clone(), BYTES);
-        newcomer.transport.attach(SEGMENT, &target.export()).unwrap();
+        newcomer.transport.attach(REMOTE, &target.export()).unwrap();
         newcomer.submit(&[write(5, 0, 0, 8)]);
         assert!(finish(&mut [&mut newcomer, &mut target], 5).result.is_ok());
     }

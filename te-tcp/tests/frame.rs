@@ -143,8 +143,8 @@ proptest! {
             Response::FenceAck { id } if id == fence);
         check_borrowed!(Header::new(Kind::Pong, 0, 0, fence).as_bytes().to_vec(), parse_response,
             Response::Pong { id } if id == fence);
-        check_borrowed!(Header::new(Kind::Retired, 0, 0, fence).as_bytes().to_vec(), parse_response,
-            Response::Retired { next } if next == fence);
+        check_borrowed!(Header::new(Kind::GoAway, 0, 0, fence).as_bytes().to_vec(), parse_response,
+            Response::GoAway { next } if next == fence);
     }
 
     #[test]

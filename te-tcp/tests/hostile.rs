@@ -48,7 +48,7 @@ fn a_wrong_opening_is_told_and_closed() {
 }
 
 #[test]
-fn a_conversation_cut_at_any_byte_harms_nobody() {
+fn a_conversation_cut_at_any_byte_does_no_harm() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
     let shape = Raw::new(&target);
     let (first, second) = (shape.operation(0, 100), shape.operation(200, 50));
@@ -272,8 +272,8 @@ fn a_peer_that_stalls_in_mid_write_does_not_keep_a_region_for_ever() {
 #[test]
 fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
     use te_core::{ErrorKind, Memory};
-    for aside_bytes_max in [64 << 20, 0] {
-        let config = Config { aside_bytes_max, send_buffer_bytes: Some(65_536), ..common::config() };
+    for detached_bytes_max in [64 << 20, 0] {
+        let config = Config { detached_bytes_max, send_buffer_bytes: Some(65_536), ..common::config() };
         let mut target = common::node(config, 16 << 20);
         target.memory.paint(6);
         let mut raw = Raw::greeted(&mut target, 1, 0);
@@ -283,7 +283,7 @@ fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
         assert_eq!(target.transport.deregister(common::REGION), Ok(()));
         target.memory.paint(0);
         let all = raw.hear_until(&mut target, 32 + (16 << 20));
-        if aside_bytes_max > 0 {
+        if detached_bytes_max > 0 {
             assert!(all[32..] == common::pattern(6, 0, 16 << 20), "a copy of what was to be sent");
         } else {
             assert!(all.len() < 16 << 20, "too much to copy: the connection is closed");
@@ -292,7 +292,7 @@ fn a_peer_that_reads_slowly_does_not_keep_a_region_for_ever() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so() {
+fn one_connection_too_many_is_refused_with_a_reason() {
     let mut target = common::node(Config { connections_max: 3, ..common::config() }, BYTES);
     let _first = Raw::greeted(&mut target, 1, 0);
     let _second = Raw::greeted(&mut target, 2, 0);
@@ -315,13 +315,13 @@ fn a_connection_that_never_says_hello_is_closed() {
 #[test]
 fn peers_that_hold_every_connection_do_not_stop_our_own_operations() {
     let (mut honest, mut target) = pair(&common::config(), BYTES);
-    let mut crowded = common::node(Config { connections_max: 8, ..common::config() }, BYTES);
-    crowded.attach(&target);
-    let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut crowded, session, 0)).collect();
-    let more: Vec<Raw> = (0..20).map(|_| Raw::new(&crowded)).collect();
-    common::linger(&mut [&mut crowded], Duration::from_millis(20));
-    crowded.submit(&[write(1, 0, 0, 8)]);
-    assert!(finish(&mut [&mut crowded, &mut target], 1).result.is_ok());
+    let mut full_since = common::node(Config { connections_max: 8, ..common::config() }, BYTES);
+    full_since.attach(&target);
+    let _held: Vec<Raw> = (0..6).map(|session| Raw::greeted(&mut full_since, session, 0)).collect();
+    let more: Vec<Raw> = (0..20).map(|_| Raw::new(&full_since)).collect();
+    common::linger(&mut [&mut full_since], Duration::from_millis(20));
+    full_since.submit(&[write(1, 0, 0, 8)]);
+    assert!(finish(&mut [&mut full_since, &mut target], 1).result.is_ok());
     drop(more);
     honest_works(&mut honest, &mut target, 1);
 }
@@ -350,7 +350,7 @@ fn a_connection_that_does_nothing_is_closed_when_there_are_many() {
             }
         }
     }
-    assert!(target.transport.stats().retired > 0);
+    assert!(target.transport.stats().evicted > 0);
     assert!(last.is_alive(&mut target), "the one that works is not");
 }
 

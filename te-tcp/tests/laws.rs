@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::raw::export_of;
 use common::{
-    Node, REGION, SEGMENT, by_peers, drive, finish, kind, linger, now, pair, pattern, read, users, write,
+    Node, REGION, REMOTE, by_peers, drive, finish, kind, linger, now, pair, pattern, read, users, write,
 };
 use te_core::{
     Completion, ErrorKind, Memory, Outcome, RegionId, RemoteOffset, RemoteRegionId, Token, Transport,
@@ -145,7 +145,7 @@ fn a_write_cut_in_mid_frame_is_unknown_and_its_memory_is_not_read_again() {
     );
     assert!(seen != old, "what was not yet framed was not sent");
 
-    a.transport.fence(Token(3), SEGMENT).unwrap();
+    a.transport.fence(Token(3), REMOTE).unwrap();
     assert_eq!(finish(&mut [&mut a, &mut b], 3), Completion::applied(Token(3)));
     b.memory.paint(0x77);
     linger(&mut [&mut a, &mut b], Duration::from_millis(20));
@@ -173,7 +173,7 @@ fn bytes_of_a_connection_that_died_do_not_land_after_the_fence() {
     for connections in [1, 4] {
         // Nothing may be copied aside: a cut resets the connection, with its bytes in the target's receive
         // buffer.
-        let config = Config { aside_bytes_max: 0, connections, ..tight() };
+        let config = Config { detached_bytes_max: 0, connections, ..tight() };
         let (mut a, mut b) = pair(&config, 16 << 20);
         connect(&mut a, &mut b);
         a.memory.paint(1);
@@ -182,7 +182,7 @@ fn bytes_of_a_connection_that_died_do_not_land_after_the_fence() {
         a.transport.cancel(Token(1)).unwrap();
         assert_eq!(finish(&mut [&mut a], 1).outcome, Outcome::Unknown);
         assert!(a.transport.stats().connections_lost > 0);
-        a.transport.fence(Token(3), SEGMENT).unwrap();
+        a.transport.fence(Token(3), REMOTE).unwrap();
         assert!(finish(&mut [&mut a, &mut b], 3).result.is_ok());
         b.memory.set(0, &vec![0x77; 4 << 20]);
         linger(&mut [&mut a, &mut b], Duration::from_millis(50));
@@ -197,22 +197,22 @@ fn fences_end_by_what_is_known_of_the_target() {
     let (mut a, mut b) = pair(&common::config(), 4_096);
     a.submit(&[write(0, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
-    let address = b.transport.local_addr();
+    let address = b.transport.local_address();
     drop(b);
-    a.transport.fence(Token(1), SEGMENT).unwrap();
+    a.transport.fence(Token(1), REMOTE).unwrap();
     let end = finish(&mut [&mut a], 1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::PeerDead, Outcome::Unknown));
-    assert_eq!(a.transport.detach(SEGMENT), Ok(()), "the fence has ended");
+    assert_eq!(a.transport.detach(REMOTE), Ok(()), "the fence has ended");
 
     // Somebody else is there: whoever wrote before is gone.
     let (mut a, mut b) = pair(&Config { bind: address, ..common::config() }.any_port(), 4_096);
     a.submit(&[write(0, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
-    let address = b.transport.local_addr();
+    let address = b.transport.local_address();
     drop(b);
     drive(&mut [&mut a], |node| node.transport.connections() == 0);
     let mut b = common::node(Config { bind: address, ..common::config() }, 4_096);
-    a.transport.fence(Token(1), SEGMENT).unwrap();
+    a.transport.fence(Token(1), REMOTE).unwrap();
     a.submit(&[write(2, 0, 0, 8), read(3, 0, 0, 8)]);
     assert_eq!(finish(&mut [&mut a, &mut b], 1), Completion::applied(Token(1)));
     for token in [2, 3] {
@@ -240,8 +240,8 @@ fn a_fence_does_not_disturb_what_is_in_flight() {
     a.memory.paint(1);
     let slices: Vec<_> = (0..16).map(|i| write(i, i << 20, i << 20, MIB)).collect();
     a.submit(&slices);
-    a.transport.fence(Token(100), SEGMENT).unwrap();
-    a.transport.fence(Token(101), SEGMENT).unwrap();
+    a.transport.fence(Token(100), REMOTE).unwrap();
+    a.transport.fence(Token(101), REMOTE).unwrap();
     drive(&mut [&mut a, &mut b], |node| node.done.len() == 18);
     assert!(a.done.iter().all(|end| end.result.is_ok()));
     assert!(b.memory.get(0, 16 << 20) == pattern(1, 0, 16 << 20));
@@ -252,7 +252,7 @@ fn a_region_in_use_is_busy_and_then_free() {
     let (mut a, mut b) = pair(&common::config(), 1 << 20);
     a.submit(&[write(1, 0, 0, 1_000)]);
     assert_eq!(a.transport.deregister(REGION), Err(ErrorKind::Busy.into()));
-    assert_eq!(a.transport.detach(SEGMENT), Err(ErrorKind::Busy.into()));
+    assert_eq!(a.transport.detach(REMOTE), Err(ErrorKind::Busy.into()));
     assert_eq!(a.transport.deregister(RegionId::new(0, 2)), Err(ErrorKind::Stale.into()));
     assert_eq!(a.transport.deregister(RegionId::new(1, 1)), Err(ErrorKind::NotFound.into()));
     assert!(finish(&mut [&mut a, &mut b], 1).result.is_ok());
@@ -263,7 +263,7 @@ fn a_region_in_use_is_busy_and_then_free() {
         assert_eq!((kind(&end), end.outcome), (ErrorKind::NotFound, Outcome::NotApplied));
     }
     assert_eq!(a.transport.deregister(REGION), Ok(()));
-    assert_eq!(a.transport.detach(SEGMENT), Ok(()));
+    assert_eq!(a.transport.detach(REMOTE), Ok(()));
     drive(&mut [&mut b], |node| node.transport.connections() == 0);
 }
 
@@ -287,7 +287,7 @@ fn what_makes_no_sense_is_not_accepted() {
         Err(ErrorKind::NotFound)
     );
     assert_eq!(a.transport.submit(&[write(1, 0, 0, 8), write(2, 0, 0, 0)]), Ok(1), "a prefix");
-    assert_eq!(a.transport.attach(SEGMENT, &b.export()), Err(ErrorKind::Busy.into()));
+    assert_eq!(a.transport.attach(REMOTE, &b.export()), Err(ErrorKind::Busy.into()));
     assert_eq!(
         a.transport.attach(RemoteRegionId::new(1, 1), &b.export()[1..]),
         Err(ErrorKind::InvalidArgument.into())
@@ -316,7 +316,7 @@ fn a_target_that_is_not_polled_pushes_back() {
 }
 
 #[test]
-fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
+fn a_peer_that_falls_silent_ends_its_slices_and_no_others() {
     let config = Config { peer_silence_ms_max: 250, ..tight() };
     let (mut a, mut silent) = pair(&config, 16 << 20);
     let mut lively = common::node(config, 1 << 20);
@@ -325,7 +325,7 @@ fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
     connect(&mut a, &mut silent);
     // From here on `silent` is not polled: half open.
     a.submit(&[write(1, 0, 0, 1_000), read(2, 0, 0, 1_000), write(3, 0, 0, 16 * MIB), write(4, 0, 0, 10)]);
-    a.transport.fence(Token(5), SEGMENT).unwrap();
+    a.transport.fence(Token(5), REMOTE).unwrap();
     let mut token = 100;
     drive(&mut [&mut a, &mut lively], |node| {
         if token == 100 || node.ended(token - 1).is_some() {
@@ -342,14 +342,14 @@ fn a_peer_that_falls_silent_ends_its_slices_and_nobody_elses() {
     assert!((1..=5).all(|token| kind(&a.ended(token).unwrap()) == ErrorKind::PeerDead));
     assert!((100..token - 1).all(|token| a.ended(token).unwrap().result.is_ok()));
     // It wakes up: what comes next reaches it, and what it had in its buffer does not land after the fence.
-    a.transport.fence(Token(6), SEGMENT).unwrap();
+    a.transport.fence(Token(6), REMOTE).unwrap();
     a.submit(&[write(7, 0, 0, 1_000)]);
     assert!(finish(&mut [&mut a, &mut silent, &mut lively], 6).result.is_ok());
     assert!(finish(&mut [&mut a, &mut silent, &mut lively], 7).result.is_ok());
 }
 
 #[test]
-fn nobody_at_the_address_is_a_dead_peer() {
+fn an_address_without_a_listener_is_a_dead_peer() {
     let (mut a, b) = pair(&common::config(), 4_096);
     drop(b);
     for token in 0..3 {
@@ -363,7 +363,7 @@ fn nobody_at_the_address_is_a_dead_peer() {
 fn a_listener_that_never_answers_is_a_dead_peer() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut a = common::node(Config { connect_ms_max: 50, ..common::config() }, 4_096);
-    a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
+    a.transport.attach(REMOTE, &export_of(&listener)).unwrap();
     a.submit(&[write(1, 0, 0, 8), read(2, 0, 0, 8)]);
     assert!(a.transport.poll_at().is_some());
     for token in [1, 2] {
@@ -373,7 +373,7 @@ fn a_listener_that_never_answers_is_a_dead_peer() {
 }
 
 #[test]
-fn a_parked_owner_is_woken_for_everything() {
+fn a_parked_caller_is_woken_for_everything() {
     let (mut a, b) =
         pair(&Config { peer_silence_ms_max: 100, connect_ms_max: 100, ..common::config() }, 1 << 20);
     let parked = |a: &mut Node, token: u64| {
@@ -403,7 +403,7 @@ fn a_parked_owner_is_woken_for_everything() {
 fn a_target_that_sends_wrong_bytes_is_caught() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut a = common::node(Config { checksum: true, ..common::config() }, 4_096);
-    a.transport.attach(SEGMENT, &export_of(&listener)).unwrap();
+    a.transport.attach(REMOTE, &export_of(&listener)).unwrap();
     let server = std::thread::spawn(move || {
         use std::io::{Read, Write};
         let (mut stream, _) = listener.accept().unwrap();

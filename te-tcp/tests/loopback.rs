@@ -68,7 +68,7 @@ fn many_small_slices_of_both_kinds_share_a_connection() {
 fn a_transport_reaches_its_own_regions() {
     let mut a = common::node(common::config(), 1 << 16);
     let blob = a.export();
-    te_core::Memory::attach(&mut a.transport, common::SEGMENT, &blob).unwrap();
+    te_core::Memory::attach(&mut a.transport, common::REMOTE, &blob).unwrap();
     a.memory.set(0, b"to myself");
     a.submit(&[write(1, 0, 1_000, 9)]);
     assert!(finish(&mut [&mut a], 1).result.is_ok());

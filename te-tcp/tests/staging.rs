@@ -19,7 +19,7 @@ use te_tcp::{Config, TcpTransport};
 const GPU: Location = Location::Device(GpuVendor::Nvidia, 0);
 /// The region on the device.
 const ON_DEVICE: RegionId = RegionId::new(1, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(1, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(1, 1);
 const BYTES: usize = 64 << 10;
 
 /// A node with a device, and a region of its memory.
@@ -44,7 +44,7 @@ impl Gpu {
 
     fn attach(&mut self, target: &Self) {
         let export = target.node.export_of(ON_DEVICE);
-        self.node.transport.attach(SEGMENT, &export).unwrap();
+        self.node.transport.attach(REMOTE, &export).unwrap();
     }
 
     fn fill(&self, byte: u8) {
@@ -72,7 +72,7 @@ fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
     Slice {
         token: Token(token),
         local: RegionOffset::new(ON_DEVICE, at),
-        remote: RemoteOffset::new(SEGMENT, at),
+        remote: RemoteOffset::new(REMOTE, at),
         len,
         op,
     }

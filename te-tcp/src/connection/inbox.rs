@@ -7,9 +7,9 @@ use crate::frame::{ENTRIES_MAX, HEAD_BYTES_MAX};
 use crate::sys::{AsIncoming, Buffers, Incoming, Job, Pinned, Socket};
 
 /// The stage, bytes. Small, so that little of a large payload is copied twice.
-const STAGE_BYTES: usize = 16 << 10;
+const HEAD_BUFFER_BYTES: usize = 16 << 10;
 
-const _: () = assert!(STAGE_BYTES > HEAD_BYTES_MAX);
+const _: () = assert!(HEAD_BUFFER_BYTES > HEAD_BYTES_MAX);
 
 /// Where one announced payload goes.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Destination {
     /// A frame's status for it, as it will be or was sent.
     pub(crate) status: u32,
     /// Slot of the operation (initiator) or region index (target); says who may turn it into a discard.
-    pub(crate) owner: u32,
+    pub(crate) user: u32,
 }
 
 impl AsIncoming for Destination {
@@ -56,7 +56,7 @@ impl Destination {
 /// Received bytes that are not yet understood, and the payloads that have been announced.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    stage: Box<[u8]>,
+    buffer: Box<[u8]>,
     head: usize,
     tail: usize,
     plan: Vec<Destination>,
@@ -104,7 +104,7 @@ pub(crate) struct Received {
 impl Inbox {
     pub(super) fn new() -> Self {
         Self {
-            stage: vec![0; STAGE_BYTES].into(),
+            buffer: vec![0; HEAD_BUFFER_BYTES].into(),
             head: 0,
             tail: 0,
             plan: Vec::with_capacity(ENTRIES_MAX),
@@ -113,8 +113,8 @@ impl Inbox {
     }
 
     /// What has arrived and is not yet taken.
-    pub(crate) fn staged(&self) -> &[u8] {
-        &self.stage[self.head..self.tail]
+    pub(crate) fn unparsed(&self) -> &[u8] {
+        &self.buffer[self.head..self.tail]
     }
 
     pub(crate) fn take(&mut self, bytes: usize) {
@@ -126,7 +126,7 @@ impl Inbox {
 
     /// What has arrived, and the list to which payloads are to be announced.
     pub(crate) fn split(&mut self) -> (&[u8], &mut Vec<Destination>) {
-        (&self.stage[self.head..self.tail], &mut self.plan)
+        (&self.buffer[self.head..self.tail], &mut self.plan)
     }
 
     /// Every payload of the current frame.
@@ -142,9 +142,9 @@ impl Inbox {
     }
 
     /// Turns every announced payload of `owner` into a discard with this status, from this instant on.
-    pub(crate) fn redirect(&mut self, owner: u32, status: u32) {
+    pub(crate) fn redirect(&mut self, user: u32, status: u32) {
         for destination in &mut self.plan[self.at..] {
-            if destination.owner == owner && destination.memory.is_some() {
+            if destination.user == user && destination.memory.is_some() {
                 destination.memory = None;
                 destination.status = status;
             }
@@ -159,7 +159,7 @@ impl Inbox {
         if !destination.is_complete() && self.head < self.tail {
             let n = (destination.len - destination.done).min((self.tail - self.head) as u64);
             if let Some(memory) = destination.memory {
-                memory.tail(destination.done).fill_from(&self.stage[self.head..self.head + n as usize]);
+                memory.tail(destination.done).fill_from(&self.buffer[self.head..self.head + n as usize]);
             }
             destination.advance(n);
             let complete = destination.is_complete();
@@ -203,14 +203,14 @@ impl Inbox {
     pub(crate) fn job<'a>(&'a mut self, socket: &'a Socket) -> Job<'a, Destination> {
         debug_assert!(
             self.at == self.plan.len() || self.head == self.tail,
-            "the stage goes into the plan before the socket does"
+            "the buffer goes into the plan before the socket does"
         );
-        if self.head > 0 && self.tail > STAGE_BYTES / 2 {
-            self.stage.copy_within(self.head..self.tail, 0);
+        if self.head > 0 && self.tail > HEAD_BUFFER_BYTES / 2 {
+            self.buffer.copy_within(self.head..self.tail, 0);
             (self.head, self.tail) = (0, self.tail - self.head);
         }
-        let (into, stage) = (&self.plan[self.at..], &mut self.stage[self.tail..]);
-        Job { socket, into, stage, offered: 0, result: Ok(0) }
+        let (into, buffer) = (&self.plan[self.at..], &mut self.buffer[self.tail..]);
+        Job { socket, into, buffer, offered: 0, result: Ok(0) }
     }
 
     /// A receive with room for `offered` bytes has ended.

@@ -18,7 +18,7 @@ mod outbox;
 
 pub(crate) use inbox::{Destination, Inbox, Reading, Received};
 pub(crate) use name::{ConnectionName, OwnName, PeerName};
-pub(crate) use outbox::{Outbox, Owner, Progress};
+pub(crate) use outbox::{Outbox, Progress, Source};
 
 use te_core::Instant;
 use te_fabric::Interest;
@@ -41,7 +41,7 @@ pub(crate) struct Connection<R> {
     /// of it.
     pub(crate) finished: bool,
     /// Worth reading without asking first; counts down with each vain attempt.
-    pub(crate) heat: u16,
+    pub(crate) eager_reads: u16,
     /// What the poller was told last.
     pub(crate) interest: Interest,
     /// When to give up on what this connection waits for (handshake, last words).
@@ -60,15 +60,20 @@ impl<R> Connection<R> {
             blocked: false,
             paused: false,
             finished: false,
-            heat: 0,
+            eager_reads: 0,
             interest,
             deadline: None,
             role,
         }
     }
 
+    /// Whether it is worth reading without asking the poller first.
+    pub(crate) const fn is_active(&self) -> bool {
+        self.eager_reads > 0
+    }
+
     /// Reading it without asking first would have been in vain.
-    pub(crate) const fn cool(&mut self) {
-        self.heat = self.heat.saturating_sub(1);
+    pub(crate) const fn read_nothing(&mut self) {
+        self.eager_reads = self.eager_reads.saturating_sub(1);
     }
 }

@@ -18,7 +18,7 @@ const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
 
 /// What a payload on its way belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum Source {
     /// Nobody: a frame's head, or bytes of the connection's own.
     Connection,
     /// An initiator's piece of a WRITE: its sequence number.
@@ -41,14 +41,14 @@ enum Body {
     /// In the byte ring, from this position on.
     Head(u64),
     Memory(Pinned),
-    Aside(Box<[u8]>),
+    Detached(Box<[u8]>),
 }
 
 #[derive(Debug)]
 struct Item {
     body: Body,
     len: usize,
-    owner: Owner,
+    source: Source,
 }
 
 /// What waits to be sent, in order.
@@ -111,15 +111,15 @@ impl Outbox {
             {
                 *known += len
             }
-            _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Connection }),
+            _ => self.items.push_back(Item { body: Body::Head(at), len, source: Source::Connection }),
         }
         at
     }
 
     /// Appends a payload. The caller has asked [`Self::has_room`].
-    pub(crate) fn push_payload(&mut self, memory: Pinned, owner: Owner) {
+    pub(crate) fn push_payload(&mut self, memory: Pinned, source: Source) {
         self.queued += memory.len() as u64;
-        self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), owner });
+        self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), source });
     }
 
     /// Offers what waits to the socket, and tells `progress` what got how far. True when the socket took all
@@ -128,7 +128,7 @@ impl Outbox {
         &mut self,
         socket: &Socket,
         buffers: &mut Buffers,
-        progress: impl FnMut(Owner, Progress),
+        progress: impl FnMut(Source, Progress),
     ) -> io::Result<(usize, bool)> {
         let (ring, mut skip, mut budget) = (&self.ring, self.first_sent, SEND_BYTES_MAX);
         let pieces = self.items.iter().take(IOV_MAX).map_while(|item| {
@@ -143,7 +143,7 @@ impl Outbox {
                     Outgoing::Bytes(&ring[place + from..place + item.len])
                 }
                 Body::Memory(memory) => Outgoing::Memory(memory.tail(from as u64)),
-                Body::Aside(bytes) => Outgoing::Bytes(&bytes[from..]),
+                Body::Detached(bytes) => Outgoing::Bytes(&bytes[from..]),
             })
         });
         let (sent, offered) = socket.send(buffers, pieces)?;
@@ -161,31 +161,31 @@ impl Outbox {
     }
 
     /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, its payload goes.
-    pub(crate) fn void(&mut self, at: u64, owner: Owner) {
+    pub(crate) fn void(&mut self, at: u64, source: Source) {
         let place = (at % self.ring.len() as u64) as usize + OPERATION_LEN_AT;
         self.ring[place..place + 8].fill(0);
-        for item in self.items.iter_mut().filter(|item| item.owner == owner) {
+        for item in self.items.iter_mut().filter(|item| item.source == source) {
             self.queued -= item.len as u64;
-            *item = Item { body: Body::Aside(Box::new([])), len: 0, owner: Owner::Connection };
+            *item = Item { body: Body::Detached(Box::new([])), len: 0, source: Source::Connection };
         }
     }
 
     /// Unsent bytes of `owner`'s payloads.
-    pub(crate) fn unsent(&self, owner: Owner) -> u64 {
+    pub(crate) fn unsent(&self, source: Source) -> u64 {
         let mut sum = 0;
-        for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.owner == owner) {
+        for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.source == source) {
             sum += (item.len - if i == 0 { self.first_sent } else { 0 }) as u64;
         }
         sum
     }
 
     /// Copies `owner`'s unsent payloads aside: its memory is not read again.
-    pub(crate) fn detach(&mut self, owner: Owner) {
-        for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.owner == owner) {
+    pub(crate) fn detach(&mut self, source: Source) {
+        for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.source == source) {
             let from = if i == 0 { std::mem::take(&mut self.first_sent) } else { 0 };
             if let Body::Memory(memory) = item.body {
                 let bytes: Box<[u8]> = memory.tail(from as u64).to_vec().into();
-                *item = Item { len: bytes.len(), body: Body::Aside(bytes), owner: Owner::Connection };
+                *item = Item { len: bytes.len(), body: Body::Detached(bytes), source: Source::Connection };
             } else if i == 0 {
                 self.first_sent = from;
             }
@@ -193,18 +193,18 @@ impl Outbox {
     }
 
     /// Every payload that still waits.
-    pub(crate) fn owners(&self) -> impl Iterator<Item = Owner> + '_ {
-        self.items.iter().map(|item| item.owner)
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
+        self.items.iter().map(|item| item.source)
     }
 
-    fn advance(&mut self, mut sent: usize, mut progress: impl FnMut(Owner, Progress)) {
+    fn advance(&mut self, mut sent: usize, mut progress: impl FnMut(Source, Progress)) {
         self.queued -= sent as u64;
         while let Some(first) = self.items.front() {
             let left = first.len - self.first_sent;
             if sent < left {
                 self.first_sent += sent;
                 if sent > 0 {
-                    progress(first.owner, Progress::Started);
+                    progress(first.source, Progress::Started);
                 }
                 return;
             }
@@ -213,7 +213,7 @@ impl Outbox {
             if let Body::Head(at) = first.body {
                 self.ring_head = at + first.len as u64;
             }
-            progress(first.owner, Progress::Finished);
+            progress(first.source, Progress::Finished);
             self.items.pop_front();
         }
         self.ring_head = self.ring_tail;

@@ -55,14 +55,14 @@ impl Answers<'_> {
     /// The peer has shown that it lives.
     pub(super) fn sign_of_life(&mut self, peer: u32) {
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.pulse = Some(self.timers.now());
+            peer.last_heard = Some(self.timers.now());
         }
     }
 
     /// Takes in the WELCOME; returns its bytes. `None`: it is not all there yet.
     fn welcome(&mut self, connection: &mut OwnConnection) -> Result<Option<usize>, ConnectionEnd> {
         const PROTOCOL: ConnectionEnd = ConnectionEnd::Refused(Error::new(ErrorKind::Protocol));
-        let (welcome, head) = match frame::parse_welcome(connection.inbox.staged()) {
+        let (welcome, head) = match frame::parse_welcome(connection.inbox.unparsed()) {
             Ok(Step::Need(_)) => return Ok(None),
             Ok(Step::Frame(welcome, head)) => (welcome, head),
             Err(_) => return Err(PROTOCOL),
@@ -100,8 +100,8 @@ impl Answers<'_> {
             }
             Response::Pong { .. } => role.ponged(),
             // What came before has been answered, and its answers came before this.
-            Response::Retired { next } if next == role.first() => return Err(ConnectionEnd::Retired),
-            Response::Retired { .. } => return Err(ConnectionEnd::PROTOCOL),
+            Response::GoAway { next } if next == role.first() => return Err(ConnectionEnd::GoAway),
+            Response::GoAway { .. } => return Err(ConnectionEnd::PROTOCOL),
             Response::Error { status } => {
                 return Err(status.error().map_or(ConnectionEnd::PROTOCOL, ConnectionEnd::Lost));
             }
@@ -141,7 +141,7 @@ impl Answers<'_> {
                 done: 0,
                 checksum: checksum.then_some((entry.crc.get(), 0)),
                 status,
-                owner: piece.slot,
+                user: piece.slot,
             });
         }
         Ok(())

@@ -6,7 +6,7 @@ use te_core::{Error, ErrorKind, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::connection::{Connection, Owner, Progress};
+use crate::connection::{Connection, Progress, Source};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, MAGIC, Status, VERSION};
 use crate::operation::{Piece, Stage};
 
@@ -45,7 +45,7 @@ pub(super) enum ConnectionEnd {
     /// The target refused the handshake.
     Refused(Error),
     /// The target needs the connection for somebody else, and has accepted nothing that it has not answered.
-    Retired,
+    GoAway,
 }
 
 impl ConnectionEnd {
@@ -55,7 +55,7 @@ impl ConnectionEnd {
     pub(super) const fn error(self) -> Error {
         match self {
             Self::Lost(error) | Self::Refused(error) => error,
-            Self::Retired => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
+            Self::GoAway => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
         }
     }
 }
@@ -153,8 +153,8 @@ impl Own {
     }
 
     /// A payload of this connection got so far.
-    pub(super) fn progress(&mut self, owner: Owner, progress: Progress) {
-        if let Owner::Piece(seq) = owner
+    pub(super) fn progress(&mut self, source: Source, progress: Progress) {
+        if let Source::Piece(seq) = source
             && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
         {
             piece.stage = match progress {
@@ -205,7 +205,7 @@ impl OwnConnection {
 
     /// Asks for a sign of life, unless that was done. True: the peer's kernel has taken bytes since this was
     /// last asked.
-    pub(super) fn feel_pulse(&mut self) -> bool {
+    pub(super) fn keep_alive(&mut self) -> bool {
         let unacknowledged = self.socket.unacknowledged();
         let takes = unacknowledged < self.role.unacknowledged;
         self.role.unacknowledged = unacknowledged;
@@ -216,19 +216,19 @@ impl OwnConnection {
         takes
     }
 
-    /// Makes the connection forget the memory of the slice in `slot`, with at most `aside_bytes_max` copied
+    /// Makes the connection forget the memory of the slice in `slot`, with at most `detached_bytes_max` copied
     /// aside.
-    pub(super) fn cut(&mut self, slot: u32, op: Op, aside_bytes_max: u32) -> Cut {
+    pub(super) fn cut(&mut self, slot: u32, op: Op, detached_bytes_max: u32) -> Cut {
         let Connection { outbox, inbox, role, .. } = self;
         if op == Op::Read {
             inbox.redirect(slot, Status::Ok as u32);
         }
         let first = role.first;
-        let (mut aside, mut touched) = (0, false);
+        let (mut detached, mut touched) = (0, false);
         for (i, piece) in role.pieces.iter_mut().enumerate().filter(|(_, piece)| piece.slot == slot) {
-            let owner = Owner::Piece(first + i as u64);
+            let source = Source::Piece(first + i as u64);
             if piece.stage == Stage::Framed && outbox.is_unsent(piece.entry_at) {
-                outbox.void(piece.entry_at, owner);
+                outbox.void(piece.entry_at, source);
                 piece.stage = Stage::Void;
                 continue;
             }
@@ -236,12 +236,12 @@ impl OwnConnection {
                 continue;
             }
             touched = true;
-            aside += outbox.unsent(owner);
-            if aside > u64::from(aside_bytes_max) {
+            detached += outbox.unsent(source);
+            if detached > u64::from(detached_bytes_max) {
                 return Cut { touched, in_step: false };
             }
             if piece.stage != Stage::Sent {
-                outbox.detach(owner);
+                outbox.detach(source);
                 // Its bytes are the connection's own now and will go out before any answer can come.
                 piece.stage = Stage::Sent;
             }

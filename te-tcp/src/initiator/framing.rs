@@ -8,7 +8,7 @@ use super::connection::OwnConnection;
 use super::slices::Slices;
 use super::staged::Stagings;
 use crate::config::Config;
-use crate::connection::Owner;
+use crate::connection::Source;
 use crate::frame::{CHECKSUM_BYTES_MAX, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation};
 use crate::operation::{Piece, Stage};
 use crate::peers::Endpoint;
@@ -68,7 +68,7 @@ impl Frame {
             piece.entry_at = entry_at;
             entry_at += size_of::<Operation>() as u64;
             if kind == Op::Write {
-                connection.outbox.push_payload(part, Owner::Piece(seq));
+                connection.outbox.push_payload(part, Source::Piece(seq));
             }
         }
         true
@@ -91,20 +91,20 @@ impl Frame {
         let with_crc = kind == Op::Write && config.checksum;
         let mut bytes = 0;
         while self.memory.len() < ENTRIES_MAX
-            && let again = peer.again.front().copied()
-            && let Some(slot) = again.map(|piece| piece.slot).or(peer.pending.first())
+            && let ready = peer.ready.front().copied()
+            && let Some(slot) = ready.map(|piece| piece.slot).or(peer.pending.first())
             && let Some(operation) = slices.get(slot)
             && operation.op == kind
         {
-            let (offset, len) = match again {
+            let (offset, len) = match ready {
                 Some(piece) => (piece.offset, piece.len),
                 None => (operation.issued, (operation.len - operation.issued).min(piece_bytes_max)),
             };
             if !self.memory.is_empty() && bytes + u64::from(len) > FRAME_BYTES {
                 break;
             }
-            let Some(segment) = slices.segment(operation.segment) else { break };
-            let staged = again.and_then(|piece| piece.staged);
+            let Some(remote) = slices.remote_region(operation.segment) else { break };
+            let staged = ready.and_then(|piece| piece.staged);
             let part = match staged {
                 None => {
                     let part = operation.ext.local.part(u64::from(offset), u64::from(len));
@@ -114,9 +114,9 @@ impl Frame {
             };
             let Some(part) = part else { break };
             self.entries[self.memory.len()] = Operation {
-                region: U32::new(segment.region),
-                generation: U32::new(segment.region_generation),
-                key: U64::new(segment.key),
+                region: U32::new(remote.region),
+                generation: U32::new(remote.region_generation),
+                key: U64::new(remote.key),
                 offset: U64::new(operation.remote_offset + u64::from(offset)),
                 len: U64::new(u64::from(len)),
                 crc: U32::new(if with_crc { part.crc32c(0) } else { 0 }),
@@ -132,9 +132,9 @@ impl Frame {
                 staged,
                 entry_at: 0,
             });
-            if again.is_some() {
+            if ready.is_some() {
                 // Counted when a connection first took it.
-                peer.again.pop_front();
+                peer.ready.pop_front();
             } else {
                 slices.issue(slot, len, peer);
             }

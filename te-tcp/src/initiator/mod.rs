@@ -71,7 +71,7 @@ impl Initiator {
     pub(crate) fn new(greeting: Greeting, config: &Config) -> Self {
         Self {
             greeting,
-            slices: Slices::new(config.segments_max, config.inflight_max, config.fences_max),
+            slices: Slices::new(config.remote_regions_max, config.inflight_max, config.fences_max),
             connections: Slab::new(),
             frame: Frame::new(),
             staging: Stagings::new(),
@@ -165,11 +165,11 @@ impl Initiator {
     pub(crate) fn fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         peers: &mut Peers,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
-        let peer = self.slices.begin_fence(token, segment, peers)?;
+        let peer = self.slices.begin_fence(token, remote, peers)?;
         peers.list(peer, cx.timers);
         cx.timers.wake();
         Ok(())
@@ -220,7 +220,7 @@ impl Initiator {
     ) {
         let Some(index) = index else { return };
         let Some(connection) = self.connections.get_mut(index) else { return };
-        let cut = connection.cut(slot, op, cx.config.aside_bytes_max);
+        let cut = connection.cut(slot, op, cx.config.detached_bytes_max);
         if cut.touched {
             self.slices.touch(slot);
         }
@@ -329,14 +329,14 @@ impl Initiator {
 
     /// Works on a connection without having asked whether there is anything. False: it has gone cold, or has
     /// ended.
-    pub(crate) fn drive_hot(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn drive_active(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.connections.index(name) else { return false };
         match self.connections.get_mut(index) {
-            Some(connection) if connection.heat > 0 && !connection.role.is_awaited() => {
-                connection.cool();
-                connection.heat > 0
+            Some(connection) if connection.is_active() && !connection.role.is_awaited() => {
+                connection.read_nothing();
+                connection.is_active()
             }
-            Some(connection) if connection.heat > 0 => {
+            Some(connection) if connection.is_active() => {
                 self.drive_connection(index, Reading::Yes, false, peers, cx)
             }
             _ => false,
@@ -345,11 +345,11 @@ impl Initiator {
 
     /// Whether the connection is worth reading without asking first.
     #[cfg(feature = "uring")]
-    pub(crate) fn is_hot(&self, name: OwnName) -> bool {
+    pub(crate) fn is_active(&self, name: OwnName) -> bool {
         self.connections
             .index(name)
             .and_then(|index| self.connections.get(index))
-            .is_some_and(|connection| connection.heat > 0)
+            .is_some_and(|connection| connection.is_active())
     }
 
     /// Works on a connection. True: it is worth reading without asking first.
@@ -368,7 +368,7 @@ impl Initiator {
         match (Turn { greeting: &self.greeting, answers, config, io }).run(connection, reading, writable) {
             Ok(()) => {
                 cx.io.settle_interest(connection);
-                connection.heat > 0
+                connection.is_active()
             }
             Err(end) => {
                 self.end(index, end, peers, cx);
@@ -413,7 +413,7 @@ impl Turn<'_> {
         }
         if self.io.send(connection, Own::progress).map_err(|error| ConnectionEnd::Lost(error_of(&error)))? {
             // An answer is likely soon.
-            self.io.heat_up(connection);
+            self.io.mark_active(connection);
         }
         Ok(())
     }
@@ -553,7 +553,7 @@ impl Initiator {
             peer.connection_lost(usize::from(role.number));
         }
         let error = peer_dead(end.error());
-        if end == ConnectionEnd::Retired {
+        if end == ConnectionEnd::GoAway {
             self.send_again(number, &role, peers, cx.regions);
             peers.list(number, cx.timers);
             return;
@@ -575,7 +575,7 @@ impl Initiator {
             if self.slices.live(piece.slot).is_some()
                 && let Some(peer) = peers.get_mut(number)
             {
-                peer.again.push_back(*piece);
+                peer.ready.push_back(*piece);
             } else {
                 // Cancelled; its memory is nobody's concern any more.
                 release(piece, &mut self.staging);
@@ -602,11 +602,11 @@ impl Initiator {
         if error.kind == ErrorKind::Full {
             // Somebody's connection falls idle soon. What waits may wait as long as for a connection that is
             // slow to come.
-            let since = *peer.crowded.get_or_insert(cx.now());
+            let since = *peer.full_since.get_or_insert(cx.now());
             if cx.now().nanos_since(since) < u64::from(cx.config.connect_ms_max) * 1_000_000 {
                 return;
             }
-            peer.crowded = None;
+            peer.full_since = None;
         }
         if peer.connection_count() == 0 {
             self.fail_waiting(number, error, peers, cx);
@@ -624,7 +624,7 @@ impl Initiator {
 
     /// Ends what waits for a connection that will not come.
     fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
-        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.again.pop_front()) {
+        while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.ready.pop_front()) {
             release(&piece, &mut self.staging);
             self.slices.settle(piece.slot, Some(error), false, peers, cx.regions);
         }
@@ -660,28 +660,28 @@ impl Initiator {
             }
         }
         for peer in 0..peers.bound() {
-            next.note(self.check_pulse(peer, peers, cx));
+            next.note(self.check_liveness(peer, peers, cx));
         }
         next.note(peers.next_attempt());
         next.get()
     }
 
     /// Looks after a peer's pulse; gives the next time to look.
-    fn check_pulse(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
+    fn check_liveness(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
         let (now, limit) = (cx.now(), u64::from(cx.config.peer_silence_ms_max) * 1_000_000);
         let peer = peers.get_mut(number)?;
         if !peer.is_awaited() {
-            peer.pulse = None;
+            peer.last_heard = None;
             return None;
         }
-        let pulse = *peer.pulse.get_or_insert(now);
-        if now.nanos_since(pulse) >= limit / 4 {
+        let last_heard = *peer.last_heard.get_or_insert(now);
+        if now.nanos_since(last_heard) >= limit / 4 {
             for index in peer.connections.into_iter().flatten() {
-                self.feel_pulse(index, peers, cx);
+                self.keep_alive(index, peers, cx);
             }
         }
         let peer = peers.get_mut(number)?;
-        let silent = now.nanos_since(peer.pulse.unwrap_or(now));
+        let silent = now.nanos_since(peer.last_heard.unwrap_or(now));
         if silent >= limit && peer.connection_count() > 0 {
             log::warn!("peer {number} is silent for {} ms: given up", silent / 1_000_000);
             peer.contact.back_off(now, cx.config.reconnect_ms_max);
@@ -694,12 +694,12 @@ impl Initiator {
     }
 
     /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
-    fn feel_pulse(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
+    fn keep_alive(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get_mut(index) else { return };
-        if connection.feel_pulse()
+        if connection.keep_alive()
             && let Some(peer) = peers.get_mut(connection.role.peer)
         {
-            peer.pulse = Some(cx.now());
+            peer.last_heard = Some(cx.now());
         }
         self.drive_connection(index, Reading::No, false, peers, cx);
     }

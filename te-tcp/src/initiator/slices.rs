@@ -16,15 +16,15 @@ use crate::sys::{Memory, Reach};
 /// Accepted slices, their completions, and the segments that they refer to.
 #[derive(Debug)]
 pub(super) struct Slices {
-    segments: Segments,
+    remote_regions: Segments,
     operations: Operations,
     stats: Stats,
 }
 
 impl Slices {
-    pub(super) fn new(segments_max: u32, inflight_max: u32, fences_max: u32) -> Self {
+    pub(super) fn new(remote_regions_max: u32, inflight_max: u32, fences_max: u32) -> Self {
         Self {
-            segments: Segments::new(segments_max),
+            remote_regions: Segments::new(remote_regions_max),
             operations: Operations::new(inflight_max, fences_max),
             stats: Stats::default(),
         }
@@ -67,9 +67,9 @@ impl Slices {
         export: &Export,
         peers: &mut Peers,
     ) -> Result<(), Error> {
-        self.segments.vacant(id.index)?;
+        self.remote_regions.vacant(id.index)?;
         let peer = peers.attach(export)?;
-        self.segments.insert(id.index, Segment::new(id, peer, export, ()))
+        self.remote_regions.insert(id.index, Segment::new(id, peer, export, ()))
     }
 
     /// Detaches a segment that nothing uses; returns its peer.
@@ -77,11 +77,11 @@ impl Slices {
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
     pub(super) fn detach(&mut self, id: RemoteRegionId) -> Result<u32, Error> {
-        self.segments.detach(id).map(|segment| segment.peer)
+        self.remote_regions.detach(id).map(|remote| remote.peer)
     }
 
-    pub(super) fn segment(&self, index: u32) -> Option<&Segment> {
-        self.segments.get(index)
+    pub(super) fn remote_region(&self, index: u32) -> Option<&Segment> {
+        self.remote_regions.get(index)
     }
 
     /// A fence towards the peer of `segment` is to be sent; returns the peer.
@@ -91,19 +91,19 @@ impl Slices {
     pub(super) fn begin_fence(
         &mut self,
         token: Token,
-        segment: RemoteRegionId,
+        remote: RemoteRegionId,
         peers: &mut Peers,
     ) -> Result<u32, Error> {
-        let peer = self.segments.find(segment)?.peer;
-        peers.begin_fence(peer, Fence { token, segment: segment.index, sent: None })?;
-        self.segments.pin(segment.index);
+        let peer = self.remote_regions.find(remote)?.peer;
+        peers.begin_fence(peer, Fence { token, segment: remote.index, sent: None })?;
+        self.remote_regions.pin(remote.index);
         Ok(peer)
     }
 
     /// A fence has ended so.
     pub(super) fn end_fence(&mut self, fence: &Fence<Sent>, completion: Completion) {
         self.operations.complete(completion);
-        self.segments.unpin(fence.segment);
+        self.remote_regions.unpin(fence.segment);
     }
 }
 
@@ -121,7 +121,7 @@ impl Slices {
     ) -> Result<u32, Error> {
         let region = regions.check_local(slice)?;
         let local = region.ext.memory.part(slice.local.offset, u64::from(slice.len))?;
-        let number = self.segments.check_remote(slice)?.peer;
+        let number = self.remote_regions.check_remote(slice)?.peer;
         let operation = Operation::new(slice, number, Ext::new(local));
         let Some(peer) = peers.get_mut(number) else { return Err(ErrorKind::NotFound.into()) };
         let Some(slot) = self.operations.insert(operation) else { return Err(ErrorKind::Full.into()) };
@@ -129,13 +129,13 @@ impl Slices {
         self.operations.push_back(queue, slot);
         peer.slice_accepted();
         regions.pin(slice.local.region.index);
-        self.segments.pin(slice.remote.region.index);
+        self.remote_regions.pin(slice.remote.region.index);
         Ok(number)
     }
 
     /// What the next piece for this peer does, if there is one.
     pub(super) fn next(&self, peer: &Endpoint) -> Option<Op> {
-        if let Some(piece) = peer.again.front() {
+        if let Some(piece) = peer.ready.front() {
             return Some(piece.op);
         }
         self.operations.get(peer.pending.first()?).map(|operation| operation.op)
@@ -279,7 +279,7 @@ impl Slices {
         }
         self.operations.complete(completion);
         regions.unpin(operation.region);
-        self.segments.unpin(operation.segment);
+        self.remote_regions.unpin(operation.segment);
         if let Some(peer) = peers.get_mut(operation.peer) {
             peer.slice_completed();
         }
@@ -314,15 +314,15 @@ impl Slices {
         let (op, number) = (operation.op, operation.peer);
         let peer = peers.get_mut(number)?;
         self.unqueue(slot, peer);
-        let waiting = peer.again.len();
-        peer.again.retain(|piece| {
+        let waiting = peer.ready.len();
+        peer.ready.retain(|piece| {
             let other = piece.slot != slot;
             if !other {
                 freed(piece);
             }
             other
         });
-        let taken_back = (waiting - peer.again.len()) as u32;
+        let taken_back = (waiting - peer.ready.len()) as u32;
         let operation = self.operations.get_mut(slot)?;
         operation.open -= taken_back;
         Some((op, (operation.open > 0).then_some(number)))
@@ -398,7 +398,7 @@ mod tests {
     use core::net::{IpAddr, Ipv4Addr};
     use te_core::{Access, Outcome};
 
-    const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+    const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 
     fn drop_piece(_: &Piece) {}
 
@@ -424,7 +424,7 @@ mod tests {
                 len: 4_096,
             };
             let (mut slices, mut peers) = (Slices::new(2, 2, 1), Peers::new(2, 1));
-            slices.attach(SEGMENT, &export, &mut peers).expect("room");
+            slices.attach(REMOTE, &export, &mut peers).expect("room");
             let mut lent = Lent::new(Config::default());
             lent.region(4_096, 0);
             Self { slices, peers, lent }
@@ -434,7 +434,7 @@ mod tests {
             let slice = Slice {
                 token: Token(token),
                 local: RegionOffset::new(REGION, 0),
-                remote: RemoteOffset::new(SEGMENT, 0),
+                remote: RemoteOffset::new(REMOTE, 0),
                 len,
                 op: Op::Write,
             };
@@ -460,9 +460,9 @@ mod tests {
 
         /// Whether a region, a segment and a peer are in use.
         fn in_use(&self) -> (bool, bool, bool) {
-            let segment = self.slices.segment(SEGMENT.index).is_some_and(|segment| segment.users > 0);
+            let remote = self.slices.remote_region(REMOTE.index).is_some_and(|remote| remote.users > 0);
             let peer = self.peers.get(0).is_some_and(Endpoint::is_awaited);
-            (self.lent.users() != (0, 0), segment, peer)
+            (self.lent.users() != (0, 0), remote, peer)
         }
     }
 
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_is_cancelled_completes_at_once_and_leaves_a_ghost_for_its_answer() {
+    fn a_slice_that_is_cancelled_completes_at_once_and_its_slot_waits_for_the_answer() {
         let mut rig = Rig::new();
         rig.accept(1, 4_096).expect("room");
         let slot = rig.issue(4_096);

@@ -44,7 +44,7 @@ impl Initiator {
     }
 
     /// Takes in the ends of hops, and gives slots to pieces that wait for one.
-    pub(crate) fn stage(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
+    pub(crate) fn run_staging(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         self.staging.collect();
         while let Some(end) = self.staging.next_end() {
             self.hop_ended(end.slot, &end.tag, end.result, peers, cx);
@@ -68,7 +68,7 @@ impl Initiator {
             && self.slices.device_part(piece).is_some()
             && let Some(peer) = peers.get_mut(*number)
         {
-            peer.again.push_back(*piece);
+            peer.ready.push_back(*piece);
             peers.list(*number, cx.timers);
             return;
         }
@@ -113,7 +113,7 @@ impl Initiator {
         let piece = Piece { slot, len, offset, op, stage: Stage::Framed, staged: Some(staged), entry_at: 0 };
         self.slices.issue(slot, len, peer);
         if op == Op::Read {
-            peer.again.push_back(piece);
+            peer.ready.push_back(piece);
             peers.list(number, cx.timers);
         } else if let Ok(device) = local.part(u64::from(offset), u64::from(len)) {
             self.slices.hop_begins(slot);

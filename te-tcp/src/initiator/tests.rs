@@ -12,7 +12,7 @@ use crate::connection::ConnectionName;
 use crate::context::testing::{Lent, REGION};
 use crate::frame::{self, EXPORT_FORMAT, Hello, PROTOCOL, Request, Status, Step};
 
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 const US: Greeting = Greeting { session: 1, incarnation: 2, identity: 3 };
 /// The incarnation of the target.
 const THEM: u64 = 5;
@@ -41,8 +41,8 @@ impl Rig {
             len: 1 << 20,
         };
         let mut initiator = Initiator::new(US, &config);
-        let mut peers = Peers::new(config.segments_max, config.fences_max);
-        initiator.attach(SEGMENT, &export, &mut peers).expect("room");
+        let mut peers = Peers::new(config.remote_regions_max, config.fences_max);
+        initiator.attach(REMOTE, &export, &mut peers).expect("room");
         let mut lent = Lent::new(config);
         lent.region(1 << 20, 9);
         Self { initiator, peers, lent, listener }
@@ -52,7 +52,7 @@ impl Rig {
         let slice = Slice {
             token: Token(token),
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE, 0),
             len,
             op: Op::Write,
         };
@@ -171,13 +171,13 @@ fn a_connection_that_does_not_come_up_in_time_is_given_up() {
 }
 
 #[test]
-fn a_peer_goes_with_its_last_segment() {
+fn a_peer_goes_with_its_last_remote_region() {
     let mut rig = Rig::new(Config::default());
     rig.write(1, 100);
     let kind = |result: Result<(), Error>| result.map_err(|error| error.kind);
     let Rig { initiator, peers, lent, .. } = &mut rig;
-    assert_eq!(kind(initiator.detach(SEGMENT, peers, &mut lent.cx())), Err(ErrorKind::Busy));
+    assert_eq!(kind(initiator.detach(REMOTE, peers, &mut lent.cx())), Err(ErrorKind::Busy));
     initiator.cancel(Token(1), peers, &mut lent.cx()).expect("it is in flight");
-    assert_eq!(kind(initiator.detach(SEGMENT, peers, &mut lent.cx())), Ok(()));
+    assert_eq!(kind(initiator.detach(REMOTE, peers, &mut lent.cx())), Ok(()));
     assert!(peers.get(0).is_none() && !peers.has_listed());
 }

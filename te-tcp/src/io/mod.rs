@@ -18,7 +18,7 @@ use te_fabric::{Epoll, Event, Interest, Timers};
 use crate::config::{Config, Driver};
 #[cfg(feature = "uring")]
 use crate::connection::Destination;
-use crate::connection::{Connection, Owner, Progress, Reading, Received};
+use crate::connection::{Connection, Progress, Reading, Received, Source};
 use crate::open_error::OpenError;
 use crate::stats::Stats;
 use crate::sys::{Buffers, Poller, Socket};
@@ -28,7 +28,7 @@ use crate::sys::{JOBS_MAX, Job, Ring};
 /// Received from one connection before the others get a turn, bytes.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
 /// Vain attempts after which a connection is no longer read without asking.
-const HEAT: u16 = 64;
+const EAGER_READS: u16 = 64;
 /// Every so many polls the system is asked, however warm the connections are: new connections and cold
 /// connections want their turn.
 const ASK_EVERY: u32 = 16;
@@ -48,7 +48,7 @@ pub(crate) struct Io {
     /// Connections that are watched.
     connections: usize,
     /// Names of connections that are read without asking.
-    hot: Vec<u64>,
+    active: Vec<u64>,
     /// Connections of which the poller is to tell when they can be written.
     waiting_to_write: u32,
     stats: Stats,
@@ -81,7 +81,7 @@ impl Io {
             listener_waits: false,
             buffers: Buffers::new(),
             connections: 0,
-            hot: Vec::new(),
+            active: Vec::new(),
             waiting_to_write: 0,
             stats: Stats::default(),
         })
@@ -130,7 +130,7 @@ impl Io {
     pub(crate) fn forget<R>(&mut self, connection: &Connection<R>) {
         self.poller.remove(connection.name);
         self.waiting_to_write -= u32::from(connection.interest.writable);
-        self.hot.retain(|&known| known != connection.name);
+        self.active.retain(|&known| known != connection.name);
         self.connections -= 1;
     }
 
@@ -139,7 +139,7 @@ impl Io {
     pub(crate) fn send<R>(
         &mut self,
         connection: &mut Connection<R>,
-        progress: impl FnMut(&mut R, Owner, Progress),
+        progress: impl FnMut(&mut R, Source, Progress),
     ) -> io::Result<bool> {
         // Most turns have nothing to send.
         if connection.blocked || connection.outbox.is_empty() {
@@ -152,12 +152,12 @@ impl Io {
     fn send_some<R>(
         &mut self,
         connection: &mut Connection<R>,
-        mut progress: impl FnMut(&mut R, Owner, Progress),
+        mut progress: impl FnMut(&mut R, Source, Progress),
     ) -> io::Result<bool> {
         let mut some = false;
         while !connection.blocked && !connection.outbox.is_empty() {
             let Connection { outbox, socket, role, .. } = connection;
-            match outbox.flush(socket, &mut self.buffers, |owner, how| progress(role, owner, how)) {
+            match outbox.flush(socket, &mut self.buffers, |source, how| progress(role, source, how)) {
                 Ok((sent, all)) => {
                     self.stats.sends += 1;
                     self.stats.bytes_sent += sent as u64;
@@ -191,7 +191,7 @@ impl Io {
                     return Ok(Some(received));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    connection.cool();
+                    connection.read_nothing();
                     return Ok(None);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -202,15 +202,15 @@ impl Io {
 
     /// From now on the connection is read without asking, until that has been in vain for a while.
     #[inline]
-    pub(crate) fn heat_up<R>(&mut self, connection: &mut Connection<R>) {
+    pub(crate) fn mark_active<R>(&mut self, connection: &mut Connection<R>) {
         if self.poller.tells_changes() {
             // Asking costs nothing there.
             return;
         }
-        if connection.heat == 0 {
-            self.add_hot(connection.name);
+        if connection.eager_reads == 0 {
+            self.add_active(connection.name);
         }
-        connection.heat = HEAT;
+        connection.eager_reads = EAGER_READS;
     }
 
     /// A connection was read, or may be read again, and there may be more (unless `drained`). Where changes
@@ -223,10 +223,10 @@ impl Io {
         timers: &mut Timers,
     ) {
         if self.poller.tells_changes() {
-            connection.heat = u16::from(!drained);
+            connection.eager_reads = u16::from(!drained);
             if !drained {
                 timers.wake();
-                self.add_hot(connection.name);
+                self.add_active(connection.name);
             }
         }
     }
@@ -257,7 +257,7 @@ impl Io {
     /// Whether poll number `polls` asks the system who is ready rather than read the hot connections.
     #[inline]
     pub(crate) fn asks(&self, polls: u32) -> bool {
-        self.hot.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
+        self.active.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
     }
 
     /// Asks the system who is ready; returns how many, to be read with [`Self::event`].
@@ -279,19 +279,19 @@ impl Io {
 
     /// The hot connection at place `at`.
     #[inline]
-    pub(crate) fn hot(&self, at: usize) -> Option<u64> {
-        self.hot.get(at).copied()
+    pub(crate) fn active(&self, at: usize) -> Option<u64> {
+        self.active.get(at).copied()
     }
 
     /// The connection at place `at` of the hot ones has had its turn; it stays there if it is still `warm`.
     /// Returns the place of the next.
     #[inline]
-    pub(crate) fn had_turn(&mut self, at: usize, name: u64, warm: bool) -> usize {
-        if warm {
+    pub(crate) fn had_turn(&mut self, at: usize, name: u64, active: bool) -> usize {
+        if active {
             return at + 1;
         }
-        if self.hot.get(at) == Some(&name) {
-            self.hot.swap_remove(at);
+        if self.active.get(at) == Some(&name) {
+            self.active.swap_remove(at);
         }
         at
     }
@@ -299,16 +299,16 @@ impl Io {
     /// Keeps the hot connections of which `warm` is true. True: there are some, or changes have come up that
     /// were not told yet.
     #[cfg(feature = "uring")]
-    pub(crate) fn keep_hot(&mut self, warm: impl Fn(u64) -> bool) -> bool {
-        self.hot.retain(|&name| warm(name));
-        !self.hot.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
+    pub(crate) fn retain_active(&mut self, active: impl Fn(u64) -> bool) -> bool {
+        self.active.retain(|&name| active(name));
+        !self.active.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
     }
 
     /// The hot connections from place `from` on, as many as one call receives for.
     #[cfg(feature = "uring")]
-    pub(crate) fn hot_from(&self, from: usize) -> &[u64] {
-        let until = self.hot.len().min(from + JOBS_MAX);
-        self.hot.get(from..until).unwrap_or(&[])
+    pub(crate) fn active_from(&self, from: usize) -> &[u64] {
+        let until = self.active.len().min(from + JOBS_MAX);
+        self.active.get(from..until).unwrap_or(&[])
     }
 
     /// Receives for up to [`JOBS_MAX`] connections in one system call.
@@ -321,9 +321,9 @@ impl Io {
 
     /// The connection is read in this poll.
     #[inline]
-    pub(crate) fn add_hot(&mut self, name: u64) {
-        if !self.hot.contains(&name) {
-            self.hot.push(name);
+    pub(crate) fn add_active(&mut self, name: u64) {
+        if !self.active.contains(&name) {
+            self.active.push(name);
         }
     }
 }

@@ -61,7 +61,7 @@ fn bytes_go_out_and_come_in_and_are_counted() {
             break received;
         }
     };
-    assert_eq!((received.bytes, received.drained, connection.inbox.staged()), (4, true, &b"here"[..]));
+    assert_eq!((received.bytes, received.drained, connection.inbox.unparsed()), (4, true, &b"here"[..]));
     drop(theirs);
     let end = loop {
         match io.receive(&mut connection, &mut Reading::Yes) {
@@ -75,32 +75,32 @@ fn bytes_go_out_and_come_in_and_are_counted() {
 }
 
 #[test]
-fn a_hot_connection_is_read_without_asking_until_it_has_cooled_down() {
+fn an_active_connection_is_read_without_asking_until_it_has_been_idle_for_long() {
     let (mut io, mut names) = open();
     let (mut connection, _theirs) = connection(&mut io, &mut names);
     assert!(io.asks(1), "nothing is hot");
-    io.heat_up(&mut connection);
-    io.heat_up(&mut connection);
+    io.mark_active(&mut connection);
+    io.mark_active(&mut connection);
     assert_eq!(
-        (io.hot(0), io.hot(1), io.asks(1), io.asks(ASK_EVERY)),
+        (io.active(0), io.active(1), io.asks(1), io.asks(ASK_EVERY)),
         (Some(connection.name), None, false, true)
     );
-    for _ in 1..HEAT {
+    for _ in 1..EAGER_READS {
         assert!(io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up").is_none());
-        assert_eq!(io.had_turn(0, connection.name, connection.heat > 0), 1);
+        assert_eq!(io.had_turn(0, connection.name, connection.is_active()), 1);
     }
     assert!(io.receive(&mut connection, &mut Reading::Yes).expect("the connection is up").is_none());
-    assert_eq!((connection.heat, io.had_turn(0, connection.name, false), io.hot(0)), (0, 0, None));
-    io.heat_up(&mut connection);
+    assert_eq!((connection.eager_reads, io.had_turn(0, connection.name, false), io.active(0)), (0, 0, None));
+    io.mark_active(&mut connection);
     io.forget(&connection);
-    assert_eq!(io.hot(0), None, "it has ended");
+    assert_eq!(io.active(0), None, "it has ended");
 }
 
 #[test]
 fn a_connection_that_waits_for_its_socket_makes_the_system_be_asked() {
     let (mut io, mut names) = open();
     let (mut connection, _theirs) = connection(&mut io, &mut names);
-    io.heat_up(&mut connection);
+    io.mark_active(&mut connection);
     assert!(!io.asks(1));
     connection.blocked = true;
     io.settle_interest(&mut connection);

@@ -31,16 +31,16 @@ pub(crate) struct Endpoint {
     /// Slices with pieces of a device's memory that have no slot yet.
     pub(crate) unstaged: Queue,
     /// Pieces that a connection had taken and the target has not, and pieces that have a slot: they go first.
-    pub(crate) again: VecDeque<Piece>,
+    pub(crate) ready: VecDeque<Piece>,
     pub(crate) fences: Vec<Fence<Sent>>,
     /// Slices not yet completed.
     operations: u32,
     /// Segments of it that are attached.
-    segments: u32,
+    remote_regions: u32,
     /// Since when there has been no connection to be had, its own or one of ours.
-    pub(crate) crowded: Option<Instant>,
+    pub(crate) full_since: Option<Instant>,
     /// When it last showed a sign of life; `None` while it owes us nothing.
-    pub(crate) pulse: Option<Instant>,
+    pub(crate) last_heard: Option<Instant>,
     /// In the list of peers that have something to send.
     listed: bool,
 }
@@ -52,12 +52,12 @@ impl Endpoint {
             connections: [None; CONNECTIONS_PER_PEER_MAX as usize],
             pending: Queue::new(),
             unstaged: Queue::new(),
-            again: VecDeque::new(),
+            ready: VecDeque::new(),
             fences: Vec::new(),
             operations: 0,
-            segments: 0,
-            crowded: None,
-            pulse: None,
+            remote_regions: 0,
+            full_since: None,
+            last_heard: None,
             listed: false,
         }
     }
@@ -66,13 +66,13 @@ impl Endpoint {
     pub(super) fn attached(&mut self, export: &Export) {
         let connecting = self.connection_count() > 0;
         self.contact.learn(export, connecting);
-        self.segments += 1;
+        self.remote_regions += 1;
     }
 
     /// One of its segments is no longer attached.
     pub(super) fn detached(&mut self) {
-        debug_assert!(self.segments > 0, "a segment is detached once");
-        self.segments -= 1;
+        debug_assert!(self.remote_regions > 0, "a remote region is detached once");
+        self.remote_regions -= 1;
     }
 
     /// One more slice is for it.
@@ -85,7 +85,7 @@ impl Endpoint {
         debug_assert!(self.operations > 0, "a slice completes once");
         self.operations -= 1;
         if !self.is_awaited() {
-            self.pulse = None;
+            self.last_heard = None;
         }
     }
 
@@ -107,13 +107,13 @@ impl Endpoint {
     /// Whether something waits to be put on a connection.
     pub(crate) fn has_work(&self) -> bool {
         !self.pending.is_empty()
-            || !self.again.is_empty()
+            || !self.ready.is_empty()
             || self.fences.iter().any(|fence| fence.sent.is_none())
     }
 
     /// Whether nothing needs it any more.
     pub(crate) fn is_idle(&self) -> bool {
-        self.segments == 0 && !self.is_awaited()
+        self.remote_regions == 0 && !self.is_awaited()
     }
 
     pub(crate) fn connection_count(&self) -> usize {
@@ -128,7 +128,7 @@ impl Endpoint {
     /// A connection to the address with this number is up: whatever kept us away is over.
     pub(crate) fn connected(&mut self, address: u8) {
         self.contact.welcomed(address);
-        self.crowded = None;
+        self.full_since = None;
     }
 
     /// A connection is gone; its answers will not come, so fences that wait for it are sent anew.

@@ -90,7 +90,7 @@ impl Peers {
     pub(crate) fn forgive(&mut self, now: Instant) {
         for peer in 0..self.table.bound() {
             if let Some(peer) = self.table.get_mut(peer) {
-                peer.pulse = peer.pulse.map(|_| now);
+                peer.last_heard = peer.last_heard.map(|_| now);
             }
         }
     }
@@ -197,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_its_incarnation_and_stays_while_a_segment_is_attached() {
+    fn a_peer_is_its_incarnation_and_stays_while_a_region_of_it_is_attached() {
         let mut peers = Peers::new(2, 1);
         assert_eq!(
             (peers.attach(&export(5)), peers.attach(&export(6)), peers.attach(&export(5))),
             (Ok(0), Ok(1), Ok(0))
         );
         assert_eq!(peers.attach(&export(7)).map_err(|error| error.kind), Err(ErrorKind::Full));
-        assert!(!peers.detach(0), "another segment of it is attached");
+        assert!(!peers.detach(0), "another region of it is attached");
         assert!(peers.detach(0));
         peers.remove(0);
         assert!(peers.get(0).is_none() && peers.get(1).is_some());
@@ -266,9 +266,9 @@ mod tests {
         for incarnation in [5, 6] {
             peers.attach(&export(incarnation)).expect("room");
         }
-        peers.get_mut(1).expect("attached").pulse = Some(Instant::from_millis(1));
+        peers.get_mut(1).expect("attached").last_heard = Some(Instant::from_millis(1));
         peers.forgive(Instant::from_millis(9));
-        let pulse = |peer| peers.get(peer).and_then(|peer| peer.pulse);
-        assert_eq!((pulse(0), pulse(1)), (None, Some(Instant::from_millis(9))));
+        let last_heard = |peer| peers.get(peer).and_then(|peer| peer.last_heard);
+        assert_eq!((last_heard(0), last_heard(1)), (None, Some(Instant::from_millis(9))));
     }
 }

@@ -40,7 +40,7 @@ impl SlotId {
 /// Slots and hops of one side. `T` is what that side wants to know when a hop has ended.
 pub(crate) struct Staging<T> {
     /// One for each location that a region is at.
-    bays: Vec<Bay>,
+    pools: Vec<Pool>,
     /// Slots that are out, by their ids.
     out: Vec<Option<Out<T>>>,
     /// Ids that name nothing.
@@ -51,7 +51,7 @@ pub(crate) struct Staging<T> {
     ends: VecDeque<(u16, Result<(), Error>)>,
 }
 
-struct Bay {
+struct Pool {
     location: Location,
     slots: Slots,
     /// Hops for which the copy queue has had no room.
@@ -61,7 +61,7 @@ struct Bay {
 }
 
 struct Out<T> {
-    bay: usize,
+    pool: usize,
     slot: StagingSlot,
     memory: Pinned,
     hop: Option<T>,
@@ -76,13 +76,13 @@ pub(crate) struct Ended<T> {
 
 impl<T> Staging<T> {
     pub(crate) const fn new() -> Self {
-        Self { bays: Vec::new(), out: Vec::new(), free: Vec::new(), hops: 0, ends: VecDeque::new() }
+        Self { pools: Vec::new(), out: Vec::new(), free: Vec::new(), hops: 0, ends: VecDeque::new() }
     }
 
     /// Whether no region is at any device.
     #[inline]
     pub(crate) fn is_unused(&self) -> bool {
-        self.bays.is_empty()
+        self.pools.is_empty()
     }
 
     /// Makes a stager for memory there, unless there is one.
@@ -90,7 +90,7 @@ impl<T> Staging<T> {
     /// # Errors
     /// Those of [`Devices::stager`]; `Full` when that has no slot.
     pub(crate) fn prepare(&mut self, location: Location, devices: &dyn Devices) -> Result<(), Error> {
-        if self.bay(location).is_some() {
+        if self.pool(location).is_some() {
             return Ok(());
         }
         let mut slots = Slots::new(devices.stager(location)?);
@@ -102,27 +102,27 @@ impl<T> Staging<T> {
         self.out.reserve(count);
         self.free.reserve(count);
         self.ends.reserve(count);
-        self.bays.push(Bay { location, slots, waiting: VecDeque::with_capacity(count), running: 0 });
+        self.pools.push(Pool { location, slots, waiting: VecDeque::with_capacity(count), running: 0 });
         Ok(())
     }
 
     /// Length of a slot for memory there, bytes.
     pub(crate) fn slot_bytes(&self, location: Location) -> u32 {
-        self.bay(location).map_or(0, |bay| self.bays[bay].slots.slot_bytes())
+        self.pool(location).map_or(0, |pool| self.pools[pool].slots.slot_bytes())
     }
 
     /// A free slot for memory there. `None`: all are out.
     pub(crate) fn take(&mut self, location: Location) -> Option<SlotId> {
-        let bay = self.bay(location)?;
+        let pool = self.pool(location)?;
         if self.free.is_empty() && self.out.len() == SLOTS_MAX {
             return None;
         }
-        let (slot, memory) = self.bays[bay].slots.take()?;
+        let (slot, memory) = self.pools[pool].slots.take()?;
         let id = self.free.pop().unwrap_or_else(|| {
             self.out.push(None);
             (self.out.len() - 1) as u16
         });
-        self.out[usize::from(id)] = Some(Out { bay, slot, memory, hop: None });
+        self.out[usize::from(id)] = Some(Out { pool, slot, memory, hop: None });
         SlotId::new(id)
     }
 
@@ -135,9 +135,9 @@ impl<T> Staging<T> {
     /// Takes a slot back that no hop uses.
     #[inline(never)]
     pub(crate) fn give_back(&mut self, id: SlotId) {
-        if let Some(Out { bay, slot, hop, .. }) = self.out.get_mut(id.at()).and_then(Option::take) {
+        if let Some(Out { pool, slot, hop, .. }) = self.out.get_mut(id.at()).and_then(Option::take) {
             debug_assert!(hop.is_none(), "a hop uses the slot");
-            self.bays[bay].slots.give_back(slot);
+            self.pools[pool].slots.give_back(slot);
             self.free.push(id.at() as u16);
         } else {
             debug_assert!(false, "a slot is given back once");
@@ -150,23 +150,23 @@ impl<T> Staging<T> {
         debug_assert!(out.hop.is_none(), "one hop at a time uses a slot");
         out.hop = Some(tag);
         let hop = Hop { token: Token(slot.at() as u64), slot: out.slot.index, offset: 0, device, direction };
-        self.bays[out.bay].waiting.push_back(hop);
+        self.pools[out.pool].waiting.push_back(hop);
         self.hops += 1;
     }
 
     /// Hands the hops that wait to the copy queues, as far as those have room.
     pub(crate) fn flush(&mut self) {
-        for bay in &mut self.bays {
-            while !bay.waiting.is_empty() {
-                match bay.slots.start(bay.waiting.make_contiguous()) {
+        for pool in &mut self.pools {
+            while !pool.waiting.is_empty() {
+                match pool.slots.start(pool.waiting.make_contiguous()) {
                     Ok(0) => break,
                     Ok(count) => {
-                        bay.waiting.drain(..count);
-                        bay.running += count;
+                        pool.waiting.drain(..count);
+                        pool.running += count;
                     }
                     Err(error) => {
                         // It is about the first, which can never be started.
-                        let first = bay.waiting.pop_front();
+                        let first = pool.waiting.pop_front();
                         self.ends.extend(first.map(|hop| (hop.token.0 as u16, Err(error))));
                     }
                 }
@@ -177,9 +177,9 @@ impl<T> Staging<T> {
     /// Takes in the ends of hops, to be handed out by [`Self::next_end`].
     pub(crate) fn collect(&mut self) {
         let mut ends = [HopEnd { token: Token(0), result: Ok(()) }; ENDS_MAX];
-        for bay in self.bays.iter_mut().filter(|bay| bay.running > 0) {
-            let count = bay.slots.poll(&mut ends);
-            bay.running -= count;
+        for pool in self.pools.iter_mut().filter(|pool| pool.running > 0) {
+            let count = pool.slots.poll(&mut ends);
+            pool.running -= count;
             self.ends.extend(ends[..count].iter().map(|end| (end.token.0 as u16, end.result)));
         }
     }
@@ -213,8 +213,8 @@ impl<T> Staging<T> {
         self.out.iter().flatten().count()
     }
 
-    fn bay(&self, location: Location) -> Option<usize> {
-        self.bays.iter().position(|bay| bay.location == location)
+    fn pool(&self, location: Location) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.location == location)
     }
 }
 

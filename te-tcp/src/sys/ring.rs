@@ -121,7 +121,7 @@ impl Ring {
         let mut waiting = 0;
         for at in 0..jobs.len().min(JOBS_MAX) {
             let Some(job) = &mut jobs[at] else { continue };
-            job.offered = self.buffers[at].gather(job.into.iter().map(AsIncoming::incoming), job.stage);
+            job.offered = self.buffers[at].gather(job.into.iter().map(AsIncoming::incoming), job.buffer);
             let message = self.buffers[at].message();
             let fd = types::Fd(job.socket.raw_fd());
             // Without the flag the kernel would rather wait than say that there is nothing.

@@ -30,7 +30,7 @@ pub(crate) trait AsIncoming {
 pub(crate) struct Job<'a, T> {
     pub(crate) socket: &'a Socket,
     pub(crate) into: &'a [T],
-    pub(crate) stage: &'a mut [u8],
+    pub(crate) buffer: &'a mut [u8],
     /// Bytes that there was room for.
     pub(crate) offered: usize,
     pub(crate) result: io::Result<usize>,
@@ -39,7 +39,7 @@ pub(crate) struct Job<'a, T> {
 impl<T: AsIncoming> Job<'_, T> {
     /// Receives once: pieces first, what is beyond into the stage. 0 bytes mean the peer has finished.
     pub(crate) fn run(&mut self, buffers: &mut Buffers) {
-        self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.stage);
+        self.offered = buffers.gather(self.into.iter().map(AsIncoming::incoming), self.buffer);
         let fd = self.socket.raw_fd();
         // SAFETY: each piece is registered memory that its counts keep mapped (`Pinned`), the sink, or the
         // stage that the job borrows; all outlive the call, and the kernel keeps none of the pointers.
@@ -78,7 +78,7 @@ impl Buffers {
     }
 
     /// Lays out where received bytes go; gives how many there is room for.
-    pub(super) fn gather(&mut self, into: impl Iterator<Item = Incoming>, stage: &mut [u8]) -> usize {
+    pub(super) fn gather(&mut self, into: impl Iterator<Item = Incoming>, buffer: &mut [u8]) -> usize {
         self.clear();
         let sink = self.sink.as_mut_ptr();
         let (mut offered, mut all) = (0, true);
@@ -100,8 +100,8 @@ impl Buffers {
             }
         }
         if all && self.has_room() {
-            self.push(stage.as_mut_ptr(), stage.len());
-            offered += stage.len();
+            self.push(buffer.as_mut_ptr(), buffer.len());
+            offered += buffer.len();
         }
         offered
     }

@@ -4,12 +4,12 @@
 //! ```text
 //!   accept ──▶ outside: HELLO awaited, or the last word said   at most 64, each for a limited time
 //!                 │ HELLO                    ▲
-//!                 ▼                          │ RETIRED: idle, and somebody else needs the connection
+//!                 ▼                          │ GO_AWAY: idle, and somebody else needs the connection
 //!              admitted: served              ┘                  at most three quarters of `connections_max`
 //! ```
 //!
 //! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A connection
-//! that is asked to go costs its peer nothing but a new handshake (RETIRED in [`frame`](crate::frame)), which
+//! that is asked to go costs its peer nothing but a new handshake (GO_AWAY in [`frame`](crate::frame)), which
 //! is why it may go so easily.
 
 use core::net::IpAddr;
@@ -19,7 +19,7 @@ use te_core::{Error, Instant};
 use te_fabric::peer::Expelled;
 
 /// Peers' connections that are not admitted: their HELLO has not come, or they have had their last word.
-const OUTSIDE_MAX: usize = 64;
+const UNADMITTED_MAX: usize = 64;
 /// A connection that has been welcomed gets so long for its first operation before it may have to make room.
 const FIRST_WORD_MS: u64 = 250;
 /// A connection that has carried something and is idle for so long may have to make room.
@@ -33,7 +33,7 @@ pub(super) struct Admission {
     /// Connections that are served.
     admitted: usize,
     /// The others, by the names of their events, and whose they are, in the order in which they got here.
-    outside: Vec<(u64, IpAddr)>,
+    unadmitted: Vec<(u64, IpAddr)>,
     /// Peers that may be alive without a connection, because it was we who closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
@@ -48,20 +48,20 @@ impl Admission {
 
     /// One more connection that is not admitted. When there are too many, returns the one that goes in its
     /// favour: of the address that has the most of them, the one that has been there for longest.
-    pub(super) fn wait_outside(&mut self, name: u64, group: IpAddr) -> Option<u64> {
-        let gone = self.surplus().map(|at| self.outside.remove(at).0);
-        self.outside.push((name, group));
+    pub(super) fn add_unadmitted(&mut self, name: u64, group: IpAddr) -> Option<u64> {
+        let gone = self.surplus().map(|at| self.unadmitted.remove(at).0);
+        self.unadmitted.push((name, group));
         gone
     }
 
     /// The connection that has to go before another one can wait.
     fn surplus(&self) -> Option<usize> {
-        if self.outside.len() < OUTSIDE_MAX {
+        if self.unadmitted.len() < UNADMITTED_MAX {
             return None;
         }
-        let share = |group: IpAddr| self.outside.iter().filter(|(_, other)| *other == group).count();
-        let largest = self.outside.iter().map(|&(_, group)| share(group)).max();
-        self.outside.iter().position(|&(_, group)| Some(share(group)) == largest)
+        let share = |group: IpAddr| self.unadmitted.iter().filter(|(_, other)| *other == group).count();
+        let largest = self.unadmitted.iter().map(|&(_, group)| share(group)).max();
+        self.unadmitted.iter().position(|&(_, group)| Some(share(group)) == largest)
     }
 
     /// A connection that was waiting outside is served from now on. Its peer is here again.
@@ -79,7 +79,7 @@ impl Admission {
 
     /// A connection waits outside no longer.
     pub(super) fn leave(&mut self, name: u64) {
-        self.outside.retain(|&(known, _)| known != name);
+        self.unadmitted.retain(|&(known, _)| known != name);
     }
 }
 
@@ -121,7 +121,7 @@ impl Admission {
 
 /// A connection that is served, as the choice of one that makes room sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Guest {
+pub(super) struct Candidate {
     pub(super) index: u32,
     /// Which connections are one host's.
     pub(super) group: IpAddr,
@@ -135,7 +135,7 @@ pub(super) struct Guest {
     pub(super) idle: bool,
 }
 
-impl Guest {
+impl Candidate {
     fn quiet_ms(&self, now: Instant) -> u64 {
         now.nanos_since(self.used) / 1_000_000
     }
@@ -147,39 +147,39 @@ impl Guest {
 }
 
 /// The connection that was silent for longest, without ever having carried anything.
-pub(super) fn silent(guests: &[Guest], now: Instant) -> Option<u32> {
-    oldest(guests.iter().filter(|guest| guest.is_silent(now)))
+pub(super) fn silent(candidates: &[Candidate], now: Instant) -> Option<u32> {
+    oldest(candidates.iter().filter(|candidate| candidate.is_silent(now)))
 }
 
 /// The connection that makes room for a newcomer from `group` with this identity. `None`: everybody is busy,
 /// and nobody has more than the newcomer.
-pub(super) fn victim(guests: &[Guest], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
-    if let Some(index) = silent(guests, now) {
+pub(super) fn victim(candidates: &[Candidate], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
+    if let Some(index) = silent(candidates, now) {
         return Some(index);
     }
     let (mut groups, mut peers) = (HashMap::new(), HashMap::new());
-    for guest in guests {
-        *groups.entry(guest.group).or_insert(0_usize) += 1;
-        *peers.entry(guest.identity).or_insert(0_usize) += 1;
+    for candidate in candidates {
+        *groups.entry(candidate.group).or_insert(0_usize) += 1;
+        *peers.entry(candidate.identity).or_insert(0_usize) += 1;
     }
     // Whoever holds so many that it has still more than the newcomer after one has changed hands.
     let (here, mine) = (groups.get(&group).copied(), peers.get(&identity).copied());
     let greedy = |share: usize, own: Option<usize>| share >= own.unwrap_or(0) + 2;
-    let idle = || guests.iter().filter(|guest| guest.idle);
-    let most = idle().map(|guest| groups[&guest.group]).max()?;
+    let idle = || candidates.iter().filter(|candidate| candidate.idle);
+    let most = idle().map(|candidate| groups[&candidate.group]).max()?;
     if greedy(most, here) {
-        return oldest(idle().filter(|guest| groups[&guest.group] == most));
+        return oldest(idle().filter(|candidate| groups[&candidate.group] == most));
     }
-    let most = idle().map(|guest| peers[&guest.identity]).max()?;
+    let most = idle().map(|candidate| peers[&candidate.identity]).max()?;
     if greedy(most, mine) {
-        return oldest(idle().filter(|guest| peers[&guest.identity] == most));
+        return oldest(idle().filter(|candidate| peers[&candidate.identity] == most));
     }
-    oldest(idle().filter(|guest| guest.quiet_ms(now) >= IDLE_MS))
+    oldest(idle().filter(|candidate| candidate.quiet_ms(now) >= IDLE_MS))
 }
 
 /// Of these connections, the one that has carried nothing, or the one that was used longest ago.
-fn oldest<'a>(guests: impl Iterator<Item = &'a Guest>) -> Option<u32> {
-    guests.min_by_key(|guest| (guest.carried, guest.used)).map(|guest| guest.index)
+fn oldest<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Option<u32> {
+    candidates.min_by_key(|candidate| (candidate.carried, candidate.used)).map(|candidate| candidate.index)
 }
 
 #[cfg(test)]
@@ -193,53 +193,54 @@ mod tests {
     }
 
     /// A connection that is idle, and was used so long ago.
-    fn guest(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Guest {
+    fn candidate(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Candidate {
         let used = Instant::from_millis(100_000 - quiet_ms);
-        Guest { index, group: host(last), identity, carried: true, used, idle: true }
+        Candidate { index, group: host(last), identity, carried: true, used, idle: true }
     }
 
     #[test]
-    fn too_many_outside_cost_the_address_with_the_most_of_them() {
+    fn too_many_unadmitted_cost_the_address_with_the_most_of_them() {
         let mut admission = Admission::default();
-        assert_eq!(admission.wait_outside(1_000, host(1)), None);
-        for name in 0..OUTSIDE_MAX as u64 - 1 {
-            assert_eq!(admission.wait_outside(name, host(2)), None);
+        assert_eq!(admission.add_unadmitted(1_000, host(1)), None);
+        for name in 0..UNADMITTED_MAX as u64 - 1 {
+            assert_eq!(admission.add_unadmitted(name, host(2)), None);
         }
-        assert_eq!(admission.wait_outside(2_000, host(3)), Some(0));
-        assert_eq!(admission.wait_outside(2_001, host(3)), Some(1));
+        assert_eq!(admission.add_unadmitted(2_000, host(3)), Some(0));
+        assert_eq!(admission.add_unadmitted(2_001, host(3)), Some(1));
         admission.leave(2_001);
-        assert_eq!(admission.wait_outside(2_002, host(3)), None);
+        assert_eq!(admission.add_unadmitted(2_002, host(3)), None);
     }
 
     #[test]
     fn a_connection_that_never_carried_anything_makes_room_first_once_it_had_its_chance() {
-        let silent_for = |index, quiet_ms| Guest { carried: false, ..guest(index, 1, 1, quiet_ms) };
-        let guests = [guest(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
-        assert_eq!((silent(&guests, NOW), victim(&guests, host(1), 1, NOW)), (Some(3), Some(3)));
-        assert_eq!(silent(&guests[..2], NOW), None);
-        let busy = Guest { idle: false, ..silent_for(0, 300) };
+        let silent_for = |index, quiet_ms| Candidate { carried: false, ..candidate(index, 1, 1, quiet_ms) };
+        let candidates =
+            [candidate(0, 1, 1, 9_000), silent_for(1, 249), silent_for(2, 250), silent_for(3, 300)];
+        assert_eq!((silent(&candidates, NOW), victim(&candidates, host(1), 1, NOW)), (Some(3), Some(3)));
+        assert_eq!(silent(&candidates[..2], NOW), None);
+        let busy = Candidate { idle: false, ..silent_for(0, 300) };
         assert_eq!((silent(&[busy], NOW), victim(&[busy], host(9), 9, NOW)), (None, None));
     }
 
     #[test]
     fn the_address_that_holds_the_most_makes_room_then_the_process_then_who_is_idle_for_long() {
-        let mut guests = vec![guest(0, 1, 1, 10), guest(1, 1, 2, 20), guest(2, 2, 3, 30)];
-        assert_eq!(victim(&guests, host(3), 9, NOW), Some(1), "two of one address");
-        assert_eq!(victim(&guests, host(1), 9, NOW), None, "its own address holds the most");
-        guests[2].used = Instant::from_millis(100_000 - 1_000);
-        assert_eq!(victim(&guests, host(1), 9, NOW), Some(2), "idle for a second");
-        guests[1].identity = 1;
-        assert_eq!(victim(&guests, host(1), 9, NOW), Some(1), "two connections of one process");
-        assert_eq!(victim(&guests, host(1), 1, NOW), Some(2), "the newcomer is that process");
+        let mut candidates = vec![candidate(0, 1, 1, 10), candidate(1, 1, 2, 20), candidate(2, 2, 3, 30)];
+        assert_eq!(victim(&candidates, host(3), 9, NOW), Some(1), "two of one address");
+        assert_eq!(victim(&candidates, host(1), 9, NOW), None, "its own address holds the most");
+        candidates[2].used = Instant::from_millis(100_000 - 1_000);
+        assert_eq!(victim(&candidates, host(1), 9, NOW), Some(2), "idle for a second");
+        candidates[1].identity = 1;
+        assert_eq!(victim(&candidates, host(1), 9, NOW), Some(1), "two connections of one process");
+        assert_eq!(victim(&candidates, host(1), 1, NOW), Some(2), "the newcomer is that process");
     }
 
     #[test]
     fn connections_that_are_busy_count_and_do_not_go() {
-        let mut guests = [guest(0, 1, 1, 10), guest(1, 1, 1, 20)];
-        guests[1].idle = false;
-        assert_eq!(victim(&guests, host(2), 9, NOW), Some(0));
-        guests[0].idle = false;
-        assert_eq!(victim(&guests, host(2), 9, NOW), None);
+        let mut candidates = [candidate(0, 1, 1, 10), candidate(1, 1, 1, 20)];
+        candidates[1].idle = false;
+        assert_eq!(victim(&candidates, host(2), 9, NOW), Some(0));
+        candidates[0].idle = false;
+        assert_eq!(victim(&candidates, host(2), 9, NOW), None);
     }
 
     #[test]

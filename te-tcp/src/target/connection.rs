@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::staged::Staged;
-use crate::connection::{Connection, Owner};
+use crate::connection::{Connection, Source};
 use crate::frame::{ConnectionEntry, ENTRIES_MAX, Header, Hello, Kind};
 
 /// Requests are not read while more answers than this wait to be sent on their connection, bytes.
@@ -122,11 +122,11 @@ impl PeerConnection {
         self.outbox.has_room(ENTRIES_MAX) && self.outbox.queued() < ANSWERS_BYTES_MAX
     }
 
-    /// Until when a connection that waits for nothing may do nothing. `crowded`: peers hold more than half of
+    /// Until when a connection that waits for nothing may do nothing. `full_since`: peers hold more than half of
     /// what they may. `None`: for as long as it likes.
-    pub(super) fn quiet_until(&self, crowded: bool, idle_ms_max: u32) -> Option<Instant> {
+    pub(super) fn quiet_until(&self, full_since: bool, idle_ms_max: u32) -> Option<Instant> {
         let idle = u64::from(idle_ms_max);
-        let ms = match (crowded, self.role.carried) {
+        let ms = match (full_since, self.role.carried) {
             (true, true) => idle,
             (true, false) => idle.min(SILENT_MS),
             (false, false) => SILENT_MS,
@@ -149,8 +149,8 @@ impl PeerConnection {
     }
 
     /// The last word of a connection that was idle: every operation before the next one has been answered.
-    pub(super) fn say_retired(&mut self) {
-        self.outbox.push_head(&[Header::new(Kind::Retired, 0, 0, self.role.next).as_bytes()]);
+    pub(super) fn send_go_away(&mut self) {
+        self.outbox.push_head(&[Header::new(Kind::GoAway, 0, 0, self.role.next).as_bytes()]);
     }
 
     /// Says that nothing more will be sent, when all of the last word is out.
@@ -163,18 +163,18 @@ impl PeerConnection {
 
     /// Whether it has slots that only its peer can set free, by reading or by sending on.
     pub(super) fn holds_slots(&self) -> bool {
-        self.outbox.owners().any(|owner| matches!(owner, Owner::Slot(_)))
+        self.outbox.sources().any(|source| matches!(source, Source::Slot(_)))
             || (self.role.staged.is_some() && self.inbox.expects_payload())
     }
 
     /// Bytes of the region that still wait to be sent on the connection, payloads that are to be written to
     /// it, and payloads of it that are to be sent.
     pub(super) fn uses(&self, region: u32) -> (u64, usize, usize) {
-        let owner = Owner::Region(region);
+        let source = Source::Region(region);
         let incoming = self.inbox.open_payloads().iter();
-        let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
-        let outgoing = self.outbox.owners().filter(|&known| known == owner).count();
-        (self.outbox.unsent(owner), incoming, outgoing)
+        let incoming = incoming.filter(|d| d.user == region && d.memory.is_some()).count();
+        let outgoing = self.outbox.sources().filter(|&known| known == source).count();
+        (self.outbox.unsent(source), incoming, outgoing)
     }
 }
 

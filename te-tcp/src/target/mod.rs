@@ -26,14 +26,14 @@ use te_fabric::timers::Earliest;
 use te_fabric::{Interest, Slab, Timers};
 use zerocopy::IntoBytes;
 
-use self::admission::{Admission, Guest, silent, victim};
+use self::admission::{Admission, Candidate, silent, victim};
 use self::connection::{PeerConnection, Phase, Theirs};
 use self::serving::{Answer, Serving, Stop};
 use self::staged::{Staged, Stagings, Tag, release};
 use crate::config::CONNECTIONS_PER_PEER_MAX;
 #[cfg(feature = "uring")]
 use crate::connection::Destination;
-use crate::connection::{ConnectionName, Owner, PeerName, Progress, Reading};
+use crate::connection::{ConnectionName, PeerName, Progress, Reading, Source};
 use crate::context::Context;
 use crate::frame::{
     self, ConnectionEntry, ENTRIES_MAX, FrameError, Header, Hello, Kind, PROTOCOL, Request, Status, Step,
@@ -132,13 +132,13 @@ impl Target {
         for index in 0..self.connections.bound() {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             let (unsent, incoming, outgoing) = connection.uses(region);
-            if unsent > u64::from(cx.config.aside_bytes_max) {
+            if unsent > u64::from(cx.config.detached_bytes_max) {
                 reset_on_close(&connection.socket);
                 self.end(index, cx);
                 continue;
             }
             connection.inbox.redirect(region, Status::Withdrawn as u32);
-            connection.outbox.detach(Owner::Region(region));
+            connection.outbox.detach(Source::Region(region));
             for _ in 0..incoming + outgoing {
                 peer_ends(cx.regions, region);
             }
@@ -191,14 +191,16 @@ impl Target {
 
     /// Works on a connection without having asked whether there is anything. False: it has gone cold, or has
     /// ended.
-    pub(crate) fn drive_hot(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn drive_active(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.connections.index(name) else { return false };
         match self.connections.get_mut(index) {
-            Some(connection) if connection.heat > 0 && connection.paused => {
-                connection.cool();
-                connection.heat > 0
+            Some(connection) if connection.is_active() && connection.paused => {
+                connection.read_nothing();
+                connection.is_active()
             }
-            Some(connection) if connection.heat > 0 => self.drive_connection(index, Reading::Yes, false, cx),
+            Some(connection) if connection.is_active() => {
+                self.drive_connection(index, Reading::Yes, false, cx)
+            }
             _ => false,
         }
     }
@@ -260,7 +262,7 @@ impl Target {
         }
         connection.finish_last_word();
         cx.io.settle_interest(connection);
-        connection.heat > 0
+        connection.is_active()
     }
 }
 
@@ -322,20 +324,20 @@ impl Turn<'_> {
     /// Sends answers; regions whose last byte is out are no longer used by them.
     fn send(&mut self, connection: &mut PeerConnection) -> io::Result<()> {
         let Serving { regions, staging, now, .. } = &mut self.serving;
-        self.io.send(connection, |role, owner, progress| match owner {
-            Owner::Region(region) => {
+        self.io.send(connection, |role, source, progress| match source {
+            Source::Region(region) => {
                 role.used = *now;
                 if progress == Progress::Finished {
                     peer_ends(regions, region);
                 }
             }
-            Owner::Slot(slot) => {
+            Source::Slot(slot) => {
                 role.used = *now;
                 if progress == Progress::Finished {
                     staging.give_back(slot);
                 }
             }
-            Owner::Connection | Owner::Piece(_) => {}
+            Source::Connection | Source::Piece(_) => {}
         })?;
         Ok(())
     }
@@ -344,7 +346,7 @@ impl Turn<'_> {
         let mut budget = RECEIVE_BYTES_MAX;
         while !connection.paused {
             let Some(received) = self.io.receive(connection, reading)? else { break };
-            self.io.heat_up(connection);
+            self.io.mark_active(connection);
             if connection.inbox.open_payloads().first().is_some_and(|payload| payload.memory.is_some()) {
                 connection.role.used = self.serving.now;
             }
@@ -405,7 +407,7 @@ impl Target {
 
     /// Connections of the peer that are served.
     fn live_connections(&self, identity: u64) -> usize {
-        self.guests().filter(|guest| guest.identity == identity).count()
+        self.candidates().filter(|candidate| candidate.identity == identity).count()
     }
 
     /// Sees to it that connection `index`, whose peer has said who it is, can be admitted. False: everybody
@@ -418,8 +420,10 @@ impl Target {
             return true;
         }
         let Some(newcomer) = self.connections.get(index) else { return false };
-        let guests: Vec<Guest> = self.guests().collect();
-        let Some(leaving) = victim(&guests, newcomer.role.group, identity, cx.now()) else { return false };
+        let candidates: Vec<Candidate> = self.candidates().collect();
+        let Some(leaving) = victim(&candidates, newcomer.role.group, identity, cx.now()) else {
+            return false;
+        };
         // The connection that leaves needs a place outside, and the newcomer no longer does.
         self.admission.leave(newcomer.name);
         self.retire(leaving, cx);
@@ -427,13 +431,13 @@ impl Target {
     }
 
     /// The connections that are served.
-    fn guests(&self) -> impl Iterator<Item = Guest> {
+    fn candidates(&self) -> impl Iterator<Item = Candidate> {
         let connections =
             (0..self.connections.bound()).filter_map(|index| Some((index, self.connections.get(index)?)));
         connections.filter(|(_, connection)| connection.role.phase == Phase::Live).map(
             |(index, connection)| {
                 let Theirs { group, identity, carried, used, .. } = connection.role;
-                Guest { index, group, identity, carried, used, idle: connection.is_idle() }
+                Candidate { index, group, identity, carried, used, idle: connection.is_idle() }
             },
         )
     }
@@ -444,7 +448,7 @@ impl Target {
         let Some(connection) = self.connections.get(index) else { return };
         let (session, identity) = (connection.role.session(), connection.role.identity);
         let Ok(Step::Frame(Request::Fence { id, connections }, head)) =
-            frame::parse_request(connection.inbox.staged())
+            frame::parse_request(connection.inbox.unparsed())
         else {
             return;
         };
@@ -519,8 +523,8 @@ impl Target {
     /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for
     /// nothing.
     fn cannot_accept(&mut self, error: &io::Error, cx: &mut Context<'_>) {
-        let guests: Vec<Guest> = self.guests().collect();
-        if let Some(index) = silent(&guests, cx.now()) {
+        let candidates: Vec<Candidate> = self.candidates().collect();
+        if let Some(index) = silent(&candidates, cx.now()) {
             self.retire(index, cx);
         }
         cx.io.rest(error, cx.config.connections_max, cx.timers);
@@ -540,14 +544,14 @@ impl Target {
         }
         connection.deadline = Some(cx.after_ms(u64::from(cx.config.connect_ms_max)));
         self.connections.put(index, connection);
-        self.wait_outside(name.raw(), group, cx);
+        self.add_unadmitted(name.raw(), group, cx);
         cx.timers.changed();
         Ok(())
     }
 
     /// One more connection that is not admitted; another one may have to go for it.
-    fn wait_outside(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
-        if let Some(gone) = self.admission.wait_outside(name, group)
+    fn add_unadmitted(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
+        if let Some(gone) = self.admission.add_unadmitted(name, group)
             && let ConnectionName::Peer(gone) = ConnectionName::of(gone)
             && let Some(index) = self.connections.index(gone)
         {
@@ -562,9 +566,9 @@ impl Target {
     /// Ends an idle connection in such a way that its peer loses nothing.
     fn retire(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get_mut(index) else { return };
-        self.stats.retired += 1;
+        self.stats.evicted += 1;
         self.admission.remember_sent_away(connection.role.identity);
-        connection.say_retired();
+        connection.send_go_away();
         self.begin_end(index, cx);
         self.drive_connection(index, Reading::No, false, cx);
     }
@@ -577,7 +581,7 @@ impl Target {
         let (name, group) = (connection.name, connection.role.group);
         if was == Phase::Live {
             self.admission.dismiss();
-            self.wait_outside(name, group, cx);
+            self.add_unadmitted(name, group, cx);
         }
         cx.timers.changed();
     }
@@ -590,11 +594,11 @@ impl Target {
             Phase::Greeting | Phase::Ending => self.admission.leave(connection.name),
         }
         release(&mut connection, cx.regions, &mut self.staging);
-        for owner in connection.outbox.owners() {
-            match owner {
-                Owner::Region(region) => peer_ends(cx.regions, region),
-                Owner::Slot(slot) => self.staging.give_back(slot),
-                Owner::Connection | Owner::Piece(_) => {}
+        for source in connection.outbox.sources() {
+            match source {
+                Source::Region(region) => peer_ends(cx.regions, region),
+                Source::Slot(slot) => self.staging.give_back(slot),
+                Source::Connection | Source::Piece(_) => {}
             }
         }
         cx.io.forget(&connection);
@@ -612,10 +616,10 @@ impl Target {
 
     /// Ends a connection that did not do in time what it had to. Gives the deadline of one that still may.
     fn check_deadline(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
-        let crowded = self.admission.admitted() > cx.config.connections_for_peers() / 2;
+        let full_since = self.admission.admitted() > cx.config.connections_for_peers() / 2;
         let connection = self.connections.get(index)?;
         let deadline =
-            connection.deadline.or_else(|| connection.quiet_until(crowded, cx.config.idle_ms_max))?;
+            connection.deadline.or_else(|| connection.quiet_until(full_since, cx.config.idle_ms_max))?;
         if cx.now() < deadline {
             return Some(deadline);
         }
@@ -645,7 +649,7 @@ impl Target {
     }
 
     /// Takes in the ends of hops, and sets those going that were started.
-    pub(crate) fn stage(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn run_staging(&mut self, cx: &mut Context<'_>) {
         self.take_hops(cx);
         self.staging.flush();
         cx.timers.wake_if(self.staging.is_hopping());
@@ -700,9 +704,9 @@ impl Target {
 #[cfg(feature = "uring")]
 impl Target {
     /// Whether the connection is to be read once more.
-    pub(crate) fn is_hot(&self, name: PeerName) -> bool {
+    pub(crate) fn is_active(&self, name: PeerName) -> bool {
         let connection = self.connections.index(name).and_then(|index| self.connections.get(index));
-        connection.is_some_and(|connection| connection.heat > 0 && !connection.paused)
+        connection.is_some_and(|connection| connection.is_active() && !connection.paused)
     }
 
     /// The peer has finished sending on this connection.

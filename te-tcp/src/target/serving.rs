@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::connection::{PeerConnection, Phase};
 use super::staged::{Flow, Staged, Stagings, release};
-use crate::connection::{Connection, Destination, Inbox, Owner};
+use crate::connection::{Connection, Destination, Inbox, Source};
 use crate::frame::{
     self, CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, FrameError, Header, Hello, Kind,
     Operation, Request, Status, Step,
@@ -48,7 +48,7 @@ impl Serving<'_> {
     pub(super) fn run(&mut self, connection: &mut PeerConnection) -> Stop {
         loop {
             if connection.role.phase == Phase::Ending {
-                let rest = connection.inbox.staged().len();
+                let rest = connection.inbox.unparsed().len();
                 connection.inbox.take(rest);
                 release(connection, self.regions, self.staging);
                 return Stop::Wait;
@@ -101,7 +101,7 @@ impl Serving<'_> {
     fn payloads(&mut self, connection: &mut PeerConnection) {
         while let Some(destination) = connection.inbox.next_complete() {
             if destination.memory.is_some() {
-                peer_ends(self.regions, destination.owner);
+                peer_ends(self.regions, destination.user);
                 self.stats.bytes_served += destination.len;
             }
             if !destination.is_intact() {
@@ -125,7 +125,7 @@ impl Serving<'_> {
             role.next += operations.len() as u64;
             if !self.staging.is_unused() && self.is_staged(operations) {
                 let op = if matches!(request, Request::Read { .. }) { Op::Read } else { Op::Write };
-                role.staged = Some(self.stage(op, checksum, seq, operations));
+                role.staged = Some(self.begin_staged(op, checksum, seq, operations));
                 inbox.take(head);
                 return Ok(None);
             }
@@ -145,7 +145,7 @@ impl Serving<'_> {
                 let entries = &self.answer.entries[..operations.len()];
                 outbox.push_head(&[header.as_bytes(), entries.as_bytes()]);
                 for (part, region) in self.answer.payloads.drain(..) {
-                    outbox.push_payload(part, Owner::Region(region));
+                    outbox.push_payload(part, Source::Region(region));
                 }
             }
             Request::Write { seq, checksum, operations } => {
@@ -213,7 +213,7 @@ impl Serving<'_> {
             done: 0,
             checksum: checksum.then_some((asked.crc.get(), 0)),
             status: status as u32,
-            owner: asked.region.get(),
+            user: asked.region.get(),
         }
     }
 }
@@ -238,14 +238,14 @@ impl Answer {
 pub(super) fn drop_plan(inbox: &mut Inbox, regions: &mut Regions) {
     for destination in inbox.open_payloads() {
         if destination.memory.is_some() {
-            peer_ends(regions, destination.owner);
+            peer_ends(regions, destination.user);
         }
     }
     inbox.clear_plan();
 }
 
 fn hello(connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
-    let Step::Frame(hello, head) = frame::parse_hello(connection.inbox.staged())? else {
+    let Step::Frame(hello, head) = frame::parse_hello(connection.inbox.unparsed())? else {
         return Ok(Some(Stop::Wait));
     };
     connection.inbox.take(head);

@@ -19,7 +19,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::connection::PeerConnection;
 use super::serving::{EMPTY, Serving, drop_plan};
-use crate::connection::{Destination, Owner};
+use crate::connection::{Destination, Source};
 use crate::frame::{
     CHECKSUM_BYTES_MAX, DataEntry, ENTRIES_MAX, FLAG_CHECKSUM, Header, Kind, Operation, Status,
 };
@@ -205,7 +205,13 @@ impl Serving<'_> {
 
     /// Begins with a request that touches memory of a device.
     #[inline(never)]
-    pub(super) fn stage(&mut self, op: Op, checksum: bool, seq: u64, operations: &[Operation]) -> Staged {
+    pub(super) fn begin_staged(
+        &mut self,
+        op: Op,
+        checksum: bool,
+        seq: u64,
+        operations: &[Operation],
+    ) -> Staged {
         let mut staged = self.spare.pop().unwrap_or_else(Staged::new);
         staged.begin(op, checksum, seq, operations);
         staged
@@ -291,7 +297,7 @@ impl Serving<'_> {
                 connection.role.carries(self.now);
             }
             let (_, plan) = connection.inbox.split();
-            plan.push(Destination { memory, len, done: 0, checksum, status: 0, owner: region });
+            plan.push(Destination { memory, len, done: 0, checksum, status: 0, user: region });
             staged.begun += len;
             if len == rest {
                 staged.next_operation();
@@ -313,10 +319,10 @@ impl Serving<'_> {
                 }
                 staged.hops += 1;
                 // The region is used until the hop has ended.
-                self.start(connection, slot, device, destination.owner, Op::Write);
+                self.start(connection, slot, device, destination.user, Op::Write);
             }
             (Some(slot), ..) => self.staging.give_back(slot),
-            (None, Some(_), _) => peer_ends(self.regions, destination.owner),
+            (None, Some(_), _) => peer_ends(self.regions, destination.user),
             (None, None, _) => {}
         }
         let asked = staged.operations.get(part.operation).map_or(0, |asked| asked.crc.get());
@@ -440,7 +446,7 @@ impl Serving<'_> {
                     say(DataEntry { crc: U32::new(crc), len: U64::new(asked.len.get()), ..EMPTY });
                 }
                 self.stats.bytes_served += part.len;
-                connection.outbox.push_payload(memory, Owner::Slot(slot));
+                connection.outbox.push_payload(memory, Source::Slot(slot));
             }
             (What::Refuse(status), _) => {
                 self.stats.refused += 1;
@@ -451,7 +457,7 @@ impl Serving<'_> {
                 say(self.read(&asked, staged.checksum, &mut left));
                 staged.checksums_left = left;
                 for (memory, region) in self.answer.payloads.drain(..) {
-                    connection.outbox.push_payload(memory, Owner::Region(region));
+                    connection.outbox.push_payload(memory, Source::Region(region));
                 }
             }
         }

@@ -153,15 +153,15 @@ fn a_region_is_withdrawn_from_a_write_in_the_middle() {
 }
 
 #[test]
-fn a_connection_that_never_carries_anything_is_retired_in_time() {
+fn a_connection_that_never_carries_anything_is_closed_in_time() {
     let mut rig = Rig::new(Config::default());
     let (mut stream, _) = rig.connect(1, 0, US);
     assert_eq!(rig.target.look(&mut rig.lent.cx()), Some(Instant::from_millis(6_000)));
     rig.lent.timers.begin(Instant::from_millis(6_000));
     assert_eq!(rig.target.look(&mut rig.lent.cx()), Some(Instant::from_millis(7_000)));
     let mut last = [0; size_of::<Header>()];
-    stream.read_exact(&mut last).expect("RETIRED");
-    assert_eq!(last, Header::new(Kind::Retired, 0, 0, 0).as_bytes());
+    stream.read_exact(&mut last).expect("GO_AWAY");
+    assert_eq!(last, Header::new(Kind::GoAway, 0, 0, 0).as_bytes());
     assert!(rig.target.has_peer(1), "it may be alive");
     rig.lent.timers.begin(Instant::from_millis(7_000));
     assert_eq!((rig.target.look(&mut rig.lent.cx()), rig.lent.io.connections()), (None, 0));

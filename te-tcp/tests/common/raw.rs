@@ -19,7 +19,7 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn new(target: &Node) -> Self {
-        Self::over(TcpStream::connect(target.transport.local_addr()).unwrap(), target)
+        Self::over(TcpStream::connect(target.transport.local_address()).unwrap(), target)
     }
 
     pub(crate) fn over(stream: TcpStream, target: &Node) -> Self {
