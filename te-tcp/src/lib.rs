@@ -130,7 +130,6 @@ mod context;
 pub mod frame;
 mod initiator;
 mod io;
-mod open_error;
 mod operation;
 mod peers;
 mod region;
@@ -141,9 +140,9 @@ mod target;
 mod transport;
 
 pub use config::{CONNECTIONS_PER_PEER_MAX, Config, Driver};
-pub use open_error::OpenError;
+
 pub use stats::Stats;
-pub use te_fabric::ConfigError;
+pub use te_fabric::{ConfigError, OpenError};
 #[cfg(feature = "testkit")]
 pub use transport::RegionUsers;
 pub use transport::TcpTransport;

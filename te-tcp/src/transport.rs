@@ -12,7 +12,7 @@ use te_core::{
 use te_fabric::net::{error_of, random_u64};
 use te_fabric::operation::accept_prefix;
 use te_fabric::timers::Earliest;
-use te_fabric::{LocalEnd, Timers};
+use te_fabric::{LocalEnd, OpenError, Timers};
 
 use crate::config::Config;
 use crate::connection::{ConnectionName, Reading};
@@ -20,7 +20,6 @@ use crate::context::Context;
 use crate::frame::{self, EXPORT_BYTES_MAX, EXPORT_FORMAT};
 use crate::initiator::{Greeting, Initiator};
 use crate::io::Io;
-use crate::open_error::OpenError;
 use crate::peers::Peers;
 use crate::region::{Ext as RegionExt, Region, Regions};
 use crate::staging;

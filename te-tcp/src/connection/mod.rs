@@ -1,16 +1,16 @@
-//! One connection: what waits to be sent, and where received bytes go. A connection knows bytes and not what
-//! they mean: frames are written and understood by `initiator` and `target`.
+//! One connection: what waits to be sent, and where received bytes go. It handles bytes without knowing their
+//! meaning: frames are written and parsed by `initiator` and `target`.
 //!
 //! ```text
 //!   frames ──▶ heads (byte ring) ─┐
 //!                                 ├─▶ items ──▶ one sendmsg for up to 1,024 of them         outbox
 //!   registered memory ────────────┘
 //!
-//!   one readv ──▶ [rest of the announced payloads: registered memory][stage: the heads that follow]   inbox
+//!   one readv ──▶ [rest of the announced payloads: registered memory][buffer: the heads that follow]   inbox
 //! ```
 //!
-//! Payloads are announced by the head before them, so their bytes go from the socket to their place without a
-//! stop. Only what shares a read with a head passes through the stage.
+//! Payloads are announced by the head before them, so their bytes go from the socket straight to their
+//! destination. Only payload bytes that arrive in the same read as a head pass through the buffer.
 
 mod inbox;
 mod name;
@@ -25,32 +25,34 @@ use te_fabric::Interest;
 
 use crate::sys::Socket;
 
-/// One connection. `R` is what its side keeps beside: the initiator's or the target's.
+/// One connection. `R` is the state that its side adds: the initiator's or the target's.
 #[derive(Debug)]
 pub(crate) struct Connection<R> {
     pub(crate) socket: Socket,
-    /// What its events carry.
+    /// The identifier that events of this connection carry.
     pub(crate) name: u64,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
-    /// The socket took less than it was offered; wait until it says that it is writable.
+    /// The socket took fewer bytes than it was offered: nothing is sent until it is writable again.
     pub(crate) blocked: bool,
-    /// Do not read: what answers would have no room.
+    /// The connection is not read, because there would be no room for the answers.
     pub(crate) paused: bool,
-    /// The peer has finished sending: the end of the stream is behind what is left, and no change will tell
-    /// of it.
+    /// The peer has finished sending: the end of the stream follows what is left in the socket, and the
+    /// poller reports no further change.
     pub(crate) finished: bool,
-    /// Worth reading without asking first; counts down with each vain attempt.
+    /// Reads that are still made without asking the poller whether the socket is readable. A read that finds
+    /// nothing uses one up.
     pub(crate) eager_reads: u16,
-    /// What the poller was told last.
+    /// The interest that the poller currently has for this connection.
     pub(crate) interest: Interest,
-    /// When to give up on what this connection waits for (handshake, last words).
+    /// When the connection is closed if what it waits for has not happened: the end of the handshake, or the
+    /// sending of its last frame.
     pub(crate) deadline: Option<Instant>,
     pub(crate) role: R,
 }
 
 impl<R> Connection<R> {
-    /// A connection whose events carry `name`, and of which the poller is to tell `interest`.
+    /// A connection whose events carry `name`. The poller watches it for `interest`.
     pub(crate) fn new(socket: Socket, name: u64, interest: Interest, role: R) -> Self {
         Self {
             socket,
@@ -72,7 +74,7 @@ impl<R> Connection<R> {
         self.eager_reads > 0
     }
 
-    /// Reading it without asking first would have been in vain.
+    /// A read without asking the poller first has found nothing, or would have.
     pub(crate) const fn read_nothing(&mut self) {
         self.eager_reads = self.eager_reads.saturating_sub(1);
     }

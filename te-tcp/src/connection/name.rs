@@ -1,20 +1,20 @@
-//! What the events of a connection carry. Our own connections and those of peers lie in two tables; the
-//! lowest bit says in which.
+//! The identifiers that events of connections carry. Connections that we opened and connections of peers lie
+//! in two tables; the lowest bit says in which.
 
 use te_fabric::table;
 
-/// The name of a connection in the table of one side, like every name of a slab with an index and a
-/// generation in it.
+/// The name of a connection in the table of one side. Like every name of a slab, it contains an index and a
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name<const SIDE: u32>(u64);
 
-/// The name of a connection that we opened.
+/// The name of a connection that this transport opened.
 pub(crate) type OwnName = Name<0>;
 /// The name of a connection that a peer opened.
 pub(crate) type PeerName = Name<1>;
 
 impl<const SIDE: u32> Name<SIDE> {
-    /// As an event carries it.
+    /// The value that an event carries.
     pub(crate) const fn raw(self) -> u64 {
         self.0
     }
@@ -40,7 +40,7 @@ pub(crate) enum ConnectionName {
 }
 
 impl ConnectionName {
-    /// The connection that an event is about.
+    /// The connection that an event belongs to.
     pub(crate) const fn of(raw: u64) -> Self {
         if raw & 1 == 0 { Self::Own(Name(raw)) } else { Self::Peer(Name(raw)) }
     }

@@ -1,4 +1,5 @@
-//! What waits to be sent on one connection, in order: heads in a byte ring, payloads where they lie.
+//! What waits to be sent on one connection, in order: heads in a byte ring, payloads in the memory where they
+//! are.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,29 +8,29 @@ use crate::frame::{HEAD_BYTES_MAX, OPERATION_LEN_AT};
 use crate::staging::SlotId;
 use crate::sys::{Buffers, IOV_MAX, Outgoing, Pinned, Socket};
 
-/// Pieces that wait to be sent on one connection, at most.
+/// Heads and payloads that may wait on one connection.
 const ITEMS_MAX: usize = 2_048;
-/// Heads that wait to be sent on one connection, bytes.
+/// Bytes of heads that may wait on one connection.
 const HEADS_BYTES: usize = 64 << 10;
-/// Offered to the kernel in one call, bytes, at most: other connections want their turn.
+/// Bytes offered to the kernel in one call, so that other connections get their turn.
 const SEND_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
 
-/// What a payload on its way belongs to.
+/// Where the bytes of a queued item come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Nobody: a frame's head, or bytes of the connection's own.
+    /// The connection itself: the head of a frame, or a copy that the connection holds.
     Connection,
-    /// An initiator's piece of a WRITE: its sequence number.
+    /// A piece of a WRITE at the initiator, by its sequence number.
     Piece(u64),
-    /// A target's region that is being read.
+    /// A region that a peer reads, by its index.
     Region(u32),
-    /// A target's slot, with bytes of a region that is being read.
+    /// A staging slot with bytes of a region that a peer reads.
     Slot(SlotId),
 }
 
-/// How far a payload got.
+/// How much of a payload has been sent: a part, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Started,
@@ -38,7 +39,7 @@ pub(crate) enum Progress {
 
 #[derive(Debug)]
 enum Body {
-    /// In the byte ring, from this position on.
+    /// Bytes of the ring from this position on.
     Head(u64),
     Memory(Pinned),
     Detached(Box<[u8]>),
@@ -55,10 +56,10 @@ struct Item {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     items: VecDeque<Item>,
-    /// Bytes of the first item that are gone.
+    /// Bytes of the first item that are already sent.
     first_sent: usize,
     ring: Box<[u8]>,
-    /// Positions in the byte ring grow for ever; the place is the remainder.
+    /// Positions in the ring only grow; the index is the remainder by its length.
     ring_head: u64,
     ring_tail: u64,
     queued: u64,
@@ -85,13 +86,13 @@ impl Outbox {
         self.items.is_empty()
     }
 
-    /// Whether a frame with `payloads` payloads and the longest head fits.
+    /// Whether a frame with `payloads` payloads and the longest possible head fits.
     pub(crate) fn has_room(&self, payloads: usize) -> bool {
         let used = (self.ring_tail - self.ring_head) as usize;
         self.items.len() + 1 + payloads <= ITEMS_MAX && used + 2 * HEAD_BYTES_MAX <= HEADS_BYTES
     }
 
-    /// Appends a head made of `parts`; gives its position. The caller has asked [`Self::has_room`].
+    /// Appends a head made of `parts`; returns its position. The caller has checked [`Self::has_room`].
     pub(crate) fn push_head(&mut self, parts: &[&[u8]]) -> u64 {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let cap = self.ring.len() as u64;
@@ -116,14 +117,14 @@ impl Outbox {
         at
     }
 
-    /// Appends a payload. The caller has asked [`Self::has_room`].
+    /// Appends a payload. The caller has checked [`Self::has_room`].
     pub(crate) fn push_payload(&mut self, memory: Pinned, source: Source) {
         self.queued += memory.len() as u64;
         self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), source });
     }
 
-    /// Offers what waits to the socket, and tells `progress` what got how far. True when the socket took all
-    /// it was given.
+    /// Offers what waits to the socket, and calls `progress` for each item of which something was sent.
+    /// Returns the bytes sent, and whether the socket took all that it was offered.
     pub(crate) fn flush(
         &mut self,
         socket: &Socket,
@@ -151,7 +152,7 @@ impl Outbox {
         Ok((sent, sent == offered))
     }
 
-    /// Whether the head bytes from `at` on are all still here.
+    /// Whether no byte from position `at` of the ring on has been sent.
     pub(crate) fn is_unsent(&self, at: u64) -> bool {
         let next = self.items.iter().enumerate().find_map(|(i, item)| match item.body {
             Body::Head(from) => Some(from + if i == 0 { self.first_sent as u64 } else { 0 }),
@@ -160,7 +161,8 @@ impl Outbox {
         next.is_some_and(|next| next <= at)
     }
 
-    /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, its payload goes.
+    /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, and its payload is
+    /// removed.
     pub(crate) fn void(&mut self, at: u64, source: Source) {
         let place = (at % self.ring.len() as u64) as usize + OPERATION_LEN_AT;
         self.ring[place..place + 8].fill(0);
@@ -170,7 +172,7 @@ impl Outbox {
         }
     }
 
-    /// Unsent bytes of `owner`'s payloads.
+    /// Unsent bytes of the payloads from `source`.
     pub(crate) fn unsent(&self, source: Source) -> u64 {
         let mut sum = 0;
         for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.source == source) {
@@ -179,7 +181,7 @@ impl Outbox {
         sum
     }
 
-    /// Copies `owner`'s unsent payloads aside: its memory is not read again.
+    /// Replaces the unsent payloads from `source` by copies: the memory is not read again.
     pub(crate) fn detach(&mut self, source: Source) {
         for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.source == source) {
             let from = if i == 0 { std::mem::take(&mut self.first_sent) } else { 0 };
@@ -192,7 +194,7 @@ impl Outbox {
         }
     }
 
-    /// Every payload that still waits.
+    /// The sources of all items that wait.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
         self.items.iter().map(|item| item.source)
     }

@@ -13,13 +13,12 @@ use std::io;
 
 use te_core::Instant;
 use te_fabric::net::{Accepted, Listener, set_buffers, set_congestion};
-use te_fabric::{Epoll, Event, Interest, Timers};
+use te_fabric::{Epoll, Event, Interest, OpenError, Timers};
 
 use crate::config::{Config, Driver};
 #[cfg(feature = "uring")]
 use crate::connection::Destination;
 use crate::connection::{Connection, Progress, Reading, Received, Source};
-use crate::open_error::OpenError;
 use crate::stats::Stats;
 use crate::sys::{Buffers, Poller, Socket};
 #[cfg(feature = "uring")]
