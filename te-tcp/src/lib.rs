@@ -140,7 +140,6 @@ mod target;
 mod transport;
 
 pub use config::{CONNECTIONS_PER_PEER_MAX, Config, Driver};
-
 pub use stats::Stats;
 pub use te_fabric::{ConfigError, OpenError};
 #[cfg(feature = "testkit")]

@@ -1,4 +1,4 @@
-//! What a target answers is taken in: payloads of READs, statuses of WRITEs, the end of a handshake.
+//! Takes in the answers of targets: payloads of READs, statuses of WRITEs, the end of a handshake.
 
 use te_core::{Completion, Error, ErrorKind, Op};
 use te_fabric::Timers;
@@ -13,7 +13,7 @@ use crate::operation::{Operation, Stage};
 use crate::peers::Peers;
 use crate::region::Regions;
 
-/// What answers change.
+/// The parts of the transport that answers change.
 pub(super) struct Answers<'a> {
     pub(super) slices: &'a mut Slices,
     pub(super) staging: &'a mut Stagings,
@@ -52,14 +52,14 @@ impl Answers<'_> {
         }
     }
 
-    /// The peer has shown that it lives.
+    /// Notes that the peer was heard from.
     pub(super) fn sign_of_life(&mut self, peer: u32) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.last_heard = Some(self.timers.now());
         }
     }
 
-    /// Takes in the WELCOME; returns its bytes. `None`: it is not all there yet.
+    /// Takes in the WELCOME; returns its length. `None`: it is not complete yet.
     fn welcome(&mut self, connection: &mut OwnConnection) -> Result<Option<usize>, ConnectionEnd> {
         const PROTOCOL: ConnectionEnd = ConnectionEnd::Refused(Error::new(ErrorKind::Protocol));
         let (welcome, head) = match frame::parse_welcome(connection.inbox.unparsed()) {
@@ -81,7 +81,7 @@ impl Answers<'_> {
         Ok(Some(head))
     }
 
-    /// Takes in the head of one frame; returns its bytes. `None`: it is not all there yet.
+    /// Takes in the head of one frame; returns its length. `None`: it is not complete yet.
     fn response(&mut self, connection: &mut OwnConnection) -> Result<Option<usize>, ConnectionEnd> {
         let Connection { inbox, role, .. } = connection;
         let (staged, plan) = inbox.split();
@@ -99,7 +99,8 @@ impl Answers<'_> {
                 }
             }
             Response::Pong { .. } => role.ponged(),
-            // What came before has been answered, and its answers came before this.
+            // Every operation before `next` has been answered, and these answers have arrived before this
+            // frame.
             Response::GoAway { next } if next == role.first() => return Err(ConnectionEnd::GoAway),
             Response::GoAway { .. } => return Err(ConnectionEnd::PROTOCOL),
             Response::Error { status } => {
@@ -109,7 +110,7 @@ impl Answers<'_> {
         Ok(Some(head))
     }
 
-    /// Announces the payloads of a DATA frame. That of a slice which was cancelled is discarded.
+    /// Announces the payloads of a DATA frame. Payloads for completed slices are discarded.
     fn data(
         &self,
         role: &Own,
@@ -147,7 +148,7 @@ impl Answers<'_> {
         Ok(())
     }
 
-    /// Settles the pieces that an ACK frame names.
+    /// Settles the pieces that an ACK frame is about.
     fn written(&mut self, role: &mut Own, seq: u64, statuses: &[U32]) -> Result<(), ConnectionEnd> {
         if seq != role.first() || statuses.len() > role.pieces().len() {
             return Err(ConnectionEnd::PROTOCOL);
@@ -156,7 +157,8 @@ impl Answers<'_> {
             let is_due = role.pieces().front().is_some_and(|piece| {
                 piece.op == Op::Write && matches!(piece.stage, Stage::Sent | Stage::Void)
             });
-            // A piece that is not due stays on the connection, and is settled when the connection ends.
+            // A piece for which no status is due stays on the connection, and is settled when the connection
+            // ends.
             let Some(piece) = is_due.then(|| role.pop()).flatten() else {
                 return Err(ConnectionEnd::PROTOCOL);
             };

@@ -1,4 +1,4 @@
-//! Pieces of slices are put into a frame, and the frame on a connection.
+//! Puts pieces of slices into frames, and frames on connections.
 
 use te_core::Op;
 use zerocopy::IntoBytes;
@@ -14,7 +14,7 @@ use crate::operation::{Piece, Stage};
 use crate::peers::Endpoint;
 use crate::sys::{Memory, Pinned};
 
-/// A frame takes further operations while it carries less than this.
+/// A frame takes further operations while its payloads have fewer bytes than this.
 const FRAME_BYTES: u64 = 256 << 10;
 const _: () = assert!(FRAME_BYTES <= CHECKSUM_BYTES_MAX as u64);
 
@@ -28,11 +28,11 @@ const EMPTY: Operation = Operation {
     reserved: U32::ZERO,
 };
 
-/// Room in which one frame after the other is put together.
+/// Scratch space in which frames are assembled, one after the other.
 #[derive(Debug)]
 pub(super) struct Frame {
     entries: Box<[Operation; ENTRIES_MAX]>,
-    /// The payload of each entry that is filled. Empty between two frames.
+    /// The payload of each filled entry. Empty between frames.
     memory: Vec<Pinned>,
 }
 
@@ -41,8 +41,8 @@ impl Frame {
         Self { entries: Box::new([EMPTY; ENTRIES_MAX]), memory: Vec::with_capacity(ENTRIES_MAX) }
     }
 
-    /// Moves pieces of one kind from the queues of `peer` to `connection`, in one frame. False: there was
-    /// none.
+    /// Moves pieces of one kind from the queues of `peer` to `connection`, in one frame. Returns false when
+    /// there was no such piece.
     pub(super) fn send(
         &mut self,
         kind: Op,
@@ -74,7 +74,7 @@ impl Frame {
         true
     }
 
-    /// Takes pieces while there are some of this kind and the frame has room.
+    /// Adds pieces to the frame while the next one is of this kind and fits.
     fn fill(
         &mut self,
         kind: Op,
@@ -133,7 +133,8 @@ impl Frame {
                 entry_at: 0,
             });
             if ready.is_some() {
-                // Counted when a connection first took it.
+                // A piece of the `ready` queue was counted when it got its slot, or when another connection
+                // took it.
                 peer.ready.pop_front();
             } else {
                 slices.issue(slot, len, peer);

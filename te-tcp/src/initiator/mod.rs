@@ -1,5 +1,5 @@
-//! Our own slices: accepted, cut into pieces, framed onto connections, settled by the answers. And the
-//! connections themselves: opened as there is work for them, given up when the peer is silent.
+//! Slices of this transport: they are accepted, cut into pieces, framed onto connections, and settled by the
+//! answers. The connections are opened while there is work for them, and given up when the peer is silent.
 //!
 //! ```text
 //!   accept ──▶ slices ──▶ framing ──▶ connection ─────▶ io
@@ -7,9 +7,9 @@
 //!   fetch ◀───────┴───── answers ◀─────┘
 //! ```
 //!
-//! A slice that is cancelled lets go of its memory at once, or when hops to and from a device's memory have
-//! ended; what a connection still owes it is discarded. A connection that ends settles its pieces by how far
-//! they got.
+//! A cancelled slice releases its memory at once, or when hops to and from a device's memory have ended;
+//! answers that still arrive for it are discarded. When a connection ends, its pieces are settled according
+//! to how much of them was sent.
 
 mod answers;
 mod connection;
@@ -55,19 +55,20 @@ pub(crate) struct Initiator {
     slices: Slices,
     connections: Slab<OwnConnection, OwnName>,
     frame: Frame,
-    /// Slots and hops of slices whose local memory is a device's.
+    /// Staging slots and hops of slices whose local memory is a device's.
     staging: Stagings,
-    /// Number of the peer, modulo how many there are, that got a slot first the last time. Wraps.
+    /// Counts the rounds in which staging slots were given out, so that each round begins with another peer.
+    /// Wraps.
     first_served: u32,
     /// Connections opened so far. Wraps.
     connection_generation: u32,
-    /// The last FENCE frame that was sent.
+    /// Number of the last FENCE that was sent.
     last_fence: u64,
     stats: Stats,
 }
 
 impl Initiator {
-    /// Room for as many slices, segments and fences as `config` says.
+    /// An initiator with room for the slices, remote regions and fences that `config` allows.
     pub(crate) fn new(greeting: Greeting, config: &Config) -> Self {
         Self {
             greeting,
@@ -82,7 +83,7 @@ impl Initiator {
         }
     }
 
-    /// Slices that hold a slot, ghosts of cancelled ones included.
+    /// Slices in the table: those that have not completed, and cancelled ones that still wait for answers.
     pub(crate) fn slices_in_flight(&self) -> usize {
         self.slices.len()
     }
@@ -96,20 +97,20 @@ impl Initiator {
         self.slices.has_completions()
     }
 
-    /// Hands completions out; returns how many.
+    /// Writes completions to `out`; returns their number.
     pub(crate) fn fetch(&mut self, out: &mut [Completion]) -> usize {
         self.slices.fetch(out)
     }
 
-    /// What became of our slices and connections.
+    /// Counters of slices and of connections that this transport opened.
     pub(crate) const fn stats(&self) -> Stats {
         self.stats.plus(self.slices.stats())
     }
 }
 
-/// What the owner asks for.
+/// Calls of the transport's user.
 impl Initiator {
-    /// Attaches a segment of the peer that wrote `export`.
+    /// Attaches a region of the peer that wrote `export`.
     ///
     /// # Errors
     /// `Full`, `Busy`.
@@ -122,7 +123,7 @@ impl Initiator {
         self.slices.attach(id, export, peers)
     }
 
-    /// Detaches a segment, and lets go of its peer when that was the last.
+    /// Detaches a remote region, and removes its peer when that was the peer's last.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Busy`.
@@ -143,7 +144,7 @@ impl Initiator {
     /// Accepts a slice; it is sent by the next poll.
     ///
     /// # Errors
-    /// What [`te_core::Transport::submit`] says of the first slice of a batch.
+    /// Those that [`te_core::Transport::submit`] documents for the first slice of a batch.
     pub(crate) fn accept(
         &mut self,
         slice: &Slice,
@@ -158,7 +159,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// A fence towards the peer of `segment`; it is sent by the next poll.
+    /// Starts a fence towards the peer that owns `remote`; it is sent by the next poll.
     ///
     /// # Errors
     /// `NotFound`, `Stale`, `Full`.
@@ -175,11 +176,11 @@ impl Initiator {
         Ok(())
     }
 
-    /// L3: ends a slice, at once unless hops to or from its memory run. What a connection still owes it is
+    /// L3: ends a slice, at once unless hops to or from its memory run. Answers that still arrive for it are
     /// discarded.
     ///
     /// # Errors
-    /// `NotFound`: there is no such slice, or its completion was handed out.
+    /// `NotFound`: there is no such slice, or its completion was already fetched.
     pub(crate) fn cancel(
         &mut self,
         token: Token,
@@ -201,7 +202,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Closes every connection, in mid-frame if need be.
+    /// Closes every connection, even in the middle of a frame.
     #[cfg(feature = "testkit")]
     pub(crate) fn close_connections(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let error = Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET);
@@ -224,7 +225,7 @@ impl Initiator {
         if cut.touched {
             self.slices.touch(slot);
         }
-        if !cut.in_step {
+        if !cut.usable {
             self.end(index, ConnectionEnd::Lost(Error::new(ErrorKind::Rail)), peers, cx);
         }
     }
@@ -232,7 +233,7 @@ impl Initiator {
 
 /// Sending.
 impl Initiator {
-    /// Frames and sends what waits, for every peer that has something waiting.
+    /// Frames and sends what waits, for every listed peer.
     pub(crate) fn feed(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let mut at = 0;
         while let Some(peer) = peers.listed(at) {
@@ -267,7 +268,7 @@ impl Initiator {
         }
     }
 
-    /// The live connection with the least on it that has room.
+    /// The live connection with room for another frame and the fewest unanswered bytes.
     fn pick_connection(&self, connections: &[Option<u32>], op: Op) -> Option<(usize, u32)> {
         let open = connections.iter().enumerate().filter_map(|(number, index)| {
             let connection = self.connections.get((*index)?)?;
@@ -276,7 +277,7 @@ impl Initiator {
         open.min_by_key(|&(.., load)| load).map(|(number, index, _)| (number, index))
     }
 
-    /// Sends a fence that is not yet on its way, if a live connection can carry it. True: one was sent.
+    /// Sends one fence that was not sent yet, if a live connection has room. Returns whether one was sent.
     fn send_fence(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some(fence) = peer.fences.iter_mut().find(|fence| fence.sent.is_none()) else { return false };
@@ -311,7 +312,7 @@ impl Initiator {
     }
 }
 
-/// Turns of single connections.
+/// Work on single connections.
 impl Initiator {
     /// Works on a connection after an event.
     pub(crate) fn drive(
@@ -327,7 +328,7 @@ impl Initiator {
         }
     }
 
-    /// Works on a connection without having asked whether there is anything. False: it has gone cold, or has
+    /// Reads a connection without asking the poller first. Returns false when it is no longer active, or has
     /// ended.
     pub(crate) fn drive_active(&mut self, name: OwnName, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.connections.index(name) else { return false };
@@ -343,7 +344,7 @@ impl Initiator {
         }
     }
 
-    /// Whether the connection is worth reading without asking first.
+    /// Whether the connection is worth reading without asking the poller first.
     #[cfg(feature = "uring")]
     pub(crate) fn is_active(&self, name: OwnName) -> bool {
         self.connections
@@ -352,7 +353,7 @@ impl Initiator {
             .is_some_and(|connection| connection.is_active())
     }
 
-    /// Works on a connection. True: it is worth reading without asking first.
+    /// Works on a connection. Returns whether it is worth reading without asking the poller first.
     fn drive_connection(
         &mut self,
         index: u32,
@@ -378,7 +379,7 @@ impl Initiator {
     }
 }
 
-/// One connection's turn.
+/// Work on one connection.
 struct Turn<'a> {
     greeting: &'a Greeting,
     answers: Answers<'a>,
@@ -387,7 +388,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Goes on with the handshake, takes in what has arrived, and sends what waits.
+    /// Continues the handshake, takes in what has arrived, and sends what waits.
     fn run(
         mut self,
         connection: &mut OwnConnection,
@@ -396,7 +397,8 @@ impl Turn<'_> {
     ) -> Result<(), ConnectionEnd> {
         if writable {
             if connection.blocked {
-                // The peer makes room: it reads. What merely fits into the socket says nothing about it.
+                // The peer makes room, so it reads: a sign of life. Bytes that merely fit into the socket are
+                // none.
                 self.answers.sign_of_life(connection.role.peer);
             }
             connection.blocked = false;
@@ -412,7 +414,7 @@ impl Turn<'_> {
             self.read(connection, reading)?;
         }
         if self.io.send(connection, Own::progress).map_err(|error| ConnectionEnd::Lost(error_of(&error)))? {
-            // An answer is likely soon.
+            // An answer is likely to arrive soon.
             self.io.mark_active(connection);
         }
         Ok(())
@@ -446,7 +448,7 @@ impl Turn<'_> {
     }
 }
 
-/// Receives for many connections at once.
+/// One receive for several connections.
 #[cfg(feature = "uring")]
 impl Initiator {
     /// The peer has finished sending on this connection.
@@ -458,8 +460,8 @@ impl Initiator {
         }
     }
 
-    /// The next receive of each connection among `names` that is ours and can be read, with the name of the
-    /// connection. `indexes` is room to work in, for as many connections.
+    /// The next receive of each connection in `names` that this transport opened and that can be read, with
+    /// the connection's name. `indexes` is scratch space with room for as many connections.
     pub(crate) fn receives(
         &mut self,
         names: &[u64],
@@ -476,7 +478,7 @@ impl Initiator {
             .map(|connection| (connection.name, connection.inbox.job(&connection.socket)))
     }
 
-    /// A receive of this connection has ended.
+    /// Takes in the result of a receive for this connection.
     pub(crate) fn arrived(
         &mut self,
         name: OwnName,
@@ -488,9 +490,9 @@ impl Initiator {
     }
 }
 
-/// Connections begin and end.
+/// Opening and closing connections.
 impl Initiator {
-    /// Opens one more connection, if there may be one and nothing keeps us away.
+    /// Opens another connection to the peer, if the limits and the peer's backoff allow it.
     fn open_connection(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get_mut(number) else { return };
         let (at, address) = match peer.contact.attempt(cx.now()) {
@@ -537,14 +539,14 @@ impl Initiator {
         Ok(index)
     }
 
-    /// A connection has ended: its pieces are settled by how far they got.
+    /// Ends a connection: its pieces are settled according to how much of them was sent.
     fn end(&mut self, index: u32, end: ConnectionEnd, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.remove(index) else { return };
         reset_on_close(&connection.socket);
         cx.io.forget(&connection);
         let OwnConnection { socket, role, .. } = connection;
-        // The socket goes before its pieces are settled: from here on the kernel reads and writes nothing of
-        // ours (L2).
+        // The socket is closed before its pieces are settled: from here on the kernel neither reads nor
+        // writes memory of the slices (L2).
         drop(socket);
         self.stats.connections_lost += 1;
         let number = role.peer;
@@ -568,8 +570,8 @@ impl Initiator {
         peers.list(number, cx.timers);
     }
 
-    /// The target has not accepted the pieces of this connection, and said so: they wait for another
-    /// connection, as if for the first.
+    /// Queues the pieces of a connection whose target has said that it did not accept them: another
+    /// connection sends them as if for the first time.
     fn send_again(&mut self, number: u32, role: &Own, peers: &mut Peers, regions: &mut Regions) {
         for piece in role.pieces() {
             if self.slices.live(piece.slot).is_some()
@@ -577,14 +579,14 @@ impl Initiator {
             {
                 peer.ready.push_back(*piece);
             } else {
-                // Cancelled; its memory is nobody's concern any more.
+                // The slice was cancelled and has completed; only its slot is left.
                 release(piece, &mut self.staging);
                 self.slices.settle(piece.slot, None, false, peers, regions);
             }
         }
     }
 
-    /// An attempt to open a connection to address `at` has failed.
+    /// Notes that an attempt to open a connection to address number `at` has failed.
     fn refused(&mut self, number: u32, at: u8, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get_mut(number) else { return };
         cx.timers.changed();
@@ -600,8 +602,8 @@ impl Initiator {
             Refusal::Paused(error) => error,
         };
         if error.kind == ErrorKind::Full {
-            // Somebody's connection falls idle soon. What waits may wait as long as for a connection that is
-            // slow to come.
+            // Another connection will fall idle and make room. Slices wait for that as long as they would
+            // wait for a connection to be established.
             let since = *peer.full_since.get_or_insert(cx.now());
             if cx.now().nanos_since(since) < u64::from(cx.config.connect_ms_max) * 1_000_000 {
                 return;
@@ -613,7 +615,8 @@ impl Initiator {
         }
     }
 
-    /// The peer is dead or another one: every connection goes, everything that waits ends.
+    /// Ends every connection to the peer and everything that waits for it: the peer is dead, or another
+    /// incarnation has its address.
     fn give_up(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(peer) = peers.get(number) else { return };
         for index in peer.connections.into_iter().flatten() {
@@ -622,7 +625,7 @@ impl Initiator {
         self.fail_waiting(number, error, peers, cx);
     }
 
-    /// Ends what waits for a connection that will not come.
+    /// Ends everything that waits for a connection to this peer: none can be opened.
     fn fail_waiting(&mut self, number: u32, error: Error, peers: &mut Peers, cx: &mut Context<'_>) {
         while let Some(piece) = peers.get_mut(number).and_then(|peer| peer.ready.pop_front()) {
             release(&piece, &mut self.staging);
@@ -643,8 +646,8 @@ impl Initiator {
 
 /// Deadlines.
 impl Initiator {
-    /// Ends connections that do not come up in time, and gives up peers that are silent. Returns the next
-    /// time to look.
+    /// Closes connections that were not established in time, and gives up peers that are silent. Returns when
+    /// to look again.
     pub(crate) fn look(&mut self, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
         let mut next = Earliest::default();
         for index in 0..self.connections.bound() {
@@ -666,7 +669,8 @@ impl Initiator {
         next.get()
     }
 
-    /// Looks after a peer's pulse; gives the next time to look.
+    /// Checks when a peer was last heard from, and gives it up after too long a silence. Returns when to look
+    /// again.
     fn check_liveness(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> Option<Instant> {
         let (now, limit) = (cx.now(), u64::from(cx.config.peer_silence_ms_max) * 1_000_000);
         let peer = peers.get_mut(number)?;
@@ -693,7 +697,7 @@ impl Initiator {
         Some(Instant::from_nanos(now.as_nanos() + wait))
     }
 
-    /// Asks a silent peer for a sign of life, and looks whether its kernel still takes bytes.
+    /// Sends a PING to a silent peer, and counts it as heard from when its kernel still acknowledges bytes.
     fn keep_alive(&mut self, index: u32, peers: &mut Peers, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         if connection.keep_alive()

@@ -1,13 +1,13 @@
-//! Slices whose local memory is a device's: their pieces get slots before connections see them.
+//! Slices whose local memory is a device's: their pieces get staging slots before connections see them.
 //!
 //! ```text
-//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ again ──▶ connection ──▶ answer ──▶ slot back
-//!   READ    unstaged ──▶ slot ──▶ again ──▶ connection ──▶ payload ──▶ hop ──▶ slot back
+//!   WRITE   unstaged ──▶ slot ──▶ hop ──▶ ready ──▶ connection ──▶ answer ──▶ slot given back
+//!   READ    unstaged ──▶ slot ──▶ ready ──▶ connection ──▶ payload ──▶ hop ──▶ slot given back
 //! ```
 //!
-//! A piece has its slot from before it is framed until its last use, and is no longer than the slot: what is
-//! on a connection never waits for a slot, and connections, cancels and retirements treat its bytes as any
-//! host memory.
+//! A piece has its slot from before it is framed until its last use, and is no longer than the slot. So what
+//! is on a connection never waits for a slot, and connections, cancels and closed connections treat its bytes
+//! like any host memory.
 
 use te_core::Location;
 use te_core::device::{Devices, HopDirection};
@@ -25,11 +25,11 @@ pub(super) struct Hopping {
     pub(super) piece: Piece,
 }
 
-/// What an initiator stages with.
+/// The staging slots and hops of an initiator.
 pub(super) type Stagings = Staging<Hopping>;
 
 impl Initiator {
-    /// Slices may use memory there from now on.
+    /// Prepares for slices on memory at this location.
     ///
     /// # Errors
     /// Those of [`Devices::stager`].
@@ -37,13 +37,13 @@ impl Initiator {
         self.staging.prepare(location, devices)
     }
 
-    /// Slots that pieces have.
+    /// Slots that pieces hold.
     #[cfg(feature = "testkit")]
     pub(crate) fn slots_out(&self) -> usize {
         self.staging.slots_out()
     }
 
-    /// Takes in the ends of hops, and gives slots to pieces that wait for one.
+    /// Takes in the hops that have ended, and gives slots to pieces that wait for one.
     pub(crate) fn run_staging(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         self.staging.collect();
         while let Some(end) = self.staging.next_end() {
@@ -80,7 +80,8 @@ impl Initiator {
         self.slices.end_cancel_after_hop(piece.slot, peers, cx.regions);
     }
 
-    /// One slot a turn to each peer whose slices wait for one. Another peer is first each time.
+    /// Gives out free slots in rounds: one per round to each peer whose slices wait for one. Each call begins
+    /// with another peer.
     fn give_slots(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let bound = peers.bound();
         self.first_served = self.first_served.wrapping_add(1);
@@ -94,7 +95,7 @@ impl Initiator {
         }
     }
 
-    /// Gives a slot to the next piece for this peer. False: there is none, neither piece nor slot.
+    /// Gives a slot to the next piece for this peer. Returns false when no piece waits or no slot is free.
     fn give_slot(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some((slot, operation)) =
@@ -123,8 +124,8 @@ impl Initiator {
     }
 }
 
-/// All bytes of a READ's piece are in its slot, or it was refused. True: they hop to the device, and the
-/// piece is settled when they are there.
+/// Takes in a piece of a READ whose bytes are all in its slot, or which was refused. Returns true when a hop
+/// to the device was started; the piece is settled when that has ended.
 #[inline(never)]
 pub(super) fn land(
     staged: SlotId,
@@ -148,7 +149,7 @@ pub(super) fn land(
     }
 }
 
-/// A piece has ended: its slot, if it has one, is free again.
+/// Gives back the slot of a piece that is settled, if it has one.
 #[inline]
 pub(super) fn release(piece: &Piece, staging: &mut Stagings) {
     if let Some(staged) = piece.staged {

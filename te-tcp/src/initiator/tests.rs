@@ -1,4 +1,4 @@
-//! An initiator without a transport around it, towards a listener that the test answers for.
+//! An initiator without a transport, connected to a listener at which the test plays the target.
 
 use core::net::IpAddr;
 use std::io::{Read, Write};
@@ -59,7 +59,7 @@ impl Rig {
         self.initiator.accept(&slice, &mut self.peers, &mut self.lent.cx()).expect("a good slice");
     }
 
-    /// One turn of what a poll does for the initiator.
+    /// Does once what a poll does for the initiator.
     fn poll(&mut self) {
         let Self { initiator, peers, lent, .. } = self;
         initiator.feed(peers, &mut lent.cx());
@@ -83,7 +83,8 @@ impl Rig {
         panic!("waited for too long");
     }
 
-    /// The target's end of a connection that has been welcomed.
+    /// Accepts the initiator's connection, reads its HELLO and answers with a WELCOME. Returns the target's
+    /// end of the connection.
     fn welcomed(&mut self) -> (TcpStream, Hello) {
         self.poll();
         let (mut stream, _) = self.listener.accept().expect("a connection");

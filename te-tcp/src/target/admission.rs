@@ -1,16 +1,16 @@
-//! Whose connections there is room for: who waits to be admitted, who was sent away, who is refused for good,
-//! and which connection makes room for another. It decides; connections are closed by the target.
+//! Decides which connections of peers are served: which are admitted, which have to make room for others, and
+//! which peers are refused for good. The target closes the connections.
 //!
 //! ```text
-//!   accept ──▶ outside: HELLO awaited, or the last word said   at most 64, each for a limited time
+//!   accept ──▶ not admitted: HELLO awaited, or last frame sent   at most 64, each for a limited time
 //!                 │ HELLO                    ▲
-//!                 ▼                          │ GO_AWAY: idle, and somebody else needs the connection
+//!                 ▼                          │ GO_AWAY: idle, and the connection is needed for another peer
 //!              admitted: served              ┘                  at most three quarters of `connections_max`
 //! ```
 //!
-//! Whoever can reach the port can connect and say a good HELLO, so neither may keep others out. A connection
-//! that is asked to go costs its peer nothing but a new handshake (GO_AWAY in [`frame`](crate::frame)), which
-//! is why it may go so easily.
+//! Any process that reaches the port can connect and send a valid HELLO, so neither may keep others out.
+//! Closing an idle connection costs its peer no more than a new handshake (GO_AWAY in
+//! [`frame`](crate::frame)), so it is done readily.
 
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
@@ -18,43 +18,45 @@ use std::collections::{HashMap, VecDeque};
 use te_core::{Error, Instant};
 use te_fabric::peer::Expelled;
 
-/// Peers' connections that are not admitted: their HELLO has not come, or they have had their last word.
+/// Connections that may be open without being admitted: their HELLO has not arrived, or their last frame is
+/// being sent.
 const UNADMITTED_MAX: usize = 64;
-/// A connection that has been welcomed gets so long for its first operation before it may have to make room.
-const FIRST_WORD_MS: u64 = 250;
-/// A connection that has carried something and is idle for so long may have to make room.
+/// Time that a connection has for its first operation after the WELCOME before it may have to make room, ms.
+const FIRST_OPERATION_MS: u64 = 250;
+/// Idle time after which a connection that has carried something may have to make room, ms.
 const IDLE_MS: u64 = 1_000;
-/// Identities of peers whose connections were closed from here, remembered at most.
+/// Identities of peers whose connections this target closed, kept at most.
 const SENT_AWAY_MAX: usize = 4_096;
 
 /// Counts and lists of peers' connections, beside the table of them.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Connections that are served.
+    /// Number of connections that are served.
     admitted: usize,
-    /// The others, by the names of their events, and whose they are, in the order in which they got here.
+    /// The other connections, by the name of their events and their address group, in the order in which they
+    /// came.
     unadmitted: Vec<(u64, IpAddr)>,
-    /// Peers that may be alive without a connection, because it was we who closed it.
+    /// Identities of peers that may be alive without a connection, because this target closed it.
     sent_away: VecDeque<u64>,
     /// Peers that are refused for good.
     expelled: Expelled,
 }
 
 impl Admission {
-    /// Connections that are served.
+    /// Number of connections that are served.
     pub(super) const fn admitted(&self) -> usize {
         self.admitted
     }
 
-    /// One more connection that is not admitted. When there are too many, returns the one that goes in its
-    /// favour: of the address that has the most of them, the one that has been there for longest.
+    /// Adds a connection that is not admitted. When there are too many, returns the one to close: the oldest
+    /// one of the address that has the most.
     pub(super) fn add_unadmitted(&mut self, name: u64, group: IpAddr) -> Option<u64> {
         let gone = self.surplus().map(|at| self.unadmitted.remove(at).0);
         self.unadmitted.push((name, group));
         gone
     }
 
-    /// The connection that has to go before another one can wait.
+    /// Index of the connection to close before another one can be added. `None`: there is room.
     fn surplus(&self) -> Option<usize> {
         if self.unadmitted.len() < UNADMITTED_MAX {
             return None;
@@ -64,20 +66,20 @@ impl Admission {
         self.unadmitted.iter().position(|&(_, group)| Some(share(group)) == largest)
     }
 
-    /// A connection that was waiting outside is served from now on. Its peer is here again.
+    /// Counts a connection as served from now on. Its peer has come back.
     pub(super) fn admit(&mut self, name: u64, identity: u64) {
         self.leave(name);
         self.forget_sent_away(identity);
         self.admitted += 1;
     }
 
-    /// A connection is no longer served.
+    /// Counts a connection as no longer served.
     pub(super) fn dismiss(&mut self) {
         debug_assert!(self.admitted > 0, "a connection is dismissed once");
         self.admitted -= 1;
     }
 
-    /// A connection waits outside no longer.
+    /// Removes a connection from those that are not admitted.
     pub(super) fn leave(&mut self, name: u64) {
         self.unadmitted.retain(|&(known, _)| known != name);
     }
@@ -85,12 +87,12 @@ impl Admission {
 
 /// Peers that have no connection here.
 impl Admission {
-    /// Whether the peer may be alive without a connection, because it was we who closed its last.
+    /// Whether the peer may be alive without a connection, because this target closed its last one.
     pub(super) fn was_sent_away(&self, identity: u64) -> bool {
         self.sent_away.contains(&identity)
     }
 
-    /// A connection of this peer was closed from here.
+    /// Remembers that this target closed a connection of the peer.
     pub(super) fn remember_sent_away(&mut self, identity: u64) {
         if !self.sent_away.contains(&identity) {
             if self.sent_away.len() >= SENT_AWAY_MAX {
@@ -108,7 +110,8 @@ impl Admission {
         self.expelled.contains(identity)
     }
 
-    /// Refuses a peer from now on. `connected`: it has a connection here, which protects it without `force`.
+    /// Refuses a peer from now on. `connected` says that it has a connection here, which protects it unless
+    /// `force` is set.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`.
@@ -119,19 +122,19 @@ impl Admission {
     }
 }
 
-/// A connection that is served, as the choice of one that makes room sees it.
+/// A connection that is served, with what decides whether it has to make room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) index: u32,
-    /// Which connections are one host's.
+    /// The group that its address belongs to: one for each host.
     pub(super) group: IpAddr,
-    /// Which connections are one process's.
+    /// The identity that its HELLO carried: one for each process.
     pub(super) identity: u64,
-    /// Something has moved on it that had been granted.
+    /// Bytes of a granted operation have moved on it.
     pub(super) carried: bool,
-    /// When something last did.
+    /// When such bytes last moved, or when it was admitted.
     pub(super) used: Instant,
-    /// Nothing is going on on it: it may have to make room.
+    /// No operation is under way on it: it may have to make room.
     pub(super) idle: bool,
 }
 
@@ -140,19 +143,19 @@ impl Candidate {
         now.nanos_since(self.used) / 1_000_000
     }
 
-    /// Whether it has had its chance to carry something and has not.
+    /// Whether it has carried nothing although it had time for it.
     fn is_silent(&self, now: Instant) -> bool {
-        self.idle && !self.carried && self.quiet_ms(now) >= FIRST_WORD_MS
+        self.idle && !self.carried && self.quiet_ms(now) >= FIRST_OPERATION_MS
     }
 }
 
-/// The connection that was silent for longest, without ever having carried anything.
+/// The connection that has been silent for longest among those that have never carried anything.
 pub(super) fn silent(candidates: &[Candidate], now: Instant) -> Option<u32> {
     oldest(candidates.iter().filter(|candidate| candidate.is_silent(now)))
 }
 
-/// The connection that makes room for a newcomer from `group` with this identity. `None`: everybody is busy,
-/// and nobody has more than the newcomer.
+/// The connection that has to make room for a new one from `group` with this identity. `None`: every
+/// connection is busy or recently used, and no address and no process has more than the new one's.
 pub(super) fn victim(candidates: &[Candidate], group: IpAddr, identity: u64, now: Instant) -> Option<u32> {
     if let Some(index) = silent(candidates, now) {
         return Some(index);
@@ -162,7 +165,7 @@ pub(super) fn victim(candidates: &[Candidate], group: IpAddr, identity: u64, now
         *groups.entry(candidate.group).or_insert(0_usize) += 1;
         *peers.entry(candidate.identity).or_insert(0_usize) += 1;
     }
-    // Whoever holds so many that it has still more than the newcomer after one has changed hands.
+    // An address or a process gives up a connection when it still has more than the new one's afterwards.
     let (here, mine) = (groups.get(&group).copied(), peers.get(&identity).copied());
     let greedy = |share: usize, own: Option<usize>| share >= own.unwrap_or(0) + 2;
     let idle = || candidates.iter().filter(|candidate| candidate.idle);
@@ -177,7 +180,7 @@ pub(super) fn victim(candidates: &[Candidate], group: IpAddr, identity: u64, now
     oldest(idle().filter(|candidate| candidate.quiet_ms(now) >= IDLE_MS))
 }
 
-/// Of these connections, the one that has carried nothing, or the one that was used longest ago.
+/// Among these connections, one that has carried nothing, or the one whose last use is longest ago.
 fn oldest<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Option<u32> {
     candidates.min_by_key(|candidate| (candidate.carried, candidate.used)).map(|candidate| candidate.index)
 }
@@ -192,7 +195,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// A connection that is idle, and was used so long ago.
+    /// An idle connection whose last use was `quiet_ms` ago.
     fn candidate(index: u32, last: u8, identity: u64, quiet_ms: u64) -> Candidate {
         let used = Instant::from_millis(100_000 - quiet_ms);
         Candidate { index, group: host(last), identity, carried: true, used, idle: true }

@@ -1,5 +1,5 @@
-//! Peers' operations on the regions exported here. Their connections are accepted, admitted by their HELLO,
-//! served in order, and let go in favour of others.
+//! Serves peers' operations on the regions that are exported here. Peers' connections are accepted, admitted
+//! by their HELLO, served in order, and closed to make room for others.
 //!
 //! ```text
 //!   io ──▶ accept ──▶ connection ──▶ serving ──▶ regions        staged ──▶ regions on devices
@@ -45,38 +45,39 @@ use crate::stats::Stats;
 use crate::sys::Job;
 use crate::sys::Socket;
 
-/// Bytes of which one poll computes checksums for peers before it leaves the rest to the next.
+/// Bytes whose checksums one poll computes for peers; the rest is left to the next poll.
 const CHECKSUMS_BYTES_MAX: u64 = 8 << 20;
-/// Connections accepted in one poll, at most.
+/// Connections that one poll accepts.
 const ACCEPTS_MAX: usize = 64;
-/// Connections of one peer, at most: twice what an initiator opens, because those it lost may not have ended
-/// here yet.
+/// Connections that one peer may have: twice as many as an initiator opens, because those that it has lost
+/// may not have ended here yet.
 const ADMITTED_PER_PEER_MAX: usize = 2 * CONNECTIONS_PER_PEER_MAX as usize;
-/// How long a connection that has had its last word may take to hang up.
-const LAST_WORD_MS: u64 = 1_000;
-/// How long a connection that moves nothing may keep slots for which others wait.
+/// Time that a connection has to close after its last frame, ms.
+const ENDING_MS: u64 = 1_000;
+/// Time for which a connection that moves nothing may hold staging slots that others wait for, ms.
 const SLOTS_MS: u64 = 1_000;
 
 /// The serving half of a transport.
 pub(crate) struct Target {
-    /// Which incarnation peers must want to reach.
+    /// The incarnation that a HELLO must name.
     incarnation: u64,
     connections: Slab<PeerConnection, PeerName>,
-    /// Who is there of those, and what became of the others.
+    /// Decides which connections are served.
     admission: Admission,
     answer: Answer,
     /// What is left of [`CHECKSUMS_BYTES_MAX`] in this poll.
     checksums_left: u64,
-    /// Connections that wait for the next poll's, for slots, or for hops.
+    /// Connections that the next poll works on without an event: they wait for its checksum budget, for
+    /// staging slots, or for hops.
     deferred: Vec<u32>,
-    /// Slots and hops of peers' operations on memory of devices.
+    /// Staging slots and hops of peers' operations on memory of devices.
     staging: Stagings,
     spare: Vec<Staged>,
     stats: Stats,
 }
 
 impl Target {
-    /// Serves peers that want to reach this incarnation.
+    /// A target that serves peers which want to reach this incarnation.
     pub(crate) fn new(incarnation: u64) -> Self {
         Self {
             incarnation,
@@ -91,23 +92,23 @@ impl Target {
         }
     }
 
-    /// What became of peers' connections and operations.
+    /// Counters of peers' connections and operations.
     pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Whether the peer has a connection here, or may be alive without one because it was we who closed its
-    /// last.
+    /// Whether the peer has a connection here, or may be alive without one because this target closed its
+    /// last one.
     pub(crate) fn has_peer(&self, identity: u64) -> bool {
         let is =
             |index| self.connections.get(index).is_some_and(|connection| connection.role.is_of(identity));
         (0..self.connections.bound()).any(is) || self.admission.was_sent_away(identity)
     }
 
-    /// Closes every connection of the peer, with whatever is unread in it, and refuses it from now on. When
-    /// this returns `Ok`, no byte of it lands any more: nothing is under way in a transport that nobody
-    /// polls, no request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE.
-    /// `Ok(false)`: but for hops to memory of devices, which end by themselves.
+    /// Closes every connection of the peer, with whatever is unread in it, and refuses the peer from now on.
+    /// When this returns `Ok(true)`, no byte of the peer lands any more: without a poll nothing is under way,
+    /// no request to the kernel outlives a poll, and a connection without a WELCOME holds no WRITE.
+    /// `Ok(false)`: hops to memory of devices still run; they end by themselves.
     ///
     /// # Errors
     /// `InvalidArgument`, `Busy`, `Full`; nothing has changed.
@@ -126,8 +127,9 @@ impl Target {
         Ok(!self.is_landing(identity))
     }
 
-    /// Takes `region` away from every peer in the middle of an operation: what still comes in is discarded,
-    /// what still has to go out is copied aside. Connections for which that would be too much are closed.
+    /// Takes `region` away from every peer's operation: payloads that still arrive are discarded, payloads
+    /// that still have to be sent are copied first. A connection for which that copy would be too large is
+    /// closed.
     pub(crate) fn withdraw(&mut self, region: u32, cx: &mut Context<'_>) {
         for index in 0..self.connections.bound() {
             let Some(connection) = self.connections.get_mut(index) else { continue };
@@ -145,7 +147,7 @@ impl Target {
         }
     }
 
-    /// Closes every connection, in mid-frame if need be.
+    /// Closes every connection, even in the middle of a frame.
     #[cfg(feature = "testkit")]
     pub(crate) fn close_connections(&mut self, cx: &mut Context<'_>) {
         for index in 0..self.connections.bound() {
@@ -157,9 +159,9 @@ impl Target {
     }
 }
 
-/// Turns of single connections.
+/// Work on single connections.
 impl Target {
-    /// A poll begins: works on the connections whose requests the last one had no time for.
+    /// Begins a poll: works on the connections that the last one deferred.
     #[inline]
     pub(crate) fn begin_poll(&mut self, cx: &mut Context<'_>) {
         self.checksums_left = CHECKSUMS_BYTES_MAX;
@@ -172,7 +174,7 @@ impl Target {
     fn drive_deferred(&mut self, cx: &mut Context<'_>) {
         let count = self.deferred.len();
         for at in 0..count {
-            // It may have to wait once more, and is listed anew then.
+            // It may have to wait once more, and is then added to the list again.
             let index = std::mem::replace(&mut self.deferred[at], u32::MAX);
             if let Some(connection) = self.connections.get_mut(index) {
                 connection.role.waits = false;
@@ -189,7 +191,7 @@ impl Target {
         }
     }
 
-    /// Works on a connection without having asked whether there is anything. False: it has gone cold, or has
+    /// Reads a connection without asking the poller first. Returns false when it is no longer active, or has
     /// ended.
     pub(crate) fn drive_active(&mut self, name: PeerName, cx: &mut Context<'_>) -> bool {
         let Some(index) = self.connections.index(name) else { return false };
@@ -205,7 +207,7 @@ impl Target {
         }
     }
 
-    /// Works on a connection. True: it is worth reading without asking first.
+    /// Works on a connection. Returns whether it is worth reading without asking the poller first.
     fn drive_connection(
         &mut self,
         index: u32,
@@ -235,7 +237,7 @@ impl Target {
                 Ok(Stop::Broken(error)) => self.end_with(index, error, cx),
                 Ok(Stop::Lost) => {
                     log::warn!(
-                        "a peer's connection ends: memory of a device was withdrawn or could not be copied"
+                        "closed a peer's connection: memory of a device was withdrawn or could not be copied"
                     );
                     reset_on_close(&connection.socket);
                     self.end(index, cx);
@@ -250,8 +252,8 @@ impl Target {
         false
     }
 
-    /// Nothing more can be done on a connection for the moment. True: it is worth reading without asking
-    /// first.
+    /// Ends the work on a connection: nothing more can be done on it for the moment. Returns whether it is
+    /// worth reading without asking the poller first.
     fn end_turn(&mut self, index: u32, cx: &mut Context<'_>) -> bool {
         let Some(connection) = self.connections.get_mut(index) else { return false };
         if connection.role.waits || (self.checksums_left == 0 && connection.paused && connection.has_room()) {
@@ -260,13 +262,13 @@ impl Target {
             }
             cx.timers.wake();
         }
-        connection.finish_last_word();
+        connection.finish_ending();
         cx.io.settle_interest(connection);
         connection.is_active()
     }
 }
 
-/// One connection's turn.
+/// Work on one connection.
 struct Turn<'a> {
     serving: Serving<'a>,
     io: &'a mut Io,
@@ -274,8 +276,8 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped`: there may be requests
-    /// that an earlier turn has taken in and not served.
+    /// Sends answers, takes in what has arrived, serves it, and sends again. `stopped` says that there may be
+    /// requests that were received before and not served.
     fn run(
         &mut self,
         connection: &mut PeerConnection,
@@ -302,7 +304,7 @@ impl Turn<'_> {
         Ok(Stop::Wait)
     }
 
-    /// Sends answers; as long as that makes room, serves requests that wait for it.
+    /// Sends answers; while that makes room, serves the requests that wait for it.
     fn serve(&mut self, connection: &mut PeerConnection) -> io::Result<Option<Stop>> {
         loop {
             self.send(connection)?;
@@ -321,7 +323,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Sends answers; regions whose last byte is out are no longer used by them.
+    /// Sends answers, and releases the regions and staging slots whose last byte is sent.
     fn send(&mut self, connection: &mut PeerConnection) -> io::Result<()> {
         let Serving { regions, staging, now, .. } = &mut self.serving;
         self.io.send(connection, |role, source, progress| match source {
@@ -363,13 +365,13 @@ impl Turn<'_> {
         Ok(None)
     }
 
-    /// Serves what has arrived. `None`: nothing of it concerns other connections.
+    /// Serves what has arrived. `None`: no request in it affects other connections.
     fn requests(&mut self, connection: &mut PeerConnection) -> Option<Stop> {
         Some(self.serving.run(connection)).filter(|stop| !matches!(stop, Stop::Wait))
     }
 }
 
-/// What is said on one connection and concerns others.
+/// Requests that affect other connections.
 impl Target {
     /// Answers a HELLO.
     fn hello(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) {
@@ -381,7 +383,7 @@ impl Target {
         }
     }
 
-    /// What a HELLO is answered. `Ok`: its connection is admitted, and counted.
+    /// The status that answers a HELLO. `Ok`: the connection is admitted and counted.
     fn admit(&mut self, index: u32, hello: &Hello, cx: &mut Context<'_>) -> Status {
         let identity = hello.identity.get();
         if hello.target.get() != self.incarnation {
@@ -400,7 +402,7 @@ impl Target {
         connection.role.phase = Phase::Live;
         connection.deadline = None;
         connection.role.used = cx.now();
-        // It may stay silent.
+        // Its deadline for silence begins now.
         cx.timers.changed();
         Status::Ok
     }
@@ -410,8 +412,8 @@ impl Target {
         self.candidates().filter(|candidate| candidate.identity == identity).count()
     }
 
-    /// Sees to it that connection `index`, whose peer has said who it is, can be admitted. False: everybody
-    /// is busy, and nobody has more than the newcomer.
+    /// Makes room for connection `index`, whose HELLO has arrived. Returns false when every connection is
+    /// busy or recently used, and no address and no process has more than the new one's.
     fn make_room(&mut self, index: u32, identity: u64, cx: &mut Context<'_>) -> bool {
         let own = cx.io.connections() - self.connections.len();
         let admitted = self.admission.admitted();
@@ -424,9 +426,10 @@ impl Target {
         let Some(leaving) = victim(&candidates, newcomer.role.group, identity, cx.now()) else {
             return false;
         };
-        // The connection that leaves needs a place outside, and the newcomer no longer does.
+        // The connection that is closed needs one of the places for connections that are not admitted, and
+        // the new one no longer does.
         self.admission.leave(newcomer.name);
-        self.retire(leaving, cx);
+        self.evict(leaving, cx);
         true
     }
 
@@ -442,8 +445,8 @@ impl Target {
         )
     }
 
-    /// L5: ends every connection of the session that the FENCE does not list, with whatever lies unread in
-    /// it, and says so.
+    /// L5: closes every connection of the session that the FENCE does not list, with whatever is unread in
+    /// it, and answers.
     fn fence(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get(index) else { return };
         let (session, identity) = (connection.role.session(), connection.role.identity);
@@ -467,7 +470,7 @@ impl Target {
         let waits = self.is_landing(identity);
         let Some(connection) = self.connections.get_mut(index) else { return };
         if waits {
-            // Asked again in the next poll.
+            // The next poll looks at the FENCE again.
             (connection.paused, connection.role.waits) = (true, true);
             return;
         }
@@ -476,7 +479,7 @@ impl Target {
         self.stats.fences_served += 1;
     }
 
-    /// Tells a peer that it broke the protocol, as the connection's last word.
+    /// Sends a peer the error by which it broke the protocol, as the connection's last frame.
     fn end_with(&mut self, index: u32, error: FrameError, cx: &mut Context<'_>) {
         log::warn!("a peer broke the protocol: {error}");
         self.stats.protocol_errors += 1;
@@ -504,7 +507,7 @@ impl Target {
             match cx.io.accept() {
                 Accepted::Connection(stream) => {
                     if let Err(error) = self.adopt(stream.into(), cx) {
-                        log::debug!("a connection was given up: {error}");
+                        log::debug!("cannot use an accepted connection: {error}");
                     }
                 }
                 Accepted::Gone => {}
@@ -515,17 +518,17 @@ impl Target {
                 }
             }
         }
-        // There may be more, and not every driver says so twice.
+        // There may be more, and not every driver reports that twice.
         cx.io.accepts_more();
         cx.timers.wake();
     }
 
-    /// Trying again at once would fail again: rests, and lets go of a descriptor that somebody holds for
-    /// nothing.
+    /// Pauses accepting, because trying again at once would fail again, and closes one connection that is
+    /// silent to free its descriptor.
     fn cannot_accept(&mut self, error: &io::Error, cx: &mut Context<'_>) {
         let candidates: Vec<Candidate> = self.candidates().collect();
         if let Some(index) = silent(&candidates, cx.now()) {
-            self.retire(index, cx);
+            self.evict(index, cx);
         }
         cx.io.rest(error, cx.config.connections_max, cx.timers);
     }
@@ -549,7 +552,7 @@ impl Target {
         Ok(())
     }
 
-    /// One more connection that is not admitted; another one may have to go for it.
+    /// Adds a connection that is not admitted; another one may be closed for it.
     fn add_unadmitted(&mut self, name: u64, group: IpAddr, cx: &mut Context<'_>) {
         if let Some(gone) = self.admission.add_unadmitted(name, group)
             && let ConnectionName::Peer(gone) = ConnectionName::of(gone)
@@ -563,8 +566,8 @@ impl Target {
 
 /// Connections end.
 impl Target {
-    /// Ends an idle connection in such a way that its peer loses nothing.
-    fn retire(&mut self, index: u32, cx: &mut Context<'_>) {
+    /// Closes an idle connection with a GO_AWAY, so that its peer loses nothing.
+    fn evict(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         self.stats.evicted += 1;
         self.admission.remember_sent_away(connection.role.identity);
@@ -573,11 +576,11 @@ impl Target {
         self.drive_connection(index, Reading::No, false, cx);
     }
 
-    /// From here on the connection only has its last words.
+    /// Begins to close a connection: only what is queued is still sent.
     fn begin_end(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let was = std::mem::replace(&mut connection.role.phase, Phase::Ending);
-        connection.deadline = Some(cx.after_ms(LAST_WORD_MS));
+        connection.deadline = Some(cx.after_ms(ENDING_MS));
         let (name, group) = (connection.name, connection.role.group);
         if was == Phase::Live {
             self.admission.dismiss();
@@ -586,7 +589,7 @@ impl Target {
         cx.timers.changed();
     }
 
-    /// A connection has ended: nothing more of it is read or written.
+    /// Ends a connection: nothing more of it is read or written.
     fn end(&mut self, index: u32, cx: &mut Context<'_>) {
         let Some(mut connection) = self.connections.remove(index) else { return };
         match connection.role.phase {
@@ -604,7 +607,7 @@ impl Target {
         cx.io.forget(&connection);
     }
 
-    /// Ends connections that did not do in time what they had to. Returns the next time to look.
+    /// Closes connections whose deadline has passed. Returns when to look again.
     pub(crate) fn look(&mut self, cx: &mut Context<'_>) -> Option<Instant> {
         let mut next = Earliest::default();
         for index in 0..self.connections.bound() {
@@ -614,17 +617,17 @@ impl Target {
         next.get()
     }
 
-    /// Ends a connection that did not do in time what it had to. Gives the deadline of one that still may.
+    /// Closes a connection whose deadline has passed. Returns the deadline of one that is still open.
     fn check_deadline(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
-        let full_since = self.admission.admitted() > cx.config.connections_for_peers() / 2;
+        let crowded = self.admission.admitted() > cx.config.connections_for_peers() / 2;
         let connection = self.connections.get(index)?;
         let deadline =
-            connection.deadline.or_else(|| connection.quiet_until(full_since, cx.config.idle_ms_max))?;
+            connection.deadline.or_else(|| connection.quiet_until(crowded, cx.config.idle_ms_max))?;
         if cx.now() < deadline {
             return Some(deadline);
         }
         if connection.role.phase == Phase::Live && connection.is_idle() {
-            self.retire(index, cx);
+            self.evict(index, cx);
             return self.connections.get(index)?.deadline;
         }
         self.end(index, cx);
@@ -634,7 +637,7 @@ impl Target {
 
 /// Memory of devices.
 impl Target {
-    /// Peers may use memory there from now on.
+    /// Prepares for regions on memory at this location.
     ///
     /// # Errors
     /// Those of [`Devices::stager`].
@@ -642,20 +645,20 @@ impl Target {
         self.staging.prepare(location, devices)
     }
 
-    /// Slots that connections have.
+    /// Staging slots that connections hold.
     #[cfg(feature = "testkit")]
     pub(crate) fn slots_out(&self) -> usize {
         self.staging.slots_out()
     }
 
-    /// Takes in the ends of hops, and sets those going that were started.
+    /// Takes in the hops that have ended, and starts those that wait.
     pub(crate) fn run_staging(&mut self, cx: &mut Context<'_>) {
         self.take_hops(cx);
         self.staging.flush();
         cx.timers.wake_if(self.staging.is_hopping());
     }
 
-    /// Takes in the ends of hops.
+    /// Takes in the hops that have ended.
     fn take_hops(&mut self, cx: &mut Context<'_>) {
         self.staging.collect();
         while let Some(end) = self.staging.next_end() {
@@ -670,7 +673,7 @@ impl Target {
         }
     }
 
-    /// The connection that a hop is for, if it has not ended.
+    /// The connection that a hop belongs to, if it has not ended.
     fn index_of(&self, tag: &Tag) -> Option<u32> {
         match ConnectionName::of(tag.connection) {
             ConnectionName::Peer(name) => self.connections.index(name),
@@ -678,13 +681,14 @@ impl Target {
         }
     }
 
-    /// Whether hops run that bring bytes of this peer's WRITEs in place, of connections that have ended.
+    /// Whether hops of this peer's WRITEs still run whose connections have ended.
     fn is_landing(&self, identity: u64) -> bool {
         let is = |tag: &Tag| tag.op == Op::Write && tag.identity == identity && self.index_of(tag).is_none();
         self.staging.hops().any(is)
     }
 
-    /// Ends a connection whose peer keeps others waiting for the slots that it has. Gives when that will be.
+    /// Closes a connection that moves nothing while others wait for the staging slots that it holds. Returns
+    /// when that is due.
     fn check_slots(&mut self, index: u32, cx: &mut Context<'_>) -> Option<Instant> {
         if self.staging.is_unused() || !self.deferred.iter().any(|&other| other != index) {
             return None;
@@ -700,7 +704,7 @@ impl Target {
     }
 }
 
-/// Receives for many connections at once.
+/// One receive for several connections.
 #[cfg(feature = "uring")]
 impl Target {
     /// Whether the connection is to be read once more.
@@ -718,8 +722,8 @@ impl Target {
         }
     }
 
-    /// The next receive of each connection among `names` that is a peer's and can be read, with the name of
-    /// the connection. `indexes` is room to work in, for as many connections.
+    /// The next receive of each connection in `names` that a peer opened and that can be read, with the
+    /// connection's name. `indexes` is scratch space with room for as many connections.
     pub(crate) fn receives(
         &mut self,
         names: &[u64],
@@ -736,7 +740,7 @@ impl Target {
             .map(|connection| (connection.name, connection.inbox.job(&connection.socket)))
     }
 
-    /// A receive of this connection has ended.
+    /// Takes in the result of a receive for this connection.
     pub(crate) fn arrived(
         &mut self,
         name: PeerName,

@@ -1,4 +1,4 @@
-//! Requests of a peer: checked, served in order, answered in order.
+//! Requests of a peer are checked, served and answered in their order.
 
 use te_core::{Access, Instant, Op};
 use zerocopy::IntoBytes;
@@ -15,36 +15,36 @@ use crate::region::{Regions, granted, peer_begins, peer_ends};
 use crate::stats::Stats;
 use crate::sys::Pinned;
 
-/// What requests use and change.
+/// The parts of the target that requests use and change.
 pub(super) struct Serving<'a> {
     pub(super) regions: &'a mut Regions,
     pub(super) stats: &'a mut Stats,
     pub(super) answer: &'a mut Answer,
     pub(super) staging: &'a mut Stagings,
-    /// Room for requests that touch memory of a device, of connections that serve none at the moment.
+    /// Unused records of requests on memory of devices, kept so that serving does not allocate.
     pub(super) spare: &'a mut Vec<Staged>,
-    /// Bytes of which checksums may still be computed in this poll.
+    /// Bytes whose checksums may still be computed in this poll.
     pub(super) checksums_left: &'a mut u64,
     pub(super) slice_bytes_max: u32,
     pub(super) now: Instant,
 }
 
-/// Why no further request of a connection is served by itself.
+/// Why serving the requests of a connection has stopped.
 pub(super) enum Stop {
-    /// More bytes have to come, or its answers have no room.
+    /// More bytes have to arrive, or there is no room for answers.
     Wait,
-    /// This HELLO has come.
+    /// This HELLO has arrived.
     Hello(Hello),
-    /// A FENCE is next: it concerns other connections.
+    /// A FENCE is next, and it affects other connections.
     Fence,
     /// The peer broke the protocol.
     Broken(FrameError),
-    /// An answer that has begun cannot be brought to its end.
+    /// An answer whose beginning was sent cannot be completed.
     Lost,
 }
 
 impl Serving<'_> {
-    /// Serves the requests that have arrived, as long as there is room for the answers.
+    /// Serves the requests that have arrived while there is room for the answers.
     pub(super) fn run(&mut self, connection: &mut PeerConnection) -> Stop {
         loop {
             if connection.role.phase == Phase::Ending {
@@ -82,7 +82,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Goes on with the request that touches memory of a device. `None`: it is answered.
+    /// Continues with the request that touches memory of a device. `None`: it is answered.
     #[inline(never)]
     fn go_on(&mut self, connection: &mut PeerConnection) -> Option<Stop> {
         let mut staged = connection.role.staged.take()?;
@@ -97,7 +97,7 @@ impl Serving<'_> {
         Some(if matches!(flow, Flow::Lost) { Stop::Lost } else { Stop::Wait })
     }
 
-    /// Payloads that are all in no longer use their regions.
+    /// Releases the regions of payloads that have arrived completely.
     fn payloads(&mut self, connection: &mut PeerConnection) {
         while let Some(destination) = connection.inbox.next_complete() {
             if destination.memory.is_some() {
@@ -111,7 +111,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Serves one request, unless it is not all there yet or concerns other connections.
+    /// Serves one request, unless it has not arrived completely or affects other connections.
     fn request(&mut self, connection: &mut PeerConnection) -> Result<Option<Stop>, FrameError> {
         let Connection { inbox, outbox, role, .. } = connection;
         let (staged, plan) = inbox.split();
@@ -167,14 +167,15 @@ impl Serving<'_> {
         Ok(None)
     }
 
-    /// The entry that answers one operation of a READ. Its payload, unless it is refused, is added to the
-    /// answer. `checksums_left`: bytes of which checksums may still be computed for this frame.
+    /// The entry that answers one operation of a READ. Its payload is added to the answer unless it is
+    /// refused. `checksums_left` is the number of bytes whose checksums may still be computed for this frame.
     pub(super) fn read(&mut self, asked: &Operation, checksum: bool, checksums_left: &mut u64) -> DataEntry {
         let part = match granted(self.regions, asked, Access::REMOTE_READ, self.slice_bytes_max) {
             Ok(_) if checksum && asked.len.get() > *checksums_left => Err(Status::TooLong),
             other => other,
         };
-        // A request that touches memory of a device goes another way.
+        // A request that touches memory of a device is served in `staged`; the region has changed since that
+        // was checked.
         let part = match part.and_then(|memory| memory.host().ok_or(Status::Stale)) {
             Ok(part) => part,
             Err(status) => {
@@ -194,7 +195,7 @@ impl Serving<'_> {
         entry
     }
 
-    /// Where the payload of a WRITE goes. That of one which is refused is discarded.
+    /// Where the payload of a WRITE goes. The payload of a refused WRITE is discarded.
     fn write(&mut self, asked: &Operation, checksum: bool) -> Destination {
         let (memory, status) = match granted(self.regions, asked, Access::REMOTE_WRITE, self.slice_bytes_max)
             .and_then(|memory| memory.host().ok_or(Status::Stale))
@@ -220,11 +221,11 @@ impl Serving<'_> {
 
 pub(super) const EMPTY: DataEntry = DataEntry { status: U32::ZERO, crc: U32::ZERO, len: U64::ZERO };
 
-/// Room in which one DATA frame after the other is put together.
+/// Scratch space in which DATA frames are assembled, one after the other.
 #[derive(Debug)]
 pub(super) struct Answer {
     entries: Box<[DataEntry; ENTRIES_MAX]>,
-    /// Payloads, and the regions that they are in. Empty between two frames.
+    /// Payloads, each with the index of its region. Empty between frames.
     pub(super) payloads: Vec<(Pinned, u32)>,
 }
 
@@ -234,7 +235,7 @@ impl Answer {
     }
 }
 
-/// Forgets the payloads that are announced: what still comes of them is discarded.
+/// Forgets the announced payloads: what still arrives of them is discarded.
 pub(super) fn drop_plan(inbox: &mut Inbox, regions: &mut Regions) {
     for destination in inbox.open_payloads() {
         if destination.memory.is_some() {

@@ -1,4 +1,4 @@
-//! A target without a transport around it, and peers that the test speaks for.
+//! A target without a transport, and peers that the test plays over sockets.
 
 use core::net::SocketAddr;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ impl Rig {
         Self { target: Target::new(US), lent, address }
     }
 
-    /// One turn of what a poll does for the target.
+    /// Does once what a poll does for the target.
     fn poll(&mut self) {
         let Self { target, lent, .. } = self;
         target.begin_poll(&mut lent.cx());
@@ -54,7 +54,7 @@ impl Rig {
         panic!("waited for too long");
     }
 
-    /// Connects, says HELLO, and returns the status of the WELCOME.
+    /// Connects, sends a HELLO, and returns the stream and the status of the WELCOME.
     fn connect(&mut self, session: u64, connection: u16, target: u64) -> (TcpStream, u32) {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         let hello = Hello {
@@ -121,7 +121,7 @@ fn a_fence_ends_the_connections_of_its_session_that_it_does_not_list() {
     let (mut first, _) = rig.connect(1, 0, US);
     let (mut second, _) = rig.connect(1, 1, US);
     let (_other, _) = rig.connect(2, 1, US);
-    // A WRITE that is half there on the second connection.
+    // A WRITE that has arrived by half on the second connection.
     second.write_all(Header::new(Kind::Write, 0, 1, 0).as_bytes()).expect("room");
     second.write_all(asked(KEY, 100).as_bytes()).expect("room");
     rig.poll_until(|rig| rig.lent.users() == (0, 1));
@@ -165,7 +165,7 @@ fn a_connection_that_never_carries_anything_is_closed_in_time() {
     assert!(rig.target.has_peer(1), "it may be alive");
     rig.lent.timers.begin(Instant::from_millis(7_000));
     assert_eq!((rig.target.look(&mut rig.lent.cx()), rig.lent.io.connections()), (None, 0));
-    assert!(rig.target.has_peer(1), "it was we who closed its connection");
+    assert!(rig.target.has_peer(1), "this target closed its connection");
     assert_eq!(rig.target.expel(1, true, &mut rig.lent.cx()), Ok(true));
     assert_eq!(rig.connect(1, 0, US).1, Status::Expelled as u32);
 }
