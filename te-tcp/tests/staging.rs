@@ -59,8 +59,8 @@ impl Gpu {
         bytes
     }
 
-    fn slots_out(&self) -> usize {
-        self.node.transport.slots_out()
+    fn slots_taken(&self) -> usize {
+        self.node.transport.slots_taken()
     }
 
     fn is_full(&self, byte: u8) -> bool {
@@ -98,7 +98,7 @@ fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
         let at = slice.local.offset as usize;
         assert_eq!((a.bytes(at, 1_500), b.bytes(at, 1_500)), (vec![source; 1_500], vec![source; 1_500]));
     }
-    assert_eq!((a.slots_out(), b.slots_out()), (0, 0));
+    assert_eq!((a.slots_taken(), b.slots_taken()), (0, 0));
 }
 
 #[test]
@@ -126,18 +126,18 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
             }
             let all = (round as usize + 1) * 8;
             drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == all);
-            drive(&mut [&mut a.node, &mut b.node], |node| node.transport.slots_out() == 0);
-            drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+            drive(&mut [&mut a.node, &mut b.node], |node| node.transport.slots_taken() == 0);
+            drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() == 0);
         }
         let batch: Vec<Slice> = (0..8).map(|i| slice(900 + i, Op::Write, i * 5_000, 5_000)).collect();
         a.node.submit(&batch);
-        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() > 0);
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() > 0);
         let peer = a.node.transport.identity();
         drive(&mut [&mut b.node, &mut a.node], |node| node.transport.expel(peer, true) == Ok(true));
         b.fill(7);
         drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == 25 * 8);
         assert!(b.is_full(7), "a hop of an expelled peer landed");
-        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() == 0);
         for end in [&mut a, &mut b] {
             assert_eq!(end.node.transport.deregister(ON_DEVICE), Ok(()));
         }
@@ -152,13 +152,13 @@ fn a_cancelled_slice_ends_when_its_hop_has_and_its_region_is_busy_until_then() {
     a.node.poll();
     a.node.transport.cancel(Token(1)).unwrap();
     a.node.transport.cancel(Token(1)).unwrap();
-    assert!(a.node.ended(1).is_none() && a.slots_out() == 1);
+    assert!(a.node.ended(1).is_none() && a.slots_taken() == 1);
     let busy = a.node.transport.deregister(ON_DEVICE).map_err(|error| error.kind);
     assert_eq!(busy, Err(ErrorKind::Busy));
     // The target does not run: the end waits for the hop alone.
     let end = finish(&mut [&mut a.node], 1);
     assert_eq!((end.outcome, common::kind(&end)), (Outcome::NotApplied, ErrorKind::Canceled));
-    assert_eq!((a.slots_out(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
+    assert_eq!((a.slots_taken(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
         target.node.poll();
         quiet = if target.node.transport.stats().bytes_sent == sent { quiet + 1 } else { 0 };
     }
-    assert_eq!(target.slots_out(), 2, "the reader has all");
+    assert_eq!(target.slots_taken(), 2, "the reader has all");
 
     let mut other = Gpu::new(common::config(), 8, 2);
     other.attach(&target);
@@ -189,7 +189,7 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
     skip(Duration::from_millis(1_100));
     let end = finish(&mut [&mut other.node, &mut target.node], 1);
     assert!(end.outcome == Outcome::Applied && target.is_full(9));
-    assert_eq!(target.slots_out(), 0);
+    assert_eq!(target.slots_taken(), 0);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_region_is_withdrawn_from_peers_in_the_middle() {
     writer.say(&mut target.node, &[1; 2_500]);
     let answer = writer.hear(&mut target.node, 20);
     assert_eq!(answer[16..], (frame::Status::Withdrawn as u32).to_le_bytes());
-    assert!(target.is_full(3) && target.slots_out() == 0 && writer.is_alive(&mut target.node));
+    assert!(target.is_full(3) && target.slots_taken() == 0 && writer.is_alive(&mut target.node));
 }
 
 #[test]

@@ -39,8 +39,8 @@ impl Initiator {
 
     /// Slots that pieces hold.
     #[cfg(feature = "testkit")]
-    pub(crate) fn slots_out(&self) -> usize {
-        self.staging.slots_out()
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.staging.slots_taken()
     }
 
     /// Takes in the hops that have ended, and gives slots to pieces that wait for one.

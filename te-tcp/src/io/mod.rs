@@ -1,9 +1,9 @@
-//! Sockets: who is ready, whose turn it is, and the system calls that move bytes. It knows connections by
-//! their names and does not know what they carry.
+//! Sockets: which are ready, which is served next, and the system calls that move bytes. This module knows
+//! connections by their names, and does not know what they carry.
 //!
-//! With epoll, asking who is ready is a system call, so connections that had something to say a moment ago
-//! (*hot*) are read without asking. With io_uring asking is free, and a connection is hot while there is
-//! something left in its socket.
+//! With epoll, asking which sockets are ready is a system call, so connections on which something happened a
+//! moment ago (*active*) are read without asking. With io_uring asking costs nothing, and a connection is
+//! active while something is left in its socket.
 
 #[cfg(test)]
 mod tests;
@@ -24,31 +24,31 @@ use crate::sys::{Buffers, Poller, Socket};
 #[cfg(feature = "uring")]
 use crate::sys::{JOBS_MAX, Job, Ring};
 
-/// Received from one connection before the others get a turn, bytes.
+/// Bytes received from one connection before the others get a turn.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Vain attempts after which a connection is no longer read without asking.
+/// Reads without a result after which a connection is no longer active.
 const EAGER_READS: u16 = 64;
-/// Every so many polls the system is asked, however warm the connections are: new connections and cold
-/// connections want their turn.
+/// In every poll with a number divisible by this, the poller is asked even when connections are active, so
+/// that new connections and those that are not active get a turn.
 const ASK_EVERY: u32 = 16;
 /// Events taken in one poll.
 const EVENTS_MAX: usize = 64;
-/// The name of the listener's events; no connection has it.
+/// The name in the listener's events; no connection has it.
 const LISTENER: u64 = u64::MAX;
 
-/// The sockets of a transport: its poller, its listener, and which connections are read next.
+/// The sockets of a transport: its poller, its listener, and the connections that are read next.
 pub(crate) struct Io {
-    /// First, so that it lets go of the sockets before they are closed.
+    /// The first field, so that it is dropped before the sockets are closed.
     poller: Poller,
     listener: Listener,
-    /// Connections may be waiting to be accepted.
+    /// The listener has reported connections that were not accepted yet.
     listener_waits: bool,
     buffers: Buffers,
-    /// Connections that are watched.
+    /// Number of connections that are watched.
     connections: usize,
-    /// Names of connections that are read without asking.
+    /// Names of the active connections.
     active: Vec<u64>,
-    /// Connections of which the poller is to tell when they can be written.
+    /// Connections for which the poller reports writability.
     waiting_to_write: u32,
     stats: Stats,
 }
@@ -57,7 +57,7 @@ impl Io {
     /// Listens as `config` says, and prepares its driver.
     ///
     /// # Errors
-    /// An address that cannot be bound, a congestion control or a driver that the kernel does not have.
+    /// An address that is not available, a congestion control or a driver that the kernel does not have.
     pub(crate) fn open(config: &Config) -> Result<Self, OpenError> {
         let step = OpenError::step;
         let listener = Listener::bind(config.listen()).map_err(step("listen on the address in `bind`"))?;
@@ -86,22 +86,22 @@ impl Io {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
         self.listener.local_address()
     }
 
-    /// The descriptor that is readable while something is ready.
+    /// A descriptor that is readable while something is ready.
     pub(crate) fn raw_fd(&self) -> std::os::fd::RawFd {
         self.poller.raw_fd()
     }
 
-    /// Connections of both sides that are open.
+    /// Open connections: those that this transport opened and those of peers.
     pub(crate) const fn connections(&self) -> usize {
         self.connections
     }
 
-    /// Bytes and system calls.
+    /// Counters of bytes and system calls.
     pub(crate) const fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -109,7 +109,7 @@ impl Io {
 
 /// Single connections.
 impl Io {
-    /// Starts to connect to `address`; that the socket becomes writable tells the end.
+    /// Starts to connect to `address`. The socket becomes writable when that has succeeded or failed.
     pub(crate) fn connect(&self, address: SocketAddr, config: &Config) -> io::Result<Socket> {
         let socket = Socket::new(address)?;
         tune(&socket, config)?;
@@ -117,7 +117,7 @@ impl Io {
         Ok(socket)
     }
 
-    /// Watches a connection from now on, for what its `interest` says.
+    /// Watches a connection from now on, for its `interest`.
     pub(crate) fn watch<R>(&mut self, connection: &Connection<R>) -> io::Result<()> {
         self.poller.add(&connection.socket, connection.name, connection.interest)?;
         self.waiting_to_write += u32::from(connection.interest.writable);
@@ -125,7 +125,7 @@ impl Io {
         Ok(())
     }
 
-    /// A connection that was watched has ended. To be called before its socket is closed.
+    /// Stops watching a connection. Must be called before its socket is closed.
     pub(crate) fn forget<R>(&mut self, connection: &Connection<R>) {
         self.poller.remove(connection.name);
         self.waiting_to_write -= u32::from(connection.interest.writable);
@@ -133,14 +133,15 @@ impl Io {
         self.connections -= 1;
     }
 
-    /// Sends what waits, and tells `progress` what got how far. True: something was sent.
+    /// Sends what waits, and calls `progress` for each item of which something was sent. Returns whether
+    /// something was sent.
     #[inline]
     pub(crate) fn send<R>(
         &mut self,
         connection: &mut Connection<R>,
         progress: impl FnMut(&mut R, Source, Progress),
     ) -> io::Result<bool> {
-        // Most turns have nothing to send.
+        // Most calls have nothing to send.
         if connection.blocked || connection.outbox.is_empty() {
             Ok(false)
         } else {
@@ -171,8 +172,8 @@ impl Io {
         Ok(some)
     }
 
-    /// Receives once, or takes what was received for the connection. `None`: there is nothing. The end of the
-    /// stream is an error.
+    /// Receives once, or returns what was already received for the connection. `None`: there is nothing. The
+    /// end of the stream is an error.
     #[inline]
     pub(crate) fn receive<R>(
         &mut self,
@@ -199,11 +200,11 @@ impl Io {
         }
     }
 
-    /// From now on the connection is read without asking, until that has been in vain for a while.
+    /// Makes the connection active: it is read without asking until enough reads have found nothing.
     #[inline]
     pub(crate) fn mark_active<R>(&mut self, connection: &mut Connection<R>) {
-        if self.poller.tells_changes() {
-            // Asking costs nothing there.
+        if self.poller.reports_changes() {
+            // The io_uring driver asks at no cost.
             return;
         }
         if connection.eager_reads == 0 {
@@ -212,8 +213,9 @@ impl Io {
         connection.eager_reads = EAGER_READS;
     }
 
-    /// A connection was read, or may be read again, and there may be more (unless `drained`). Where changes
-    /// are told and not states, it is up to us to come back.
+    /// Called when reading a connection has stopped or may begin again. Unless it is `drained`, there may be
+    /// more to read, and a driver that reports changes will not report that again: the connection stays
+    /// active.
     #[inline]
     pub(crate) fn stopped_reading<R>(
         &mut self,
@@ -221,7 +223,7 @@ impl Io {
         drained: bool,
         timers: &mut Timers,
     ) {
-        if self.poller.tells_changes() {
+        if self.poller.reports_changes() {
             connection.eager_reads = u16::from(!drained);
             if !drained {
                 timers.wake();
@@ -230,7 +232,7 @@ impl Io {
         }
     }
 
-    /// Tells the poller what a connection waits for, if that has changed.
+    /// Changes the poller's interest to what the connection waits for, if it differs.
     #[inline]
     pub(crate) fn settle_interest<R>(&mut self, connection: &mut Connection<R>) {
         let wanted = Interest { readable: !connection.paused, writable: connection.blocked };
@@ -245,28 +247,29 @@ impl Io {
     }
 }
 
-/// Whose turn it is.
+/// Which connections are served next.
 impl Io {
-    /// Whether the poller tells changes rather than states.
+    /// Whether the driver reports changes rather than states.
     #[cfg(feature = "uring")]
-    pub(crate) const fn tells_changes(&self) -> bool {
-        self.poller.tells_changes()
+    pub(crate) const fn reports_changes(&self) -> bool {
+        self.poller.reports_changes()
     }
 
-    /// Whether poll number `polls` asks the system who is ready rather than read the hot connections.
+    /// Whether poll number `polls` asks the poller which sockets are ready. Otherwise it reads the active
+    /// connections.
     #[inline]
     pub(crate) fn asks(&self, polls: u32) -> bool {
         self.active.is_empty() || self.waiting_to_write > 0 || polls.is_multiple_of(ASK_EVERY)
     }
 
-    /// Asks the system who is ready; returns how many, to be read with [`Self::event`].
+    /// Asks the poller which sockets are ready; returns the number of events for [`Self::event`].
     pub(crate) fn ready(&mut self) -> usize {
         self.stats.waits += 1;
         self.poller.ready().unwrap_or(0)
     }
 
-    /// Event `at` of those that the last [`Self::ready`] counted. `None`: the listener's, which is
-    /// remembered.
+    /// Event `at` of those that the last [`Self::ready`] counted. `None`: it was the listener's, which is
+    /// noted.
     pub(crate) fn event(&mut self, at: usize) -> Option<Event> {
         let event = self.poller.event(at);
         if event.token == LISTENER {
@@ -276,14 +279,14 @@ impl Io {
         Some(event)
     }
 
-    /// The hot connection at place `at`.
+    /// The active connection at position `at`.
     #[inline]
     pub(crate) fn active(&self, at: usize) -> Option<u64> {
         self.active.get(at).copied()
     }
 
-    /// The connection at place `at` of the hot ones has had its turn; it stays there if it is still `warm`.
-    /// Returns the place of the next.
+    /// Notes that the connection at position `at` was read; it stays in the list while it is `active`.
+    /// Returns the position of the next.
     #[inline]
     pub(crate) fn had_turn(&mut self, at: usize, name: u64, active: bool) -> usize {
         if active {
@@ -295,15 +298,15 @@ impl Io {
         at
     }
 
-    /// Keeps the hot connections of which `warm` is true. True: there are some, or changes have come up that
-    /// were not told yet.
+    /// Keeps the active connections for which `active` returns true. Returns whether there is one, or whether
+    /// the driver has changes that were not returned yet.
     #[cfg(feature = "uring")]
     pub(crate) fn retain_active(&mut self, active: impl Fn(u64) -> bool) -> bool {
         self.active.retain(|&name| active(name));
         !self.active.is_empty() || matches!(&self.poller, Poller::Ring(ring) if ring.has_news())
     }
 
-    /// The hot connections from place `from` on, as many as one call receives for.
+    /// The active connections from position `from` on, as many as one call can receive for.
     #[cfg(feature = "uring")]
     pub(crate) fn active_from(&self, from: usize) -> &[u64] {
         let until = self.active.len().min(from + JOBS_MAX);
@@ -318,7 +321,7 @@ impl Io {
         }
     }
 
-    /// The connection is read in this poll.
+    /// Adds a connection to those that are read without asking.
     #[inline]
     pub(crate) fn add_active(&mut self, name: u64) {
         if !self.active.contains(&name) {
@@ -329,7 +332,8 @@ impl Io {
 
 /// The listener.
 impl Io {
-    /// Whether connections may be waiting that can be accepted now. Asked once.
+    /// Whether connections may wait that can be accepted now. The next call returns false unless the listener
+    /// reports again.
     pub(crate) fn takes_connections(&mut self) -> bool {
         std::mem::take(&mut self.listener_waits) && self.listener.rests_until().is_none()
     }
@@ -339,20 +343,20 @@ impl Io {
         self.listener.accept()
     }
 
-    /// There may be more connections than were accepted, and not every driver says so twice.
+    /// Notes that more connections may wait than were accepted: not every driver reports that twice.
     pub(crate) const fn accepts_more(&mut self) {
         self.listener_waits = true;
     }
 
-    /// Accepting failed with `error`, and would fail again at once: the listener rests for a while.
-    pub(crate) fn rest(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
+    /// Pauses the listener for a while: accepting failed with `error`, and would fail again at once.
+    pub(crate) fn pause_listener(&mut self, error: &io::Error, connections_max: u32, timers: &mut Timers) {
         if self.poller.modify(&self.listener, LISTENER, Interest::NONE).is_ok() {
             self.listener.rest(timers.now(), error, connections_max);
             timers.due_by(timers.now());
         }
     }
 
-    /// Watches the listener again when its rest is over. Returns until when it rests.
+    /// Watches the listener again when its pause is over. Returns when the pause ends.
     pub(crate) fn look_at_listener(&mut self, timers: &mut Timers) -> Option<Instant> {
         if self.listener.is_rested(timers.now())
             && self.poller.modify(&self.listener, LISTENER, Interest::READ).is_ok()
@@ -365,7 +369,7 @@ impl Io {
     }
 }
 
-/// Settings that every socket gets before it is used.
+/// Applies the settings that every socket gets before it is used.
 pub(crate) fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
     socket.set_nodelay()?;
     set_buffers(socket, config.send_buffer_bytes, config.receive_buffer_bytes)?;
@@ -375,12 +379,13 @@ pub(crate) fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
     }
 }
 
-/// Settings that depend on who is at the other end of a connected socket. True: a process on this host.
+/// Applies the settings that depend on the address at the other end of a connected socket. Returns whether
+/// that is an address of this host.
 pub(crate) fn tune_to_peer(socket: &Socket, config: &Config) -> bool {
     let (Ok(here), Ok(there)) = (socket.local_address(), socket.peer_address()) else { return false };
     let same_host = there.ip().is_loopback() || here.ip() == there.ip();
     if same_host && config.congestion.is_none() {
-        // Pacing within one host only costs. A kernel without cubic keeps what it has.
+        // Within one host pacing gains nothing. A kernel without cubic keeps its default.
         let _ = set_congestion(socket, "cubic");
     }
     same_host

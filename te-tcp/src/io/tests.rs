@@ -5,7 +5,7 @@ use super::*;
 use crate::connection::PeerName;
 use te_fabric::Slab;
 
-/// A connection that is watched, and its peer's end.
+/// A connection that is watched, and the peer's end of it.
 fn connection(io: &mut Io, names: &mut Slab<(), PeerName>) -> (Connection<u32>, TcpStream) {
     let theirs = TcpStream::connect(io.local_address().expect("it is bound")).expect("it listens");
     let ours = loop {
@@ -78,7 +78,7 @@ fn bytes_go_out_and_come_in_and_are_counted() {
 fn an_active_connection_is_read_without_asking_until_it_has_been_idle_for_long() {
     let (mut io, mut names) = open();
     let (mut connection, _theirs) = connection(&mut io, &mut names);
-    assert!(io.asks(1), "nothing is hot");
+    assert!(io.asks(1), "no connection is active");
     io.mark_active(&mut connection);
     io.mark_active(&mut connection);
     assert_eq!(
@@ -115,14 +115,14 @@ fn a_connection_that_waits_for_its_socket_makes_the_system_be_asked() {
 }
 
 #[test]
-fn a_listener_that_rests_takes_no_connections_until_its_rest_is_over() {
+fn a_paused_listener_takes_no_connections_until_its_pause_is_over() {
     let (mut io, _) = open();
     let mut timers = Timers::new();
     timers.begin(Instant::from_millis(1_000));
     io.accepts_more();
-    io.rest(&io::Error::from_raw_os_error(libc::EMFILE), 8, &mut timers);
+    io.pause_listener(&io::Error::from_raw_os_error(libc::EMFILE), 8, &mut timers);
     assert_eq!((io.takes_connections(), timers.is_due()), (false, true));
-    let until = io.look_at_listener(&mut timers).expect("it rests");
+    let until = io.look_at_listener(&mut timers).expect("accepting is paused");
     timers.begin(until);
     assert_eq!((io.look_at_listener(&mut timers), io.takes_connections()), (None, true));
 }

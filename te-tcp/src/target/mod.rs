@@ -530,7 +530,7 @@ impl Target {
         if let Some(index) = silent(&candidates, cx.now()) {
             self.evict(index, cx);
         }
-        cx.io.rest(error, cx.config.connections_max, cx.timers);
+        cx.io.pause_listener(error, cx.config.connections_max, cx.timers);
     }
 
     fn adopt(&mut self, socket: Socket, cx: &mut Context<'_>) -> io::Result<()> {
@@ -647,8 +647,8 @@ impl Target {
 
     /// Staging slots that connections hold.
     #[cfg(feature = "testkit")]
-    pub(crate) fn slots_out(&self) -> usize {
-        self.staging.slots_out()
+    pub(crate) fn slots_taken(&self) -> usize {
+        self.staging.slots_taken()
     }
 
     /// Takes in the hops that have ended, and starts those that wait.
