@@ -146,5 +146,5 @@ pub use config::{CONNECTIONS_PER_PEER_MAX, Config, Driver};
 pub use stats::Stats;
 pub use te_fabric::{ConfigError, OpenError};
 #[cfg(feature = "testkit")]
-pub use transport::RegionUsers;
+pub use transport::RegionPins;
 pub use transport::TcpTransport;

@@ -307,15 +307,15 @@ impl TcpTransport {
     ///
     /// # Errors
     /// `NotFound`, `Stale`.
-    pub fn region_users(&self, id: RegionId) -> Result<RegionUsers, Error> {
-        self.regions.find(id).map(|region| RegionUsers { own: region.users, peers: region.ext.peers })
+    pub fn region_pins(&self, id: RegionId) -> Result<RegionPins, Error> {
+        self.regions.find(id).map(|region| RegionPins { own: region.users, peers: region.ext.peers })
     }
 }
 
 /// What uses a region at one moment.
 #[cfg(feature = "testkit")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionUsers {
+pub struct RegionPins {
     /// Slices of the transport that registered it.
     pub own: u32,
     /// Payloads of peers that are being moved into it or out of it.

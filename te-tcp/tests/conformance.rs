@@ -1,4 +1,4 @@
-//! The contract's conformance suite over loopback.
+//! Runs the contract's conformance suite over loopback.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use te_tcp::{Config, TcpTransport};
 #[global_allocator]
 static ALLOCATOR: CountingAlloc<std::alloc::System> = CountingAlloc::new(std::alloc::System);
 
-/// Pairs of transports on this machine.
+/// Opens pairs of transports on this machine.
 struct Loopback(Config);
 
 impl Loopback {
@@ -44,7 +44,7 @@ impl Fabric for Loopback {
     }
 }
 
-/// The suite's longest slices, short limits.
+/// The longest slices of the suite, and short time limits.
 fn plain() -> Config {
     Config {
         peer_silence_ms_max: 1_000,

@@ -1,4 +1,5 @@
-//! `kill -9` of a target in the middle of a thousand slices. The target is this test binary once more.
+//! `kill -9` of a target in the middle of a thousand slices. The target is this test binary, started once
+//! more.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -13,7 +14,8 @@ use te_tcp::Config;
 const TARGET: &str = "SNOWSKIN_TEST_TARGET";
 const BYTES: usize = 8 << 20;
 
-/// Serves until it is killed, when it is asked to be the target; else there is nothing to test here.
+/// Serves until it is killed, when the environment says that this process is the target; otherwise it tests
+/// nothing.
 #[test]
 fn target_process() {
     if std::env::var_os(TARGET).is_none() {
@@ -46,7 +48,7 @@ fn start_target() -> (Process, Vec<u8>) {
 #[test]
 fn every_slice_ends_once_when_the_target_is_killed() {
     for connections in [1, 4] {
-        // Another peer that must not notice.
+        // Another peer, which must not be affected.
         let config = Config { connections, ..common::config() };
         let (mut a, mut witness) = pair(&config, BYTES);
         let (mut process, blob) = start_target();

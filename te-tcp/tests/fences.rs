@@ -1,4 +1,4 @@
-//! Fences of an initiator, towards a target that answers when the test says so.
+//! Fences of an initiator, towards a target that the test plays: it answers when the test decides.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::raw::export_of;
-use common::{Node, PATIENCE, REMOTE, write};
+use common::{Node, REMOTE, eventually, write};
 use te_core::{Completion, Memory, Token, Transport};
 use te_tcp::Config;
 use te_tcp::frame::{self, Header, Kind, PROTOCOL, Request, Step};
@@ -19,16 +19,16 @@ struct Connection {
     bytes: Vec<u8>,
     greeted: bool,
     writes: usize,
-    /// The ids of the FENCE frames that have come.
+    /// The ids of the FENCE frames that have arrived.
     fences: Vec<u64>,
 }
 
 impl Connection {
-    fn say(&mut self, parts: &[&[u8]]) {
+    fn send(&mut self, parts: &[&[u8]]) {
         self.stream.write_all(&parts.concat()).unwrap();
     }
 
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let mut more = [0; 4_096];
         loop {
             match self.stream.read(&mut more) {
@@ -43,12 +43,12 @@ impl Connection {
         }
     }
 
-    /// Takes in one frame; returns its bytes.
+    /// Takes in one frame; returns its length.
     fn take(&mut self) -> Option<usize> {
         if !self.greeted {
             let Step::Frame(_, used) = frame::parse_hello(&self.bytes).unwrap() else { return None };
             self.greeted = true;
-            self.say(&[PROTOCOL.welcome(0, 5, 1 << 30).as_bytes()]);
+            self.send(&[PROTOCOL.welcome(0, 5, 1 << 30).as_bytes()]);
             return Some(used);
         }
         let Step::Frame(request, head) = frame::parse_request(&self.bytes).unwrap() else { return None };
@@ -81,11 +81,9 @@ impl Target {
         Self { listener, connections: Vec::new() }
     }
 
-    /// Both sides go on until `done`.
+    /// Polls both sides until `done` returns true.
     fn drive(&mut self, a: &mut Node, what: &str, done: impl Fn(&Self, &Node) -> bool) {
-        let start = std::time::Instant::now();
-        while !done(self, a) {
-            assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        eventually(what, || {
             a.poll();
             if let Ok((stream, _)) = self.listener.accept() {
                 stream.set_nonblocking(true).unwrap();
@@ -93,8 +91,9 @@ impl Target {
                     Connection { stream, bytes: Vec::new(), greeted: false, writes: 0, fences: Vec::new() };
                 self.connections.push(connection);
             }
-            self.connections.iter_mut().for_each(Connection::hear);
-        }
+            self.connections.iter_mut().for_each(Connection::receive);
+            done(self, a)
+        });
     }
 }
 
@@ -105,7 +104,7 @@ fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
     let mut a = common::node(config, 8_192);
     a.transport.attach(REMOTE, &export_of(&target.listener)).unwrap();
 
-    // The first WRITE fills the window of the first connection, so the second one opens another.
+    // The first WRITE fills the window of the first connection, so the second WRITE opens another.
     a.submit(&[write(1, 0, 0, 4_096)]);
     target.drive(&mut a, "the first connection has a WRITE", |target, _| {
         target.connections.first().is_some_and(|connection| connection.writes == 1)
@@ -120,19 +119,19 @@ fn an_answer_from_before_a_connection_was_lost_ends_no_fence() {
     });
 
     // The second connection is lost. What the target has of it unread is not covered by the first FENCE,
-    // which names that connection as one that is in use.
+    // which lists that connection as one in use.
     drop(target.connections.pop());
     target.drive(&mut a, "the first connection has another FENCE", |target, _| {
         target.connections[0].fences.len() == 2
     });
     let connection = &mut target.connections[0];
     let (first, second) = (connection.fences[0], connection.fences[1]);
-    connection.say(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
-    connection.say(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
+    connection.send(&[Header::new(Kind::FenceAck, 0, 0, first).as_bytes()]);
+    connection.send(&[Header::new(Kind::Ack, 0, 1, 0).as_bytes(), &0_u32.to_le_bytes()]);
     target.drive(&mut a, "the WRITE behind the answer has ended", |_, a| a.ended(1).is_some());
     assert_eq!(a.ended(3), None, "the target has not dropped the lost connection");
 
-    target.connections[0].say(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
+    target.connections[0].send(&[Header::new(Kind::FenceAck, 0, 0, second).as_bytes()]);
     target.drive(&mut a, "the fence has ended", |_, a| a.ended(3).is_some());
     assert_eq!(a.ended(3), Some(Completion::applied(Token(3))));
 }

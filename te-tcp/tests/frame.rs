@@ -1,4 +1,5 @@
-//! The wire protocol as pure functions: what is written is parsed back, and no bytes make a parser misbehave.
+//! The wire protocol as pure functions: a written frame parses back to itself, and no bytes make a parser
+//! misbehave.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::net::IpAddr;
@@ -22,8 +23,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     })
 }
 
-/// A parser asks for more until it has all, gives the same frame with anything behind it, and takes just its
-/// head.
+/// Checks that a parser needs more bytes until the frame is complete, returns the same frame whatever follows
+/// it, and reports the length of its head.
 fn check<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
     parse: impl Fn(&[u8]) -> Result<Step<T>, FrameError>,
@@ -175,7 +176,7 @@ proptest! {
         let _ = parse_hello(&bytes);
         let _ = parse_welcome(&bytes);
         let _ = parse_export(&bytes);
-        // Bytes that begin like a frame get further.
+        // Bytes that begin like a frame reach more of the parser.
         let mut header = Header::read_from_bytes(&[0; 16]).unwrap();
         header.kind = kind;
         header.count = count.into();
@@ -192,7 +193,7 @@ proptest! {
 }
 
 #[test]
-fn what_must_not_be_is_named() {
+fn wrong_bytes_are_refused_with_the_reason() {
     let header = |kind, flags, count| Header { kind, ..Header::new(Kind::Read, flags, count, 0) };
     assert_eq!(parse_request(header(1, 0, 0).as_bytes()), Err(FrameError::Count(0)));
     assert_eq!(parse_request(header(2, 0, 65).as_bytes()), Err(FrameError::Count(65)));

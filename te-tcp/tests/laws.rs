@@ -1,5 +1,5 @@
-//! Cancelling, fencing, withdrawing, and peers that stop: what the contract promises when things do not go
-//! well.
+//! Cancels, fences, regions that are withdrawn, and peers that stop: what the contract promises in case of
+//! failure.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -21,12 +21,12 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 const MIB: u32 = 1 << 20;
 
-/// Small socket buffers: what does not fit stays in our hands.
+/// Small socket buffers: bytes that do not fit stay in the transport.
 fn tight() -> Config {
     Config { send_buffer_bytes: Some(65_536), receive_buffer_bytes: Some(65_536), ..common::config() }
 }
 
-/// Opens the connection, so that what follows is about slices alone.
+/// Opens the connection, so that what follows concerns slices alone.
 fn connect(a: &mut Node, b: &mut Node) {
     a.submit(&[read(u64::MAX, 0, 0, 1)]);
     assert!(finish(&mut [a, b], u64::MAX).result.is_ok());
@@ -73,7 +73,7 @@ fn a_write_cancelled_behind_a_full_socket_was_not_applied() {
 
 #[test]
 fn a_framed_write_that_is_taken_back_leaves_its_neighbours_alone() {
-    // One frame of a large and many small WRITEs; the socket takes only the beginning.
+    // One frame with a large WRITE and many small ones; the socket takes only its beginning.
     let (mut a, mut b) = pair(&tight(), 16 << 20);
     connect(&mut a, &mut b);
     a.memory.paint(1);
@@ -109,7 +109,7 @@ fn a_cancelled_read_never_writes_again() {
         a.submit(&[read(1, 0, 0, 16 * MIB), read(2, 0, 64, 64)]);
         drive(&mut [&mut a, &mut b], |node| node.memory.get(100, 1) != [0]);
         a.transport.cancel(Token(1)).unwrap();
-        // From this instant on, whoever polls.
+        // From this instant on, whichever side polls.
         a.memory.paint(0x55);
         let end = finish(&mut [&mut a], 1);
         assert_eq!(
@@ -134,7 +134,7 @@ fn a_write_cut_in_mid_frame_is_unknown_and_its_memory_is_not_read_again() {
     a.memory.set(0, &vec![0xbb; 4 << 20]);
     let end = finish(&mut [&mut a], 1);
     assert_eq!((kind(&end), end.outcome, end.fence_needed), (ErrorKind::Canceled, Outcome::Unknown, true));
-    // The connection goes on.
+    // The connection stays usable.
     assert!(finish(&mut [&mut a, &mut b], 2).result.is_ok());
     assert_eq!(a.transport.stats().connections_opened, 1);
     let seen = b.memory.get(0, 4 << 20);
@@ -163,7 +163,7 @@ fn a_write_that_waits_for_its_answer_is_unknown_when_cancelled() {
     a.transport.cancel(Token(1)).unwrap();
     let end = finish(&mut [&mut a], 1);
     assert_eq!((kind(&end), end.outcome), (ErrorKind::Canceled, Outcome::Unknown));
-    assert_eq!(a.transport.slices_in_flight(), 1, "a ghost until the target has answered");
+    assert_eq!(a.transport.slices_in_flight(), 1, "its slot is taken until the target has answered");
     drive(&mut [&mut a, &mut b], |node| node.transport.slices_in_flight() == 0);
     assert_eq!(a.done.len(), 2, "L1");
 }
@@ -171,8 +171,8 @@ fn a_write_that_waits_for_its_answer_is_unknown_when_cancelled() {
 #[test]
 fn bytes_of_a_connection_that_died_do_not_land_after_the_fence() {
     for connections in [1, 4] {
-        // Nothing may be copied aside: a cut resets the connection, with its bytes in the target's receive
-        // buffer.
+        // No detached copy is allowed: cancelling resets the connection, with its bytes in the target's
+        // receive buffer.
         let config = Config { detached_bytes_max: 0, connections, ..tight() };
         let (mut a, mut b) = pair(&config, 16 << 20);
         connect(&mut a, &mut b);
@@ -193,7 +193,7 @@ fn bytes_of_a_connection_that_died_do_not_land_after_the_fence() {
 
 #[test]
 fn fences_end_by_what_is_known_of_the_target() {
-    // Nobody there any more.
+    // No process listens at the address any more.
     let (mut a, mut b) = pair(&common::config(), 4_096);
     a.submit(&[write(0, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
@@ -204,7 +204,7 @@ fn fences_end_by_what_is_known_of_the_target() {
     assert_eq!((kind(&end), end.outcome), (ErrorKind::PeerDead, Outcome::Unknown));
     assert_eq!(a.transport.detach(REMOTE), Ok(()), "the fence has ended");
 
-    // Somebody else is there: whoever wrote before is gone.
+    // Another incarnation is at the address: the earlier one has ended.
     let (mut a, mut b) = pair(&Config { bind: address, ..common::config() }.any_port(), 4_096);
     a.submit(&[write(0, 0, 0, 8)]);
     assert!(finish(&mut [&mut a, &mut b], 0).result.is_ok());
@@ -268,7 +268,7 @@ fn a_region_in_use_is_busy_and_then_free() {
 }
 
 #[test]
-fn what_makes_no_sense_is_not_accepted() {
+fn invalid_calls_are_not_accepted() {
     let (mut a, b) = pair(&Config { slice_bytes_max: 1_000, ..common::config() }, 4_096);
     let mut refused = |slice| a.transport.submit(&[slice]).map_err(|error| error.kind);
     assert_eq!(refused(write(1, 0, 0, 0)), Err(ErrorKind::InvalidArgument));
@@ -305,7 +305,7 @@ fn a_target_that_is_not_polled_pushes_back() {
         accepted += a.transport.submit(&batch[accepted..]).unwrap();
         a.poll();
     }
-    assert_eq!(accepted, 256, "full, and said so");
+    assert_eq!(accepted, 256, "the limit, and the caller learns it");
     while accepted < batch.len() {
         accepted += a.transport.submit(&batch[accepted..]).unwrap();
         a.poll();
@@ -323,7 +323,7 @@ fn a_peer_that_falls_silent_ends_its_slices_and_no_others() {
     let other = RemoteRegionId::new(1, 1);
     a.transport.attach(other, &lively.export()).unwrap();
     connect(&mut a, &mut silent);
-    // From here on `silent` is not polled: half open.
+    // From here on `silent` is not polled, so the connection is half open.
     a.submit(&[write(1, 0, 0, 1_000), read(2, 0, 0, 1_000), write(3, 0, 0, 16 * MIB), write(4, 0, 0, 10)]);
     a.transport.fence(Token(5), REMOTE).unwrap();
     let mut token = 100;
@@ -341,7 +341,8 @@ fn a_peer_that_falls_silent_ends_its_slices_and_no_others() {
     });
     assert!((1..=5).all(|token| kind(&a.ended(token).unwrap()) == ErrorKind::PeerDead));
     assert!((100..token - 1).all(|token| a.ended(token).unwrap().result.is_ok()));
-    // It wakes up: what comes next reaches it, and what it had in its buffer does not land after the fence.
+    // It is polled again: what comes next reaches it, and what was in its buffer does not land after the
+    // fence.
     a.transport.fence(Token(6), REMOTE).unwrap();
     a.submit(&[write(7, 0, 0, 1_000)]);
     assert!(finish(&mut [&mut a, &mut silent, &mut lively], 6).result.is_ok());
@@ -387,11 +388,11 @@ fn a_parked_caller_is_woken_for_everything() {
             let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             // SAFETY: one `pollfd` that lives across the call.
             let ready = unsafe { libc::poll(&raw mut poll, 1, wait) };
-            assert!(ready > 0 || wait < 10_000, "nothing would ever wake it");
+            assert!(ready > 0 || wait < 10_000, "it would never be woken");
         }
         a.ended(token).unwrap()
     };
-    // Nobody polls the target: the handshake runs into its limit.
+    // The target is not polled: the handshake exceeds its time limit.
     a.submit(&[write(1, 0, 0, 8)]);
     assert_eq!(kind(&parked(&mut a, 1)), ErrorKind::PeerDead);
     drop(b);
@@ -421,7 +422,7 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
         let entry = DataEntry { status: U32::ZERO, crc: U32::new(1), len: U64::new(4) };
         let header = Header::new(Kind::Data, FLAG_CHECKSUM, 1, 0);
         stream.write_all(&[header.as_bytes(), entry.as_bytes(), b"oops"].concat()).unwrap();
-        // Then an answer to a question that nobody asked.
+        // Then an answer without a request.
         stream.read_exact(&mut [0; 56]).unwrap();
         stream.write_all(Header::new(Kind::Data, 0, 1, 900).as_bytes()).unwrap();
         stream.write_all(entry.as_bytes()).unwrap();
@@ -438,7 +439,7 @@ fn a_target_that_sends_wrong_bytes_is_caught() {
 }
 
 #[test]
-fn settings_out_of_their_limits_are_named() {
+fn settings_outside_their_ranges_are_named() {
     let error = TcpTransport::new(Config { connections: 0, ..common::config() }).unwrap_err();
     assert_eq!(error.to_string(), "setting connections is 0: set it to 1..=16");
     let error = TcpTransport::new(Config { connections: 20, ..common::config() }).unwrap_err();

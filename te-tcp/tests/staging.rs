@@ -1,4 +1,5 @@
-//! Memory of devices beyond what the conformance suite sees: slots come back, and nobody waits for ever.
+//! Memory of devices beyond what the conformance suite checks: which ends wait for hops, that staging slots
+//! come back, and that no peer keeps others waiting for ever.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -22,7 +23,7 @@ const ON_DEVICE: RegionId = RegionId::new(1, 1);
 const REMOTE: RemoteRegionId = RemoteRegionId::new(1, 1);
 const BYTES: usize = 64 << 10;
 
-/// A node with a device, and a region of its memory.
+/// A node with a device, and a region of the device's memory.
 struct Gpu {
     node: Node,
     device: FakeDevices,
@@ -48,7 +49,7 @@ impl Gpu {
     }
 
     fn fill(&self, byte: u8) {
-        // SAFETY: memory of the device, which no slice of the test uses.
+        // SAFETY: memory of the device that no slice of the test uses.
         unsafe { self.device.poke(self.span, &[byte; BYTES]) };
     }
 
@@ -79,7 +80,7 @@ fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
 }
 
 #[test]
-fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
+fn two_nodes_with_one_slot_each_that_write_and_read_each_other_both_finish() {
     let config = Config { connections: 3, ..common::config() };
     let (mut a, mut b) = (Gpu::new(config.clone(), 1, 1), Gpu::new(config, 2, 1));
     a.attach(&b);
@@ -118,7 +119,7 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
             }
             match round % 3 {
                 0 => batch.iter().for_each(|slice| {
-                    // It may have ended.
+                    // It may have ended already.
                     let _ended_or_not = a.node.transport.cancel(slice.token);
                 }),
                 1 => b.node.transport.close_connections(),
@@ -155,7 +156,7 @@ fn a_cancelled_slice_ends_when_its_hop_has_and_its_region_is_busy_until_then() {
     assert!(a.node.ended(1).is_none() && a.slots_taken() == 1);
     let busy = a.node.transport.deregister(ON_DEVICE).map_err(|error| error.kind);
     assert_eq!(busy, Err(ErrorKind::Busy));
-    // The target does not run: the end waits for the hop alone.
+    // The target is not polled: the completion waits for the hop alone.
     let end = finish(&mut [&mut a.node], 1);
     assert_eq!((end.outcome, common::kind(&end)), (Outcome::NotApplied, ErrorKind::Canceled));
     assert_eq!((a.slots_taken(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
@@ -167,10 +168,10 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
     let mut target = Gpu::new(config, 7, 2);
     let mut reader = Raw::greeted(&mut target.node, 1, 0);
     reader.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
-    // More than the sockets hold.
+    // More bytes than the sockets hold.
     for seq in 0..100 {
         let request = frame_of(Kind::Read, 0, seq, &[reader.operation(0, BYTES as u64)]);
-        reader.say(&mut target.node, &request);
+        reader.send(&mut target.node, &request);
     }
     let mut quiet = 0;
     while quiet < 10_000 {
@@ -178,7 +179,7 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
         target.node.poll();
         quiet = if target.node.transport.stats().bytes_sent == sent { quiet + 1 } else { 0 };
     }
-    assert_eq!(target.slots_taken(), 2, "the reader has all");
+    assert_eq!(target.slots_taken(), 2, "the reader holds all");
 
     let mut other = Gpu::new(common::config(), 8, 2);
     other.attach(&target);
@@ -198,16 +199,16 @@ fn a_region_is_withdrawn_from_peers_in_the_middle() {
     let mut writer = Raw::greeted(&mut target.node, 1, 0);
     writer.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
     let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
-    writer.say(&mut target.node, &request);
-    writer.say(&mut target.node, &[1; 2_500]);
+    writer.send(&mut target.node, &request);
+    writer.send(&mut target.node, &[1; 2_500]);
     drive(&mut [&mut target.node], |node| {
-        node.transport.region_users(ON_DEVICE).is_ok_and(|users| users.peers == 2)
+        node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
     });
     drive(&mut [&mut target.node], |node| node.transport.deregister(ON_DEVICE) == Ok(()));
     assert_eq!(target.bytes(0, 2_000), [1; 2_000]);
     target.fill(3);
-    writer.say(&mut target.node, &[1; 2_500]);
-    let answer = writer.hear(&mut target.node, 20);
+    writer.send(&mut target.node, &[1; 2_500]);
+    let answer = writer.receive(&mut target.node, 20);
     assert_eq!(answer[16..], (frame::Status::Withdrawn as u32).to_le_bytes());
     assert!(target.is_full(3) && target.slots_taken() == 0 && writer.is_alive(&mut target.node));
 }
@@ -225,7 +226,7 @@ fn memory_is_refused_that_no_stager_reaches() {
         (host.at(GPU), ErrorKind::InvalidArgument),
     ] {
         let id = RegionId::new(5, 1);
-        // SAFETY: it is refused, and nothing touches it.
+        // SAFETY: the call is refused, and the memory is never accessed.
         let refused = unsafe { end.node.transport.register(id, span, Access::all()) };
         assert_eq!(refused.map_err(|error| error.kind), Err(kind), "{span:?}");
         assert!(end.node.transport.deregister(id).is_err());

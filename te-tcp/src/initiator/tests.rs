@@ -7,6 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use te_core::{Access, Outcome, RegionOffset, RemoteOffset};
 use zerocopy::FromBytes;
 
+use te_fabric::testkit::eventually;
+
 use super::*;
 use crate::connection::ConnectionName;
 use crate::context::testing::{Lent, REGION};
@@ -72,15 +74,12 @@ impl Rig {
         initiator.feed(peers, &mut lent.cx());
     }
 
+    /// Polls until `done` returns true.
     fn poll_until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..5_000 {
+        eventually("the rig has reached the expected state", || {
             self.poll();
-            if done(self) {
-                return;
-            }
-            std::thread::sleep(core::time::Duration::from_millis(1));
-        }
-        panic!("waited for too long");
+            done(self)
+        });
     }
 
     /// Accepts the initiator's connection, reads its HELLO and answers with a WELCOME. Returns the target's

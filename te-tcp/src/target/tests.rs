@@ -6,6 +6,8 @@ use std::net::TcpStream;
 
 use zerocopy::little_endian::{U16, U32, U64};
 
+use te_fabric::testkit::eventually;
+
 use super::*;
 use crate::config::Config;
 use crate::context::testing::{KEY, Lent, REGION};
@@ -43,15 +45,12 @@ impl Rig {
         }
     }
 
+    /// Polls until `done` returns true.
     fn poll_until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..5_000 {
+        eventually("the rig has reached the expected state", || {
             self.poll();
-            if done(self) {
-                return;
-            }
-            std::thread::sleep(core::time::Duration::from_millis(1));
-        }
-        panic!("waited for too long");
+            done(self)
+        });
     }
 
     /// Connects, sends a HELLO, and returns the stream and the status of the WELCOME.
