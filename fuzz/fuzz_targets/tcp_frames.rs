@@ -37,7 +37,9 @@ fuzz_target!(|bytes: &[u8]| {
                 assert!((1..=ENTRIES_MAX).contains(&operations.len()));
                 assert!(head_bytes > size_of_val(operations));
             }
-            Ok(Step::Frame(Request::Fence { lanes, .. }, _)) => assert!(lanes.len() <= ENTRIES_MAX),
+            Ok(Step::Frame(Request::Fence { connections, .. }, _)) => {
+                assert!(connections.len() <= ENTRIES_MAX)
+            }
             _ => {}
         },
         3 => match grows(bytes, frame::parse_response) {

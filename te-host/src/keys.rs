@@ -1,6 +1,7 @@
 //! Keys: bytes that nobody can guess, and comparing them without telling how far a guess was right.
 
 use te_core::{Access, Error, ErrorKind};
+use te_fabric::OpenError;
 
 /// Bytes that nobody can guess.
 ///
@@ -26,6 +27,11 @@ pub fn identity() -> Result<u64, Error> {
             return Ok(identity);
         }
     }
+}
+
+/// The error of opening a transport for which [`random`] failed.
+pub(crate) fn no_random_numbers(error: Error) -> OpenError {
+    OpenError::step("get random numbers")(std::io::Error::from_raw_os_error(error.code))
 }
 
 /// Whether two secrets are the same, in a time that tells no more than whether their lengths are.

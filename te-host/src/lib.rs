@@ -85,7 +85,6 @@ pub mod fork;
 pub mod keys;
 mod lend;
 mod local;
-mod open_error;
 mod reach;
 mod shm;
 mod spin;
@@ -95,7 +94,6 @@ pub mod topology;
 pub use copier::{Copier, carry_out, rights};
 pub use lend::{BorrowedMemory, peer_uid, recv_with_fd, send_with_fd};
 pub use local::{Config as LocalConfig, Local, LocalTransport};
-pub use open_error::OpenError;
 pub use reach::{Copied, EXPORT_BYTES_MAX, Reach};
 pub use shm::{Shm, ShmConfig, ShmTransport};
 pub use spin::Spin;
@@ -103,3 +101,4 @@ pub use sys::{
     AllocOptions, Gate, HeldSpan, Inside, SharedMemory, Use, Window, crc32c_at, crc32c_of, node_of, own_uid,
     park, wait_readable,
 };
+pub use te_fabric::OpenError;

@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use te_core::{Access, EXPELLED_MAX, Error, ErrorKind, RegionId, Slice};
+use te_fabric::OpenError;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::copier::{Copier, carry_out, rights};
 use crate::fork::PerProcess;
-use crate::keys::{identity, random, remote_access, remote_bits, same_bytes};
-use crate::open_error::OpenError;
+use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits, same_bytes};
 use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{Gate, HeldSpan, Use};
 
@@ -43,8 +43,8 @@ impl LocalTransport {
     pub fn new(config: Config) -> Result<Self, OpenError> {
         let identity = if config.identity == 0 { identity() } else { Ok(config.identity) };
         Ok(Self::over(Local {
-            identity: identity.map_err(OpenError::randomness)?,
-            process: process().map_err(OpenError::randomness)?,
+            identity: identity.map_err(no_random_numbers)?,
+            process: process().map_err(no_random_numbers)?,
             gates: Arc::default(),
         }))
     }

@@ -1,4 +1,5 @@
-//! Memory of devices beyond what the conformance suite sees: slots come back, and nobody waits for ever.
+//! Memory of devices beyond what the conformance suite checks: which ends wait for hops, that staging slots
+//! come back, and that no peer keeps others waiting for ever.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -19,10 +20,10 @@ use te_tcp::{Config, TcpTransport};
 const GPU: Location = Location::Device(GpuVendor::Nvidia, 0);
 /// The region on the device.
 const ON_DEVICE: RegionId = RegionId::new(1, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(1, 1);
+const REMOTE: RemoteRegionId = RemoteRegionId::new(1, 1);
 const BYTES: usize = 64 << 10;
 
-/// A node with a device, and a region of its memory.
+/// A node with a device, and a region of the device's memory.
 struct Gpu {
     node: Node,
     device: FakeDevices,
@@ -44,11 +45,11 @@ impl Gpu {
 
     fn attach(&mut self, target: &Self) {
         let export = target.node.export_of(ON_DEVICE);
-        self.node.transport.attach(SEGMENT, &export).unwrap();
+        self.node.transport.attach(REMOTE, &export).unwrap();
     }
 
     fn fill(&self, byte: u8) {
-        // SAFETY: memory of the device, which no slice of the test uses.
+        // SAFETY: memory of the device that no slice of the test uses.
         unsafe { self.device.poke(self.span, &[byte; BYTES]) };
     }
 
@@ -59,8 +60,8 @@ impl Gpu {
         bytes
     }
 
-    fn slots_out(&self) -> usize {
-        self.node.transport.slots_out()
+    fn slots_taken(&self) -> usize {
+        self.node.transport.slots_taken()
     }
 
     fn is_full(&self, byte: u8) -> bool {
@@ -72,15 +73,15 @@ fn slice(token: u64, op: Op, at: u64, len: u32) -> Slice {
     Slice {
         token: Token(token),
         local: RegionOffset::new(ON_DEVICE, at),
-        remote: RemoteOffset::new(SEGMENT, at),
+        remote: RemoteOffset::new(REMOTE, at),
         len,
         op,
     }
 }
 
 #[test]
-fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
-    let config = Config { lanes: 3, ..common::config() };
+fn two_nodes_with_one_slot_each_that_write_and_read_each_other_both_finish() {
+    let config = Config { connections: 3, ..common::config() };
     let (mut a, mut b) = (Gpu::new(config.clone(), 1, 1), Gpu::new(config, 2, 1));
     a.attach(&b);
     b.attach(&a);
@@ -98,7 +99,7 @@ fn two_that_write_and_read_each_other_with_one_slot_each_both_get_done() {
         let at = slice.local.offset as usize;
         assert_eq!((a.bytes(at, 1_500), b.bytes(at, 1_500)), (vec![source; 1_500], vec![source; 1_500]));
     }
-    assert_eq!((a.slots_out(), b.slots_out()), (0, 0));
+    assert_eq!((a.slots_taken(), b.slots_taken()), (0, 0));
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
             }
             match round % 3 {
                 0 => batch.iter().for_each(|slice| {
-                    // It may have ended.
+                    // It may have ended already.
                     let _ended_or_not = a.node.transport.cancel(slice.token);
                 }),
                 1 => b.node.transport.close_connections(),
@@ -126,12 +127,12 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
             }
             let all = (round as usize + 1) * 8;
             drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == all);
-            drive(&mut [&mut a.node, &mut b.node], |node| node.transport.slots_out() == 0);
-            drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+            drive(&mut [&mut a.node, &mut b.node], |node| node.transport.slots_taken() == 0);
+            drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() == 0);
         }
         let batch: Vec<Slice> = (0..8).map(|i| slice(900 + i, Op::Write, i * 5_000, 5_000)).collect();
         a.node.submit(&batch);
-        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() > 0);
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() > 0);
         let peer = a.node.transport.identity();
         drive(&mut [&mut b.node, &mut a.node], |node| {
             node.transport.expel(peer, ExpelMode::Force) == Ok(true)
@@ -139,7 +140,7 @@ fn slots_come_back_after_cancels_broken_connections_and_an_expulsion() {
         b.fill(7);
         drive(&mut [&mut a.node, &mut b.node], |node| node.done.len() == 25 * 8);
         assert!(b.is_full(7), "a hop of an expelled peer landed");
-        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_out() == 0);
+        drive(&mut [&mut b.node, &mut a.node], |node| node.transport.slots_taken() == 0);
         for end in [&mut a, &mut b] {
             assert_eq!(end.node.transport.deregister(ON_DEVICE), Ok(()));
         }
@@ -154,13 +155,13 @@ fn a_cancelled_slice_ends_when_its_hop_has_and_its_region_is_busy_until_then() {
     a.node.poll();
     a.node.transport.cancel(Token(1)).unwrap();
     a.node.transport.cancel(Token(1)).unwrap();
-    assert!(a.node.ended(1).is_none() && a.slots_out() == 1);
+    assert!(a.node.ended(1).is_none() && a.slots_taken() == 1);
     let busy = a.node.transport.deregister(ON_DEVICE).map_err(|error| error.kind);
     assert_eq!(busy, Err(ErrorKind::Busy));
-    // The target does not run: the end waits for the hop alone.
+    // The target is not polled: the completion waits for the hop alone.
     let end = finish(&mut [&mut a.node], 1);
     assert_eq!((end.outcome, common::kind(&end)), (Outcome::NotApplied, ErrorKind::Canceled));
-    assert_eq!((a.slots_out(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
+    assert_eq!((a.slots_taken(), a.node.transport.deregister(ON_DEVICE)), (0, Ok(())));
 }
 
 #[test]
@@ -169,10 +170,10 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
     let mut target = Gpu::new(config, 7, 2);
     let mut reader = Raw::greeted(&mut target.node, 1, 0);
     reader.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
-    // More than the sockets hold.
+    // More bytes than the sockets hold.
     for seq in 0..100 {
         let request = frame_of(Kind::Read, 0, seq, &[reader.operation(0, BYTES as u64)]);
-        reader.say(&mut target.node, &request);
+        reader.send(&mut target.node, &request);
     }
     let mut quiet = 0;
     while quiet < 10_000 {
@@ -180,7 +181,7 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
         target.node.poll();
         quiet = if target.node.transport.stats().bytes_sent == sent { quiet + 1 } else { 0 };
     }
-    assert_eq!(target.slots_out(), 2, "the reader has all");
+    assert_eq!(target.slots_taken(), 2, "the reader holds all");
 
     let mut other = Gpu::new(common::config(), 8, 2);
     other.attach(&target);
@@ -191,7 +192,7 @@ fn a_peer_that_takes_no_answers_keeps_others_waiting_for_a_second_at_most() {
     skip(Duration::from_millis(1_100));
     let end = finish(&mut [&mut other.node, &mut target.node], 1);
     assert!(end.outcome == Outcome::Applied && target.is_full(9));
-    assert_eq!(target.slots_out(), 0);
+    assert_eq!(target.slots_taken(), 0);
 }
 
 #[test]
@@ -200,18 +201,18 @@ fn a_region_is_withdrawn_from_peers_in_the_middle() {
     let mut writer = Raw::greeted(&mut target.node, 1, 0);
     writer.export = frame::parse_export(&target.node.export_of(ON_DEVICE)).unwrap();
     let request = frame_of(Kind::Write, 0, 0, &[writer.operation(0, 5_000)]);
-    writer.say(&mut target.node, &request);
-    writer.say(&mut target.node, &[1; 2_500]);
+    writer.send(&mut target.node, &request);
+    writer.send(&mut target.node, &[1; 2_500]);
     drive(&mut [&mut target.node], |node| {
-        node.transport.region_users(ON_DEVICE).is_ok_and(|users| users.peers == 2)
+        node.transport.region_pins(ON_DEVICE).is_ok_and(|users| users.peers == 2)
     });
     drive(&mut [&mut target.node], |node| node.transport.deregister(ON_DEVICE) == Ok(()));
     assert_eq!(target.bytes(0, 2_000), [1; 2_000]);
     target.fill(3);
-    writer.say(&mut target.node, &[1; 2_500]);
-    let answer = writer.hear(&mut target.node, 20);
+    writer.send(&mut target.node, &[1; 2_500]);
+    let answer = writer.receive(&mut target.node, 20);
     assert_eq!(answer[16..], (frame::Status::Withdrawn as u32).to_le_bytes());
-    assert!(target.is_full(3) && target.slots_out() == 0 && writer.is_alive(&mut target.node));
+    assert!(target.is_full(3) && target.slots_taken() == 0 && writer.is_alive(&mut target.node));
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn memory_is_refused_that_no_stager_reaches() {
         (host.at(GPU), ErrorKind::InvalidArgument),
     ] {
         let id = RegionId::new(5, 1);
-        // SAFETY: it is refused, and nothing touches it.
+        // SAFETY: the call is refused, and the memory is never accessed.
         let refused = unsafe { end.node.transport.register(id, span, Access::all()) };
         assert_eq!(refused.map_err(|error| error.kind), Err(kind), "{span:?}");
         assert!(end.node.transport.deregister(id).is_err());

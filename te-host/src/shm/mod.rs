@@ -55,13 +55,12 @@ use serde::{Deserialize, Serialize};
 use te_core::grant::{Offer, Want};
 use te_core::{Access, Error, ErrorKind, EventSource, Instant, RegionId, Slice};
 use te_fabric::config::{ConfigError, check_ranges};
-use te_fabric::{Epoll, Interest};
+use te_fabric::{Epoll, Interest, OpenError};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::copier::Copier;
-use crate::keys::{identity, random, remote_access, remote_bits};
-use crate::open_error::OpenError;
+use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits};
 use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, SharedMemory, Use};
 use owner::Owner;
@@ -131,11 +130,11 @@ impl ShmTransport {
         let identity = if config.identity == 0 { identity() } else { Ok(config.identity) };
         let milliseconds = |ms: u32| Duration::from_millis(ms.into());
         Ok(Self::over(Shm {
-            boot: boot_id().map_err(OpenError::system("read the boot id"))?,
-            socket: random().map_err(OpenError::randomness)?,
-            epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::system("create an epoll instance"))?,
+            boot: boot_id().map_err(OpenError::step("read the boot id"))?,
+            socket: random().map_err(no_random_numbers)?,
+            epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::step("create an epoll instance"))?,
             owner: Owner::new(&config),
-            peers: Peers::new(identity.map_err(OpenError::randomness)?, milliseconds(config.grant_ms_max)),
+            peers: Peers::new(identity.map_err(no_random_numbers)?, milliseconds(config.grant_ms_max)),
         }))
     }
 }

@@ -1,20 +1,20 @@
-//! What the events of a lane carry. Our own lanes and those of peers lie in two tables; the lowest bit says
-//! in which.
+//! The identifiers that events of connections carry. Connections that we opened and connections of peers lie
+//! in two tables; the lowest bit says in which.
 
 use te_fabric::table;
 
-/// The name of a lane in the table of one side, like every name of a slab with an index and a generation in
-/// it.
+/// The name of a connection in the table of one side. Like every name of a slab, it contains an index and a
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name<const SIDE: u32>(u64);
 
-/// The name of a lane that we opened.
+/// The name of a connection that this transport opened.
 pub(crate) type OwnName = Name<0>;
-/// The name of a lane that a peer opened.
+/// The name of a connection that a peer opened.
 pub(crate) type PeerName = Name<1>;
 
 impl<const SIDE: u32> Name<SIDE> {
-    /// As an event carries it.
+    /// The value that an event carries.
     pub(crate) const fn raw(self) -> u64 {
         self.0
     }
@@ -34,13 +34,13 @@ impl<const SIDE: u32> table::Name for Name<SIDE> {
 
 /// A name that came with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LaneName {
+pub(crate) enum ConnectionName {
     Own(OwnName),
     Peer(PeerName),
 }
 
-impl LaneName {
-    /// The lane that an event is about.
+impl ConnectionName {
+    /// The connection that an event belongs to.
     pub(crate) const fn of(raw: u64) -> Self {
         if raw & 1 == 0 { Self::Own(Name(raw)) } else { Self::Peer(Name(raw)) }
     }
@@ -52,24 +52,27 @@ mod tests {
     use te_fabric::Slab;
 
     #[test]
-    fn lanes_of_the_two_sides_share_no_name() {
+    fn connections_of_the_two_sides_share_no_name() {
         let (mut own, mut peers) = (Slab::<char, OwnName>::new(), Slab::<char, PeerName>::new());
         for index in 0..3 {
             let ((ours, a), (theirs, b)) = (own.reserve(), peers.reserve());
             assert_eq!((ours, theirs), (index, index));
             assert_ne!(a.raw(), b.raw());
-            assert_eq!((LaneName::of(a.raw()), LaneName::of(b.raw())), (LaneName::Own(a), LaneName::Peer(b)));
+            assert_eq!(
+                (ConnectionName::of(a.raw()), ConnectionName::of(b.raw())),
+                (ConnectionName::Own(a), ConnectionName::Peer(b))
+            );
             assert_eq!((own.index(a), peers.index(b)), (Some(index), Some(index)));
         }
     }
 
     #[test]
-    fn a_lane_in_the_place_of_another_has_another_name() {
+    fn a_connection_in_the_place_of_another_has_another_name() {
         let mut peers = Slab::<char, PeerName>::new();
         let (index, gone) = peers.reserve();
         peers.release(index);
         let (again, name) = peers.reserve();
         assert_eq!((again, peers.index(gone), peers.index(name)), (index, None, Some(index)));
-        assert_eq!(LaneName::of(gone.raw()), LaneName::Peer(gone));
+        assert_eq!(ConnectionName::of(gone.raw()), ConnectionName::Peer(gone));
     }
 }

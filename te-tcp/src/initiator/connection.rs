@@ -1,4 +1,4 @@
-//! The initiator's side of a lane: its handshake, and the pieces on it that have no answer yet.
+//! The initiator's side of a connection: its handshake, and the pieces on it that have no answer yet.
 
 use std::collections::VecDeque;
 
@@ -6,21 +6,21 @@ use te_core::{Error, ErrorKind, Op};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::connection::{Connection, Progress, Source};
 use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, MAGIC, Status, VERSION};
-use crate::lane::{Lane, Owner, Progress};
 use crate::operation::{Piece, Stage};
 
-/// Pieces on one lane without an answer, at most.
+/// Pieces without an answer that one connection may have.
 const PIECES_MAX: usize = 1_024;
-/// A lane takes further WRITEs while less than this waits for its socket: what is not framed can still be
-/// taken back.
+/// A connection takes further WRITEs while fewer bytes than this wait for its socket. What is not framed yet
+/// can still be taken back.
 const UNSENT_BYTES_MAX: u64 = 2 << 20;
-/// Within one host a short queue stays in the processor's caches, and there is no delay to fill.
+/// Window within one host: a short queue stays in the processor's caches, and there is no delay to fill.
 const WINDOW_BYTES_SAME_HOST: u32 = 2 << 20;
-/// Enough for 100 Gbit/s over half a millisecond.
+/// Window between hosts: enough for 100 Gbit/s over half a millisecond.
 const WINDOW_BYTES_ELSEWHERE: u32 = 8 << 20;
 
-/// Who we are, for the HELLO of each lane.
+/// What the HELLO of each connection says about this transport.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Greeting {
     /// Random, one for each transport.
@@ -29,7 +29,7 @@ pub(crate) struct Greeting {
     pub(crate) identity: u64,
 }
 
-/// How far a lane's handshake got.
+/// State of a connection's handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Connecting,
@@ -37,58 +37,59 @@ pub(super) enum Phase {
     Live,
 }
 
-/// What ended a lane, and what that says about its peer.
+/// Why a connection ended, and what follows for its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneEnd {
+pub(super) enum ConnectionEnd {
     /// The connection broke, or the peer closed it.
     Lost(Error),
     /// The target refused the handshake.
     Refused(Error),
-    /// The target needs the connection for somebody else, and has accepted nothing that it has not answered.
-    Retired,
+    /// The target closes the connection to make room for another one. It has answered everything that it
+    /// accepted.
+    GoAway,
 }
 
-impl LaneEnd {
+impl ConnectionEnd {
     /// The target broke the protocol.
     pub(super) const PROTOCOL: Self = Self::Lost(Error::new(ErrorKind::Protocol));
 
     pub(super) const fn error(self) -> Error {
         match self {
             Self::Lost(error) | Self::Refused(error) => error,
-            Self::Retired => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
+            Self::GoAway => Error::with_code(ErrorKind::PeerDead, libc::ECONNRESET),
         }
     }
 }
 
-/// A lane of ours.
-pub(super) type OwnLane = Lane<Own>;
+/// A connection that this transport opened.
+pub(super) type OwnConnection = Connection<Own>;
 
-/// The initiator's side of a lane.
+/// The initiator's side of a connection.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) peer: u32,
-    /// Which of the peer's lanes it is.
+    /// The connection's number among those to the same peer.
     pub(super) number: u8,
-    /// Which of the peer's addresses it goes to.
+    /// The number of the peer's address that it is connected to.
     pub(super) address: u8,
     pub(super) generation: u32,
     pub(super) phase: Phase,
-    /// Pieces without an answer, in the order in which the answers will come.
+    /// Pieces without an answer, in the order in which the answers will arrive.
     pieces: VecDeque<Piece>,
-    /// Sequence number of the first of them.
+    /// Sequence number of the first of these pieces.
     first: u64,
-    /// Their bytes.
+    /// Bytes of these pieces.
     outstanding: u64,
-    /// The lane takes further pieces while it has fewer bytes outstanding than this.
+    /// The connection takes further pieces while `outstanding` is below this, bytes.
     window: u64,
     /// A PING has no answer yet.
     pinged: bool,
-    /// Bytes that the peer's kernel had not acknowledged when that was last looked at.
+    /// Bytes that the peer's kernel had not acknowledged at the last check.
     unacknowledged: u64,
 }
 
 impl Own {
-    /// Lane `number` to a peer, towards its address with the number `address`.
+    /// Connection `number` to a peer, towards the peer's address number `address`.
     pub(super) fn new(peer: u32, number: u8, address: u8, generation: u32) -> Self {
         Self {
             peer,
@@ -109,7 +110,7 @@ impl Own {
         self.phase == Phase::Live
     }
 
-    /// Whether it can be read and written.
+    /// Whether the TCP connection is established, so that it can be read and written.
     pub(super) fn is_up(&self) -> bool {
         self.phase != Phase::Connecting
     }
@@ -139,12 +140,12 @@ impl Own {
         self.pieces.push_back(piece);
     }
 
-    /// The pieces from `seq` on.
+    /// The pieces from sequence number `seq` on.
     pub(super) fn pieces_from(&mut self, seq: u64) -> impl Iterator<Item = &mut Piece> {
         self.pieces.range_mut((seq - self.first) as usize..)
     }
 
-    /// The oldest piece has its answer.
+    /// Removes the oldest piece, which has its answer.
     pub(super) fn pop(&mut self) -> Option<Piece> {
         let piece = self.pieces.pop_front()?;
         self.first += 1;
@@ -152,9 +153,9 @@ impl Own {
         Some(piece)
     }
 
-    /// A payload of this lane got so far.
-    pub(super) fn progress(&mut self, owner: Owner, progress: Progress) {
-        if let Owner::Piece(seq) = owner
+    /// Notes how much of a payload has been sent.
+    pub(super) fn progress(&mut self, source: Source, progress: Progress) {
+        if let Source::Piece(seq) = source
             && let Some(piece) = self.pieces.get_mut(seq.wrapping_sub(self.first) as usize)
         {
             piece.stage = match progress {
@@ -170,8 +171,8 @@ impl Own {
     }
 }
 
-impl OwnLane {
-    /// Whether there is room for a further frame of this kind.
+impl OwnConnection {
+    /// Whether there is room for another frame of this kind.
     pub(super) fn takes(&self, op: Op) -> bool {
         self.role.outstanding < self.role.window
             && (op == Op::Read || self.outbox.queued() < UNSENT_BYTES_MAX)
@@ -180,20 +181,20 @@ impl OwnLane {
             && self.outbox.has_room(ENTRIES_MAX)
     }
 
-    /// What there is on it without an answer, bytes.
+    /// Bytes on this connection that have no answer.
     pub(super) const fn load(&self) -> u64 {
         self.role.outstanding
     }
 
-    /// The connection is up: opens the handshake with the incarnation `target`.
+    /// Begins the handshake with the incarnation `target`. The TCP connection is established.
     pub(super) fn greet(&mut self, us: &Greeting, target: u64, same_host: bool, window: Option<u32>) {
         let fitting = if same_host { WINDOW_BYTES_SAME_HOST } else { WINDOW_BYTES_ELSEWHERE };
         self.role.window = u64::from(window.unwrap_or(fitting));
         let hello = Hello {
             magic: MAGIC,
             version: U16::new(VERSION),
-            lane: U16::new(u16::from(self.role.number)),
-            lane_generation: U32::new(self.role.generation),
+            connection: U16::new(u16::from(self.role.number)),
+            connection_generation: U32::new(self.role.generation),
             session: U64::new(us.session),
             initiator: U64::new(us.incarnation),
             target: U64::new(target),
@@ -203,9 +204,9 @@ impl OwnLane {
         self.role.phase = Phase::Greeting;
     }
 
-    /// Asks for a sign of life, unless that was done. True: the peer's kernel has taken bytes since this was
-    /// last asked.
-    pub(super) fn feel_pulse(&mut self) -> bool {
+    /// Sends a PING unless one is unanswered. Returns true when the peer's kernel has acknowledged bytes
+    /// since the last call.
+    pub(super) fn keep_alive(&mut self) -> bool {
         let unacknowledged = self.socket.unacknowledged();
         let takes = unacknowledged < self.role.unacknowledged;
         self.role.unacknowledged = unacknowledged;
@@ -216,18 +217,19 @@ impl OwnLane {
         takes
     }
 
-    /// Makes the lane forget the memory of the slice in `slot`, with at most `aside_bytes_max` copied aside.
-    pub(super) fn cut(&mut self, slot: u32, op: Op, aside_bytes_max: u32) -> Cut {
-        let Lane { outbox, inbox, role, .. } = self;
+    /// Makes the connection stop using the memory of the slice in `slot`. Up to `detached_bytes_max` unsent
+    /// bytes are copied for that.
+    pub(super) fn cut(&mut self, slot: u32, op: Op, detached_bytes_max: u32) -> Cut {
+        let Connection { outbox, inbox, role, .. } = self;
         if op == Op::Read {
             inbox.redirect(slot, Status::Ok as u32);
         }
         let first = role.first;
-        let (mut aside, mut touched) = (0, false);
+        let (mut detached, mut touched) = (0, false);
         for (i, piece) in role.pieces.iter_mut().enumerate().filter(|(_, piece)| piece.slot == slot) {
-            let owner = Owner::Piece(first + i as u64);
+            let source = Source::Piece(first + i as u64);
             if piece.stage == Stage::Framed && outbox.is_unsent(piece.entry_at) {
-                outbox.void(piece.entry_at, owner);
+                outbox.void(piece.entry_at, source);
                 piece.stage = Stage::Void;
                 continue;
             }
@@ -235,25 +237,26 @@ impl OwnLane {
                 continue;
             }
             touched = true;
-            aside += outbox.unsent(owner);
-            if aside > u64::from(aside_bytes_max) {
-                return Cut { touched, in_step: false };
+            detached += outbox.unsent(source);
+            if detached > u64::from(detached_bytes_max) {
+                return Cut { touched, usable: false };
             }
             if piece.stage != Stage::Sent {
-                outbox.detach(owner);
-                // Its bytes are the lane's own now and will go out before any answer can come.
+                outbox.detach(source);
+                // The copy belongs to the connection and is sent before an answer can arrive.
                 piece.stage = Stage::Sent;
             }
         }
-        Cut { touched, in_step: true }
+        Cut { touched, usable: true }
     }
 }
 
-/// What has become of a slice's pieces on a lane that was made to forget them.
+/// What happened to a slice's pieces when a connection stopped using the slice's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// Bytes of a WRITE have begun to leave.
+    /// Some bytes of a WRITE have been sent, or will be.
     pub(super) touched: bool,
-    /// The lane can go on. False: it cannot within its limits, and must end.
-    pub(super) in_step: bool,
+    /// The connection can continue. Otherwise the copy would have exceeded its limit, and the connection must
+    /// be closed.
+    pub(super) usable: bool,
 }

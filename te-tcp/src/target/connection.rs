@@ -1,4 +1,5 @@
-//! The target's side of a lane: whose it is, how far its handshake is, and what came last.
+//! The target's side of a connection: the peer's identity, the state of the handshake, and what was requested
+//! last.
 
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
@@ -8,56 +9,57 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::staged::Staged;
-use crate::frame::{ENTRIES_MAX, Header, Hello, Kind, LaneEntry};
-use crate::lane::{Lane, Owner};
+use crate::connection::{Connection, Source};
+use crate::frame::{ConnectionEntry, ENTRIES_MAX, Header, Hello, Kind};
 
-/// Requests are not read while more answers than this wait to be sent on their lane, bytes.
+/// Requests are not read while more bytes of answers than this wait to be sent on their connection.
 const ANSWERS_BYTES_MAX: u64 = 8 << 20;
-/// A lane that has never carried anything is closed after this, room or not.
+/// A connection that has never carried anything is closed after this time even if there is room, ms.
 const SILENT_MS: u64 = 5_000;
 
-/// How far a peer's lane is.
+/// State of a peer's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its HELLO has not come.
+    /// Its HELLO has not arrived.
     Greeting,
     Live,
-    /// It has been told why it ends; what it still sends is discarded.
+    /// Its last frame is queued or sent; what still arrives is discarded.
     Ending,
 }
 
-/// A lane of a peer's.
-pub(super) type PeerLane = Lane<Theirs>;
+/// A connection that a peer opened.
+pub(super) type PeerConnection = Connection<Theirs>;
 
-/// The target's side of a lane.
+/// The target's side of a connection.
 #[derive(Debug)]
 pub(super) struct Theirs {
     pub(super) phase: Phase,
-    /// Which lanes are one host's: the address it came from, or its prefix.
+    /// The group of addresses that count as one host: the address it came from, or its prefix.
     pub(super) group: IpAddr,
-    /// Which lanes are one process's, once it has said so.
+    /// The identity from its HELLO: one for each process. 0 before that.
     pub(super) identity: u64,
     session: u64,
     number: u16,
     generation: u32,
     /// Sequence number of the next operation.
     pub(super) next: u64,
-    /// Sequence number of the first operation of the WRITE that is coming in.
+    /// Sequence number of the first operation of the WRITE whose payloads are arriving.
     pub(super) writing: u64,
-    /// The request that is served, when it touches memory of a device.
+    /// The request that is being served, when it touches memory of a device.
     pub(super) staged: Option<Staged>,
-    /// It waits for a slot or for the end of a hop, or a FENCE does: looked at again in the next poll.
+    /// The connection, or a FENCE on it, waits for a staging slot or for the end of a hop: the next poll
+    /// looks at it again.
     pub(super) waits: bool,
-    /// The last word is said, and nothing more will be sent.
+    /// The last frame is sent, and the sending direction is shut down.
     finished_sending: bool,
-    /// Something has moved that had been granted.
+    /// Bytes of a granted operation have moved on it.
     pub(super) carried: bool,
-    /// When something last did, or the lane was admitted.
+    /// When such bytes last moved, or when the connection was admitted.
     pub(super) used: Instant,
 }
 
 impl Theirs {
-    /// Of a connection that was accepted just `now` and came from this address.
+    /// For a connection from this address that was accepted at `now`.
     pub(super) fn new(from: IpAddr, now: Instant) -> Self {
         Self {
             phase: Phase::Greeting,
@@ -76,39 +78,40 @@ impl Theirs {
         }
     }
 
-    /// The peer says who it is.
+    /// Takes in what the HELLO says about the peer.
     pub(super) const fn introduce(&mut self, hello: &Hello) {
         self.identity = hello.identity.get();
         self.session = hello.session.get();
-        self.number = hello.lane.get();
-        self.generation = hello.lane_generation.get();
+        self.number = hello.connection.get();
+        self.generation = hello.connection_generation.get();
     }
 
-    /// Whether the lane has said that it is this peer's.
+    /// Whether the connection's HELLO carried this identity.
     pub(super) fn is_of(&self, identity: u64) -> bool {
         self.phase != Phase::Greeting && self.identity == identity
     }
 
-    /// Whether a FENCE of `session` ends the lane, which lists those that stay.
-    pub(super) fn is_fenced(&self, session: u64, listed: &[LaneEntry]) -> bool {
-        let is =
-            |entry: &LaneEntry| entry.lane.get() == self.number && entry.generation.get() == self.generation;
+    /// Whether a FENCE of `session` that lists these connections as still used ends this one.
+    pub(super) fn is_fenced(&self, session: u64, listed: &[ConnectionEntry]) -> bool {
+        let is = |entry: &ConnectionEntry| {
+            entry.connection.get() == self.number && entry.generation.get() == self.generation
+        };
         self.phase != Phase::Greeting && self.session == session && !listed.iter().any(is)
     }
 
-    /// The session that the lane belongs to.
+    /// The session that the connection belongs to.
     pub(super) const fn session(&self) -> u64 {
         self.session
     }
 
-    /// Something moves now that was granted.
+    /// Notes that bytes of a granted operation move now.
     pub(super) const fn carries(&mut self, now: Instant) {
         (self.used, self.carried) = (now, true);
     }
 }
 
-impl PeerLane {
-    /// Nothing of an operation that was accepted is on its way, in or out.
+impl PeerConnection {
+    /// Whether no operation that was accepted is under way, in or out.
     pub(super) fn is_idle(&self) -> bool {
         self.inbox.announced().is_empty()
             && self.outbox.is_empty()
@@ -116,13 +119,13 @@ impl PeerLane {
             && self.role.staged.is_none()
     }
 
-    /// Whether there is room for the answer to a further request.
+    /// Whether there is room for the answer to another request.
     pub(super) fn has_room(&self) -> bool {
         self.outbox.has_room(ENTRIES_MAX) && self.outbox.queued() < ANSWERS_BYTES_MAX
     }
 
-    /// Until when a lane that waits for nothing may do nothing. `crowded`: peers hold more than half of what
-    /// they may. `None`: for as long as it likes.
+    /// When the connection is closed if nothing happens on it. `crowded` says that peers hold more than half
+    /// of the connections that they may hold. `None`: it may stay idle.
     pub(super) fn quiet_until(&self, crowded: bool, idle_ms_max: u32) -> Option<Instant> {
         let idle = u64::from(idle_ms_max);
         let ms = match (crowded, self.role.carried) {
@@ -134,9 +137,9 @@ impl PeerLane {
         Some(self.role.used + Duration::from_millis(ms))
     }
 
-    /// All payloads of a WRITE frame are in place or discarded: says so.
+    /// Queues the ACK of a WRITE frame. All its payloads are in place or discarded.
     pub(super) fn acknowledge(&mut self) {
-        let Lane { inbox, outbox, role, .. } = self;
+        let Connection { inbox, outbox, role, .. } = self;
         let mut statuses = [U32::ZERO; ENTRIES_MAX];
         let count = inbox.announced().len().min(ENTRIES_MAX);
         for (to, destination) in statuses.iter_mut().zip(inbox.announced()) {
@@ -147,37 +150,39 @@ impl PeerLane {
         inbox.clear_plan();
     }
 
-    /// The last word of a lane that was idle: every operation before the next one has been answered.
-    pub(super) fn say_retired(&mut self) {
-        self.outbox.push_head(&[Header::new(Kind::Retired, 0, 0, self.role.next).as_bytes()]);
+    /// Queues the GO_AWAY, the last frame of a connection that was idle: every operation before the number in
+    /// it has been answered.
+    pub(super) fn send_go_away(&mut self) {
+        self.outbox.push_head(&[Header::new(Kind::GoAway, 0, 0, self.role.next).as_bytes()]);
     }
 
-    /// Says that nothing more will be sent, when all of the last word is out.
-    pub(super) fn finish_last_word(&mut self) {
+    /// Shuts down the sending direction when the last frame is sent.
+    pub(super) fn finish_ending(&mut self) {
         if self.role.phase == Phase::Ending && self.outbox.is_empty() && !self.role.finished_sending {
             self.socket.finish_sending();
             self.role.finished_sending = true;
         }
     }
 
-    /// Whether it has slots that only its peer can set free, by reading or by sending on.
+    /// Whether the connection holds staging slots that only its peer can free, by receiving or by sending.
     pub(super) fn holds_slots(&self) -> bool {
-        self.outbox.owners().any(|owner| matches!(owner, Owner::Slot(_)))
+        self.outbox.sources().any(|source| matches!(source, Source::Slot(_)))
             || (self.role.staged.is_some() && self.inbox.expects_payload())
     }
 
-    /// Bytes of the region that still wait to be sent on the lane, payloads that are to be written to it, and
-    /// payloads of it that are to be sent.
+    /// Bytes of the region that wait to be sent on the connection, announced payloads that go to the region,
+    /// and queued payloads that come from it.
     pub(super) fn uses(&self, region: u32) -> (u64, usize, usize) {
-        let owner = Owner::Region(region);
+        let source = Source::Region(region);
         let incoming = self.inbox.open_payloads().iter();
-        let incoming = incoming.filter(|d| d.owner == region && d.memory.is_some()).count();
-        let outgoing = self.outbox.owners().filter(|&known| known == owner).count();
-        (self.outbox.unsent(owner), incoming, outgoing)
+        let incoming = incoming.filter(|d| d.user == region && d.memory.is_some()).count();
+        let outgoing = self.outbox.sources().filter(|&known| known == source).count();
+        (self.outbox.unsent(source), incoming, outgoing)
     }
 }
 
-/// Whom an address counts for: itself, or for IPv6 its /64, of which one host has all addresses.
+/// The group that an address counts for: the address itself, or for IPv6 its /64, because one host may have
+/// all addresses of it.
 fn group_of(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => {

@@ -1,4 +1,5 @@
-//! What waits to be sent on one lane, in order: heads in a byte ring, payloads where they lie.
+//! What waits to be sent on one connection, in order: heads in a byte ring, payloads in the memory where they
+//! are.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,29 +8,29 @@ use crate::frame::{HEAD_BYTES_MAX, OPERATION_LEN_AT};
 use crate::staging::SlotId;
 use crate::sys::{Buffers, IOV_MAX, Outgoing, Pinned, Socket};
 
-/// Pieces that wait to be sent on one lane, at most.
+/// Heads and payloads that may wait on one connection.
 const ITEMS_MAX: usize = 2_048;
-/// Heads that wait to be sent on one lane, bytes.
+/// Bytes of heads that may wait on one connection.
 const HEADS_BYTES: usize = 64 << 10;
-/// Offered to the kernel in one call, bytes, at most: other lanes want their turn.
+/// Bytes offered to the kernel in one call, so that other connections get their turn.
 const SEND_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(HEADS_BYTES > 4 * HEAD_BYTES_MAX);
 
-/// What a payload on its way belongs to.
+/// Where the bytes of a queued item come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// Nobody: a frame's head, or bytes of the lane's own.
-    Lane,
-    /// An initiator's piece of a WRITE: its sequence number.
+pub(crate) enum Source {
+    /// The connection itself: the head of a frame, or a copy that the connection holds.
+    Connection,
+    /// A piece of a WRITE at the initiator, by its sequence number.
     Piece(u64),
-    /// A target's region that is being read.
+    /// A region that a peer reads, by its index.
     Region(u32),
-    /// A target's slot, with bytes of a region that is being read.
+    /// A staging slot with bytes of a region that a peer reads.
     Slot(SlotId),
 }
 
-/// How far a payload got.
+/// How much of a payload has been sent: a part, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Started,
@@ -38,27 +39,27 @@ pub(crate) enum Progress {
 
 #[derive(Debug)]
 enum Body {
-    /// In the byte ring, from this position on.
+    /// Bytes of the ring from this position on.
     Head(u64),
     Memory(Pinned),
-    Aside(Box<[u8]>),
+    Detached(Box<[u8]>),
 }
 
 #[derive(Debug)]
 struct Item {
     body: Body,
     len: usize,
-    owner: Owner,
+    source: Source,
 }
 
 /// What waits to be sent, in order.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     items: VecDeque<Item>,
-    /// Bytes of the first item that are gone.
+    /// Bytes of the first item that are already sent.
     first_sent: usize,
     ring: Box<[u8]>,
-    /// Positions in the byte ring grow for ever; the place is the remainder.
+    /// Positions in the ring only grow; the index is the remainder by its length.
     ring_head: u64,
     ring_tail: u64,
     queued: u64,
@@ -85,13 +86,13 @@ impl Outbox {
         self.items.is_empty()
     }
 
-    /// Whether a frame with `payloads` payloads and the longest head fits.
+    /// Whether a frame with `payloads` payloads and the longest possible head fits.
     pub(crate) fn has_room(&self, payloads: usize) -> bool {
         let used = (self.ring_tail - self.ring_head) as usize;
         self.items.len() + 1 + payloads <= ITEMS_MAX && used + 2 * HEAD_BYTES_MAX <= HEADS_BYTES
     }
 
-    /// Appends a head made of `parts`; gives its position. The caller has asked [`Self::has_room`].
+    /// Appends a head made of `parts`; returns its position. The caller has checked [`Self::has_room`].
     pub(crate) fn push_head(&mut self, parts: &[&[u8]]) -> u64 {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let cap = self.ring.len() as u64;
@@ -111,24 +112,24 @@ impl Outbox {
             {
                 *known += len
             }
-            _ => self.items.push_back(Item { body: Body::Head(at), len, owner: Owner::Lane }),
+            _ => self.items.push_back(Item { body: Body::Head(at), len, source: Source::Connection }),
         }
         at
     }
 
-    /// Appends a payload. The caller has asked [`Self::has_room`].
-    pub(crate) fn push_payload(&mut self, memory: Pinned, owner: Owner) {
+    /// Appends a payload. The caller has checked [`Self::has_room`].
+    pub(crate) fn push_payload(&mut self, memory: Pinned, source: Source) {
         self.queued += memory.len() as u64;
-        self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), owner });
+        self.items.push_back(Item { body: Body::Memory(memory), len: memory.len(), source });
     }
 
-    /// Offers what waits to the socket, and tells `progress` what got how far. True when the socket took all
-    /// it was given.
+    /// Offers what waits to the socket, and calls `progress` for each item of which something was sent.
+    /// Returns the bytes sent, and whether the socket took all that it was offered.
     pub(crate) fn flush(
         &mut self,
         socket: &Socket,
         buffers: &mut Buffers,
-        progress: impl FnMut(Owner, Progress),
+        progress: impl FnMut(Source, Progress),
     ) -> io::Result<(usize, bool)> {
         let (ring, mut skip, mut budget) = (&self.ring, self.first_sent, SEND_BYTES_MAX);
         let pieces = self.items.iter().take(IOV_MAX).map_while(|item| {
@@ -143,7 +144,7 @@ impl Outbox {
                     Outgoing::Bytes(&ring[place + from..place + item.len])
                 }
                 Body::Memory(memory) => Outgoing::Memory(memory.tail(from as u64)),
-                Body::Aside(bytes) => Outgoing::Bytes(&bytes[from..]),
+                Body::Detached(bytes) => Outgoing::Bytes(&bytes[from..]),
             })
         });
         let (sent, offered) = socket.send(buffers, pieces)?;
@@ -151,7 +152,7 @@ impl Outbox {
         Ok((sent, sent == offered))
     }
 
-    /// Whether the head bytes from `at` on are all still here.
+    /// Whether no byte from position `at` of the ring on has been sent.
     pub(crate) fn is_unsent(&self, at: u64) -> bool {
         let next = self.items.iter().enumerate().find_map(|(i, item)| match item.body {
             Body::Head(from) => Some(from + if i == 0 { self.first_sent as u64 } else { 0 }),
@@ -160,51 +161,52 @@ impl Outbox {
         next.is_some_and(|next| next <= at)
     }
 
-    /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, its payload goes.
-    pub(crate) fn void(&mut self, at: u64, owner: Owner) {
+    /// Takes back an operation whose entry at `at` is unsent: its length becomes 0, and its payload is
+    /// removed.
+    pub(crate) fn void(&mut self, at: u64, source: Source) {
         let place = (at % self.ring.len() as u64) as usize + OPERATION_LEN_AT;
         self.ring[place..place + 8].fill(0);
-        for item in self.items.iter_mut().filter(|item| item.owner == owner) {
+        for item in self.items.iter_mut().filter(|item| item.source == source) {
             self.queued -= item.len as u64;
-            *item = Item { body: Body::Aside(Box::new([])), len: 0, owner: Owner::Lane };
+            *item = Item { body: Body::Detached(Box::new([])), len: 0, source: Source::Connection };
         }
     }
 
-    /// Unsent bytes of `owner`'s payloads.
-    pub(crate) fn unsent(&self, owner: Owner) -> u64 {
+    /// Unsent bytes of the payloads from `source`.
+    pub(crate) fn unsent(&self, source: Source) -> u64 {
         let mut sum = 0;
-        for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.owner == owner) {
+        for (i, item) in self.items.iter().enumerate().filter(|(_, item)| item.source == source) {
             sum += (item.len - if i == 0 { self.first_sent } else { 0 }) as u64;
         }
         sum
     }
 
-    /// Copies `owner`'s unsent payloads aside: its memory is not read again.
-    pub(crate) fn detach(&mut self, owner: Owner) {
-        for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.owner == owner) {
+    /// Replaces the unsent payloads from `source` by copies: the memory is not read again.
+    pub(crate) fn detach(&mut self, source: Source) {
+        for (i, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.source == source) {
             let from = if i == 0 { std::mem::take(&mut self.first_sent) } else { 0 };
             if let Body::Memory(memory) = item.body {
                 let bytes: Box<[u8]> = memory.tail(from as u64).to_vec().into();
-                *item = Item { len: bytes.len(), body: Body::Aside(bytes), owner: Owner::Lane };
+                *item = Item { len: bytes.len(), body: Body::Detached(bytes), source: Source::Connection };
             } else if i == 0 {
                 self.first_sent = from;
             }
         }
     }
 
-    /// Every payload that still waits.
-    pub(crate) fn owners(&self) -> impl Iterator<Item = Owner> + '_ {
-        self.items.iter().map(|item| item.owner)
+    /// The sources of all items that wait.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
+        self.items.iter().map(|item| item.source)
     }
 
-    fn advance(&mut self, mut sent: usize, mut progress: impl FnMut(Owner, Progress)) {
+    fn advance(&mut self, mut sent: usize, mut progress: impl FnMut(Source, Progress)) {
         self.queued -= sent as u64;
         while let Some(first) = self.items.front() {
             let left = first.len - self.first_sent;
             if sent < left {
                 self.first_sent += sent;
                 if sent > 0 {
-                    progress(first.owner, Progress::Started);
+                    progress(first.source, Progress::Started);
                 }
                 return;
             }
@@ -213,7 +215,7 @@ impl Outbox {
             if let Body::Head(at) = first.body {
                 self.ring_head = at + first.len as u64;
             }
-            progress(first.owner, Progress::Finished);
+            progress(first.source, Progress::Finished);
             self.items.pop_front();
         }
         self.ring_head = self.ring_tail;

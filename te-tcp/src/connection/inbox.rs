@@ -1,29 +1,29 @@
-//! Received bytes of one lane that are not yet understood, and where the payloads that have been announced
-//! go.
+//! Received bytes of one connection that are not yet parsed, and where the announced payloads go.
 
 use std::io;
 
 use crate::frame::{ENTRIES_MAX, HEAD_BYTES_MAX};
 use crate::sys::{AsIncoming, Buffers, Incoming, Job, Pinned, Socket};
 
-/// The stage, bytes. Small, so that little of a large payload is copied twice.
-const STAGE_BYTES: usize = 16 << 10;
+/// Size of the buffer for heads, bytes. It is small, so that little of a large payload passes through it.
+const HEAD_BUFFER_BYTES: usize = 16 << 10;
 
-const _: () = assert!(STAGE_BYTES > HEAD_BYTES_MAX);
+const _: () = assert!(HEAD_BUFFER_BYTES > HEAD_BYTES_MAX);
 
 /// Where one announced payload goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination {
-    /// `None`: discarded.
+    /// `None`: the payload is discarded.
     pub(crate) memory: Option<Pinned>,
     pub(crate) len: u64,
     pub(crate) done: u64,
-    /// The checksum that came with it, and the one of what has arrived.
+    /// The checksum that came with the payload, and the checksum of the bytes that have arrived so far.
     pub(crate) checksum: Option<(u32, u32)>,
-    /// A frame's status for it, as it will be or was sent.
+    /// The wire status of this payload: the initiator received it, the target will send it.
     pub(crate) status: u32,
-    /// Slot of the operation (initiator) or region index (target); says who may turn it into a discard.
-    pub(crate) owner: u32,
+    /// Slot of the operation (initiator) or index of the region (target), by which [`Inbox::redirect`] finds
+    /// the payload.
+    pub(crate) user: u32,
 }
 
 impl AsIncoming for Destination {
@@ -47,24 +47,25 @@ impl Destination {
         self.done >= self.len
     }
 
-    /// Whether the payload has the checksum that it came with. A discarded one is not looked at.
+    /// Whether the payload matches the checksum that came with it. A discarded payload is not checked.
     pub(crate) fn is_intact(&self) -> bool {
         self.memory.is_none() || self.checksum.is_none_or(|(want, have)| want == have)
     }
 }
 
-/// Received bytes that are not yet understood, and the payloads that have been announced.
+/// Received bytes that are not yet parsed, and the payloads that have been announced.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    stage: Box<[u8]>,
+    buffer: Box<[u8]>,
     head: usize,
     tail: usize,
     plan: Vec<Destination>,
-    /// The first of `plan` that is not complete.
+    /// Index in `plan` of the first payload that is not complete.
     at: usize,
 }
 
-/// What a lane is to be read with: not at all, by itself, or first by what somebody else received for it.
+/// Whether a connection is to be read: not at all, by a system call of its own, or starting with the result
+/// of a receive that was made for several connections together.
 #[derive(Debug)]
 pub(crate) enum Reading {
     No,
@@ -82,7 +83,7 @@ impl Reading {
         !matches!(self, Self::No)
     }
 
-    /// What somebody else received, once.
+    /// The result of a receive that was made for several connections together. It is returned once.
     pub(crate) fn take(&mut self) -> Option<io::Result<Received>> {
         match std::mem::replace(self, Self::Yes) {
             #[cfg(feature = "uring")]
@@ -96,14 +97,14 @@ impl Reading {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) bytes: usize,
-    /// The socket held no more than this.
+    /// The socket had no more bytes than these.
     pub(crate) drained: bool,
 }
 
 impl Inbox {
     pub(super) fn new() -> Self {
         Self {
-            stage: vec![0; STAGE_BYTES].into(),
+            buffer: vec![0; HEAD_BUFFER_BYTES].into(),
             head: 0,
             tail: 0,
             plan: Vec::with_capacity(ENTRIES_MAX),
@@ -111,9 +112,9 @@ impl Inbox {
         }
     }
 
-    /// What has arrived and is not yet taken.
-    pub(crate) fn staged(&self) -> &[u8] {
-        &self.stage[self.head..self.tail]
+    /// Bytes that have arrived and are not yet parsed.
+    pub(crate) fn unparsed(&self) -> &[u8] {
+        &self.buffer[self.head..self.tail]
     }
 
     pub(crate) fn take(&mut self, bytes: usize) {
@@ -123,9 +124,9 @@ impl Inbox {
         }
     }
 
-    /// What has arrived, and the list to which payloads are to be announced.
+    /// The bytes that have arrived, and the list to which the parser adds the payloads that a head announces.
     pub(crate) fn split(&mut self) -> (&[u8], &mut Vec<Destination>) {
-        (&self.stage[self.head..self.tail], &mut self.plan)
+        (&self.buffer[self.head..self.tail], &mut self.plan)
     }
 
     /// Every payload of the current frame.
@@ -140,25 +141,25 @@ impl Inbox {
         }
     }
 
-    /// Turns every announced payload of `owner` into a discard with this status, from this instant on.
-    pub(crate) fn redirect(&mut self, owner: u32, status: u32) {
+    /// Discards every announced payload that belongs to `user` from now on, and sets its status.
+    pub(crate) fn redirect(&mut self, user: u32, status: u32) {
         for destination in &mut self.plan[self.at..] {
-            if destination.owner == owner && destination.memory.is_some() {
+            if destination.user == user && destination.memory.is_some() {
                 destination.memory = None;
                 destination.status = status;
             }
         }
     }
 
-    /// The next announced payload that is complete; `None` when the next is not, or there are no more.
+    /// The next announced payload when it is complete; `None` when it is not, or when there is none.
     ///
-    /// Copies from the stage as far as it goes.
+    /// Bytes of it that lie in the buffer are copied to its destination first.
     pub(crate) fn next_complete(&mut self) -> Option<Destination> {
         let destination = self.plan.get_mut(self.at)?;
         if !destination.is_complete() && self.head < self.tail {
             let n = (destination.len - destination.done).min((self.tail - self.head) as u64);
             if let Some(memory) = destination.memory {
-                memory.tail(destination.done).fill_from(&self.stage[self.head..self.head + n as usize]);
+                memory.tail(destination.done).fill_from(&self.buffer[self.head..self.head + n as usize]);
             }
             destination.advance(n);
             let complete = destination.is_complete();
@@ -173,7 +174,7 @@ impl Inbox {
         Some(self.plan[self.at - 1])
     }
 
-    /// Whether a payload is still to come.
+    /// Whether a payload of the current frame is still to come.
     pub(crate) fn expects_payload(&self) -> bool {
         self.at < self.plan.len()
     }
@@ -183,14 +184,14 @@ impl Inbox {
         &self.plan[self.at..]
     }
 
-    /// Forgets the frame whose payloads are all in.
+    /// Forgets the current frame. All its payloads have arrived.
     pub(crate) fn clear_plan(&mut self) {
         self.plan.clear();
         self.at = 0;
     }
 
-    /// Receives once: announced payloads to their places, the rest into the stage. End of stream is
-    /// `UnexpectedEof`.
+    /// Receives once: announced payloads into their destinations, what follows into the buffer. The end of
+    /// the stream is the error `UnexpectedEof`.
     pub(crate) fn receive(&mut self, socket: &Socket, buffers: &mut Buffers) -> io::Result<Received> {
         let mut job = self.job(socket);
         job.run(buffers);
@@ -198,21 +199,22 @@ impl Inbox {
         self.arrived(offered, result)
     }
 
-    /// The next receive, to be run by whoever can; [`Self::arrived`] takes its end.
+    /// The next receive, which may be combined with those of other connections. [`Self::arrived`] takes in
+    /// its result.
     pub(crate) fn job<'a>(&'a mut self, socket: &'a Socket) -> Job<'a, Destination> {
         debug_assert!(
             self.at == self.plan.len() || self.head == self.tail,
-            "the stage goes into the plan before the socket does"
+            "buffered bytes are moved to their destinations before the socket is read"
         );
-        if self.head > 0 && self.tail > STAGE_BYTES / 2 {
-            self.stage.copy_within(self.head..self.tail, 0);
+        if self.head > 0 && self.tail > HEAD_BUFFER_BYTES / 2 {
+            self.buffer.copy_within(self.head..self.tail, 0);
             (self.head, self.tail) = (0, self.tail - self.head);
         }
-        let (into, stage) = (&self.plan[self.at..], &mut self.stage[self.tail..]);
-        Job { socket, into, stage, offered: 0, result: Ok(0) }
+        let (into, buffer) = (&self.plan[self.at..], &mut self.buffer[self.tail..]);
+        Job { socket, into, buffer, offered: 0, result: Ok(0) }
     }
 
-    /// A receive with room for `offered` bytes has ended.
+    /// Takes in the result of a receive that had room for `offered` bytes.
     pub(crate) fn arrived(&mut self, offered: usize, result: io::Result<usize>) -> io::Result<Received> {
         let bytes = result?;
         if bytes == 0 {
