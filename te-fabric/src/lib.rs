@@ -107,8 +107,8 @@ pub use epoll::{Epoll, Event, Interest};
 pub use export::{EXPORT_ADDRESSES_MAX, EXPORT_BYTES_MAX, Export, ExportFormat, LocalEnd};
 pub use handshake::{FrameError, Protocol, Step, Welcome};
 pub use open_error::OpenError;
-pub use operation::{Operation, Operations, Queue};
-pub use region::{Region, Regions, Segment, Segments};
+pub use operation::{Operation, Operations, Queue, RemoteBytes};
+pub use region::{Region, Regions, RemoteRegion, RemoteRegions};
 pub use table::{Slab, Table};
 pub use timers::Timers;
 
