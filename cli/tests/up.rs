@@ -1,4 +1,4 @@
-//! `snowskin up`, and commands that are pasted behind servers that are still starting.
+//! `snowskin up`, and commands that run while their servers are still starting.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,17 +10,17 @@ use std::process::{Child, Output, Stdio};
 
 use common::{Daemon, PATIENCE, assert_exit, json, run, snowskin, stderr, stdout};
 
-/// An address that nobody listens at now.
+/// An address at which no process listens now.
 fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Starts a command that others are to be started behind.
+/// Starts a command that waits for servers.
 fn start(args: &[&str]) -> Child {
     snowskin(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until a child has said on stderr that it waits.
+/// Waits until a child reports on stderr that it waits; returns what it has written.
 fn has_said_that_it_waits(child: &mut Child) -> String {
     let (mut said, mut byte) = (Vec::new(), [0]);
     let stderr = child.stderr.as_mut().unwrap();
@@ -44,7 +44,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn up_serves_by_every_way_in_and_leaves_nothing_behind() {
+fn up_serves_all_kinds_of_clients_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("local.sock");
     let any = "127.0.0.1:0";
@@ -69,7 +69,7 @@ fn up_serves_by_every_way_in_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
+fn up_names_an_address_in_use_and_its_flag_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--http", "--gateway"] {
@@ -90,7 +90,7 @@ fn up_that_cannot_have_an_address_names_it_and_the_flag_once() {
 }
 
 #[test]
-fn a_put_that_is_pasted_behind_its_servers_waits_for_them() {
+fn a_put_waits_for_servers_that_are_starting() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("in");
     std::fs::write(&file, "hello\n").unwrap();
@@ -107,7 +107,7 @@ fn a_put_that_is_pasted_behind_its_servers_waits_for_them() {
 }
 
 #[test]
-fn a_put_that_no_node_comes_for_says_so_and_one_that_may_not_wait_does_not() {
+fn a_put_without_a_node_reports_that_it_waits_unless_it_must_not_wait() {
     let master = Daemon::start(&["master", "--listen", "127.0.0.1:0", "--http", "none", "--json"]);
     let address = master.text("rpc");
     let args = ["put", "k", "/proc/self/status", "--master", &address, "--wait"];
@@ -123,7 +123,7 @@ fn a_put_that_no_node_comes_for_says_so_and_one_that_may_not_wait_does_not() {
 }
 
 #[test]
-fn a_local_get_that_is_pasted_behind_its_node_waits_for_it() {
+fn a_local_get_waits_for_a_node_that_is_starting() {
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("in"), dir.path().join("n.sock"));
     std::fs::write(&file, "hello\n").unwrap();
@@ -140,7 +140,7 @@ fn a_local_get_that_is_pasted_behind_its_node_waits_for_it() {
 }
 
 #[test]
-fn objects_of_any_length_go_and_come_by_the_local_way() {
+fn objects_of_any_length_are_put_and_fetched_through_the_local_server() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("n.sock");
     let socket = socket.to_str().unwrap();

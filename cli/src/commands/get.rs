@@ -26,23 +26,23 @@ const AFTER_HELP: &str = "Examples:
   snowskin get model/layer0 --offset 1MiB --length 64KiB | xxd | head
   snowskin get greeting >/dev/null || echo \"not cached\"";
 
-/// Fetch an object and check every byte
+/// Fetch an object and verify every byte
 ///
-/// To stdout, or into a file: whole or not at all. A damaged object ends with 4, a missing one with 3, and
-/// then nothing is written. With --offset or --length only the part asked for is read, and checked like the
-/// whole.
+/// The object goes to stdout or into a file, complete or not at all. The exit code is 4 for a damaged object
+/// and 3 for a missing one, and nothing is written then. With --offset or --length, only that part is read,
+/// and verified like the whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
-    /// Its key.
+    /// Key of the object.
     key: String,
-    /// Write a file instead of stdout: whole or not at all.
+    /// Write to this file instead of stdout, completely or not at all.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Only what comes after this many bytes.
+    /// Skip this many bytes at the beginning.
     #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), conflicts_with = "local")]
     offset: ByteSize,
-    /// Only this many bytes; without it all to the end.
+    /// Fetch this many bytes; without it, all bytes to the end.
     #[arg(long, value_name = "SIZE", conflicts_with = "local")]
     length: Option<ByteSize>,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     local: LocalArg,
     #[command(flatten)]
     wait: WaitArg,
-    /// Print one JSON object about it; needs --output for the bytes.
+    /// Print one JSON object that describes the result; needs --output for the bytes.
     #[arg(long, requires = "output")]
     json: bool,
 }
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     if *args.flags.loaded.origin("client.value_bytes_max") == Origin::Default {
         config.value_bytes_max = available_memory().unwrap_or(u64::MAX) / 2;
     }
-    let what = format_args!("a master at {master}: nobody listens there yet");
+    let what = format_args!("a master at {master}, which does not listen yet");
     let connect = || Client::connect(config.clone());
     let mut client = args.wait.for_listener(what, connect).map_err(crate::commands::no_start)?;
     let started = Instant::now();
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, global: Global) -> Outcome {
     deliver(args, &value, started)
 }
 
-/// By way of the node on this machine.
+/// Fetches through the node on this machine.
 fn get_local(args: &Args, mut client: LocalClient) -> anyhow::Result<Vec<u8>> {
     let key = args.key.as_bytes();
     let value = match client.get(key) {
@@ -120,7 +120,7 @@ fn deliver(args: &Args, value: &[u8], started: Instant) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// All of the object, or the part of it that was asked for.
+/// The whole object, or the requested part of it; `None` if there is no such object.
 fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
     let key = args.key.as_bytes();
     let offset = args.offset.bytes();
@@ -129,18 +129,18 @@ fn fetch(args: &Args, client: &mut Client) -> anyhow::Result<Option<Vec<u8>>> {
         None => get_part(client, key, offset..),
         Some(length) => match offset.checked_add(length.bytes()) {
             Some(end) if end > offset => get_part(client, key, offset..end),
-            _ => return fail(Failure::usage("--length is 1 byte at least, and ends where an object could")),
+            _ => return fail(Failure::usage("--length must be at least 1, and --offset plus --length at most the length of the largest object")),
         },
     };
     found.map_err(|error| match error.code() {
         ErrorCode::InvalidParams => {
-            let message = format!("{}: the object ends before that part does", brief(&args.key));
+            let message = format!("{}: the object is shorter than --offset plus --length", brief(&args.key));
             Failure::failed(message).hint("`snowskin stat KEY` shows its length").into()
         }
-        // Before anybody was asked: no object of this length could be held here.
+        // Refused before the request was sent: this process cannot hold an object of this length.
         ErrorCode::BufferOverflow if args.length.is_some() => {
             let length = args.length.unwrap_or(ByteSize(0));
-            let message = format!("--length {length}: this machine has no memory for as much");
+            let message = format!("--length {length}: this machine does not have that much memory");
             Failure::failed(message).hint("`snowskin stat KEY` shows the object's length").into()
         }
         _ => refused_in(client, &args.key, &error),
@@ -157,7 +157,7 @@ fn get_part(
     Ok(read.map(|_| value))
 }
 
-/// The client calls all of these a miss; a person wants to know which.
+/// The client reports all of these as a miss; this tells the user which of them it was.
 fn miss(args: &Args, client: &Client) -> Failure {
     let key = brief(&args.key);
     let counters = client.counters();
@@ -167,17 +167,17 @@ fn miss(args: &Args, client: &Client) -> Failure {
     }
     if counters.transfer_misses > 0 {
         let failure = Failure::failed(format!(
-            "{key}: none of its nodes could be read over fabric {}",
+            "{key}: no node that has it could be read over fabric {}",
             args.flags.settings().client.engine.fabrics
         ));
         if let Some(why) = client.why_unreached() {
-            return failure.hint(format!("a node could not be reached: {why}"));
+            return failure.hint(format!("a node cannot be reached: {why}"));
         }
         return failure
-            .hint("`snowskin stat KEY` shows where it is; check those nodes, and --fabric on both sides");
+            .hint("`snowskin stat KEY` lists its nodes; check them, and --fabric on both sides");
     }
     if counters.lease_misses > 0 {
-        return Failure::failed(format!("{key}: reading took longer than the lease"))
+        return Failure::failed(format!("{key}: reading it took longer than its lease"))
             .hint("raise the master's --lease-ms");
     }
     not_found(args)
@@ -188,10 +188,10 @@ fn not_found(args: &Args) -> Failure {
     Failure::new(Exit::NotFound, format!("{key}: no such object")).hint("`snowskin ls` lists keys")
 }
 
-/// Writes beside the file, then takes its place: a reader never sees half of it.
+/// Writes a new file beside `file` and renames it, so that a reader never sees a partial file.
 fn write_whole(file: &Path, value: &[u8]) -> anyhow::Result<()> {
     let context = || format!("cannot write {}", file.display());
-    // A pipe or device is written to, not replaced.
+    // A pipe or a device is written to, not replaced.
     if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
         return std::fs::write(file, value).with_context(context);
     }

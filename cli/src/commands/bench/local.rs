@@ -1,4 +1,4 @@
-//! `snowskin bench local`: the light local client beside the embedded one, turn by turn in one run.
+//! `snowskin bench local`: compares the local client with the embedded client, in turns within one run.
 
 use std::time::{Duration, Instant};
 
@@ -22,25 +22,25 @@ use crate::progress::Bar;
 use crate::size::ByteSize;
 use crate::{Outcome, fail, output, sys};
 
-const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation under way at a time, straight \
-from and into registered memory; what is read is checked against its checksum. They take turns, so that \
-whatever else the machine does meets both. CPU time is that of client, master and node.
+const AFTER_HELP: &str = "Starts a master and a node with a local socket. Both clients have one operation in progress at a time, to and \
+from registered memory; what is read is verified against its checksum. They take turns, so that other load on \
+the machine affects both. CPU time is that of client, master and node.
 
 Examples:
   snowskin bench local
   snowskin bench local --value 64KiB,16MiB --rounds 20 --json";
 
-/// Measure the light local client beside the embedded one
+/// Compare the local client with the embedded client
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// Bytes of an object.
+    /// Size of an object.
     #[arg(long, value_delimiter = ',', default_values = ["4KiB", "1MiB"], value_name = "SIZE,…")]
     value: Vec<ByteSize>,
-    /// Turns that each client has for each operation and size.
+    /// Turns per client, operation and size.
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Milliseconds of one turn.
+    /// Duration of a turn, milliseconds.
     #[arg(long, default_value_t = 200, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     turn_ms: u64,
     /// Print one JSON array of objects.
@@ -62,12 +62,12 @@ struct Row {
 
 /// Memory of the node.
 const NODE_BYTES: u64 = 1 << 30;
-/// Longest object: four of them fit the node and the arena.
+/// Longest object: the node and the arena have room for four of them.
 const VALUE_BYTES_MAX: u64 = 64 << 20;
-/// Objects that are read in turn.
+/// Number of objects to read in turn.
 const OBJECTS: u64 = 64;
 
-/// A client, and memory for one object.
+/// A client, with memory for one object.
 enum Way {
     Embedded(Box<Client>, SharedRegion),
     Local(Box<LocalClient>, LocalBuffer),
@@ -89,7 +89,7 @@ impl Way {
                 client.put(key, buffer.part(0, len), &options).map_err(|error| failure("", &error))?
             }
         };
-        anyhow::ensure!(stored, "an object of an earlier turn has the same key");
+        anyhow::ensure!(stored, "an object with the same key exists from an earlier turn");
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl Way {
                 client.get_with(Get::new(key, buffer.part(0, len))).map_err(|error| failure("", &error))?
             }
         };
-        anyhow::ensure!(found == Some(len), "an object that was stored is not there any more");
+        anyhow::ensure!(found == Some(len), "a stored object does not exist any more");
         Ok(())
     }
 
@@ -128,7 +128,7 @@ struct Measured {
 pub(super) fn run(args: &Args, global: Global) -> Outcome {
     let longest = args.value.iter().map(|value| value.bytes()).max().unwrap_or(1);
     if args.value.iter().any(|value| value.bytes() == 0) || longest > VALUE_BYTES_MAX {
-        let message = format!("--value: choose 1 B to {}", ByteSize(VALUE_BYTES_MAX));
+        let message = format!("--value must be from 1 B to {}", ByteSize(VALUE_BYTES_MAX));
         return fail(Failure::usage(message));
     }
     sys::catch_interrupts();
@@ -137,7 +137,7 @@ pub(super) fn run(args: &Args, global: Global) -> Outcome {
         nodes: 1,
         node_bytes: NODE_BYTES,
         fabric: Fabrics::AUTO,
-        // Removed objects give their space back when nobody can be reading them any more.
+        // The space of removed objects is free when no lease on them can be valid any more.
         lease_ms: Some(1000),
         eviction: None,
         local: Some(socket.clone()),
@@ -209,7 +209,7 @@ fn measure(
     cluster: &mut Cluster,
 ) -> anyhow::Result<[Measured; 2]> {
     let turn = Duration::from_millis(args.turn_ms);
-    // As many as a quarter of the node holds: then a put finds room without anything being evicted.
+    // A quarter of the node at most: then a put finds space without evictions.
     let objects = (NODE_BYTES / 4 / value).clamp(1, OBJECTS);
     let mut number = mix(std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64));
     let mut key = || {
@@ -221,7 +221,7 @@ fn measure(
         ways[0].put(key, value)?;
     }
     let mut measured = [Measured::default(), Measured::default()];
-    // The first turn of each warms it up.
+    // The first turn of each client is a warm-up.
     for round in 0..=args.rounds {
         for (way, measured) in ways.iter_mut().zip(&mut measured) {
             let before = cluster.cpu().total();

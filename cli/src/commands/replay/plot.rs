@@ -1,4 +1,4 @@
-//! Hit rate over capacity, as an SVG that any browser shows: lines, marks, axes, a legend, nothing else.
+//! Hit rate over capacity, as an SVG: lines, marks, axes and a legend.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,15 @@ use super::simulate::{BELADY, Simulation, Tokens};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
-/// The plot's edges.
+/// The edges of the plot area.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 170.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = HEIGHT - 60.0;
-/// Labels of the capacity axis stand at least this far apart.
+/// Minimum distance of labels on the capacity axis.
 const LABEL_SPACE: f64 = 56.0;
 
-/// Okabe and Ito's colours, which those who see fewer can tell apart, and a mark for each.
+/// Okabe and Ito's colours, which are distinguishable with colour vision deficiency, and a mark for each.
 const STYLES: [(&str, Mark); 6] = [
     ("#0072b2", Mark::Disc),
     ("#d55e00", Mark::Square),
@@ -33,7 +33,7 @@ enum Mark {
     Triangle,
 }
 
-/// The whole file.
+/// The content of the file.
 pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
     let mut points: Vec<(usize, u64)> = simulation.capacities_tokens.iter().copied().enumerate().collect();
     points.sort_by_key(|(_, tokens)| *tokens);
@@ -118,11 +118,11 @@ pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
     out
 }
 
-/// From capacities and rates to places.
+/// Converts capacities and rates to coordinates.
 struct Scale {
     least: f64,
     most: f64,
-    /// The rate at the upper end, and how many lines there are up to it.
+    /// The rate at the upper end of the axis, and the number of grid lines up to it.
     top: f64,
     steps: u32,
 }
@@ -131,7 +131,7 @@ impl Scale {
     fn new(simulation: &Simulation, points: &[(usize, u64)]) -> Self {
         let end = |point: Option<&(usize, u64)>| point.map_or(1.0, |(_, tokens)| (*tokens as f64).ln());
         let highest = simulation.rows.iter().flat_map(|row| &row.hit_rates).copied().fold(0.0, f64::max);
-        // Lines at round percents, eight at most.
+        // Grid lines at round percentages, eight at most.
         let percents = [1, 2, 5, 10, 20];
         let step = percents.into_iter().find(|step| highest * 100.0 <= f64::from(8 * step)).unwrap_or(20);
         let steps = ((highest * 100.0 / f64::from(step)).ceil() as u32).max(1);
@@ -142,7 +142,7 @@ impl Scale {
     fn x(&self, tokens: u64) -> f64 {
         let width = self.most - self.least;
         let share = if width > 0.0 { ((tokens as f64).ln() - self.least) / width } else { 0.5 };
-        // Marks do not sit on the axis.
+        // Marks keep a distance from the axis.
         LEFT + 16.0 + share * (RIGHT - LEFT - 32.0)
     }
 
