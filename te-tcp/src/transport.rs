@@ -308,7 +308,7 @@ impl TcpTransport {
     /// # Errors
     /// `NotFound`, `Stale`.
     pub fn region_pins(&self, id: RegionId) -> Result<RegionPins, Error> {
-        self.regions.find(id).map(|region| RegionPins { own: region.users, peers: region.ext.peers })
+        self.regions.find(id).map(|region| RegionPins { own: region.pins, peers: region.ext.peers })
     }
 }
 

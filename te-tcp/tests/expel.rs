@@ -30,8 +30,8 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
     writer.stream.write_all(&[2; 600]).unwrap();
     writer.stream.write_all(&frame_of(Kind::Write, 0, 1, &[writer.operation(0, 1_000)])).unwrap();
     writer.stream.write_all(&[3; 1_000]).unwrap();
-    assert_eq!(target.transport.expel(2, false), Err(ErrorKind::Busy.into()), "it has a connection");
-    assert_eq!(target.transport.expel(2, true), Ok(true));
+    assert_eq!(target.transport.expel(2, ExpelMode::SpareConnected), Err(ErrorKind::Busy.into()), "it has a connection");
+    assert_eq!(target.transport.expel(2, ExpelMode::Force), Ok(true));
     assert_eq!(users(&target), by_peers(1), "the other WRITE is not affected");
     target.memory.set(0, &[7; 1_000]);
     linger(&mut [&mut target], Duration::from_millis(50));
@@ -60,9 +60,9 @@ fn what_lies_in_the_socket_of_an_expelled_peer_never_lands() {
 fn a_peer_without_a_connection_is_refused_when_it_comes() {
     let (mut a, mut target) = pair(&Config { identity: 77, ..common::config() }, BYTES);
     assert_eq!(a.transport.identity(), 77);
-    assert_eq!(target.transport.expel(0, true), Err(ErrorKind::InvalidArgument.into()));
-    assert_eq!(target.transport.expel(77, false), Ok(true));
-    assert_eq!(target.transport.expel(77, false), Ok(true), "a second time changes nothing");
+    assert_eq!(target.transport.expel(0, ExpelMode::Force), Err(ErrorKind::InvalidArgument.into()));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true));
+    assert_eq!(target.transport.expel(77, ExpelMode::SpareConnected), Ok(true), "a second time changes nothing");
     for token in 1..4 {
         a.submit(&[write(token, 0, 0, 8)]);
         let end = finish(&mut [&mut a, &mut target], token);
@@ -105,5 +105,5 @@ fn the_expelled_are_counted_and_there_is_a_limit() {
     let mut raw = Raw::greeted(&mut target, one_more - 1, 0);
     assert_eq!(target.transport.expel(one_more, ExpelMode::Force), Err(ErrorKind::Full.into()));
     assert!(raw.is_alive(&mut target), "nothing has changed for it");
-    assert_eq!(target.transport.expel(5, true), Ok(true), "an expelled peer needs no more room");
+    assert_eq!(target.transport.expel(5, ExpelMode::Force), Ok(true), "an expelled peer needs no more room");
 }

@@ -119,7 +119,7 @@ impl Target {
         cx: &mut Context<'_>,
     ) -> Result<bool, Error> {
         let connected = self.has_peer(identity);
-        self.admission.expel(identity, force, connected)?;
+        self.admission.expel(identity, mode, connected)?;
         for index in 0..self.connections.bound() {
             if let Some(connection) = self.connections.get(index)
                 && connection.role.is_of(identity)
