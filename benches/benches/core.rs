@@ -1,7 +1,7 @@
 //! te-core: slicing, batches, routes, and what `MultiTransport` costs a slice.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
-use benches::{InstantRail, REGION, SEGMENT, slices};
+use benches::{InstantRail, REGION, REMOTE_REGION, slices};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn batch_table(criterion: &mut Criterion) {
         TransferRequest {
             op: Op::Read,
             local: RegionOffset::new(REGION, offset),
-            remote: RemoteOffset::new(SEGMENT, offset),
+            remote: RemoteOffset::new(REMOTE_REGION, offset),
             len: BLOCK.into(),
         }
     };
@@ -160,7 +160,7 @@ fn attach(transport: &mut impl Transport) {
     }
     let mut blob = [0; 256];
     let len = transport.export(REGION, &mut blob).expect("exportable");
-    transport.attach(SEGMENT, &blob[..len]).expect("fresh");
+    transport.attach(REMOTE_REGION, &blob[..len]).expect("fresh");
 }
 
 /// Time that moves on with every look at it.
@@ -199,7 +199,7 @@ fn booked_round(
     let request = TransferRequest {
         op: Op::Write,
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len,
     };
     let handle = table.create([request].into_iter(), Slicer::new(BLOCK)).expect("room");

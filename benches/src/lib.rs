@@ -27,8 +27,8 @@ use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, T
 
 /// Region 0, first generation.
 pub const REGION: RegionId = RegionId::new(0, 1);
-/// Segment 0, first generation.
-pub const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+/// Remote region 0, first generation.
+pub const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 /// `count` slices of `len` bytes, one after the other, with tokens from 0 on.
 #[must_use]
@@ -38,7 +38,7 @@ pub fn slices(op: Op, count: u32, len: u32) -> Vec<Slice> {
         Slice {
             token: Token(u64::from(index)),
             local: RegionOffset::new(REGION, offset),
-            remote: RemoteOffset::new(SEGMENT, offset),
+            remote: RemoteOffset::new(REMOTE_REGION, offset),
             len,
             op,
         }

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant as Clock};
 
 use te_core::{Access, Completion, Instant, MemSpan, Slice, Token, Transport};
 
-use crate::{REGION, SEGMENT};
+use crate::{REGION, REMOTE_REGION};
 
 /// Time for a round; far more than any takes.
 const ROUND_S_MAX: u64 = 30;
 
-/// An initiator and its target. Each has one region, [`REGION`]; the target's is the initiator's [`SEGMENT`].
+/// An initiator and its target. Each has one region, [`REGION`]; the target's is the initiator's
+/// [`REMOTE_REGION`].
 #[derive(Debug)]
 pub struct Pair<T> {
     initiator: T,
@@ -33,7 +34,7 @@ impl<T: Transport> Pair<T> {
         }
         let mut blob = vec![0; target.capabilities().export_bytes_max as usize];
         let len = target.export(REGION, &mut blob).expect("a region with remote rights");
-        initiator.attach(SEGMENT, &blob[..len]).expect("a fresh transport");
+        initiator.attach(REMOTE_REGION, &blob[..len]).expect("a fresh transport");
         Self { initiator, target, epoch: Clock::now() }
     }
 

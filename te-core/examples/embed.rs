@@ -18,7 +18,7 @@ use te_core::{
 /// The engine: 16 descriptors deep, one copy a poll. Segments are regions of the same machine.
 struct Dma {
     regions: Vec<(RegionId, MemSpan)>,
-    segments: Vec<(RemoteRegionId, MemSpan)>,
+    remote_regions: Vec<(RemoteRegionId, MemSpan)>,
     queue: VecDeque<(Completion, MemSpan, MemSpan)>,
 }
 
@@ -46,11 +46,11 @@ impl Memory for Dma {
     fn attach(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {
         let bits = u64::from_le_bytes(blob.try_into().map_err(|_| ErrorKind::InvalidArgument)?);
         let span = find(&self.regions, RegionId::from_bits(bits))?;
-        self.segments.push((id, span));
+        self.remote_regions.push((id, span));
         Ok(())
     }
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
-        self.segments.retain(|(known, _)| *known != id);
+        self.remote_regions.retain(|(known, _)| *known != id);
         Ok(())
     }
 }
@@ -72,8 +72,8 @@ impl Transport for Dma {
             }
             let near =
                 find(&self.regions, slice.local.region)?.part(slice.local.offset, u64::from(slice.len))?;
-            let far =
-                find(&self.segments, slice.remote.region)?.part(slice.remote.offset, u64::from(slice.len))?;
+            let far = find(&self.remote_regions, slice.remote.region)?
+                .part(slice.remote.offset, u64::from(slice.len))?;
             let (from, to) = if slice.op == Op::Write { (near, far) } else { (far, near) };
             self.queue.push_back((Completion::applied(slice.token), from, to));
         }
@@ -113,7 +113,7 @@ fn move_a_block() -> Result<bool, Error> {
     const BYTES: u64 = 100_000;
     let (mut source, mut sink) = (alloc::vec![7u8; BYTES as usize], alloc::vec![0u8; BYTES as usize]);
     let (near, far, there) = (RegionId::new(0, 1), RegionId::new(1, 1), RemoteRegionId::new(0, 1));
-    let mut dma = Dma { regions: Vec::new(), segments: Vec::new(), queue: VecDeque::with_capacity(17) };
+    let mut dma = Dma { regions: Vec::new(), remote_regions: Vec::new(), queue: VecDeque::with_capacity(17) };
     // SAFETY: the vectors stay where they are, and nobody looks into them until both regions are deregistered.
     unsafe {
         dma.register(near, MemSpan::new(source.as_mut_ptr(), source.len()), Access::LOCAL)?;

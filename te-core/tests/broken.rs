@@ -91,7 +91,7 @@ fn nothing_else_is_wrong_with_the_wrapper() {
     // What it does not promise it need not keep.
     let skipped: Vec<&str> = report.skipped().map(|(case, _)| case).collect();
     let not_offered = [
-        "an_inline_transport_lets_go_of_memory_in_the_next_poll",
+        "a_caller_driven_transport_releases_memory_in_the_next_poll",
         "a_slice_off_the_granule_is_refused_before_a_byte_moves",
     ];
     assert_eq!(skipped, not_offered, "{report}");
@@ -134,7 +134,7 @@ catches! {
     L5 FenceOnNothing as a_fence_on_nothing_is_caught: "not attached",
     L5 FenceCancels as a_fence_that_ends_other_slices_is_caught: "ended a slice in flight",
     L6 GrantsEveryRight as rights_that_are_not_kept_are_caught: "does not grant was carried out",
-    L6 ExportsMore as an_access_check_that_is_off_by_one_is_caught: "leaves the segment was carried out",
+    L6 ExportsMore as an_access_check_that_is_off_by_one_is_caught: "leaves the remote region was carried out",
     L6 NeverForgets as a_region_reached_after_its_end_is_caught: "has deregistered was carried out",
     L6 TakesHalfAnExport as a_truncated_export_that_attaches_is_caught: "taken for a whole one",
     L6 RefusalCutsTheConnection as a_refusal_that_costs_the_connection_is_caught: "never refused, only lost",
@@ -461,12 +461,12 @@ impl Transport for Broken {
         }
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
         match self.flaw {
-            Flaw::FenceEndsAtOnce if segment == RemoteRegionId::new(0, 1) => {
+            Flaw::FenceEndsAtOnce if remote_region == RemoteRegionId::new(0, 1) => {
                 self.extra.push_back(Completion::applied(token))
             }
-            Flaw::FenceOnNothing if self.inner.fence(token, segment).is_err() => {
+            Flaw::FenceOnNothing if self.inner.fence(token, remote_region).is_err() => {
                 self.extra.push_back(Completion::applied(token));
             }
             Flaw::FenceOnNothing | Flaw::FenceNeverEnds => {}
@@ -474,9 +474,9 @@ impl Transport for Broken {
                 for slice in self.slices.iter().rev().take(32) {
                     let _done_or_not = self.inner.cancel(slice.token);
                 }
-                return self.inner.fence(token, segment);
+                return self.inner.fence(token, remote_region);
             }
-            _ => return self.inner.fence(token, segment),
+            _ => return self.inner.fence(token, remote_region),
         }
         Ok(())
     }

@@ -10,13 +10,13 @@ static ALLOC: CountingAlloc<System> = CountingAlloc::new(System);
 mod on_a_calm_fabric {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
-    te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod on_a_stormy_fabric {
     use te_core::sim::SimConfig;
     use te_core::testkit::SimHarness;
-    te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
+    te_core::conformance_tests!(SimHarness::new(2, SimConfig::STORMY), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }
 
 mod in_granules {
@@ -24,7 +24,7 @@ mod in_granules {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(
         SimHarness::new(8, SimConfig { granule_bytes: 512, inflight_max: 64, ..SimConfig::CALM }),
-        skips[an_inline_transport_lets_go_of_memory_in_the_next_poll]
+        skips[a_caller_driven_transport_releases_memory_in_the_next_poll]
     );
 }
 
@@ -43,11 +43,11 @@ mod over_two_rails {
     }
 
     mod calm {
-        te_core::conformance_tests!(super::harness(3, te_core::sim::SimConfig::CALM), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing]);
+        te_core::conformance_tests!(super::harness(3, te_core::sim::SimConfig::CALM), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing]);
     }
 
     mod stormy {
-        te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing, submit_and_poll_do_not_allocate]);
+        te_core::conformance_tests!(super::harness(4, te_core::sim::SimConfig::STORMY), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, a_wrong_key_opens_nothing, submit_and_poll_do_not_allocate]);
     }
 }
 
@@ -58,7 +58,7 @@ mod through_a_delay {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(5, SimConfig::CALM, |_, sim| {
         Box::new(Delay::new(sim, Duration::from_micros(70)))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_faults {
@@ -75,7 +75,7 @@ mod through_faults {
 
     te_core::conformance_tests!(SimHarness::wrapped(6, SimConfig::CALM, |_, sim| {
         Box::new(Fault::new(sim, 66, CONFIG()))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_a_throttle {
@@ -84,7 +84,7 @@ mod through_a_throttle {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(7, SimConfig::CALM, |_, sim| {
         Box::new(Throttle::new(sim, 100_000_000, 10_000))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_a_trace {
@@ -93,7 +93,7 @@ mod through_a_trace {
     use te_core::testkit::SimHarness;
     te_core::conformance_tests!(SimHarness::wrapped(8, SimConfig::CALM, |_, sim| {
         Box::new(Trace::new(sim, 100))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves]);
 }
 
 mod through_all_decorators_on_a_stormy_fabric {
@@ -105,7 +105,7 @@ mod through_all_decorators_on_a_stormy_fabric {
         let slow = Throttle::new(sim, 1_000_000_000, 100_000);
         let lossy = Fault::new(slow, 77, FaultConfig { slice_dropped_ppm: 20_000, ..FaultConfig::default() });
         Box::new(Trace::new(Delay::new(lossy, Duration::from_micros(30)), 64))
-    }), skips [an_inline_transport_lets_go_of_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
+    }), skips [a_caller_driven_transport_releases_memory_in_the_next_poll, a_slice_off_the_granule_is_refused_before_a_byte_moves, submit_and_poll_do_not_allocate]);
 }
 
 /// A failure is a seed: `SNOWSKIN_SEEDS=1000..2000` tries others than these.

@@ -10,7 +10,7 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 struct Rig<T> {
     net: SimNet,
@@ -32,7 +32,7 @@ fn rig<T: Transport>(decorate: impl FnOnce(SimTransport) -> T) -> Rig<T> {
         there.register(REGION, far, Access::REMOTE_READ | Access::REMOTE_WRITE).expect("registered");
     }
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     Rig { net, here, _there: there, _memory: memory }
 }
 
@@ -40,7 +40,7 @@ fn slice(token: u64, op: Op, len: u32) -> Slice {
     Slice {
         token: Token(token),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len,
         op,
     }
@@ -101,13 +101,13 @@ fn what_a_delay_holds_back_is_still_in_flight() {
     assert_eq!(rig.here.poll(Instant::from_millis(1), &mut out), 0);
     assert_eq!(rig.net.in_flight(), 0, "the fabric has finished");
     assert_eq!(rig.here.deregister(REGION), Err(ErrorKind::Busy.into()));
-    assert_eq!(rig.here.detach(SEGMENT), Err(ErrorKind::Busy.into()));
+    assert_eq!(rig.here.detach(REMOTE_REGION), Err(ErrorKind::Busy.into()));
     assert_eq!(rig.here.cancel(Token(1)), Ok(()));
     assert_eq!(rig.here.poll_at(), Some(Instant::from_millis(4)));
     assert_eq!(rig.here.poll(Instant::from_millis(4), &mut out), 1);
     assert_eq!(out[0], Completion::applied(Token(1)));
     assert_eq!(rig.here.cancel(Token(1)), Err(ErrorKind::NotFound.into()));
-    assert_eq!((rig.here.deregister(REGION), rig.here.detach(SEGMENT)), (Ok(()), Ok(())));
+    assert_eq!((rig.here.deregister(REGION), rig.here.detach(REMOTE_REGION)), (Ok(()), Ok(())));
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use te_core::grant::{
-    Inside, Message, Offer, Owner, OwnerEffect, OwnerLimits, Peer, PeerEffect, Revoked, Row, Rows, Want, Way,
+    Inside, LinkState, Message, Offer, Owner, OwnerEffect, OwnerLimits, Peer, PeerEffect, Revoked, Row, Rows,
+    Want,
 };
 use te_core::testkit::{Rng, seeds};
 use te_core::{Access, Error, ErrorKind, Instant, RegionId};
@@ -228,7 +229,7 @@ impl World {
             let of = |peer: u32| move |connection: &Connection| connection.number == Some(peer);
             match effect {
                 OwnerEffect::MakeRows { peer } if self.one_in(20) => {
-                    self.owner.part(peer, Error::new(ErrorKind::System));
+                    self.owner.disconnect(peer, Error::new(ErrorKind::System));
                 }
                 OwnerEffect::MakeRows { peer } => {
                     let rows = Shared(Box::leak((0..ROWS).map(|_| Row::new()).collect()));
@@ -337,7 +338,8 @@ impl World {
             }
         }
         let process = &self.processes[who];
-        let is_ready = |link: &&(u32, RegionId)| matches!(process.half.way(link.0), Way::Ready { .. });
+        let is_ready =
+            |link: &&(u32, RegionId)| matches!(process.half.link_state(link.0), LinkState::Ready { .. });
         assert_eq!(
             process.links.iter().filter(is_ready).count(),
             process.mapped.get(),
@@ -372,7 +374,7 @@ impl World {
     fn begin(&mut self, who: usize, nth: usize) {
         let process = &mut self.processes[who];
         let Some(&(link, region)) = process.links.get(nth) else { return };
-        let Way::Ready { rows, row, mapping } = process.half.way(link) else { return };
+        let LinkState::Ready { rows, row, mapping } = process.half.link_state(link) else { return };
         assert_eq!(mapping.region, region);
         match rows.0[row as usize].enter() {
             Ok(inside) => {
@@ -476,7 +478,9 @@ impl World {
         }
         self.calm_down();
         for process in &self.processes {
-            let waits = |link: &(u32, RegionId)| matches!(process.half.way(link.0), Way::Waiting | Way::Late);
+            let waits = |link: &(u32, RegionId)| {
+                matches!(process.half.link_state(link.0), LinkState::Waiting | LinkState::Late)
+            };
             assert!(!process.links.iter().any(waits), "process {} waits in vain", process.identity);
         }
         (0..REGIONS).for_each(|index| self.unshare(index));
@@ -494,9 +498,11 @@ impl World {
             self.attach(who, want);
             self.calm_down();
             let (link, _) = self.processes[who].links[0];
-            match self.processes[who].half.way(link) {
-                Way::Ready { .. } => assert!(!self.expelled.contains(&identity), "an expelled one is let in"),
-                Way::Closed(error) if error.kind == ErrorKind::Expelled => {
+            match self.processes[who].half.link_state(link) {
+                LinkState::Ready { .. } => {
+                    assert!(!self.expelled.contains(&identity), "an expelled one is let in")
+                }
+                LinkState::Closed(error) if error.kind == ErrorKind::Expelled => {
                     assert!(self.expelled.contains(&identity), "{identity} was not expelled");
                 }
                 other => panic!("process {identity} waits in vain: {:?}", std::mem::discriminant(&other)),

@@ -309,7 +309,7 @@ proptest! {
                     }));
                     match route.route(&slice, mask) {
                         Some(rail) => {
-                            prop_assert!(mask & 1 << rail != 0, "rail {rail} does not reach the segment");
+                            prop_assert!(mask & 1 << rail != 0, "rail {rail} does not reach the remote region");
                             let until = route.health(rail).expect("a rail").paused_until;
                             prop_assert!(until.is_none_or(|until| until <= now), "rail {rail} is paused");
                             route.accepted(rail, &slice);

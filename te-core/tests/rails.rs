@@ -10,7 +10,7 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 1 << 20;
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);
@@ -43,8 +43,8 @@ fn rails(link: LinkConfig) -> Rails {
     }
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
-    assert_eq!(here.reachable(SEGMENT), 0b11);
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(REMOTE_REGION), 0b11);
     Rails { nets, here, _there: there, now: Instant::ZERO, _memory: memory }
 }
 
@@ -56,7 +56,7 @@ impl Rails {
             Slice {
                 token: Token(i),
                 local: RegionOffset::new(REGION, at),
-                remote: RemoteOffset::new(SEGMENT, at),
+                remote: RemoteOffset::new(REMOTE_REGION, at),
                 len: 16384,
                 op,
             }
@@ -130,7 +130,7 @@ fn a_write_that_succeeds_on_the_second_rail_still_asks_for_a_fence() {
     assert!(strays > 0 && rails.nets[0].orphaned_writes(THERE) > 0, "{strays} strays");
     // One fence, through all rails, and the air is clean.
     rails.nets[0].set_link(HERE, THERE, LinkConfig::CALM);
-    rails.here.fence(Token(1 << 40), SEGMENT).expect("accepted");
+    rails.here.fence(Token(1 << 40), REMOTE_REGION).expect("accepted");
     let mut out = [Completion::applied(Token(0)); 1];
     while rails.here.poll(rails.now, &mut out) == 0 {
         rails.now = rails.now + Duration::from_micros(10);
@@ -159,7 +159,7 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
     }
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
 
     let error = Some(Error::new(ErrorKind::System));
     let refuses =
@@ -171,7 +171,7 @@ fn a_rail_that_refuses_everything_is_paused_like_one_that_fails_everything() {
         let slice = Slice {
             token: Token(i),
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE_REGION, 0),
             len: 8,
             op: Op::Read,
         };
@@ -196,8 +196,8 @@ fn several_rails_share_the_one_that_the_peer_has() {
         .expect("registered");
     let mut blob = [0; 256];
     let len = there.export(REGION, &mut blob).expect("exported");
-    here.attach(SEGMENT, &blob[..len]).expect("attached");
-    assert_eq!(here.reachable(SEGMENT), 0b11);
+    here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
+    assert_eq!(here.reachable(REMOTE_REGION), 0b11);
 }
 
 /// A thousand slices one after another over two rails, each of which takes 20 µs.
@@ -206,7 +206,7 @@ fn a_thousand(route: &mut HealthRoute, now: &mut Instant) {
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -231,7 +231,7 @@ fn a_rail_that_took_long_once_is_not_shunned_for_ever() {
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -260,7 +260,7 @@ fn the_slice_that_waited_for_a_new_connection_does_not_count_against_its_rail() 
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -287,7 +287,7 @@ fn a_rail_is_tried_again_when_others_have_become_much_better() {
     let slice = Slice {
         token: Token(0),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 4096,
         op: Op::Read,
     };
@@ -314,7 +314,7 @@ fn a_rail_whose_figures_were_spoilt_is_tried_again_though_the_other_is_never_bus
     let slice = |i| Slice {
         token: Token(i),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 16384,
         op: Op::Read,
     };
@@ -394,8 +394,8 @@ impl Transport for Device {
         self.rail.cancel(token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), te_core::Error> {
-        self.rail.fence(token, segment)
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), te_core::Error> {
+        self.rail.fence(token, remote_region)
     }
 }
 
@@ -425,13 +425,13 @@ fn a_region_that_was_registered_while_a_rail_was_gone_joins_it_later() {
             .expect("one rail is enough");
     }
     let attached =
-        |here: &mut MultiTransport<Device, HealthRoute>, there: &MultiTransport<Device, _>, segment| {
+        |here: &mut MultiTransport<Device, HealthRoute>, there: &MultiTransport<Device, _>, remote_region| {
             let mut blob = [0; 256];
             let len = there.export(REGION, &mut blob).expect("exported");
-            here.attach(segment, &blob[..len]).expect("attached");
-            here.reachable(segment)
+            here.attach(remote_region, &blob[..len]).expect("attached");
+            here.reachable(remote_region)
         };
-    assert_eq!(attached(&mut here, &there, SEGMENT), 0b01);
+    assert_eq!(attached(&mut here, &there, REMOTE_REGION), 0b01);
     let none = |_| panic!("it is still gone");
     assert_eq!((here.rejoin(none), there.rejoin(none)), (0, 0));
     assert!(here.is_missing_rails());

@@ -9,7 +9,7 @@ use te_core::{
 };
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 
 /// How a rail treats what it is given.
 #[derive(Clone, Copy)]
@@ -97,11 +97,11 @@ fn one_slice(other: Rail) -> MultiTransport<Stub, HealthRoute> {
     .expect("registered");
     let mut blob = [0; 64];
     let len = multi.export(REGION, &mut blob).expect("exported");
-    multi.attach(SEGMENT, &blob[..len]).expect("attached");
+    multi.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     let slice = Slice {
         token: Token(7),
         local: RegionOffset::new(REGION, 0),
-        remote: RemoteOffset::new(SEGMENT, 0),
+        remote: RemoteOffset::new(REMOTE_REGION, 0),
         len: 1,
         op: Op::Read,
     };

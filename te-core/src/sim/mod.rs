@@ -17,7 +17,7 @@
 //! let net = SimNet::new(42, SimConfig::CALM);
 //! let (mut here, mut there) = (net.node(), net.node());
 //! let (mut from, mut to) = (vec![7u8; 4096], vec![0u8; 4096]);
-//! let (local, remote, segment) = (RegionId::new(0, 1), RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+//! let (local, remote, remote_region) = (RegionId::new(0, 1), RegionId::new(0, 1), RemoteRegionId::new(0, 1));
 //! // SAFETY: both buffers outlive the transports' use of them, and are not touched until it has ended.
 //! unsafe {
 //!     here.register(local, MemSpan::new(from.as_mut_ptr(), from.len()), Access::LOCAL).unwrap();
@@ -25,9 +25,9 @@
 //! }
 //! let mut blob = [0; 64];
 //! let blob_bytes = there.export(remote, &mut blob).unwrap();
-//! here.attach(segment, &blob[..blob_bytes]).unwrap();
+//! here.attach(remote_region, &blob[..blob_bytes]).unwrap();
 //!
-//! let slice = Slice { token: Token(1), local: RegionOffset::new(local, 0), remote: RemoteOffset::new(segment, 0), len: 4096, op: Op::Write };
+//! let slice = Slice { token: Token(1), local: RegionOffset::new(local, 0), remote: RemoteOffset::new(remote_region, 0), len: 4096, op: Op::Write };
 //! assert_eq!(here.submit(&[slice]), Ok(1));
 //! let mut done = [Completion::applied(Token(0)); 4];
 //! while here.poll(net.next_event().unwrap_or(net.now()), &mut done) == 0 {}

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const BYTES: usize = 64 << 10;
 
 /// Two nodes with a region each; `here` has attached `there`. The memory goes last.
@@ -70,7 +70,7 @@ impl World {
         unsafe { self.there.register(REGION, self.sink.0, access) }.expect("registered");
         let mut blob = [0; 64];
         let len = self.there.export(REGION, &mut blob).expect("exported");
-        self.here.attach(SEGMENT, &blob[..len]).expect("attached");
+        self.here.attach(REMOTE_REGION, &blob[..len]).expect("attached");
     }
 
     fn submit(&mut self, op: Op, len: u32) -> Token {
@@ -79,7 +79,7 @@ impl World {
         let slice = Slice {
             token,
             local: RegionOffset::new(REGION, 0),
-            remote: RemoteOffset::new(SEGMENT, 0),
+            remote: RemoteOffset::new(REMOTE_REGION, 0),
             len,
             op,
         };
@@ -163,7 +163,7 @@ fn after_a_fence_no_write_lands_late() {
         // The path to the target is well again.
         world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);
         world.net.set_link(world.there.node(), world.here.node(), LinkConfig::CALM);
-        world.here.fence(Token(99), SEGMENT).expect("accepted");
+        world.here.fence(Token(99), REMOTE_REGION).expect("accepted");
         assert_eq!(world.one(), Completion::applied(Token(99)));
         assert_eq!(world.net.orphaned_writes(world.there.node()), 0);
         world.sink.fill(0xCC);
@@ -185,7 +185,7 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
         world.here.set_identity(peer.wrapping_add(1));
         world.net.set_link(world.here.node(), world.there.node(), LinkConfig::CALM);
         world.net.set_link(world.there.node(), world.here.node(), LinkConfig::CALM);
-        world.here.fence(Token(99), SEGMENT).expect("accepted");
+        world.here.fence(Token(99), REMOTE_REGION).expect("accepted");
         assert_eq!(world.one(), Completion::applied(Token(99)));
         while world.net.advance_to_next() {}
         assert_eq!(world.sink.at(0), 0, "seed {seed}");
@@ -195,12 +195,12 @@ fn a_fence_lands_nothing_of_an_engine_that_was_expelled() {
 #[test]
 fn a_fence_that_the_target_never_hears_does_not_end_well() {
     let mut world = World::new(1, LATE);
-    world.here.fence(Token(9), SEGMENT).expect("accepted");
+    world.here.fence(Token(9), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::unknown(Token(9), ErrorKind::TimedOut.into()));
     let there = world.there.node();
     world.net.set_link(world.here.node(), there, LinkConfig::CALM);
     world.net.kill(there);
-    world.here.fence(Token(10), SEGMENT).expect("accepted");
+    world.here.fence(Token(10), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::unknown(Token(10), ErrorKind::PeerDead.into()));
 }
 
@@ -235,7 +235,7 @@ fn a_restarted_peer_is_never_mistaken_for_its_predecessor() {
         assert_eq!((end.result, end.outcome), (error(ErrorKind::PeerRestarted), Outcome::NotApplied));
     }
     assert_eq!((world.source.at(0), world.sink.at(0)), (1, 0));
-    world.here.fence(Token(50), SEGMENT).expect("accepted");
+    world.here.fence(Token(50), REMOTE_REGION).expect("accepted");
     assert_eq!(world.one(), Completion::applied(Token(50)), "another incarnation fences the old one");
 }
 

@@ -3,7 +3,7 @@
 
 use super::blob::{BLOB_BYTES, Export};
 use super::lock::Guard;
-use super::world::{Segment, World};
+use super::world::{RemoteRegion, World};
 use super::{NodeId, SimNet};
 use crate::{
     Access, Capabilities, Completion, Error, ErrorKind, ExpelMode, Features, Instant, MemSpan, Memory,
@@ -103,25 +103,25 @@ impl Memory for SimTransport {
         if export.node as usize >= world.nodes.len() {
             return Err(ErrorKind::Unreachable.into());
         }
-        let segments = &mut world.nodes[self.node.0 as usize].segments;
-        if segments.contains_key(&id.index) {
+        let remote_regions = &mut world.nodes[self.node.0 as usize].remote_regions;
+        if remote_regions.contains_key(&id.index) {
             return Err(ErrorKind::Busy.into());
         }
-        segments.insert(id.index, Segment { generation: id.generation, export, users: 0 });
+        remote_regions.insert(id.index, RemoteRegion { generation: id.generation, export, pins: 0 });
         Ok(())
     }
 
     fn detach(&mut self, id: RemoteRegionId) -> Result<(), Error> {
         let mut world = self.world()?;
-        let segments = &mut world.nodes[self.node.0 as usize].segments;
-        let segment = segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
-        if segment.generation != id.generation {
+        let remote_regions = &mut world.nodes[self.node.0 as usize].remote_regions;
+        let remote_region = remote_regions.get(&id.index).ok_or(ErrorKind::NotFound)?;
+        if remote_region.generation != id.generation {
             return Err(ErrorKind::Stale.into());
         }
-        if segment.users > 0 {
+        if remote_region.pins > 0 {
             return Err(ErrorKind::Busy.into());
         }
-        segments.remove(&id.index);
+        remote_regions.remove(&id.index);
         Ok(())
     }
 }
@@ -173,8 +173,8 @@ impl Transport for SimTransport {
         self.world()?.cancel(self.node, token)
     }
 
-    fn fence(&mut self, token: Token, segment: RemoteRegionId) -> Result<(), Error> {
-        self.world()?.fence(self.node, token, segment)
+    fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
+        self.world()?.fence(self.node, token, remote_region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

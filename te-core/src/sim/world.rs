@@ -48,7 +48,7 @@ pub(super) struct Node {
     stalled: bool,
     slowness: u32,
     pub(super) regions: BTreeMap<u32, Region>,
-    pub(super) segments: BTreeMap<u32, Segment>,
+    pub(super) remote_regions: BTreeMap<u32, RemoteRegion>,
     in_flight: u32,
     fences: u32,
     /// Ended, not yet polled.
@@ -62,21 +62,21 @@ pub(super) struct Region {
     pub(super) span: MemSpan,
     pub(super) access: Access,
     pub(super) key: u64,
-    local_users: u32,
-    remote_users: u32,
+    local_pins: u32,
+    remote_pins: u32,
 }
 
-pub(super) struct Segment {
+pub(super) struct RemoteRegion {
     pub(super) generation: u32,
     pub(super) export: Export,
-    pub(super) users: u32,
+    pub(super) pins: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Done {
     completion: Completion,
     region: Option<RegionId>,
-    segment: RemoteRegionId,
+    remote_region: RemoteRegionId,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ struct Operation {
     token: Token,
     kind: Kind,
     region: Option<RegionId>,
-    segment: RemoteRegionId,
+    remote_region: RemoteRegionId,
     local: MemSpan,
     packet: Option<Key>,
     departs: u64,
@@ -170,7 +170,7 @@ impl World {
             stalled: false,
             slowness: 1,
             regions: BTreeMap::new(),
-            segments: BTreeMap::new(),
+            remote_regions: BTreeMap::new(),
             in_flight: 0,
             fences: 0,
             done: VecDeque::with_capacity(2 * self.config.inflight_max as usize),
@@ -198,9 +198,9 @@ impl World {
     pub(super) fn submit(&mut self, node: NodeId, slice: &Slice) -> Result<bool, Error> {
         let me = &self.nodes[node.0 as usize];
         let region = me.regions.get(&slice.local.region.index).ok_or(ErrorKind::NotFound)?;
-        let segment = me.segments.get(&slice.remote.region.index).ok_or(ErrorKind::NotFound)?;
+        let remote_region = me.remote_regions.get(&slice.remote.region.index).ok_or(ErrorKind::NotFound)?;
         if region.generation != slice.local.region.generation
-            || segment.generation != slice.remote.region.generation
+            || remote_region.generation != slice.remote.region.generation
         {
             return Err(ErrorKind::Stale.into());
         }
@@ -215,18 +215,18 @@ impl World {
         if !self.config.features.contains(feature) {
             return Err(ErrorKind::Unsupported.into());
         }
-        if !region.access.contains(local_right) || !segment.export.access.contains(remote_right) {
+        if !region.access.contains(local_right) || !remote_region.export.access.contains(remote_right) {
             return Err(ErrorKind::AccessDenied.into());
         }
         let local = region.span.part(slice.local.offset, u64::from(slice.len))?;
         let end = slice.remote.offset.checked_add(u64::from(slice.len)).ok_or(ErrorKind::OutOfRange)?;
-        if end > segment.export.len {
+        if end > remote_region.export.len {
             return Err(ErrorKind::OutOfRange.into());
         }
         if me.in_flight >= self.config.inflight_max {
             return Ok(false);
         }
-        let export = segment.export;
+        let export = remote_region.export;
         self.counters.submitted += 1;
         self.start(
             node.0,
@@ -242,14 +242,14 @@ impl World {
 
     pub(super) fn fence(&mut self, node: NodeId, token: Token, id: RemoteRegionId) -> Result<(), Error> {
         let me = &self.nodes[node.0 as usize];
-        let segment = me.segments.get(&id.index).ok_or(ErrorKind::NotFound)?;
-        if segment.generation != id.generation {
+        let remote_region = me.remote_regions.get(&id.index).ok_or(ErrorKind::NotFound)?;
+        if remote_region.generation != id.generation {
             return Err(ErrorKind::Stale.into());
         }
         if me.fences >= self.config.inflight_max {
             return Err(ErrorKind::Full.into());
         }
-        let export = segment.export;
+        let export = remote_region.export;
         self.start(node.0, token, Kind::Fence, None, RemoteOffset::new(id, 0), export, 0);
         Ok(())
     }
@@ -281,8 +281,8 @@ impl World {
             } else {
                 me.fences -= 1;
             }
-            if let Some(segment) = me.segments.get_mut(&done.segment.index) {
-                segment.users -= 1;
+            if let Some(remote_region) = me.remote_regions.get_mut(&done.remote_region.index) {
+                remote_region.pins -= 1;
             }
         }
         count
@@ -331,11 +331,12 @@ impl World {
     /// Whether a node that lives has this identity and has attached memory of `node` as it is now.
     pub(super) fn is_connected(&self, node: NodeId, peer: u64) -> bool {
         let incarnation = self.nodes[node.0 as usize].incarnation;
-        let ours =
-            |segment: &Segment| (segment.export.node, segment.export.incarnation) == (node.0, incarnation);
+        let ours = |remote_region: &RemoteRegion| {
+            (remote_region.export.node, remote_region.export.incarnation) == (node.0, incarnation)
+        };
         let peers = self.nodes.iter().filter(|other| other.alive && other.identity == peer);
         let expelled = self.nodes[node.0 as usize].expelled.contains(&peer);
-        peer != 0 && !expelled && peers.flat_map(|other| other.segments.values()).any(ours)
+        peer != 0 && !expelled && peers.flat_map(|other| other.remote_regions.values()).any(ours)
     }
 
     /// What arrives from `peer` from now on is refused, what is on its way included: nothing of it can land.
@@ -369,7 +370,7 @@ impl World {
         me.alive = false;
         me.stalled = false;
         me.regions.clear();
-        me.segments.clear();
+        me.remote_regions.clear();
         me.expelled.clear();
         me.done.clear();
         (me.in_flight, me.fences) = (0, 0);
@@ -462,7 +463,7 @@ impl World {
             token,
             kind,
             region: local.map(|(id, _)| id),
-            segment: remote.region,
+            remote_region: remote.region,
             local: local.map_or(MemSpan::new(core::ptr::null_mut(), 0), |(_, span)| span),
             packet: None,
             departs,
@@ -476,8 +477,8 @@ impl World {
         } else {
             me.fences += 1;
         }
-        if let Some(segment) = me.segments.get_mut(&remote.region.index) {
-            segment.users += 1;
+        if let Some(remote_region) = me.remote_regions.get_mut(&remote.region.index) {
+            remote_region.pins += 1;
         }
         if !link.up {
             let outcome = if kind == Kind::Fence { Outcome::Unknown } else { Outcome::NotApplied };
@@ -739,7 +740,7 @@ impl World {
             Outcome::NotApplied => self.counters.not_applied += 1,
             Outcome::Unknown => self.counters.unknown += 1,
         }
-        let done = Done { completion, region: op.region, segment: op.segment };
+        let done = Done { completion, region: op.region, remote_region: op.remote_region };
         self.nodes[op.initiator as usize].done.push_back(done);
     }
 

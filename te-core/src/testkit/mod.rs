@@ -9,7 +9,7 @@
 //!
 //! // In the fabric's tests: one named test per case, and the cases that cannot run on it.
 //! te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
-//!     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+//!     a_caller_driven_transport_releases_memory_in_the_next_poll,
 //!     a_slice_off_the_granule_is_refused_before_a_byte_moves,
 //! ]);
 //!
@@ -351,7 +351,7 @@ impl fmt::Display for Report {
 /// use te_core::testkit::SimHarness;
 ///
 /// te_core::conformance_tests!(SimHarness::new(1, SimConfig::CALM), skips [
-///     an_inline_transport_lets_go_of_memory_in_the_next_poll,
+///     a_caller_driven_transport_releases_memory_in_the_next_poll,
 ///     a_slice_off_the_granule_is_refused_before_a_byte_moves,
 /// ]);
 /// # }
@@ -396,22 +396,22 @@ macro_rules! conformance_tests {
             L2 late outcomes_are_honest_under_cancels,
             L2 checksum a_reported_checksum_is_that_of_the_bytes_that_arrived,
             L2 late a_region_in_use_cannot_be_deregistered,
-            L2 late a_segment_in_use_cannot_be_detached,
+            L2 late a_remote_region_in_use_cannot_be_detached,
             L3 cancel cancel_before_the_first_poll_ends_the_slice,
             L3 cancel cancel_in_mid_flight_ends_every_slice_once,
             L3 cancel cancel_of_something_finished_is_not_found,
             L3 cancel cancel_of_nothing_is_not_found,
             L3 cancel a_cancel_ends_the_slice_even_when_the_target_is_stalled,
             L3 cancel a_cancel_does_not_disturb_its_neighbours,
-            L3 cancel an_inline_transport_lets_go_of_memory_in_the_next_poll,
+            L3 cancel a_caller_driven_transport_releases_memory_in_the_next_poll,
             L4 capacity submit_and_poll_do_not_allocate,
             L4 capacity a_full_transport_accepts_a_prefix_and_the_rest_later,
             L4 capacity no_more_than_inflight_max_are_accepted,
-            L5 fence a_fence_on_a_quiet_segment_is_acknowledged,
+            L5 fence a_fence_on_a_quiet_remote_region_is_acknowledged,
             L5 fence after_a_fence_nothing_lands,
             L5 fence after_a_fence_nothing_lands_that_a_stalled_target_held_back,
             L5 fence a_fence_leaves_slices_in_flight_alone,
-            L5 fence a_fence_needs_a_segment,
+            L5 fence a_fence_needs_a_remote_region,
             L5 fence a_fence_to_a_dead_target_ends,
             L5 fence a_fence_after_a_restart_ends_and_holds,
             L6 access out_of_range_by_one_is_refused,
@@ -432,14 +432,14 @@ macro_rules! conformance_tests {
             L7 volatile what_a_peer_writes_shows_through_a_volatile_span,
             L7 volatile a_peer_reads_what_was_written_through_a_volatile_span,
             L1 death when_the_target_dies_every_slice_ends_once,
-            L2 death after_a_restart_an_old_segment_is_refused_and_never_misread,
+            L2 death after_a_restart_an_old_remote_region_is_refused_and_never_misread,
             L6 death after_a_restart_a_new_export_works,
             L5 expel nothing_of_an_expelled_initiator_lands,
             L5 expel nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopped,
-            L6 expel an_expelled_initiator_is_refused_and_told_so,
+            L6 expel an_expelled_initiator_is_refused_with_the_reason,
             L6 expel a_connected_initiator_is_left_alone_without_force,
-            L6 expel expelling_another_disturbs_nobody,
-            L6 expel nobody_has_the_identity_0,
+            L6 expel expelling_one_initiator_does_not_disturb_another,
+            L6 expel the_identity_0_is_refused,
             L1 death a_cut_connection_ends_every_slice_and_heals,
             L8 kinds memory_of_another_kind_is_refused_before_it_is_touched,
             L8 kinds a_slice_off_the_granule_is_refused_before_a_byte_moves,

@@ -21,7 +21,7 @@ use crate::{
 /// Bytes of the region at each end.
 pub(super) const REGION_BYTES: usize = 128 << 10;
 const REGION: RegionId = RegionId::new(0, 1);
-const SEGMENT: RemoteRegionId = RemoteRegionId::new(0, 1);
+const REMOTE_REGION: RemoteRegionId = RemoteRegionId::new(0, 1);
 const STEPS_MAX: u64 = 20_000_000;
 /// How often a slice that fails for the fabric's reasons is tried again.
 const ATTEMPTS_MAX: usize = 500;
@@ -98,7 +98,7 @@ impl<'h> Rig<'h> {
         }
         rig.now = rig.pair.tick();
         rig.register_local();
-        rig.export_remote(REGION, SEGMENT);
+        rig.export_remote(REGION, REMOTE_REGION);
         Ok(rig)
     }
 
@@ -110,10 +110,10 @@ impl<'h> Rig<'h> {
     }
 
     /// Registers the remote buffer at the target and attaches it.
-    pub(super) fn export_remote(&mut self, region: RegionId, segment: RemoteRegionId) {
+    pub(super) fn export_remote(&mut self, region: RegionId, remote_region: RemoteRegionId) {
         let access = Access::LOCAL.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
         let blob = self.register_remote(region, access);
-        let attached = self.initiator().attach(segment, &blob);
+        let attached = self.initiator().attach(remote_region, &blob);
         self.demand(attached, "attaching a valid export");
     }
 
@@ -197,8 +197,8 @@ impl<'h> Rig<'h> {
         REGION
     }
 
-    pub(super) fn segment(&self) -> RemoteRegionId {
-        SEGMENT
+    pub(super) fn remote_region(&self) -> RemoteRegionId {
+        REMOTE_REGION
     }
 
     pub(super) fn fresh_index(&mut self) -> u32 {
@@ -227,7 +227,7 @@ impl<'h> Rig<'h> {
         Slice {
             token: self.fresh_token(),
             local: RegionOffset::new(REGION, local as u64),
-            remote: RemoteOffset::new(SEGMENT, remote as u64),
+            remote: RemoteOffset::new(REMOTE_REGION, remote as u64),
             len: len as u32,
             op,
         }
@@ -335,11 +335,11 @@ impl<'h> Rig<'h> {
         Ok(self.completion(slice.token))
     }
 
-    pub(super) fn fence(&mut self, segment: RemoteRegionId) -> Result<Token, Error> {
+    pub(super) fn fence(&mut self, remote_region: RemoteRegionId) -> Result<Token, Error> {
         let token = self.fresh_token();
         let give_up = self.deadline();
         loop {
-            match self.initiator().fence(token, segment) {
+            match self.initiator().fence(token, remote_region) {
                 Err(error) if error.kind == ErrorKind::Full => {
                     self.step_before(give_up, Law::L5, "fences stay full for ever");
                 }
@@ -354,7 +354,7 @@ impl<'h> Rig<'h> {
     /// Fences until the target has acknowledged.
     pub(super) fn fence_for_sure(&mut self) {
         for _ in 0..ATTEMPTS_MAX {
-            match self.fence(SEGMENT) {
+            match self.fence(REMOTE_REGION) {
                 Ok(token) => {
                     self.settle();
                     if self.completion(token).outcome == Outcome::Applied {
@@ -362,7 +362,7 @@ impl<'h> Rig<'h> {
                         return;
                     }
                 }
-                Err(error) => broken!(Law::L5, "a fence on an attached segment was refused: {error}"),
+                Err(error) => broken!(Law::L5, "a fence on an attached remote region was refused: {error}"),
             }
         }
         broken!(Law::L5, "{ATTEMPTS_MAX} fences in a row failed against a target that lives");

@@ -106,7 +106,9 @@ pub(super) fn a_cancel_ends_the_slice_even_when_the_target_is_stalled(rig: &mut 
     Ok(())
 }
 
-pub(super) fn an_inline_transport_lets_go_of_memory_in_the_next_poll(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn a_caller_driven_transport_releases_memory_in_the_next_poll(
+    rig: &mut Rig<'_>,
+) -> Result<(), Skip> {
     rig.need(Features::CALLER_DRIVEN)?;
     if rig.local.span().location().kind() != MemoryKinds::HOST {
         return Err(Skip::because("INLINE speaks of the host's memory alone"));

@@ -33,7 +33,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
     let granule = rig.caps.granule_bytes;
     let (here, there) = (rig.allocate(Side::Initiator, longest + 1), rig.allocate(Side::Target, longest + 1));
     let id = RegionId::new(rig.fresh_index(), 1);
-    let segment = RemoteRegionId::new(id.index, 1);
+    let remote_region = RemoteRegionId::new(id.index, 1);
     let buffers = core::mem::take(&mut rig.more);
     let registered = rig.register_at(Side::Initiator, id, &buffers[here], Access::LOCAL).and_then(|()| {
         rig.register_at(Side::Target, id, &buffers[there], Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -43,7 +43,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
         broken!(rig.law, "registering {longest} bytes failed: {error}");
     }
     let blob = rig.export(id);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "attaching a region of {longest} bytes failed: {error}");
     }
     for op in rig.ops() {
@@ -56,7 +56,7 @@ pub(super) fn a_slice_of_the_longest_length_arrives_whole(rig: &mut Rig<'_>) -> 
         let slice = Slice {
             token,
             local: RegionOffset::new(id, 1),
-            remote: RemoteOffset::new(segment, 0),
+            remote: RemoteOffset::new(remote_region, 0),
             len: longest as u32,
             op,
         };

@@ -16,14 +16,14 @@ pub(super) fn nothing_lands_of_an_initiator_that_was_expelled_while_it_was_stopp
     nothing_lands(rig, false)
 }
 
-pub(super) fn an_expelled_initiator_is_refused_and_told_so(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn an_expelled_initiator_is_refused_with_the_reason(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let peer = rig.identity()?;
     rig.still_works();
     rig.expel(peer, true);
     rig.local.fill(OLD);
     rig.remote.fill(NEW);
-    let segment = rig.segment();
-    is_refused(rig, segment);
+    let remote_region = rig.remote_region();
+    is_refused(rig, remote_region);
     // A new attachment is no way round it. It may be refused itself.
     let export = rig.export(rig.region());
     let again = RemoteRegionId::new(rig.fresh_index(), 1);
@@ -57,7 +57,7 @@ pub(super) fn a_connected_initiator_is_left_alone_without_force(rig: &mut Rig<'_
     Ok(())
 }
 
-pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn expelling_one_initiator_does_not_disturb_another(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let peer = rig.identity()?;
     rig.scramble();
     for round in 0..4 {
@@ -78,7 +78,7 @@ pub(super) fn expelling_another_disturbs_nobody(rig: &mut Rig<'_>) -> Result<(),
     Ok(())
 }
 
-pub(super) fn nobody_has_the_identity_0(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn the_identity_0_is_refused(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let _ = rig.identity()?;
     rig.still_works();
     match rig.target().expel(0, ExpelMode::Force).map_err(|error| error.kind) {
@@ -111,19 +111,19 @@ fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
     rig.settle();
     rig.linger_for_late_writes();
     check_new(rig);
-    let segment = rig.segment();
-    is_refused(rig, segment);
+    let remote_region = rig.remote_region();
+    is_refused(rig, remote_region);
     rig.linger_for_late_writes();
     check_new(rig);
     Ok(())
 }
 
 /// Every operation is refused, as `Expelled` once the fabric has got so far as to hear it.
-fn is_refused(rig: &mut Rig<'_>, segment: RemoteRegionId) {
+fn is_refused(rig: &mut Rig<'_>, remote_region: RemoteRegionId) {
     for op in rig.ops() {
         let give_up = rig.deadline();
         loop {
-            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 4096) };
+            let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(op, 0, 0, 4096) };
             let kind = match rig.run_one(slice).map(|end| end.result) {
                 Ok(Ok(())) => broken!(rig.law, "a {op:?} of an expelled initiator was carried out"),
                 Ok(Err(error)) | Err(error) => error.kind,

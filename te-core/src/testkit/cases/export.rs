@@ -45,12 +45,12 @@ pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<
         }
     }
     // Nothing of that has cost the honest export its use.
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    if let Err(error) = rig.initiator().attach(segment, &blob) {
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "a valid export was refused after forged ones: {error}");
     }
     if rig.ops().contains(&Op::Read) {
-        let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(Op::Read, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(Op::Read, 0, 0, 64) };
         rig.transfer(&[slice]);
         rig.check_content(&slice);
     }
@@ -67,12 +67,12 @@ pub(super) fn a_wrong_key_opens_nothing(rig: &mut Rig<'_>) -> Result<(), Skip> {
     for at in key {
         let mut forged = blob.clone();
         forged[at] ^= 1 << rig.rng.below(8);
-        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-        if rig.initiator().attach(segment, &forged).is_err() {
+        let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+        if rig.initiator().attach(remote_region, &forged).is_err() {
             continue;
         }
         for op in rig.ops() {
-            let slice = Slice { remote: RemoteOffset::new(segment, 0), ..rig.slice(op, 0, 0, 64) };
+            let slice = Slice { remote: RemoteOffset::new(remote_region, 0), ..rig.slice(op, 0, 0, 64) };
             rig.refused(slice, &[ErrorKind::AccessDenied, ErrorKind::Stale], "a slice under a wrong key");
         }
     }
@@ -90,8 +90,8 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
         if round % 8 == 0 {
             noise.fill((round as u8).wrapping_mul(17));
         }
-        let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-        if rig.initiator().attach(segment, &noise).is_ok() {
+        let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+        if rig.initiator().attach(remote_region, &noise).is_ok() {
             broken!(rig.law, "{} random bytes were taken for an export", noise.len());
         }
     }
@@ -106,8 +106,8 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
 fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
     const CANARY: u8 = 0x42;
     const SECRET_FREE: u8 = 0x5A;
-    let segment = RemoteRegionId::new(rig.fresh_index(), 1);
-    if rig.initiator().attach(segment, forged).is_err() {
+    let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
+    if rig.initiator().attach(remote_region, forged).is_err() {
         return;
     }
     rig.fill_remote(CANARY);
@@ -123,7 +123,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
         if !rig.ops().contains(&op) {
             continue;
         }
-        let slice = Slice { remote: RemoteOffset::new(segment, offset), ..rig.slice(op, 0, 0, 64) };
+        let slice = Slice { remote: RemoteOffset::new(remote_region, offset), ..rig.slice(op, 0, 0, 64) };
         let end = rig.run_one(slice);
         if let Ok(Completion { result: Ok(()), .. }) = end {
             broken!(
@@ -141,7 +141,7 @@ fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
         rig.check_guards("a forged export");
     }
     let give_up = rig.deadline();
-    while rig.initiator().detach(segment).is_err() {
-        rig.step_before(give_up, rig.law, "a segment stays Busy after its last slice has completed");
+    while rig.initiator().detach(remote_region).is_err() {
+        rig.step_before(give_up, rig.law, "a remote region stays Busy after its last slice has completed");
     }
 }

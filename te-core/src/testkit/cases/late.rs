@@ -156,28 +156,28 @@ pub(super) fn a_region_in_use_cannot_be_deregistered(rig: &mut Rig<'_>) -> Resul
     }
 }
 
-pub(super) fn a_segment_in_use_cannot_be_detached(rig: &mut Rig<'_>) -> Result<(), Skip> {
+pub(super) fn a_remote_region_in_use_cannot_be_detached(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let slices = rig.random_slices(8, None);
     rig.submit_all(&slices);
-    let segment = rig.segment();
+    let remote_region = rig.remote_region();
     if rig.in_flight() > 0 {
-        match rig.initiator().detach(segment).map_err(|error| error.kind) {
+        match rig.initiator().detach(remote_region).map_err(|error| error.kind) {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "detaching a segment in use gave {other:?}, not Busy"),
+            other => broken!(rig.law, "detaching a remote region in use gave {other:?}, not Busy"),
         }
     }
     rig.settle();
     rig.fence_if_due();
     let give_up = rig.deadline();
-    while let Err(error) = rig.initiator().detach(segment) {
+    while let Err(error) = rig.initiator().detach(remote_region) {
         if error.kind != ErrorKind::Busy {
-            broken!(rig.law, "detaching a segment that is no longer used failed: {error}");
+            broken!(rig.law, "detaching a remote region that is no longer used failed: {error}");
         }
-        rig.step_before(give_up, rig.law, "a segment stays Busy after its last slice has completed");
+        rig.step_before(give_up, rig.law, "a remote region stays Busy after its last slice has completed");
     }
     for op in rig.ops() {
         let slice = rig.slice(op, 0, 0, 64);
-        rig.refused(slice, &[ErrorKind::NotFound, ErrorKind::Stale], "a slice to a detached segment");
+        rig.refused(slice, &[ErrorKind::NotFound, ErrorKind::Stale], "a slice to a detached remote region");
     }
     Ok(())
 }

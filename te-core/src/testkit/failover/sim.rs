@@ -102,7 +102,7 @@ struct Run<R> {
     rng: Rng,
     now: Instant,
     health: fn(&R, usize) -> Option<RailHealth>,
-    segment: RemoteRegionId,
+    remote_region: RemoteRegionId,
     /// Segments of the peer's earlier lives, still in use.
     leaving: Vec<RemoteRegionId>,
     places: [Place; PLACES],
@@ -192,7 +192,7 @@ impl<R: Route> Run<R> {
             rng,
             now: Instant::ZERO,
             health,
-            segment: RemoteRegionId::new(0, 0),
+            remote_region: RemoteRegionId::new(0, 0),
             leaving: Vec::new(),
             places: [place; PLACES],
             queue: VecDeque::new(),
@@ -212,7 +212,7 @@ impl<R: Route> Run<R> {
     fn meet(&mut self, rails: Vec<SimTransport>) {
         let route = HealthRoute::new(&[100; 3], timing().health);
         let Ok(mut there) = MultiTransport::new(rails, route, 16) else { unreachable!("three rails") };
-        let life = self.segment.generation + 1;
+        let life = self.remote_region.generation + 1;
         let region = RegionId::new(0, life);
         for place in 0..PLACES {
             self.fill_remote(place);
@@ -229,14 +229,14 @@ impl<R: Route> Run<R> {
         let mut blob = [0; 512];
         let exported = there.export(region, &mut blob);
         // Another index than that of the life before, which may still be in use.
-        let segment = RemoteRegionId::new(life % 64, life);
-        let attached = exported.and_then(|len| self.here.attach(segment, &blob[..len]));
+        let remote_region = RemoteRegionId::new(life % 64, life);
+        let attached = exported.and_then(|len| self.here.attach(remote_region, &blob[..len]));
         assert_eq!(attached, Ok(()));
-        assert_eq!(self.here.reachable(segment), 0b111, "each rail finds its other end");
+        assert_eq!(self.here.reachable(remote_region), 0b111, "each rail finds its other end");
         if life > 1 {
-            self.leaving.push(self.segment);
+            self.leaving.push(self.remote_region);
         }
-        self.segment = segment;
+        self.remote_region = remote_region;
         self.there = Some(there);
     }
 
@@ -401,13 +401,13 @@ impl<R: Route> Run<R> {
         place.doing = Doing::Moving;
         (place.op, place.slices, place.started) = (op, slices, self.now);
         (place.life, place.waiting, place.ends) =
-            (self.segment.generation, (1 << slices) - 1, [None; SLICES_MAX]);
+            (self.remote_region.generation, (1 << slices) - 1, [None; SLICES_MAX]);
         for nth in 0..slices {
             let offset = (at * PLACE_BYTES + nth * SLICE_BYTES) as u64;
             self.queue.push_back(Slice {
                 token: token(at, nth),
                 local: RegionOffset::new(LOCAL, offset),
-                remote: RemoteOffset::new(self.segment, offset),
+                remote: RemoteOffset::new(self.remote_region, offset),
                 len: SLICE_BYTES as u32,
                 op,
             });
@@ -421,7 +421,7 @@ impl<R: Route> Run<R> {
                 && self.now >= not_before
             {
                 // A place that owes is of the life that we are attached to: `meet` forgives what was owed to older ones.
-                self.places[at].doing = match self.here.fence(token(at, FENCE), self.segment) {
+                self.places[at].doing = match self.here.fence(token(at, FENCE), self.remote_region) {
                     Ok(()) => Doing::Fencing,
                     Err(_) => Doing::Owes(self.now + PACE),
                 };
@@ -460,7 +460,7 @@ impl<R: Route> Run<R> {
         let place = *place;
         let ok = place.ends.iter().flatten().all(|end| end.result.is_ok());
         // A transfer to an earlier life of the peer may end late, when its fault is long over.
-        let to_the_dead = !ok && place.life != self.segment.generation;
+        let to_the_dead = !ok && place.life != self.remote_region.generation;
         match watch {
             Some(watch) if !to_the_dead || watch.recovery().phase.fault == Fault::PeerKilled => {
                 watch.transfer(place.started, self.now, ok);
@@ -478,7 +478,7 @@ impl<R: Route> Run<R> {
         let place = &mut self.places[at];
         let (op, ends) = (place.op, place.ends);
         // What went to an earlier life of the peer is nothing to this one.
-        let current = place.life == self.segment.generation;
+        let current = place.life == self.remote_region.generation;
         let ended = |wanted: Outcome| {
             move |(nth, end): (usize, Option<Completion>)| {
                 end.is_some_and(|end| end.outcome == wanted).then_some(nth)
@@ -519,7 +519,7 @@ impl<R: Route> Run<R> {
         if place.doing != Doing::Fencing {
             return Err(format!("the fence of place {at} ended twice (L1)"));
         }
-        let current = place.life == self.segment.generation;
+        let current = place.life == self.remote_region.generation;
         if current && end.result.is_err() {
             place.doing = Doing::Owes(self.now + PACE);
             return Ok(());
@@ -551,9 +551,12 @@ impl<R: Route> Run<R> {
         }
         let in_flight: usize = self.nets.iter().map(SimNet::in_flight).sum();
         if in_flight > 0 || !self.leaving.is_empty() {
-            return Err(format!("{in_flight} operations and {} old segments are left", self.leaving.len()));
+            return Err(format!(
+                "{in_flight} operations and {} old remote regions are left",
+                self.leaving.len()
+            ));
         }
-        self.here.detach(self.segment).map_err(|error| format!("the segment: {error}"))?;
+        self.here.detach(self.remote_region).map_err(|error| format!("the remote region: {error}"))?;
         self.here.deregister(LOCAL).map_err(|error| format!("the region: {error}"))
     }
 
