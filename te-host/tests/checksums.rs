@@ -1,4 +1,4 @@
-//! Checksums that the copier computes on the way, as they come through rails and decorators.
+//! Checksums that the copier computes during a copy, as they pass through rails and decorators.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use te_host::{EXPORT_BYTES_MAX, LocalConfig, LocalTransport, crc32c_of};
 const BYTES: usize = 100_000;
 
 #[test]
-fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
+fn a_requested_checksum_passes_rails_and_decorators() {
     let local = || LocalTransport::new(LocalConfig::default()).unwrap();
     let rails = |rails: Vec<Box<dyn Transport>>| {
         MultiTransport::new(rails, HealthRoute::new(&[100], HealthConfig::default()), 64).unwrap()
@@ -54,7 +54,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
         assert_eq!((ended[0].token, ended[0].result), (Token(7), Ok(())));
         ended[0].crc32c.map(|crc32c| crc32c.get())
     };
-    assert_eq!(sum_of(false, Op::Read, BYTES), None, "nobody has asked");
+    assert_eq!(sum_of(false, Op::Read, BYTES), None, "not requested");
     for (op, len) in [(Op::Read, BYTES), (Op::Write, BYTES), (Op::Read, 17), (Op::Write, 32 << 10)] {
         assert_eq!(sum_of(true, op, len), Some(crc32c_of(0, &bytes[..len])), "{op:?} of {len} bytes");
     }
@@ -63,7 +63,7 @@ fn a_checksum_that_is_asked_for_passes_rails_and_decorators() {
         None,
         "a short WRITE takes longer to sum than to copy"
     );
-    assert_eq!(sum_of(false, Op::Read, BYTES), None, "nobody asks any more");
+    assert_eq!(sum_of(false, Op::Read, BYTES), None, "no longer requested");
     owner.deregister(region).unwrap();
     peer.deregister(region).unwrap();
 }

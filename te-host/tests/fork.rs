@@ -1,4 +1,4 @@
-//! Memory of another process, in a process that forks and goes on without `exec`.
+//! Lent memory in a process that forks and goes on without `exec`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 #![allow(unsafe_code, reason = "copies what a fork inherits")]
 

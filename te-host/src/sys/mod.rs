@@ -1,9 +1,9 @@
 //! All unsafe code of this crate, behind types that are safe to use.
 //!
-//! Two contracts carry it. Memory that callers registered: their promise to `register` holds until the
-//! [`HeldSpan`] made from it was revoked, and every access goes through a guard that `revoke` waits for.
-//! Memory that we mapped: the mapping lives as long as its owner here, and its file is sealed against
-//! shrinking, so no access can fault.
+//! It relies on two contracts. For memory that callers registered, their promise to `register` holds until
+//! the [`HeldSpan`] made from it was revoked, and every access takes a guard that `revoke` waits for. For
+//! memory that this process mapped, the mapping lives as long as its owner here, and its file is sealed
+//! against shrinking, so no access can fault.
 #![allow(
     unsafe_code,
     reason = "raw memory, descriptors from the kernel; the contracts are in this module's header"
