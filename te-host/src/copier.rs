@@ -13,7 +13,7 @@ use te_core::{
 };
 use te_fabric::{Region, Regions, Segment, Segments};
 
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, Window, copy, copy_summed};
 
 /// Longest slice, bytes. Copying it in one go takes tens of microseconds.
@@ -46,7 +46,7 @@ pub struct Copier<R: Reach> {
     /// Jobs in the queue that are cancelled.
     canceled: usize,
     /// Whether checksums are wanted.
-    summed: bool,
+    checksum: Checksum,
     now: Instant,
 }
 
@@ -72,7 +72,7 @@ impl<R: Reach> Copier<R> {
             queue: VecDeque::with_capacity(INFLIGHT_MAX),
             stalled: 0,
             canceled: 0,
-            summed: false,
+            checksum: Checksum::Skip,
             now: Instant::ZERO,
         }
     }
@@ -120,22 +120,22 @@ impl<R: Reach> Copier<R> {
                 (Err(error), _) | (_, Err(error)) => return Copied::Failed(error),
             };
         match region.ext.held.enter() {
-            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.summed),
+            Some(local) => self.reach.copy(&segment.ext, &local, slice, self.checksum),
             None => Copied::Failed(Error::new(ErrorKind::NotFound)),
         }
     }
 }
 
 /// Copies the bytes of a slice between two windows, in which its ranges must lie: all of them or nothing.
-/// With `summed`, the checksum of a READ, and of a WRITE that is long enough, is computed during the copy.
-pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, summed: bool) -> Copied {
+/// With `Checksum::Compute`, the checksum of a READ, and of a WRITE that is long enough, is computed during the copy.
+pub fn carry_out(slice: &Slice, local: Window<'_>, remote: Window<'_>, checksum: Checksum) -> Copied {
     let len = u64::from(slice.len);
     let (from, to) = match slice.op {
         Op::Read => ((remote, slice.remote.offset), (local, slice.local.offset)),
         Op::Write => ((local, slice.local.offset), (remote, slice.remote.offset)),
     };
     let past_cache = slice.op == Op::Write;
-    let copied = if summed && (!past_cache || len >= PAST_CACHE_BYTES_MIN) {
+    let copied = if checksum == Checksum::Compute && (!past_cache || len >= PAST_CACHE_BYTES_MIN) {
         copy_summed(from.0, from.1, to.0, to.1, len, past_cache).map(Some)
     } else {
         copy(from.0, from.1, to.0, to.1, len).map(|()| None)
@@ -289,7 +289,7 @@ impl<R: Reach> Transport for Copier<R> {
     }
 
     fn set_checksums(&mut self, wanted: bool) {
-        self.summed = wanted;
+        self.checksum = if wanted { Checksum::Compute } else { Checksum::Skip };
     }
 
     fn cancel(&mut self, token: Token) -> Result<(), Error> {
@@ -402,7 +402,7 @@ mod tests {
             assert_eq!(peer.poll(Instant::ZERO, &mut out), count);
             ended.extend_from_slice(&out);
         }
-        // The rest of them, and as many copies as one call may do.
+        // The remaining cancelled slices, and as many copies as one call may make.
         assert_eq!(peer.poll(Instant::ZERO, &mut out), 7);
         ended.extend_from_slice(&out[..7]);
         let copied: Vec<u64> = ended.iter().filter(|end| end.result.is_ok()).map(|end| end.token.0).collect();

@@ -19,7 +19,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use te_core::{MemSpan, VolatileSpan};
 
-use crate::sys::{self, Mapping};
+use crate::sys::{self, Mapping, Protection};
 
 /// Memory of another process on this host, mapped here. Its owner may write it at any time, so its bytes are
 /// copied in and out, never borrowed (L7). In a child after `fork` it is not mapped, and its
@@ -32,7 +32,7 @@ impl BorrowedMemory {
     /// # Errors
     /// `InvalidInput` when the memory is shorter or could be truncated; otherwise the system's error.
     pub fn map(lent: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
-        Ok(Self(Mapping::new(lent, 0, len, true)?))
+        Ok(Self(Mapping::new(lent, 0, len, Protection::ReadWrite)?))
     }
 
     /// Its address and length.
@@ -98,7 +98,7 @@ mod tests {
         let options = AllocOptions { peers_may_write: true, ..AllocOptions::default() };
         let memory = SharedMemory::new(10_000, options).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
-        let lent = memory.share(true).unwrap();
+        let lent = memory.share(Protection::ReadWrite).unwrap();
         assert_eq!(send_with_fd(here.as_fd(), b"arena", lent.as_fd()).unwrap(), 5);
         let mut bytes = [0; 16];
         let (len, fd) = recv_with_fd(there.as_fd(), &mut bytes).unwrap();

@@ -97,11 +97,11 @@ pub mod topology;
 pub use copier::{Copier, carry_out, rights};
 pub use lend::{BorrowedMemory, peer_uid, recv_with_fd, send_with_fd};
 pub use local::{Config as LocalConfig, Local, LocalTransport};
-pub use reach::{Copied, EXPORT_BYTES_MAX, Reach};
+pub use reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 pub use shm::{Shm, ShmConfig, ShmTransport};
 pub use spin::Spin;
 pub use sys::{
-    AllocOptions, Gate, HeldSpan, Inside, SharedMemory, Use, Window, crc32c_at, crc32c_of, node_of, own_uid,
-    park, wait_readable,
+    AllocOptions, Gate, HeldSpan, Inside, Protection, SharedMemory, Use, Window, crc32c_at, crc32c_of,
+    node_of, own_uid, park, wait_readable,
 };
 pub use te_fabric::OpenError;

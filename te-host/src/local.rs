@@ -21,13 +21,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::copier::{Copier, carry_out, rights};
 use crate::fork::PerProcess;
 use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits, same_bytes};
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{Gate, HeldSpan, Use};
 
 const VERSION: u8 = 1;
 
 /// The settings of a [`LocalTransport`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
     /// random one.
@@ -36,6 +37,14 @@ pub struct Config {
 
 /// Copies within the process. Bytes move inside `poll`; the owner of the other side need not poll.
 pub type LocalTransport = Copier<Local>;
+
+impl Config {
+    /// The settings of a transport with this identity.
+    #[must_use]
+    pub const fn of(identity: u64) -> Self {
+        Self { identity }
+    }
+}
 
 impl LocalTransport {
     /// A transport without regions.
@@ -212,7 +221,7 @@ impl Reach for Local {
         Ok((link, export.len.get(), access))
     }
 
-    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         let Attached { entry, gate } = match link {
             Ok(attached) => attached,
             Err(error) => return Copied::Failed(*error),
@@ -226,7 +235,7 @@ impl Reach for Local {
         let Some(remote) = entry.held.enter() else {
             return Copied::Failed(Error::new(ErrorKind::Stale));
         };
-        carry_out(slice, local.window(), remote.window(), summed)
+        carry_out(slice, local.window(), remote.window(), checksum)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

@@ -37,7 +37,7 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 /// };
 /// use te_core::{Token, Transport};
 /// use te_fabric::testkit::Block;
-/// use te_host::{Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out};
+/// use te_host::{Checksum, Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out};
 ///
 /// #[derive(Clone, Default)]
 /// struct Pool(Arc<Mutex<Vec<Arc<HeldSpan>>>>);
@@ -81,9 +81,9 @@ pub const EXPORT_BYTES_MAX: usize = 128;
 ///         Ok((held, number(8), Access::from_bits_truncate(blob[16])))
 ///     }
 ///
-///     fn copy(&self, link: &Arc<HeldSpan>, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+///     fn copy(&self, link: &Arc<HeldSpan>, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
 ///         match link.enter() {
-///             Some(remote) => carry_out(slice, local.window(), remote.window(), summed),
+///             Some(remote) => carry_out(slice, local.window(), remote.window(), checksum),
 ///             None => Copied::Failed(ErrorKind::Stale.into()),
 ///         }
 ///     }
@@ -174,8 +174,8 @@ pub trait Reach {
     }
 
     /// Copies between local memory and the memory behind `link`, after it has made sure that the peer may.
-    /// `summed` says whether a checksum is wanted; it is passed to [`carry_out`](crate::carry_out).
-    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied;
+    /// `checksum` says whether a checksum is wanted; it is passed to [`carry_out`](crate::carry_out).
+    fn copy(&self, link: &Self::Link, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied;
 
     /// As [`te_core::Transport::is_connected`]; `peer` is not 0.
     fn is_connected(&self, peer: u64) -> bool {
@@ -206,6 +206,15 @@ pub trait Reach {
     fn event_source(&self) -> Option<EventSource> {
         None
     }
+}
+
+/// Whether the CRC-32C of a slice is to be computed while it is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// It is not wanted.
+    Skip,
+    /// It is wanted. A fabric may still leave it out, see [`Copied::Done`].
+    Compute,
 }
 
 /// Result of one attempt to copy.

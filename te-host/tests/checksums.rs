@@ -25,7 +25,7 @@ fn a_requested_checksum_passes_rails_and_decorators() {
     let (here, there) = (Block::new(BYTES), Block::new(BYTES));
     let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     there.set(0, &bytes);
-    let (region, segment) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
+    let (region, remote) = (RegionId::new(0, 1), RemoteRegionId::new(0, 1));
     #[allow(unsafe_code, reason = "a test's own memory")]
     // SAFETY: both blocks outlive the transports' use of them, and are only looked at through copies.
     unsafe {
@@ -34,7 +34,7 @@ fn a_requested_checksum_passes_rails_and_decorators() {
     }
     let mut export = [0; EXPORT_BYTES_MAX + 16];
     let len = owner.export(region, &mut export).unwrap();
-    peer.attach(segment, &export[..len]).unwrap();
+    peer.attach(remote, &export[..len]).unwrap();
 
     let mut now = Instant::ZERO;
     let mut sum_of = |wanted, op, len: usize| {
@@ -42,7 +42,7 @@ fn a_requested_checksum_passes_rails_and_decorators() {
         let slice = Slice {
             token: Token(7),
             local: RegionOffset::new(region, 0),
-            remote: RemoteOffset::new(segment, 0),
+            remote: RemoteOffset::new(remote, 0),
             len: len as u32,
             op,
         };

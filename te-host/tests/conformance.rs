@@ -36,8 +36,12 @@ struct HostHarness {
 impl Fabric {
     fn open(self, identity: u64) -> Box<dyn Transport> {
         match self {
-            Self::Local => Box::new(LocalTransport::new(LocalConfig { identity }).unwrap()),
-            Self::Shm => Box::new(ShmTransport::new(ShmConfig { identity, ..ShmConfig::default() }).unwrap()),
+            Self::Local => Box::new(LocalTransport::new(LocalConfig::of(identity)).unwrap()),
+            Self::Shm => {
+                let mut config = ShmConfig::default();
+                config.identity = identity;
+                Box::new(ShmTransport::new(config).unwrap())
+            }
         }
     }
 }

@@ -287,16 +287,16 @@ fn costs_follow_an_export_when_they_differ_and_wrong_ones_are_refused() {
 fn the_far_end_counts_as_much_as_the_near_one() {
     // On this side NICs 0 and 1 are near, at the owner NICs 1 and 2.
     let mut route = HealthRoute::new(&[100; 4], HealthConfig::default());
-    let slice = |region, segment| Slice {
+    let slice = |region, remote| Slice {
         token: Token(0),
         local: RegionOffset::new(RegionId::new(region, 0), 0),
-        remote: RemoteOffset::new(RemoteRegionId::new(segment, 0), 0),
+        remote: RemoteOffset::new(RemoteRegionId::new(remote, 0), 0),
         len: 4096,
         op: Op::Read,
     };
     route.set_region_penalties(RegionId::new(3, 0), Some(&[100, 100, 300, 300]));
     route.set_segment_penalties(RemoteRegionId::new(5, 0), Some(&[300, 100, 100, 300]));
-    let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, segment), 0b1111);
+    let best = |route: &mut HealthRoute, region, segment| route.route(&slice(region, remote), 0b1111);
     use te_core::Route as _;
     assert_eq!(best(&mut route, 3, 5), Some(1), "near on both sides");
     assert_eq!(best(&mut route, 3, 4), Some(0), "nothing is known of the far end");

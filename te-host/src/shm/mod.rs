@@ -61,7 +61,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::copier::Copier;
 use crate::keys::{identity, no_random_numbers, random, remote_access, remote_bits};
-use crate::reach::{Copied, EXPORT_BYTES_MAX, Reach};
+use crate::reach::{Checksum, Copied, EXPORT_BYTES_MAX, Reach};
 use crate::sys::{HeldSpan, SharedMemory, Use};
 use owner::Owner;
 use peer::Peers;
@@ -73,6 +73,7 @@ const EVENTS_MAX: usize = 16;
 /// The settings of a [`ShmTransport`]: its identity, and its limits for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ShmConfig {
     /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
     /// random one.
@@ -276,8 +277,8 @@ impl Reach for Shm {
         self.peers.detach(link);
     }
 
-    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
-        self.peers.copy(*link, local, slice, summed)
+    fn copy(&self, link: &u32, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
+        self.peers.copy(*link, local, slice, checksum)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

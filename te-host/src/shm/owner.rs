@@ -10,7 +10,7 @@ use te_core::{Access, Error, ErrorKind, Instant, RegionId};
 use te_fabric::{Epoll, Interest};
 
 use super::{ShmConfig, Tag, system, watch};
-use crate::sys::{Ledger, Process, SeqSocket, SharedMemory, own_uid};
+use crate::sys::{Ledger, Process, Protection, SeqSocket, SharedMemory, own_uid};
 
 /// Time for which no connection is accepted after accepting one has failed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -37,7 +37,7 @@ pub(super) struct Owner {
 struct Shared {
     generation: u32,
     memory: Arc<SharedMemory>,
-    writable: bool,
+    protection: Protection,
 }
 
 /// A peer that maps memory of this process.
@@ -86,8 +86,11 @@ impl Owner {
         if self.shared.len() <= index {
             self.shared.resize_with(index + 1, || None);
         }
-        let writable = offer.access.contains(Access::REMOTE_WRITE);
-        self.shared[index] = Some(Shared { generation: id.generation, memory, writable });
+        let protection = match offer.access.contains(Access::REMOTE_WRITE) {
+            true => Protection::ReadWrite,
+            false => Protection::ReadOnly,
+        };
+        self.shared[index] = Some(Shared { generation: id.generation, memory, protection });
         self.half.share(id, offer);
     }
 
@@ -247,7 +250,7 @@ impl Owner {
                 OwnerEffect::Send { message, .. } => holder.send(message),
                 OwnerEffect::Grant { region, message, .. } => {
                     let shared = self.shared.get(region.index as usize).and_then(Option::as_ref);
-                    match shared.map(|shared| shared.memory.share(shared.writable)) {
+                    match shared.map(|shared| shared.memory.share(shared.protection)) {
                         Some(Ok(fd)) => holder.answer(message, Some(fd)),
                         _ => self.half.withdraw(peer, message),
                     }

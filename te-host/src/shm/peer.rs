@@ -11,8 +11,8 @@ use te_fabric::Epoll;
 use super::owner::send;
 use super::{Tag, socket_name, system, watch};
 use crate::copier::carry_out;
-use crate::reach::Copied;
-use crate::sys::{Ledger, Mapping, SeqSocket, Use};
+use crate::reach::{Checksum, Copied};
+use crate::sys::{Ledger, Mapping, Protection, SeqSocket, Use};
 
 /// Messages of one owner handled before the others get a turn.
 const MESSAGES_MAX: usize = 64;
@@ -47,11 +47,11 @@ impl Peers {
         self.settle(None);
     }
 
-    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+    pub(super) fn copy(&self, link: u32, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         let failed = |kind| Copied::Failed(Error::new(kind));
         match self.half.way(link) {
             Way::Ready { rows, row, mapping } => match rows.enter(row, mapping) {
-                Ok(lease) => carry_out(slice, local.window(), lease.window(), summed),
+                Ok(lease) => carry_out(slice, local.window(), lease.window(), checksum),
                 Err(Revoked::Region) => failed(ErrorKind::Stale),
                 Err(Revoked::Peer) => failed(ErrorKind::Expelled),
             },
@@ -151,7 +151,8 @@ impl Peers {
                         self.half.mapped(link, Err(protocol));
                         continue;
                     };
-                    let mapping = Mapping::new(fd.as_fd(), offset, len, writable);
+                    let protection = if writable { Protection::ReadWrite } else { Protection::ReadOnly };
+                    let mapping = Mapping::new(fd.as_fd(), offset, len, protection);
                     self.half.mapped(link, mapping.map_err(system));
                 }
                 PeerEffect::Close { owner } => {

@@ -41,12 +41,21 @@ pub struct Use<'a> {
     _inside: Inside<'a>,
 }
 
+/// How memory is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// It can be read.
+    ReadOnly,
+    /// It can be read and written.
+    ReadWrite,
+}
+
 /// Memory that may be accessed for `'a`.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
     ptr: *mut u8,
     len: u64,
-    writable: bool,
+    protection: Protection,
     _alive: PhantomData<&'a ()>,
 }
 
@@ -113,7 +122,12 @@ impl Use<'_> {
     #[must_use]
     pub fn window(&self) -> Window<'_> {
         let span = self.span;
-        Window { ptr: span.as_ptr(), len: span.len() as u64, writable: true, _alive: PhantomData }
+        Window {
+            ptr: span.as_ptr(),
+            len: span.len() as u64,
+            protection: Protection::ReadWrite,
+            _alive: PhantomData,
+        }
     }
 }
 
@@ -121,11 +135,11 @@ impl<'a> Window<'a> {
     /// Memory that is mapped in this process, for example a peer's.
     ///
     /// # Safety
-    /// `len` bytes at `ptr` are mapped readable, and writable when `writable` says so, for `'a`, and no `&`
+    /// `len` bytes at `ptr` are mapped with this `protection` for `'a`, and no `&`
     /// or `&mut` to them exists in that time.
     #[must_use]
-    pub unsafe fn new(ptr: *mut u8, len: u64, writable: bool) -> Self {
-        Self { ptr, len, writable, _alive: PhantomData }
+    pub unsafe fn new(ptr: *mut u8, len: u64, protection: Protection) -> Self {
+        Self { ptr, len, protection, _alive: PhantomData }
     }
 
     fn at(self, offset: u64, len: u64) -> Result<*mut u8, Error> {
@@ -149,7 +163,7 @@ pub(crate) fn copy(
     len: u64,
 ) -> Result<(), Error> {
     let (from, to_ptr) = (from.at(from_at, len)?, to.at(to_at, len)?);
-    if !to.writable {
+    if to.protection == Protection::ReadOnly {
         return Err(Error::new(ErrorKind::AccessDenied));
     }
     // SAFETY: both ranges lie inside their windows, which are mapped and free of references while they live
@@ -179,7 +193,7 @@ pub(crate) fn copy_summed(
         // SAFETY: the range lies inside its window (the contract of `Window::new`).
         return Ok(unsafe { crc::crc32c_at(0, place, len as usize) });
     }
-    if !to.writable {
+    if to.protection == Protection::ReadOnly {
         return Err(Error::new(ErrorKind::AccessDenied));
     }
     // SAFETY: as in `copy`; the ranges do not overlap.
@@ -242,7 +256,7 @@ mod tests {
                 assert_eq!(summed(10, 9, 9).unwrap(), 0xe306_9283, "overlapping");
                 assert_eq!(summed(0, 11, 9).unwrap_err().kind, ErrorKind::OutOfRange);
                 // SAFETY: as in `held`; the test checks that a read-only window is not written.
-                let read_only = unsafe { Window::new(held.span().as_ptr(), 4, false) };
+                let read_only = unsafe { Window::new(held.span().as_ptr(), 4, Protection::ReadOnly) };
                 let error = copy_summed(window, 8, read_only, 0, 4, past_cache).unwrap_err();
                 assert_eq!(error.kind, ErrorKind::AccessDenied);
             }

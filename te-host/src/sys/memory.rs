@@ -17,7 +17,7 @@ use nix::unistd::ftruncate;
 use te_core::grant::{Inside, ROWS_MAX, Revoked, Row, Rows};
 use te_core::{MemSpan, VolatileSpan};
 
-use super::held::Window;
+use super::held::{Protection, Window};
 use super::wipe::PerProcess;
 use crate::fork::Mark;
 
@@ -124,8 +124,8 @@ impl SharedMemory {
     ///
     /// # Errors
     /// The system's error.
-    pub fn share(&self, writable: bool) -> io::Result<OwnedFd> {
-        if writable {
+    pub fn share(&self, protection: Protection) -> io::Result<OwnedFd> {
+        if protection == Protection::ReadWrite {
             return self.fd.try_clone();
         }
         let path = std::format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.fd));
@@ -152,7 +152,7 @@ pub(crate) struct Mapping {
     /// Offset of the region in the mapping, bytes.
     delta: usize,
     len: u64,
-    writable: bool,
+    protection: Protection,
 }
 
 impl Mapping {
@@ -160,14 +160,19 @@ impl Mapping {
     ///
     /// # Errors
     /// `EINVAL` when the file is shorter, or could shrink; otherwise the system's errno.
-    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: u64, writable: bool) -> Result<Self, Errno> {
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        protection: Protection,
+    ) -> Result<Self, Errno> {
         check(fd, offset.checked_add(len).ok_or(Errno::EINVAL)?)?;
         let delta = offset % PAGE;
         let map_len = usize::try_from(len + delta).map_err(|_| Errno::EINVAL)?;
-        let map = Map::new(fd, offset - delta, map_len, writable)?;
+        let map = Map::new(fd, offset - delta, map_len, protection)?;
         // A child must not keep a peer's memory mapped that this process has promised to unmap.
         let _ = map.advise(MmapAdvise::MADV_DONTFORK);
-        Ok(Self { map, delta: delta as usize, len, writable })
+        Ok(Self { map, delta: delta as usize, len, protection })
     }
 
     /// The address and length of the mapped region.
@@ -184,12 +189,12 @@ impl Mapping {
         }
         // SAFETY: mapped readable and writable as long as `self`, sealed against shrinking; no reference to
         // it is ever made, and the pointer leaves this module only as a `MemSpan`, whose every use is unsafe.
-        self.writable.then(|| unsafe { VolatileSpan::new(self.span()) })
+        (self.protection == Protection::ReadWrite).then(|| unsafe { VolatileSpan::new(self.span()) })
     }
 
     fn window(&self) -> Window<'_> {
         // SAFETY: mapped as long as `self`, sealed against shrinking, never referenced.
-        unsafe { Window::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len, self.writable) }
+        unsafe { Window::new(self.map.ptr.as_ptr().wrapping_add(self.delta), self.len, self.protection) }
     }
 }
 
@@ -210,14 +215,14 @@ impl Ledger {
 
     /// A new ledger, and the file descriptor for the peer.
     pub(crate) fn create() -> Result<(Self, OwnedFd), Errno> {
-        let (fd, map) = create(Self::BYTES, true)?;
+        let (fd, map) = create(Self::BYTES, Protection::ReadWrite)?;
         Ok((Self { map }, fd))
     }
 
     /// Maps the ledger that an owner sent.
     pub(crate) fn open(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         check(fd, Self::BYTES as u64)?;
-        Ok(Self { map: Map::new(fd, 0, Self::BYTES, true)? })
+        Ok(Self { map: Map::new(fd, 0, Self::BYTES, Protection::ReadWrite)? })
     }
 
     /// Peer: begins to copy under grant `row`.
@@ -270,13 +275,15 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> Result<Self, Errno> {
+    fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
         let len = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
         let offset = offset.try_into().map_err(|_| Errno::EINVAL)?;
-        let rights =
-            if writable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_READ };
+        let flags = match protection {
+            Protection::ReadOnly => ProtFlags::PROT_READ,
+            Protection::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
         // SAFETY: the kernel picks the address, so nothing that exists is replaced.
-        let ptr = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, fd, offset) }?;
+        let ptr = unsafe { mmap(None, len, flags, MapFlags::MAP_SHARED, fd, offset) }?;
         Ok(Self { ptr: ptr.cast(), len, mark: Mark::new() })
     }
 
@@ -313,7 +320,7 @@ fn create(len: usize, peers_may_write: bool) -> Result<(OwnedFd, Map), Errno> {
     }
     let fd = memfd_create("snowskin", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     ftruncate(&fd, len.try_into().map_err(|_| Errno::EFBIG)?)?;
-    let map = Map::new(fd.as_fd(), 0, len, true)?;
+    let map = Map::new(fd.as_fd(), 0, len, Protection::ReadWrite)?;
     // No process that gets the file can make this one fault by truncating it, or remove the seals. The
     // mapping of this process exists already: the last seal leaves it writable and prevents every later
     // writable mapping.
@@ -355,11 +362,12 @@ mod tests {
     fn a_read_only_share_cannot_be_mapped_for_writing() {
         let memory = SharedMemory::new(4096, AllocOptions::default()).unwrap();
         memory.view().write(0, b"hello").unwrap();
-        for fd in [memory.share(false).unwrap(), memory.share(true).unwrap()] {
-            assert!(Mapping::new(fd.as_fd(), 0, 4096, true).is_err(), "the kernel refuses");
+        for fd in [memory.share(Protection::ReadOnly).unwrap(), memory.share(Protection::ReadWrite).unwrap()]
+        {
+            assert!(Mapping::new(fd.as_fd(), 0, 4096, Protection::ReadWrite).is_err(), "the kernel refuses");
         }
-        let fd = memory.share(false).unwrap();
-        let mapping = Mapping::new(fd.as_fd(), 1, 5, false).unwrap();
+        let fd = memory.share(Protection::ReadOnly).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 1, 5, Protection::ReadOnly).unwrap();
         let other = SharedMemory::new(16, AllocOptions::default()).unwrap();
         // SAFETY: the test accesses `other` only through windows and views.
         let held = unsafe { super::super::HeldSpan::new(other.span()) };
@@ -376,8 +384,8 @@ mod tests {
         let options = AllocOptions { peers_may_write: true, populate: true, huge_pages: false };
         let memory = SharedMemory::new(1 << 20, options).unwrap();
         memory.view().write(12_345, b"content").unwrap();
-        let fd = memory.share(true).unwrap();
-        let mapping = Mapping::new(fd.as_fd(), 0, 1 << 20, true).unwrap();
+        let fd = memory.share(Protection::ReadWrite).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 0, 1 << 20, Protection::ReadWrite).unwrap();
         let blocks = || fstat(&memory.fd).unwrap().st_blocks;
         assert!(blocks() > 0);
         memory.discard().unwrap();
@@ -396,10 +404,10 @@ mod tests {
     fn a_file_that_could_shrink_is_not_mapped() {
         let fd = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&fd, 8192).unwrap();
-        assert_eq!(Mapping::new(fd.as_fd(), 0, 4096, true).unwrap_err(), Errno::EINVAL);
+        assert_eq!(Mapping::new(fd.as_fd(), 0, 4096, Protection::ReadWrite).unwrap_err(), Errno::EINVAL);
         let memory = SharedMemory::new(4096, AllocOptions::default()).unwrap();
-        let fd = memory.share(false).unwrap();
-        assert_eq!(Mapping::new(fd.as_fd(), 0, 4097, false).unwrap_err(), Errno::EINVAL);
+        let fd = memory.share(Protection::ReadOnly).unwrap();
+        assert_eq!(Mapping::new(fd.as_fd(), 0, 4097, Protection::ReadOnly).unwrap_err(), Errno::EINVAL);
         assert!(ftruncate(&memory.fd, 0).is_err(), "sealed");
     }
 
@@ -407,8 +415,8 @@ mod tests {
     fn a_revoked_grant_lets_the_peer_finish_and_never_in_again() {
         let memory =
             SharedMemory::new(4096, AllocOptions { peers_may_write: true, ..Default::default() }).unwrap();
-        let fd = memory.share(true).unwrap();
-        let mapping = Mapping::new(fd.as_fd(), 0, 4096, true).unwrap();
+        let fd = memory.share(Protection::ReadWrite).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 0, 4096, Protection::ReadWrite).unwrap();
         let (owner, fd) = Ledger::create().unwrap();
         let peer = Ledger::open(fd.as_fd()).unwrap();
         let lease = peer.enter(3, &mapping).unwrap();

@@ -18,7 +18,7 @@ mod socket;
 mod wipe;
 
 pub use crc::{crc32c_at, crc32c_of};
-pub use held::{Gate, HeldSpan, Inside, Use, Window};
+pub use held::{Gate, HeldSpan, Inside, Protection, Use, Window};
 pub(crate) use held::{copy, copy_summed};
 pub use memory::{AllocOptions, SharedMemory};
 pub(crate) use memory::{Ledger, Mapping};

@@ -56,7 +56,7 @@ impl Sysfs {
         fs::write(self.path().join(path), format!("{value}\n")).expect("written");
     }
 
-    /// Makes a link as it is given.
+    /// Makes a link to `target`, as it is given.
     pub(crate) fn put_link(&self, path: &str, target: &str) {
         let path = self.path().join(path);
         fs::create_dir_all(path.parent().expect("a directory")).expect("created");
