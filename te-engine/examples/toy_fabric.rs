@@ -11,7 +11,7 @@ use te_core::{Access, Error, ErrorKind, Op, RegionId, Slice};
 use te_engine::{
     Cause, Config, Fabric, FabricContext, FabricEntry, Fabrics, Rail, Tier, TransferEngine, TransferRequest,
 };
-use te_host::{Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out, rights};
+use te_host::{Checksum, Copied, Copier, EXPORT_BYTES_MAX, HeldSpan, Reach, Use, carry_out, rights};
 
 /// Every region that is exported, at the place that its export names.
 #[derive(Clone, Default)]
@@ -64,13 +64,13 @@ impl Reach for Pool {
         Ok((shared, number(8), access))
     }
 
-    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, summed: bool) -> Copied {
+    fn copy(&self, (memory, access): &Shared, local: &Use<'_>, slice: &Slice, checksum: Checksum) -> Copied {
         // The owner's word about rights counts, not the export's (law L6).
         if !access.contains(rights(slice.op).1) {
             return Copied::Failed(ErrorKind::AccessDenied.into());
         }
         match memory.enter() {
-            Some(remote) => carry_out(slice, local.window(), remote.window(), summed),
+            Some(remote) => carry_out(slice, local.window(), remote.window(), checksum),
             None => Copied::Failed(ErrorKind::Stale.into()),
         }
     }

@@ -61,7 +61,7 @@ impl SharedRegion {
         if !self.memory.peers_may_write() {
             return Err(std::io::ErrorKind::PermissionDenied.into());
         }
-        self.memory.share(true)
+        self.memory.share(te_host::Protection::ReadWrite)
     }
 
     /// Gives all pages back to the system, whoever maps them: the contents are lost, what is touched later is a fresh page of

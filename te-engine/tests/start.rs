@@ -59,11 +59,11 @@ fn a_port_that_was_named_and_is_in_use_is_an_error_that_says_so_once() {
 
 #[test]
 fn a_setting_of_a_fabric_that_cannot_be_is_an_error_whatever_else_would_start() {
-    for lanes in [0, 17, 20] {
+    for connections in [0, 17, 20] {
         let mut config = config(Fabrics::default());
-        config.tcp.lanes = lanes;
+        config.tcp.connections = connections;
         let error = Engine::start(config).unwrap_err();
-        assert_eq!(error.to_string(), "configuration: tcp.lanes must be 1 to 16");
+        assert_eq!(error.to_string(), "configuration: tcp.connections must be 1 to 16");
     }
     let mut config = config(Fabrics::default());
     config.tcp.connections_max = 0;

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use te_fabric::ConfigError;
-use te_host::{LocalConfig, LocalTransport, ShmConfig, ShmTransport};
+use te_host::{LocalConfig, LocalTransport, ShmTransport};
 
 use super::{Cause, Fabric, FabricContext, Rail};
 use crate::config::Config;
@@ -16,13 +16,15 @@ pub(super) struct Shm;
 
 impl Fabric for Local {
     fn open(&self, context: &FabricContext<'_>) -> Result<Vec<Rail>, Cause> {
-        Ok(Rail::only(LocalTransport::new(LocalConfig { identity: context.identity })?))
+        Ok(Rail::only(LocalTransport::new(LocalConfig::of(context.identity))?))
     }
 }
 
 impl Fabric for Shm {
     fn open(&self, context: &FabricContext<'_>) -> Result<Vec<Rail>, Cause> {
-        Ok(Rail::only(ShmTransport::new(ShmConfig { identity: context.identity, ..context.config.shm })?))
+        let mut config = context.config.shm;
+        config.identity = context.identity;
+        Ok(Rail::only(ShmTransport::new(config)?))
     }
 
     fn validate(&self, config: &Config) -> Result<(), ConfigError> {

@@ -4,12 +4,14 @@
 
 mod block;
 mod ends;
+mod export;
 mod node;
 mod process;
 mod wait;
 
 pub use block::{Block, pattern};
 pub use ends::{Ends, EndsConfig, Fabric};
+pub use export::export;
 pub use node::{
     ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
 };

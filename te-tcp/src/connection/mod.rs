@@ -15,6 +15,8 @@
 mod inbox;
 mod name;
 mod outbox;
+#[cfg(feature = "uring")]
+pub(crate) mod shared_receive;
 
 pub(crate) use inbox::{Destination, Inbox, Reading, Received};
 pub(crate) use name::{ConnectionName, OwnName, PeerName};

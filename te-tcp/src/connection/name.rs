@@ -14,6 +14,12 @@ pub(crate) type OwnName = Name<0>;
 pub(crate) type PeerName = Name<1>;
 
 impl<const SIDE: u32> Name<SIDE> {
+    /// The name in an event, if the event is about a connection of this side.
+    #[cfg(feature = "uring")]
+    pub(crate) fn of(raw: u64) -> Option<Self> {
+        (raw & 1 == u64::from(SIDE)).then_some(Self(raw))
+    }
+
     /// The value that an event carries.
     pub(crate) const fn raw(self) -> u64 {
         self.0

@@ -38,7 +38,7 @@ use self::slices::Slices;
 use self::staged::{Stagings, release};
 use crate::config::{CONNECTIONS_PER_PEER_MAX, Config};
 #[cfg(feature = "uring")]
-use crate::connection::{ConnectionName, Destination};
+use crate::connection::{Destination, shared_receive};
 use crate::connection::{OwnName, Reading};
 use crate::context::Context;
 use crate::frame::{ConnectionEntry, ENTRIES_MAX, Header, Kind};
@@ -451,42 +451,28 @@ impl Turn<'_> {
 /// One receive for several connections.
 #[cfg(feature = "uring")]
 impl Initiator {
-    /// The peer has finished sending on this connection.
+    /// See [`shared_receive::set_finished`].
     pub(crate) fn set_finished(&mut self, name: OwnName) {
-        if let Some(connection) =
-            self.connections.index(name).and_then(|index| self.connections.get_mut(index))
-        {
-            connection.finished = true;
-        }
+        shared_receive::set_finished(&mut self.connections, name);
     }
 
-    /// The next receive of each connection in `names` that this transport opened and that can be read, with
-    /// the connection's name. `indexes` is scratch space with room for as many connections.
-    pub(crate) fn receives(
-        &mut self,
+    /// See [`shared_receive::receives`].
+    pub(crate) fn receives<'a>(
+        &'a mut self,
         names: &[u64],
-        indexes: &mut [u32],
-    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
-        let ours = names.iter().filter_map(|&name| match ConnectionName::of(name) {
-            ConnectionName::Own(name) => self.connections.index(name),
-            ConnectionName::Peer(_) => None,
-        });
-        let count = indexes.iter_mut().zip(ours).map(|(to, index)| *to = index).count();
-        let connections = self.connections.each_mut(&mut indexes[..count]).map(|(_, connection)| connection);
-        connections
-            .filter(|connection| connection.role.is_up())
-            .map(|connection| (connection.name, connection.inbox.job(&connection.socket)))
+        indexes: &'a mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'a, Destination>)> {
+        shared_receive::receives(&mut self.connections, names, indexes, |connection| connection.role.is_up())
     }
 
-    /// Takes in the result of a receive for this connection.
+    /// See [`shared_receive::arrived`].
     pub(crate) fn arrived(
         &mut self,
         name: OwnName,
         offered: usize,
         result: io::Result<usize>,
     ) -> Option<Reading> {
-        let index = self.connections.index(name)?;
-        Some(Reading::Arrived(self.connections.get_mut(index)?.inbox.arrived(offered, result)))
+        shared_receive::arrived(&mut self.connections, name, offered, result)
     }
 }
 

@@ -400,8 +400,8 @@ mod tests {
     use crate::config::Config;
     use crate::context::testing::{Lent, REGION};
     use crate::frame::EXPORT_FORMAT;
-    use core::net::{IpAddr, Ipv4Addr};
-    use te_core::{Access, Outcome};
+    use te_core::Outcome;
+    use te_fabric::testkit::export;
 
     const REMOTE: RemoteRegionId = RemoteRegionId::new(0, 1);
 
@@ -416,19 +416,8 @@ mod tests {
     impl Rig {
         /// One attached region of one peer, and one local region.
         fn new() -> Self {
-            let export = Export {
-                format: EXPORT_FORMAT,
-                rights: Access::all().bits(),
-                addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); te_fabric::EXPORT_ADDRESSES_MAX],
-                address_count: 1,
-                port: 9,
-                incarnation: 5,
-                region: 0,
-                generation: 1,
-                key: 7,
-                len: 4_096,
-                location: te_core::Location::Host,
-            };
+            let mut export = export(EXPORT_FORMAT);
+            export.len = 4_096;
             let (mut slices, mut peers) = (Slices::new(2, 2, 1), Peers::new(2, 1));
             slices.attach(REMOTE, &export, &mut peers).expect("room");
             let mut lent = Lent::new(Config::default());

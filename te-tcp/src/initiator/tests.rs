@@ -1,13 +1,12 @@
 //! An initiator without a transport, connected to a listener at which the test plays the target.
 
-use core::net::IpAddr;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use te_core::{Access, Outcome, RegionOffset, RemoteOffset};
+use te_core::{Outcome, RegionOffset, RemoteOffset};
 use zerocopy::FromBytes;
 
-use te_fabric::testkit::eventually;
+use te_fabric::testkit::{eventually, export};
 
 use super::*;
 use crate::connection::ConnectionName;
@@ -30,19 +29,8 @@ impl Rig {
     fn new(config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let address = listener.local_addr().expect("it is bound");
-        let export = Export {
-            format: EXPORT_FORMAT,
-            rights: Access::all().bits(),
-            addresses: [IpAddr::from([127, 0, 0, 1]); te_fabric::EXPORT_ADDRESSES_MAX],
-            address_count: 1,
-            port: address.port(),
-            incarnation: THEM,
-            region: 6,
-            generation: 1,
-            key: 7,
-            len: 1 << 20,
-            location: te_core::Location::Host,
-        };
+        let mut export = export(EXPORT_FORMAT);
+        (export.port, export.incarnation, export.region) = (address.port(), THEM, 6);
         let mut initiator = Initiator::new(US, &config);
         let mut peers = Peers::new(config.remote_regions_max, config.fences_max);
         initiator.attach(REMOTE, &export, &mut peers).expect("room");

@@ -174,24 +174,12 @@ impl Peers {
 mod tests {
     use super::*;
     use crate::frame::EXPORT_FORMAT;
-    use core::net::{IpAddr, Ipv4Addr};
     use te_core::Token;
-    use te_fabric::EXPORT_ADDRESSES_MAX;
 
     fn export(incarnation: u64) -> Export {
-        Export {
-            format: EXPORT_FORMAT,
-            rights: 12,
-            addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); EXPORT_ADDRESSES_MAX],
-            address_count: 1,
-            port: 9,
-            incarnation,
-            region: 0,
-            generation: 1,
-            key: 7,
-            len: 4_096,
-            location: te_core::Location::Host,
-        }
+        let mut export = te_fabric::testkit::export(EXPORT_FORMAT);
+        export.incarnation = incarnation;
+        export
     }
 
     fn fence(token: u64, sent: Option<Sent>) -> Fence<Sent> {

@@ -31,9 +31,9 @@ use self::connection::{PeerConnection, Phase, Theirs};
 use self::serving::{Answer, Serving, Stop};
 use self::staged::{Staged, Stagings, Tag, release};
 use crate::config::CONNECTIONS_PER_PEER_MAX;
-#[cfg(feature = "uring")]
-use crate::connection::Destination;
 use crate::connection::{ConnectionName, PeerName, Progress, Reading, Source};
+#[cfg(feature = "uring")]
+use crate::connection::{Destination, shared_receive};
 use crate::context::Context;
 use crate::frame::{
     self, ConnectionEntry, ENTRIES_MAX, FrameError, Header, Hello, Kind, PROTOCOL, Request, Status, Step,
@@ -718,41 +718,27 @@ impl Target {
         connection.is_some_and(|connection| connection.is_active() && !connection.paused)
     }
 
-    /// The peer has finished sending on this connection.
+    /// See [`shared_receive::set_finished`].
     pub(crate) fn set_finished(&mut self, name: PeerName) {
-        if let Some(connection) =
-            self.connections.index(name).and_then(|index| self.connections.get_mut(index))
-        {
-            connection.finished = true;
-        }
+        shared_receive::set_finished(&mut self.connections, name);
     }
 
-    /// The next receive of each connection in `names` that a peer opened and that can be read, with the
-    /// connection's name. `indexes` is scratch space with room for as many connections.
-    pub(crate) fn receives(
-        &mut self,
+    /// See [`shared_receive::receives`].
+    pub(crate) fn receives<'a>(
+        &'a mut self,
         names: &[u64],
-        indexes: &mut [u32],
-    ) -> impl Iterator<Item = (u64, Job<'_, Destination>)> {
-        let theirs = names.iter().filter_map(|&name| match ConnectionName::of(name) {
-            ConnectionName::Peer(name) => self.connections.index(name),
-            ConnectionName::Own(_) => None,
-        });
-        let count = indexes.iter_mut().zip(theirs).map(|(to, index)| *to = index).count();
-        let connections = self.connections.each_mut(&mut indexes[..count]).map(|(_, connection)| connection);
-        connections
-            .filter(|connection| !connection.paused)
-            .map(|connection| (connection.name, connection.inbox.job(&connection.socket)))
+        indexes: &'a mut [u32],
+    ) -> impl Iterator<Item = (u64, Job<'a, Destination>)> {
+        shared_receive::receives(&mut self.connections, names, indexes, |connection| !connection.paused)
     }
 
-    /// Takes in the result of a receive for this connection.
+    /// See [`shared_receive::arrived`].
     pub(crate) fn arrived(
         &mut self,
         name: PeerName,
         offered: usize,
         result: io::Result<usize>,
     ) -> Option<Reading> {
-        let index = self.connections.index(name)?;
-        Some(Reading::Arrived(self.connections.get_mut(index)?.inbox.arrived(offered, result)))
+        shared_receive::arrived(&mut self.connections, name, offered, result)
     }
 }

@@ -144,19 +144,8 @@ impl Raw {
 /// An export of 4 KiB that leads to this listener.
 pub(crate) fn export_of(listener: &TcpListener) -> Vec<u8> {
     let address = listener.local_addr().unwrap();
-    let export = Export {
-        format: frame::EXPORT_FORMAT,
-        rights: 12,
-        addresses: [address.ip(); 4],
-        address_count: 1,
-        port: address.port(),
-        incarnation: 5,
-        region: 0,
-        generation: 1,
-        key: 1,
-        len: 4_096,
-        location: te_core::Location::Host,
-    };
+    let mut export = te_fabric::testkit::export(frame::EXPORT_FORMAT);
+    (export.addresses[0], export.port, export.len) = (address.ip(), address.port(), 4_096);
     let mut blob = [0; frame::EXPORT_BYTES_MAX];
     let len = export.write(&mut blob).unwrap();
     blob[..len].to_vec()

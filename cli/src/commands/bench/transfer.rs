@@ -407,7 +407,7 @@ fn config(args: &Args, fabrics: Fabrics) -> Result<Config, Failure> {
     config.spin_us = args.spin_us;
     #[cfg(feature = "tcp")]
     {
-        config.tcp.lanes = args.lanes;
+        config.tcp.connections = args.lanes;
         config.tcp.checksum = args.checksum;
         config.tcp.congestion.clone_from(&args.congestion);
     }
