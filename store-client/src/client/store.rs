@@ -1,4 +1,4 @@
-//! [`Store`] of a [`Client`].
+//! Implements [`Store`] for [`Client`].
 
 use store_core::message::{Exists, PutOptions, Removal, Remove};
 use store_core::{ErrorCode, Key};
@@ -61,7 +61,7 @@ impl Store for Client {
     }
 }
 
-/// Whether there was something to remove.
+/// Whether the removal found an object.
 pub(crate) fn removed(answer: Result<(), ErrorCode>) -> Result<bool, StoreError> {
     match answer {
         Ok(()) => Ok(true),
