@@ -240,7 +240,6 @@ impl fmt::Display for Refusal {
                 "the node does not speak version {theirs} of the local protocol, as the client does: run the same \
                  release on both sides"
             ),
-            Self::User { uid } => {
             Self::User { uid } => write!(
                 f,
                 "user {uid} may not use this node: run as the node's user, or add {uid} to the node's `allowed_uids`"
@@ -254,7 +253,6 @@ impl fmt::Display for Refusal {
                 f,
                 "the node has {bytes_left} bytes left for arenas: request a smaller arena, close other clients, or \
                  raise `arenas_bytes_max`"
-            ),
             ),
             Self::Store(code) => write!(f, "the node cannot use the store: {code}"),
         }
