@@ -17,7 +17,7 @@ use store_core::wire::{Frame, FrameBuffer, FrameWriter, Header, WireError};
 use store_core::{CHALLENGE_BYTES, Kind, Peer, Session};
 
 use crate::places::{Source, Standing};
-use crate::turns::{Account, Lane, Ticket};
+use crate::turns::{Account, Class, Ticket};
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -214,14 +214,14 @@ impl Connection {
     }
 
     /// Whether it has brought no whole request yet.
-    pub(crate) fn is_stranger(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         !self.account.is_known()
     }
 
     /// What speaks for it when places are few.
     pub(crate) fn standing(&self) -> Standing {
-        if self.is_stranger() || self.muted_until.is_some() {
-            Standing::Stranger
+        if self.is_new() || self.muted_until.is_some() {
+            Standing::New
         } else if self.session.is_node() || self.session.is_admin() || self.source == Source::Unix {
             Standing::Kept
         } else if self.session.holds() {
@@ -282,11 +282,11 @@ impl Connection {
     }
 
     /// What it waits with, as far as it has been read.
-    pub(crate) fn lane(&self) -> Lane {
+    pub(crate) fn class(&self) -> Class {
         match self.input.peek_frame() {
-            Ok(Some((frame, _))) if is_long(&frame) => Lane::Long,
-            _ if self.session.is_node() => Lane::Node,
-            _ => Lane::Short,
+            Ok(Some((frame, _))) if is_long(&frame) => Class::Long,
+            _ if self.session.is_node() => Class::Node,
+            _ => Class::Short,
         }
     }
 
@@ -294,7 +294,7 @@ impl Connection {
     pub(crate) fn pump(
         &mut self,
         mut now: Instant,
-        lane: Lane,
+        class: Class,
         limits: &TurnLimits,
         handler: &mut impl Handler,
     ) -> Pumped {
@@ -306,7 +306,7 @@ impl Connection {
         let mut more = false;
         self.starved = false;
         while self.state == State::Open {
-            let handled = self.handle_frames(&mut now, end, lane, backlog_bytes_max, handler);
+            let handled = self.handle_frames(&mut now, end, class, backlog_bytes_max, handler);
             if handled == Handled::Some || (handled == Handled::All && round_bytes >= ROUND_BYTES_MAX) {
                 more = true;
                 break;
@@ -350,7 +350,7 @@ impl Connection {
         &mut self,
         now: &mut Instant,
         end: Instant,
-        lane: Lane,
+        class: Class,
         backlog_bytes_max: usize,
         handler: &mut impl Handler,
     ) -> Handled {
@@ -366,7 +366,7 @@ impl Connection {
             match self.input.peek_frame() {
                 Ok(Some((frame, len))) => {
                     let long = is_long(&frame);
-                    if long && lane != Lane::Long {
+                    if long && class != Class::Long {
                         return Handled::Some;
                     }
                     let before = self.out.len();

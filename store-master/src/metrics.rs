@@ -17,7 +17,7 @@ use store_core::wire::HEADER_BYTES;
 use store_core::{ErrorCode, Kind, Master, Stats, Times};
 
 use crate::answering::Refusals;
-use crate::floor::Totals;
+use crate::connections::Totals;
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the error in
 /// [`ErrorCode::ALL`].

@@ -50,7 +50,7 @@ impl fmt::Display for Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
     /// It has said nothing whole yet.
-    Stranger,
+    New,
     /// Nothing ends with it.
     Guest,
     /// It has unfinished puts, or leases.
@@ -106,7 +106,7 @@ impl Sources {
                 _ => place,
             })
             .filter(|place| {
-                let idle = place.standing == Standing::Stranger || place.silent >= BUSY;
+                let idle = place.standing == Standing::New || place.silent >= BUSY;
                 place.standing != Standing::Kept && (idle || self.count(place.source) > mine)
             })
             .min_by_key(|place| {
@@ -139,12 +139,12 @@ mod tests {
 
     #[test]
     fn who_said_nothing_goes_first_then_who_holds_nothing_and_the_longest_silent_of_them() {
-        use Standing::{Guest, Holder, Kept, Stranger};
+        use Standing::{Guest, Holder, Kept, New};
         let mut places = [
             (ip(1), Holder, 9_000),
             (ip(1), Guest, 2_000),
             (ip(1), Guest, 8_000),
-            (ip(1), Stranger, 5),
+            (ip(1), New, 5),
             (ip(1), Kept, 9_999),
         ];
         assert_eq!(spare(ip(1), &places), Some(3));

@@ -19,13 +19,13 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::ballast::Ballast;
+use crate::reclaim::Reclaim;
 use crate::epoch;
 use crate::error::{BindError, ConfigError, ServeError};
-use crate::floor::Floor;
+use crate::connections::Connections;
 use crate::http::{Http, Question};
 use crate::metadata;
-use crate::pulse::Pulse;
+use crate::liveness::Liveness;
 use crate::service::{Service, TCP, UNIX, WAKE};
 
 /// A master that is bound to its addresses, and serves when it is [`run`](Self::run) or [`spawn`](Self::spawn)ed.
@@ -39,7 +39,7 @@ pub struct MasterServer {
     rpc_addr: SocketAddr,
     http: Option<Http>,
     questions: Option<Receiver<Question>>,
-    pulse: Arc<Pulse>,
+    liveness: Arc<Liveness>,
     stopper: Stopper,
 }
 
@@ -84,10 +84,10 @@ impl MasterServer {
             waker: Arc::new(Waker::new(poll.registry(), WAKE)?),
         };
         epoch::fill(&mut config.store);
-        let pulse = Arc::new(Pulse::new(config.store.epoch));
+        let liveness = Arc::new(Liveness::new(config.store.epoch));
         let (http, questions) = match config.http_listen {
             Some(addr) => {
-                let (http, questions) = Http::bind(addr, &config, &stopper, Arc::clone(&pulse))
+                let (http, questions) = Http::bind(addr, &config, &stopper, Arc::clone(&liveness))
                     .map_err(listen_error("http_listen", &addr))?;
                 (Some(http), Some(questions))
             }
@@ -97,7 +97,7 @@ impl MasterServer {
             field: error.setting,
             need: "is out of its limits: see store_core::MasterConfig",
         })?;
-        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, pulse, stopper })
+        Ok(Self { config, master, poll, tcp, unix, rpc_addr, http, questions, liveness, stopper })
     }
 
     /// Where nodes and clients connect.
@@ -140,7 +140,7 @@ impl MasterServer {
         }
         let mut service = Service {
             answering: Answering::new(self.master, self.config.slow_request_ms),
-            floor: Floor::new(&self.config),
+            connections: Connections::new(&self.config),
             config: self.config,
             poll: self.poll,
             tcp: Some(self.tcp),
@@ -148,9 +148,9 @@ impl MasterServer {
             questions: self.questions,
             accept_at: None,
             asked: false,
-            pulse: self.pulse,
+            liveness: self.liveness,
             unpublished: Some(Instant::now()),
-            ballast: Ballast::default(),
+            reclaim: Reclaim::default(),
             stop: self.stopper.stop,
         };
         let result = service.run();

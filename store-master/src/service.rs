@@ -16,14 +16,14 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::answering::Answering;
-use crate::ballast::Ballast;
+use crate::reclaim::Reclaim;
 use crate::connection::{Handler as _, Stream, answer_status};
 use crate::error::ServeError;
-use crate::floor::{Entered, Floor};
+use crate::connections::{Entered, Connections};
 use crate::http::Question;
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
-use crate::pulse::{PUBLISH_EVERY, Pulse};
+use crate::liveness::{PUBLISH_EVERY, Liveness};
 use crate::sys;
 
 pub(crate) const TCP: Token = Token(usize::MAX);
@@ -47,7 +47,7 @@ const TIMEOUTS_LATE_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) answering: Answering,
-    pub(crate) floor: Floor,
+    pub(crate) connections: Connections,
     pub(crate) poll: Poll,
     pub(crate) tcp: Option<TcpListener>,
     pub(crate) unix: Option<(UnixListener, PathBuf)>,
@@ -56,10 +56,10 @@ pub(crate) struct Service {
     pub(crate) accept_at: Option<Instant>,
     /// There may be questions that were not answered yet.
     pub(crate) asked: bool,
-    pub(crate) pulse: Arc<Pulse>,
-    /// Since when what the pulse tells may be out of date.
+    pub(crate) liveness: Arc<Liveness>,
+    /// Since when what the liveness tells may be out of date.
     pub(crate) unpublished: Option<Instant>,
-    pub(crate) ballast: Ballast,
+    pub(crate) reclaim: Reclaim,
     pub(crate) stop: Arc<AtomicBool>,
 }
 
@@ -70,7 +70,7 @@ impl Service {
         let mut now = self.answering.clock();
         let (mut spin_until, mut crowded_until) = (now, now);
         while !self.stop.load(Ordering::Acquire) {
-            let waits = self.floor.is_idle() && !self.asked;
+            let waits = self.connections.is_idle() && !self.asked;
             let spins = waits && now < spin_until;
             let timeout = if !waits {
                 Some(Duration::ZERO)
@@ -90,10 +90,10 @@ impl Service {
             self.dispatch(&events, now);
             // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
             // time seems to be over have long said that they live.
-            let busy = !self.floor.is_idle();
-            self.floor.serve(now, ROUND, &mut self.answering);
+            let busy = !self.connections.is_idle();
+            self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
-            self.answering.tell();
+            self.answering.log_events();
             if busy {
                 now = self.answering.time.last();
                 spin_until = if now < crowded_until { now } else { now + spin };
@@ -106,7 +106,7 @@ impl Service {
 
     /// Takes no more; hands out what is answered.
     fn drain(&mut self, events: &mut Events) -> Result<(), ServeError> {
-        info!(connections = self.floor.open(), "master stops");
+        info!(connections = self.connections.open(), "master stops");
         self.tcp = None;
         if let Some((unix, path)) = self.unix.take() {
             drop(unix);
@@ -117,21 +117,21 @@ impl Service {
         // Turns for what had arrived before the stop, but whoever asks for ever is not waited for. Then each connection is
         // shut behind its last answer.
         let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
-        self.floor.wake_all();
-        while !self.floor.is_idle() && now < last_request {
-            self.floor.serve(now, ROUND, &mut self.answering);
+        self.connections.wake_all();
+        while !self.connections.is_idle() && now < last_request {
+            self.connections.serve(now, ROUND, &mut self.answering);
             now = self.answering.clock();
-            self.pulse.works();
+            self.liveness.works();
         }
-        self.floor.close_gracefully();
+        self.connections.close_gracefully();
         loop {
-            while !self.floor.is_idle() && now < deadline {
-                self.floor.serve(now, ROUND, &mut self.answering);
+            while !self.connections.is_idle() && now < deadline {
+                self.connections.serve(now, ROUND, &mut self.answering);
                 now = self.answering.clock();
-                self.pulse.works();
+                self.liveness.works();
             }
             // A peer need not close its side for us to be done: it has its answers.
-            if !self.floor.is_owing() || now >= deadline {
+            if !self.connections.is_owing() || now >= deadline {
                 return Ok(());
             }
             self.wait(events, Some(deadline - now))?;
@@ -143,7 +143,7 @@ impl Service {
     fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), ServeError> {
         let sleeps = timeout != Some(Duration::ZERO);
         if sleeps {
-            self.pulse.waits();
+            self.liveness.waits();
         }
         self.answering.time.waits(timeout);
         let result = match self.poll.poll(events, timeout) {
@@ -159,7 +159,7 @@ impl Service {
             }
             result => result.map_err(ServeError::Poll),
         };
-        self.pulse.works();
+        self.liveness.works();
         result
     }
 
@@ -167,7 +167,7 @@ impl Service {
     fn park_timeout(&self, now: Instant) -> Option<Duration> {
         let master = self.answering.master.poll_timeout().map(|at| at - self.answering.time.core());
         let until = |at: Instant| at.saturating_duration_since(now);
-        let sweep = self.floor.sweep_at().map(until);
+        let sweep = self.connections.sweep_at().map(until);
         let accept = self.accept_at.map(until);
         let publish = self.unpublished.map(|since| until(since + PUBLISH_EVERY));
         [master, sweep, accept, publish].into_iter().flatten().min()
@@ -181,7 +181,7 @@ impl Service {
                 WAKE => self.asked = true,
                 Token(index) => {
                     let ended = event.is_error() || event.is_read_closed() || event.is_write_closed();
-                    self.floor.ready(index, event.is_readable(), event.is_writable(), ended);
+                    self.connections.ready(index, event.is_readable(), event.is_writable(), ended);
                 }
             }
         }
@@ -219,7 +219,7 @@ impl Service {
                     return;
                 }
             };
-            match self.floor.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
+            match self.connections.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
                 Entered::Yes => {}
                 Entered::Full(mut stream) => {
                     debug!(connections_max = self.config.connections_max, "connection refused");
@@ -250,26 +250,26 @@ impl Service {
     fn timeouts(&mut self) {
         let core_now = self.answering.time.core();
         if let Some(due) = self.answering.master.poll_timeout().filter(|at| *at <= core_now)
-            && (!self.floor.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
+            && (!self.connections.nodes_wait() || core_now - due > TIMEOUTS_LATE_MAX)
         {
             self.answering.timeout();
             self.unpublished.get_or_insert(self.answering.time.last());
         }
-        if self.floor.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
-            self.floor.sweep(&mut self.answering);
+        if self.connections.sweep_at().is_some_and(|at| at <= self.answering.time.last()) {
+            self.connections.sweep(&mut self.answering);
             self.answering.set_wall();
-            self.answering.summarize(self.floor.open());
+            self.answering.summarize(self.connections.open());
         }
     }
 
     /// Tells other threads how the master is.
     fn publish(&mut self, now: Instant) {
-        self.pulse.set_ready(self.answering.master.segments_len() > 0);
+        self.liveness.set_ready(self.answering.master.segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
             let stats = self.answering.master.stats();
-            let published = self.pulse.publish(&stats, self.floor.open());
+            let published = self.liveness.publish(&stats, self.connections.open());
             self.unpublished = (!published).then_some(now);
-            if self.ballast.is_much(now, stats.memory_bytes) {
+            if self.reclaim.is_due(now, stats.memory_bytes) {
                 sys::trim();
             }
         }
@@ -311,8 +311,8 @@ impl Service {
             tenants: metrics::tenants(master),
             tasks: master.task_report(),
             drains: metrics::drains(master),
-            connections: self.floor.open() as u64,
-            totals: self.floor.totals(),
+            connections: self.connections.open() as u64,
+            totals: self.connections.totals(),
             refusals: self.answering.refusals,
             names_held_total: self.answering.events.names_held_total,
             names_taken_over_total: self.answering.events.taken_over_total,

@@ -14,7 +14,7 @@ use super::*;
 use crate::connection::{Verdict, answer_status};
 
 const US: Duration = Duration::from_micros(1);
-/// Turns that a floor gives at a time.
+/// Turns that a connections gives at a time.
 const ROUND: Duration = Duration::from_millis(1);
 
 /// Answers with nothing, and lets time pass.
@@ -62,7 +62,7 @@ impl Handler for Costly {
 }
 
 struct Place {
-    floor: Floor,
+    connections: Connections,
     poll: Poll,
     handler: Costly,
     /// The peers' ends.
@@ -73,27 +73,27 @@ impl Place {
     fn new(config: &Config) -> Self {
         let now = Instant::now();
         let handler = Costly { now, seen: now, handled: 0, short: Vec::new(), left: 0 };
-        Self { floor: Floor::new(config), poll: Poll::new().unwrap(), handler, peers: Vec::new() }
+        Self { connections: Connections::new(config), poll: Poll::new().unwrap(), handler, peers: Vec::new() }
     }
 
     fn enter(&mut self, from: Source) -> Entered {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let stream = Stream::Unix(ours);
-        let entered = self.floor.enter(stream, Peer::Remote, from, self.poll.registry(), &mut self.handler);
+        let entered = self.connections.enter(stream, Peer::Remote, from, self.poll.registry(), &mut self.handler);
         if matches!(entered, Entered::Yes) {
             self.peers.push(theirs);
         }
         entered
     }
 
-    /// Sends as much of it as the socket takes, and tells the floor.
+    /// Sends as much of it as the socket takes, and tells the connections.
     fn send(&mut self, index: usize, bytes: &[u8]) -> usize {
         let sent = match self.peers[index].write(bytes) {
             Ok(len) => len,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             Err(error) => panic!("{error}"),
         };
-        self.floor.ready(index, true, true, false);
+        self.connections.ready(index, true, true, false);
         sent
     }
 
@@ -101,12 +101,12 @@ impl Place {
     fn take(&mut self, index: usize) {
         let mut scrap = [0; 64 << 10];
         while self.peers[index].read(&mut scrap).is_ok_and(|len| len > 0) {}
-        self.floor.ready(index, true, true, false);
+        self.connections.ready(index, true, true, false);
     }
 
     fn serve(&mut self) {
         let now = self.handler.clock();
-        self.floor.serve(now, ROUND, &mut self.handler);
+        self.connections.serve(now, ROUND, &mut self.handler);
     }
 }
 
@@ -164,7 +164,7 @@ fn a_lookup_among_dozens_that_flood_waits_for_a_handful_of_their_requests() {
             for index in 0..60 {
                 place.take(index);
                 // A frame cut in two goes on in the same place: whole ones only.
-                if place.floor.connections[index].as_ref().unwrap().backlog_bytes() == 0 {
+                if place.connections.connections[index].as_ref().unwrap().backlog_bytes() == 0 {
                     place.refill(index, &flood);
                 }
             }
@@ -176,7 +176,7 @@ fn a_lookup_among_dozens_that_flood_waits_for_a_handful_of_their_requests() {
 impl Place {
     /// Sends again when everything before was taken.
     fn refill(&mut self, index: usize, bytes: &[u8]) {
-        let idle = self.floor.connections[index].as_ref().unwrap().waits.is_none();
+        let idle = self.connections.connections[index].as_ref().unwrap().waits.is_none();
         if idle {
             assert_eq!(self.send(index, bytes), bytes.len());
         }
@@ -229,7 +229,7 @@ fn a_place_in_the_line_is_not_inherited() {
     place.peers.remove(0);
     place.send(0, &exists(1));
     place.serve();
-    assert_eq!((place.handler.handled, place.handler.left, place.floor.open()), (1, 1, 1));
+    assert_eq!((place.handler.handled, place.handler.left, place.connections.open()), (1, 1, 1));
 }
 
 #[test]
@@ -246,11 +246,11 @@ fn who_says_nothing_is_closed_after_its_time_and_who_said_something_is_not() {
     place.handler.now += Duration::from_millis(4_999);
     place.send(2, &exists(1)[HEADER_BYTES..HEADER_BYTES + 1]);
     place.serve();
-    place.floor.sweep(&mut place.handler);
-    assert_eq!(place.floor.open(), 3);
+    place.connections.sweep(&mut place.handler);
+    assert_eq!(place.connections.open(), 3);
     place.handler.now += Duration::from_millis(1);
-    place.floor.sweep(&mut place.handler);
-    assert_eq!((place.floor.open(), place.floor.totals().silent), (1, 2));
+    place.connections.sweep(&mut place.handler);
+    assert_eq!((place.connections.open(), place.connections.totals().silent), (1, 2));
     assert_eq!(place.peers[0].read(&mut [0]).unwrap(), 0);
 }
 
@@ -265,20 +265,20 @@ fn connections_that_ask_now_and_then_do_not_keep_all_places() {
     place.serve();
     // All of them in the middle of something: a newcomer of their kind is told so, somebody else is let in.
     assert!(matches!(place.enter(everybody()), Entered::Full(_)));
-    assert_eq!(place.floor.totals().refused, 1);
+    assert_eq!(place.connections.totals().refused, 1);
     for round in 0..100 {
         place.handler.now += Duration::from_secs(2);
         for index in 1..8 {
             place.send(index, &exists(round));
         }
         place.serve();
-        let before = place.floor.totals().displaced;
+        let before = place.connections.totals().displaced;
         assert!(matches!(place.enter(everybody()), Entered::Yes));
         let newcomer = place.peers.pop().unwrap();
         place.peers[0] = newcomer;
         place.send(0, &exists(round));
         place.serve();
-        assert_eq!((place.floor.open(), place.floor.totals().displaced), (8, before + 1));
+        assert_eq!((place.connections.open(), place.connections.totals().displaced), (8, before + 1));
     }
     let elsewhere = Source::of([10, 0, 0, 2].into());
     assert!(matches!(place.enter(elsewhere), Entered::Yes));
@@ -312,7 +312,7 @@ fn who_says_something_and_hangs_up_at_once_is_gone_by_one_event() {
     ReturnLeases::encode_request(&mut last_word, 1, &(), [lease].into_iter()).unwrap();
     place.peers[0].write_all(&last_word).unwrap();
     place.peers.clear();
-    place.floor.ready(0, true, true, true);
+    place.connections.ready(0, true, true, true);
     place.serve();
-    assert_eq!((place.floor.open(), place.handler.left), (0, 1));
+    assert_eq!((place.connections.open(), place.handler.left), (0, 1));
 }

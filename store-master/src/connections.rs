@@ -10,14 +10,14 @@ use tracing::debug;
 use crate::Config;
 use crate::connection::{Connection, Handler, Pumped, Stream, TurnLimits};
 use crate::places::{Place, Source, Sources};
-use crate::turns::{Lane, Turns};
+use crate::turns::{Class, Turns};
 
 /// How often connections are looked through. Only while there are any.
 pub(crate) const SWEEP: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Floor {
+pub(crate) struct Connections {
     limits: Limits,
     connections: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
@@ -63,7 +63,7 @@ pub(crate) enum Entered {
     Failed(io::Error),
 }
 
-impl Floor {
+impl Connections {
     pub(crate) fn new(config: &Config) -> Self {
         let ms = |ms: u32| Duration::from_millis(ms.into());
         let limits = Limits {
@@ -104,7 +104,7 @@ impl Floor {
 
     /// Whether a node waits for a turn.
     pub(crate) fn nodes_wait(&self) -> bool {
-        self.turns.is_waiting(Lane::Node)
+        self.turns.is_waiting(Class::Node)
     }
 
     /// When [`Self::sweep`] is due.
@@ -174,18 +174,18 @@ impl Floor {
                 continue;
             }
             connection.waits = None;
-            let (alone, short_turn) = (self.turns.is_empty(), self.turns.short_turn(turn.lane));
+            let (alone, short_turn) = (self.turns.is_empty(), self.turns.short_turn(turn.class));
             let before = connection.buffered_bytes();
             let limits = TurnLimits {
-                turn: match turn.lane {
+                turn: match turn.class {
                     // Who is alone need not hurry.
-                    Lane::Node | Lane::Short if !alone => short_turn,
+                    Class::Node | Class::Short if !alone => short_turn,
                     _ => self.limits.turn,
                 },
                 backlog_bytes_max: self.limits.backlog_bytes_max,
                 may_buffer,
             };
-            let pumped = connection.pump(began, turn.lane, &limits, handler);
+            let pumped = connection.pump(began, turn.class, &limits, handler);
             let ended = handler.clock();
             let took = ended.saturating_duration_since(began);
             began = ended;
@@ -228,7 +228,7 @@ impl Floor {
             let speaks_again = connection.may_speak_again(now);
             let still = now.saturating_duration_since(connection.last_progress());
             let age = now.saturating_duration_since(connection.since());
-            if connection.is_stranger() && age >= self.limits.greet {
+            if connection.is_new() && age >= self.limits.greet {
                 debug!(index, ?age, "connection closed: it has said nothing");
                 self.totals.silent += 1;
                 self.close(index, handler);
@@ -295,7 +295,7 @@ impl Floor {
         if let Some(Some(connection)) = self.connections.get_mut(index)
             && connection.waits.is_none()
         {
-            connection.waits = Some(self.turns.join(index, connection.lane(), &connection.account));
+            connection.waits = Some(self.turns.join(index, connection.class(), &connection.account));
         }
     }
 
