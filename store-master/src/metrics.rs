@@ -1,4 +1,4 @@
-//! What the master tells about itself: counted by the serving thread, handed over as a copy, rendered elsewhere.
+//! The master's metrics: counted by the serving thread, copied on request, rendered on another thread.
 
 use std::fmt;
 use std::fs;
@@ -25,7 +25,7 @@ use crate::connections::Totals;
 pub(crate) struct RequestCounters {
     by_kind: Vec<[u64; RESULTS]>,
     times: Vec<Times>,
-    /// Requests of a kind that are not timed before the next one is.
+    /// How many requests of each kind pass until the next one is timed.
     untimed: [u8; KINDS],
     unknown_total: u64,
     broken_total: u64,
@@ -33,10 +33,11 @@ pub(crate) struct RequestCounters {
 
 const RESULTS: usize = ErrorCode::ALL.len() + 1;
 const KINDS: usize = 256;
-/// Of requests that come in numbers, one in so many is timed. Prime, so that no pattern of theirs falls in step with it.
+/// Of frequent requests, one in this many is timed. It is prime, so that no pattern of requests coincides
+/// with it.
 const TIMED_EVERY: u8 = 61;
 
-/// A copy of everything, taken between two requests.
+/// A copy of all counters and gauges, taken between two requests.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) uptime: Duration,
@@ -80,7 +81,7 @@ pub(crate) struct TenantUse {
     refusals_total: u64,
 }
 
-/// What the latest rounds of all drains left where it is, objects.
+/// Number of objects that the latest rounds of all drains did not move.
 #[derive(Debug, Default)]
 pub(crate) struct DrainsLeft {
     no_room: u64,
@@ -89,8 +90,8 @@ pub(crate) struct DrainsLeft {
 }
 
 impl RequestCounters {
-    /// Whether to time the next request of this kind. Reading the clock twice costs a good part of a lookup, so of the
-    /// requests that come by the million one in [`TIMED_EVERY`] is; all others are.
+    /// Whether to time the next request of this kind. Reading the clock twice costs a good part of a lookup,
+    /// so only one in [`TIMED_EVERY`] of the most frequent requests is timed; all others are.
     pub(crate) fn is_timed(&mut self, kind: u8) -> bool {
         let left = &mut self.untimed[usize::from(kind)];
         if *left > 0 {
@@ -103,12 +104,12 @@ impl RequestCounters {
         true
     }
 
-    /// Counts how long one took.
+    /// Records the time of one request.
     pub(crate) fn time(&mut self, kind: u8, took: Duration) {
         self.times[usize::from(kind)].record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Counts one request by the status of its answer, and gives that.
+    /// Counts one request by the status of its answer, and returns the status.
     pub(crate) fn count(&mut self, kind: u8, answer: &[u8]) -> i32 {
         let status = match answer.get(STATUS_AT..STATUS_AT + 4) {
             Some(bytes) => i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
@@ -126,13 +127,13 @@ impl RequestCounters {
         status
     }
 
-    /// Counts a stream that could not go on.
+    /// Counts a connection that sent an invalid frame.
     pub(crate) fn count_broken(&mut self) {
         self.broken_total += 1;
     }
 }
 
-/// Where a frame's header has its status; see `store_core::wire`.
+/// Offset of the status in a frame's header; see `store_core::wire`.
 const STATUS_AT: usize = 16;
 const _: () = assert!(STATUS_AT + 4 < HEADER_BYTES);
 
@@ -158,7 +159,7 @@ pub(crate) fn segments(master: &Master) -> Vec<SegmentUse> {
     master.segments().map(row).collect()
 }
 
-/// The tenants' part.
+/// The tenants' part of a snapshot.
 pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
     let row = |usage: store_core::message::TenantUsage<'_>| TenantUse {
         name: usage.name.to_owned(),
@@ -174,7 +175,7 @@ pub(crate) fn tenants(master: &Master) -> Vec<TenantUse> {
     master.tenants().map(row).collect()
 }
 
-/// The drains' part.
+/// The drains' part of a snapshot.
 pub(crate) fn drains(master: &Master) -> DrainsLeft {
     let mut left = DrainsLeft::default();
     for info in master.drains() {
@@ -186,7 +187,7 @@ pub(crate) fn drains(master: &Master) -> DrainsLeft {
 }
 
 impl Snapshot {
-    /// The text in Prometheus' own format, which every reader of it takes.
+    /// The text in Prometheus' plain format, which every version of it reads.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -197,7 +198,7 @@ impl Snapshot {
     /// The OpenMetrics text.
     ///
     /// # Errors
-    /// Never, as far as anyone knows; the encoder's signature has one.
+    /// Only if the encoder fails, which is not known to happen.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("snowskin_master");
         self.register_requests(&mut registry);
@@ -309,7 +310,7 @@ impl Snapshot {
         Ok(text)
     }
 
-    /// Bytes that are neither free nor an object's, by why.
+    /// Bytes that are neither free nor part of an object, by reason.
     fn register_held(&self, registry: &mut Registry) {
         let stats = &self.stats;
         let silent = stats.quarantined_bytes.saturating_sub(stats.held_unknown_writer_bytes);
@@ -330,7 +331,7 @@ impl Snapshot {
         );
     }
 
-    /// Who was turned away.
+    /// Mounts and proofs that were refused.
     fn register_refusals(&self, registry: &mut Registry) {
         let refusals = &self.refusals;
         let mounts = Family::<ReasonLabels, Counter>::default();
@@ -380,7 +381,7 @@ impl Snapshot {
         );
     }
 
-    /// By name, as many as `tenants_max`. What a tenant has no limit of is left out.
+    /// Tenants by name, at most `tenants_max`. Limits that a tenant does not have are omitted.
     fn register_tenants(&self, registry: &mut Registry) {
         type Value = fn(&TenantUse) -> Option<u64>;
         let gauges: [(&str, &str, Value); 6] = [
@@ -425,7 +426,7 @@ impl Snapshot {
         registry.register("tenant_refusals", "Puts that a tenant's quota refused", refusals);
     }
 
-    /// Tasks, drains, further replicas of what is read often, replicas that were found bad.
+    /// Tasks, drains, extra replicas of hot objects, and bad replicas.
     fn register_tasks(&self, registry: &mut Registry) {
         let report = &self.tasks;
         let unfinished = Family::<StateLabels, Gauge>::default();
@@ -483,7 +484,7 @@ impl Snapshot {
         }
     }
 
-    /// Why objects stayed, and what it cost to find out.
+    /// Why objects were kept, and the work to find out.
     fn register_eviction(&self, registry: &mut Registry) {
         let report = &self.eviction;
         let kept = Family::<ReasonLabels, Gauge>::default();
@@ -527,7 +528,8 @@ impl Snapshot {
     }
 }
 
-/// OpenMetrics in the format before it (0.0.4), in which a counter's name has its `_total` in the comments, too.
+/// Converts OpenMetrics to the plain format (0.0.4), in which a counter's name has its `_total` in the
+/// comments, too.
 fn plain(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -552,7 +554,7 @@ fn plain(open: &str) -> String {
     text
 }
 
-/// The encoder appends `_total`.
+/// Registers a counter; the encoder appends `_total` to its name.
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter = Counter::<u64>::default();
     counter.inc_by(value);
@@ -606,7 +608,7 @@ struct CauseLabels {
     cause: &'static str,
 }
 
-/// A histogram for each operation, by the number of its kind.
+/// One histogram per operation, by the number of its kind.
 #[derive(Debug)]
 struct RequestTimes(Vec<Times>);
 
@@ -633,7 +635,7 @@ struct SegmentLabels {
     segment: String,
 }
 
-/// 0 where the system does not tell.
+/// Resident memory, or 0 where the system does not report it.
 fn resident_bytes() -> u64 {
     let Ok(status) = fs::read_to_string("/proc/self/status") else { return 0 };
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! The serving thread: one loop around one poll, one [`Master`] and its connections.
+//! The serving thread: one loop around one poller, one [`Master`] and its connections.
 
 use std::fs;
 use std::io;
@@ -29,21 +29,21 @@ use crate::sys;
 pub(crate) const TCP: Token = Token(usize::MAX);
 pub(crate) const UNIX: Token = Token(usize::MAX - 1);
 pub(crate) const WAKE: Token = Token(usize::MAX - 2);
-/// A yield that takes this long has waited for somebody who computes; then spinning pauses.
+/// A yield that takes this long has given the core to a thread that computes. Spinning then pauses.
 const CROWDED: Duration = Duration::from_micros(500);
 const CROWDED_PAUSE: Duration = Duration::from_millis(100);
 
 const EVENTS_PER_POLL_MAX: usize = 1024;
-/// How long turns are given before the poll is asked what has arrived meanwhile.
+/// How long turns are given before the poller is read again.
 const ROUND: Duration = Duration::from_millis(1);
-/// Newcomers that are let in before others get their turn.
+/// Most connections that are accepted before others get their turn.
 const ACCEPTS_MAX: usize = 64;
-/// How long accepting pauses when the system has no descriptors left.
+/// Pause after a connection could not be accepted because no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Nodes that wait to be heard put off what runs out, no longer than this.
+/// Timeouts are handled after the requests of nodes that wait for their turn, but no later than this.
 const TIMEOUTS_LATE_MAX: Duration = Duration::from_secs(1);
 
-/// Everything the serving thread owns.
+/// State of the serving thread.
 pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) answering: Answering,
@@ -52,12 +52,12 @@ pub(crate) struct Service {
     pub(crate) tcp: Option<TcpListener>,
     pub(crate) unix: Option<(UnixListener, PathBuf)>,
     pub(crate) questions: Option<Receiver<Question>>,
-    /// A listener has, or may have, connections that were not accepted yet; to be tried again then.
+    /// When to accept connections again: a listener has, or may have, connections that were not accepted yet.
     pub(crate) accept_at: Option<Instant>,
-    /// There may be questions that were not answered yet.
+    /// Whether there may be questions that are not answered yet.
     pub(crate) asked: bool,
     pub(crate) liveness: Arc<Liveness>,
-    /// Since when what the liveness tells may be out of date.
+    /// Since when the published facts may be out of date.
     pub(crate) unpublished: Option<Instant>,
     pub(crate) reclaim: Reclaim,
     pub(crate) stop: Arc<AtomicBool>,
@@ -75,7 +75,7 @@ impl Service {
             let timeout = if !waits {
                 Some(Duration::ZERO)
             } else if spins {
-                // Should the next asker wait for this very core, let it have it.
+                // The next client may be waiting for this core.
                 thread::yield_now();
                 Some(Duration::ZERO)
             } else {
@@ -84,12 +84,13 @@ impl Service {
             self.wait(&mut events, timeout)?;
             let before = std::mem::replace(&mut now, self.answering.clock());
             if spins && now - before >= CROWDED {
-                // Somebody computes on this core, and the scheduler gives that one milliseconds. Who sleeps goes first when woken.
+                // Another thread computes on this core, and the scheduler gives it milliseconds. A thread
+                // that sleeps goes first when woken.
                 (spin_until, crowded_until) = (now, now + CROWDED_PAUSE);
             }
             self.dispatch(&events, now);
-            // What has arrived counts before what has run out: when this process was stopped for a while, the nodes whose
-            // time seems to be over have long said that they live.
+            // Input is handled before timeouts: when this process was stopped for a while, nodes that seem to
+            // have been silent for too long have sent heartbeats in the meantime.
             let busy = !self.connections.is_idle();
             self.connections.serve(now, ROUND, &mut self.answering);
             self.timeouts();
@@ -104,7 +105,7 @@ impl Service {
         self.drain(&mut events)
     }
 
-    /// Takes no more; hands out what is answered.
+    /// Accepts no more requests, and sends the pending answers.
     fn drain(&mut self, events: &mut Events) -> Result<(), ServeError> {
         info!(connections = self.connections.open(), "master stops");
         self.tcp = None;
@@ -114,8 +115,8 @@ impl Service {
         }
         let mut now = self.answering.clock();
         let deadline = now + Duration::from_millis(self.config.stop_ms_max.into());
-        // Turns for what had arrived before the stop, but whoever asks for ever is not waited for. Then each connection is
-        // shut behind its last answer.
+        // Requests that had arrived before the stop get turns, for a limited time. Then each connection is
+        // closed after its last answer.
         let last_request = now + Duration::from_millis(self.config.stop_ms_max.into()) / 4;
         self.connections.wake_all();
         while !self.connections.is_idle() && now < last_request {
@@ -130,7 +131,7 @@ impl Service {
                 now = self.answering.clock();
                 self.liveness.works();
             }
-            // A peer need not close its side for us to be done: it has its answers.
+            // The stop is complete when all answers are written; it does not wait for peers to close.
             if !self.connections.is_owing() || now >= deadline {
                 return Ok(());
             }
@@ -147,7 +148,7 @@ impl Service {
         }
         self.answering.time.waits(timeout);
         let result = match self.poll.poll(events, timeout) {
-            // Not without a look at what has arrived: a process that was stopped is interrupted when it goes on.
+            // Events are read nevertheless: a process that was stopped is interrupted when it continues.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 match self.poll.poll(events, Some(Duration::ZERO)) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -163,7 +164,7 @@ impl Service {
         result
     }
 
-    /// How long nothing needs to be done. `None`: until something arrives.
+    /// Time until the next timeout. `None`: there is none.
     fn park_timeout(&self, now: Instant) -> Option<Duration> {
         let master = self.answering.master.poll_timeout().map(|at| at - self.answering.time.core());
         let until = |at: Instant| at.saturating_duration_since(now);
@@ -196,7 +197,7 @@ impl Service {
 
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_MAX {
-            // A connection of the Unix socket first: whoever keeps TCP busy does not keep the admin out.
+            // The Unix socket first: connections over TCP must not keep the admin out.
             let accepted = match self.accept_unix() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accept_tcp(),
                 accepted => accepted,
@@ -204,7 +205,7 @@ impl Service {
             let (stream, peer, source) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer was gone before it was accepted; others may wait behind it.
+                // The peer was gone before it was accepted; other connections may wait behind it.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -214,7 +215,7 @@ impl Service {
                     continue;
                 }
                 Err(error) => {
-                    warn!(%error, "cannot accept connections: raise the limit of open files");
+                    warn!(%error, "connections cannot be accepted: raise the limit of open files");
                     self.accept_at = Some(now + ACCEPT_PAUSE);
                     return;
                 }
@@ -222,15 +223,15 @@ impl Service {
             match self.connections.enter(stream, peer, source, self.poll.registry(), &mut self.answering) {
                 Entered::Yes => {}
                 Entered::Full(mut stream) => {
-                    debug!(connections_max = self.config.connections_max, "connection refused");
+                    debug!(connections_max = self.config.connections_max, "connection refused: all places are in use");
                     let mut answer = Vec::new();
                     answer_status(0, 0, ErrorCode::TooManyConnections, &mut answer);
                     let _ = io::Write::write(&mut stream, &answer);
                 }
-                Entered::Failed(error) => warn!(%error, "cannot poll a connection"),
+                Entered::Failed(error) => warn!(%error, "a connection cannot be registered with the poller"),
             }
         }
-        // There may be more: after the others' turns.
+        // There may be more connections to accept, after the turns of others.
         self.accept_at = Some(now);
     }
 
@@ -262,7 +263,7 @@ impl Service {
         }
     }
 
-    /// Tells other threads how the master is.
+    /// Publishes the facts for other threads.
     fn publish(&mut self, now: Instant) {
         self.liveness.set_ready(self.answering.master.segments_len() > 0);
         if self.unpublished.is_some_and(|since| now.saturating_duration_since(since) >= PUBLISH_EVERY) {
@@ -275,10 +276,10 @@ impl Service {
         }
     }
 
-    /// For a while; the rest after the next turns.
+    /// Answers questions for a limited time; the rest follow after the next turns.
     fn answer_questions(&mut self, now: Instant) {
         while let Some(Ok(question)) = self.questions.as_ref().map(Receiver::try_recv) {
-            // The asker may have given up.
+            // The receiver may have given up.
             match question {
                 Question::Snapshot(answer) => drop(answer.send(Box::new(self.snapshot()))),
                 Question::Call(request, answer) => {

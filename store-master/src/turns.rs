@@ -1,25 +1,26 @@
-//! Whose turn it is on the serving thread: fair by time, not by requests.
+//! The order of turns on the serving thread: fair by time, not by number of requests.
 //!
 //! ```text
-//!   class     what is at its connections' head           a turn is at most
-//!   Node     any short request of a node: beats          100 µs, less in a crowd
+//!   class    the next request of its connections        a turn is at most
+//!   Node     any short request of a node: heartbeats     100 µs, less in a crowd
 //!   Short    lookups and small batches                   100 µs, less in a crowd
 //!   Long     searches, lists, large batches, mounts      `turn_us_max`
 //! ```
 //!
-//! Start-time fair queueing, twice. Within a class each connection has a virtual time that grows by what its turns took, and the
-//! lowest goes next: whoever computes for others all the time waits behind whoever asks now and then, however many they are.
-//! Who was silent does not save up: it begins where the class is. The classes share the thread in the same way, nodes with the
-//! larger share, so that a flood of searches leaves lookups half of the thread, and the other way round.
+//! This is start-time fair queueing on two levels. Within a class each connection has a virtual time that
+//! grows by the time of its turns, and the lowest goes next: connections that compute all the time wait
+//! behind those with occasional requests, however many they are. A silent connection saves nothing up: it
+//! continues at the virtual time of its class. The classes share the thread in the same way, nodes with the
+//! larger share, so that a flood of searches leaves half of the thread to lookups, and vice versa.
 //!
-//! Connections that have brought no whole request yet count as one connection together: to hang up and come again is no
-//! way around what was used before.
+//! Connections that have sent no complete request yet count as one connection together: a peer that
+//! reconnects does not escape the time that it has used.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What kind of work a connection waits with.
+/// The class of the request that a connection waits with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Node,
@@ -29,19 +30,19 @@ pub(crate) enum Class {
 
 const CLASSES: usize = 3;
 
-/// How long a turn of short requests lasts at most, and at least.
+/// Longest and shortest turn of short requests.
 const SHORT_TURN_MAX: Duration = Duration::from_micros(100);
 const SHORT_TURN_MIN: Duration = Duration::from_micros(10);
-/// Who has used no more than this beyond its share goes with those who have not, and first, in nanoseconds. Who floods has
-/// always used more.
+/// A connection that has used no more than this beyond its share, in nanoseconds, is treated like those that
+/// have used less, and goes first. Connections that flood always exceed it.
 const GRACE: u64 = 1_000_000;
-/// So often each of a crowd has a turn, as far as [`SHORT_TURN_MIN`] lets it.
+/// Every connection of a crowd gets a turn within this time, as far as [`SHORT_TURN_MIN`] allows.
 const CYCLE: Duration = Duration::from_millis(10);
 
 impl Class {
     const ALL: [Self; CLASSES] = [Self::Node, Self::Short, Self::Long];
 
-    /// Its share of the thread, relative to the others'.
+    /// Its share of the thread, relative to the others.
     const fn weight(self) -> u64 {
         match self {
             Self::Node => 4,
@@ -50,16 +51,16 @@ impl Class {
     }
 }
 
-/// What one connection has used. Times are virtual, in nanoseconds, each class's its own.
+/// What one connection has used. Times are virtual, in nanoseconds, separate per class.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Account {
     next: [u64; CLASSES],
-    /// It has brought a whole request.
+    /// Whether it has sent a complete request.
     known: bool,
 }
 
 impl Account {
-    /// It has brought a whole request: from now on it is judged by itself.
+    /// Records a complete request: from now on the connection is judged by itself.
     pub(crate) fn is_known_now(&mut self) {
         self.known = true;
     }
@@ -69,7 +70,7 @@ impl Account {
     }
 }
 
-/// One turn that was given; [`Turns::ended`] takes it back.
+/// A turn that was given; it ends with [`Turns::ended`].
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(crate) index: usize,
@@ -78,43 +79,44 @@ pub(crate) struct Turn {
     start: u64,
 }
 
-/// Which wait this is: a place in the line outlives a connection that hangs up, and another one may have its number by then.
+/// Identifies one wait: an entry of the queue outlives a connection that closes, and another one may have its
+/// index by then.
 pub(crate) type Ticket = u64;
 
 /// Connections that wait for a turn, each at most once.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     classes: [Waiting; CLASSES],
-    /// Where the classes are among each other.
+    /// Virtual time among the classes.
     now: u64,
-    /// Counted up, so that equals go in the order in which they came.
+    /// Counts upwards, so that equal entries keep the order in which they came.
     joined: u64,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     heap: BinaryHeap<Reverse<Rank>>,
-    /// The start of the turn that was given last.
+    /// The start of the latest turn.
     now: u64,
-    /// The virtual time of all who are not known together.
+    /// The virtual time of all connections without a complete request together.
     newcomers: u64,
-    /// Where this class is among the classes.
+    /// Virtual time of this class among the classes.
     next: u64,
 }
 
-/// The order in a class: lowest first.
+/// The order within a class, lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     start: u64,
     new: bool,
-    /// Of those that begin at the same time, who has used less.
+    /// Among entries with the same start, the connection that has used less goes first.
     used: u64,
     joined: u64,
     index: usize,
 }
 
 impl Turns {
-    /// The connection waits from now on.
+    /// Adds a connection to the queue.
     pub(crate) fn join(&mut self, index: usize, class: Class, account: &Account) -> Ticket {
         self.joined += 1;
         let waiting = &mut self.classes[class as usize];
@@ -128,7 +130,7 @@ impl Turns {
         self.joined
     }
 
-    /// Who goes next.
+    /// The next turn.
     pub(crate) fn next(&mut self) -> Option<Turn> {
         let occupied = Class::ALL.into_iter().filter(|class| !self.classes[*class as usize].heap.is_empty());
         let class = occupied.min_by_key(|class| self.classes[*class as usize].next)?;
@@ -139,9 +141,9 @@ impl Turns {
         Some(Turn { index: rank.index, class, ticket: rank.joined, start: rank.start })
     }
 
-    /// The turn is over and took so long.
+    /// Ends a turn that took this long.
     pub(crate) fn ended(&mut self, turn: &Turn, account: &mut Account, took: Duration) {
-        // A turn that costs nothing would be had again and again.
+        // A turn without a cost would be repeated without limit.
         let cost = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
         let waiting = &mut self.classes[turn.class as usize];
         waiting.next = waiting.next.saturating_add((cost / turn.class.weight()).max(1));
@@ -152,18 +154,18 @@ impl Turns {
         }
     }
 
-    /// How long a turn in a class of short requests lasts now.
+    /// The current length of a turn in a class of short requests.
     pub(crate) fn short_turn(&self, class: Class) -> Duration {
         let waiting = u32::try_from(self.classes[class as usize].heap.len()).unwrap_or(u32::MAX);
         (CYCLE / waiting.max(1)).clamp(SHORT_TURN_MIN, SHORT_TURN_MAX)
     }
 
-    /// Whether nobody waits.
+    /// Whether no connection waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.classes.iter().all(|class| class.heap.is_empty())
     }
 
-    /// Whether anybody waits in this class.
+    /// Whether a connection waits in this class.
     pub(crate) fn is_waiting(&self, class: Class) -> bool {
         !self.classes[class as usize].heap.is_empty()
     }
@@ -180,7 +182,7 @@ mod tests {
         account.is_known_now();
         account
     }
-
+/// A thread whose connections send a request as soon as they were served. Time is counted, not measured.
     /// A thread whose connections ask again as soon as they were served. Time is counted, not measured.
     struct Workload {
         turns: Turns,
@@ -199,7 +201,7 @@ mod tests {
             self.turns.join(index, class, &account);
         }
 
-        /// Gives one turn that takes so long; whoever had it.
+        /// Gives one turn that takes this long, and returns it.
         fn step(&mut self, took: Duration, again: bool) -> Turn {
             let turn = self.turns.next().unwrap();
             self.turns.ended(&turn, &mut self.accounts[turn.index], took);
@@ -215,7 +217,8 @@ mod tests {
             }
         }
 
-        /// Turns of others until connection 0, which asks now, has had its own; each of them takes so long.
+        /// Number of turns of others until connection 0, which sends a request now, has had its own; each of
+        /// them takes this long.
         fn turns_before_mine(&mut self, class: Class, took: Duration) -> usize {
             self.join(0, class);
             let mut others = 0;
@@ -238,14 +241,14 @@ mod tests {
             let mut load = Workload::new(crowd, Class::Long);
             for _ in 0..200 {
                 assert!(load.turns_before_mine(Class::Short, 1_000 * US) <= 1);
-                // What happens until it asks again.
+                // Further turns until it sends the next request.
                 load.steps(0..7, 1_000 * US, true);
             }
         }
     }
 
     #[test]
-    fn who_asks_now_and_then_goes_before_those_who_ask_all_the_time_in_the_same_lane() {
+    fn occasional_requests_go_before_constant_ones_of_the_same_class() {
         for class in Class::ALL {
             for crowd in [1, 40] {
                 let mut load = Workload::new(crowd, class);
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_largest_crowd_of_those_who_ask_all_the_time_nobody_waits_long() {
+    fn in_the_largest_crowd_of_constant_requests_no_connection_waits_long() {
         let mut load = Workload::new(4_000, Class::Short);
         let turn = load.turns.short_turn(Class::Short);
         assert_eq!(turn, SHORT_TURN_MIN);
@@ -282,9 +285,9 @@ mod tests {
     }
 
     #[test]
-    fn who_hangs_up_and_comes_again_waits_behind_who_stayed() {
+    fn a_peer_that_reconnects_waits_behind_those_that_stayed() {
         let mut load = Workload::new(0, Class::Short);
-        // A thousand that nobody knows, each of which costs a turn and is gone.
+        // A thousand new connections, each of which costs a turn and is closed.
         load.accounts.resize(1_001, Account::default());
         for _ in 0..3 {
             (1..=1_000).for_each(|index| load.join(index, Class::Short));
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_share_the_thread_by_time_and_nodes_have_most_of_it() {
+    fn classes_share_the_thread_by_time_and_nodes_have_most_of_it() {
         let mut load = Workload::new(3, Class::Long);
         load.accounts.resize(16, known());
         (4..8).for_each(|index| load.join(index, Class::Short));
@@ -306,7 +309,7 @@ mod tests {
         let mut had = [0_u64; CLASSES];
         for _ in 0..100_000 {
             let turn = load.turns.next().unwrap();
-            // A long turn is ten short ones.
+            // A long turn takes as long as ten short ones.
             let us = if turn.class == Class::Long { 1_000 } else { 100 };
             had[turn.class as usize] += us;
             load.turns.ended(&turn, &mut load.accounts[turn.index], Duration::from_micros(us));
@@ -319,10 +322,10 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_alike_are_served_alike() {
+    fn equal_connections_are_served_equally() {
         let mut load = Workload::new(10, Class::Long);
         let mut had = [0_u32; 11];
-        // The first one's turns take ten times as long.
+        // The turns of the first connection take ten times as long.
         for _ in 0..11_000 {
             let turn = load.turns.next().unwrap();
             let took = if turn.index == 1 { 1_000 } else { 100 };
