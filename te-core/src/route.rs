@@ -57,6 +57,7 @@ pub trait Route {
 
 /// The limits by which [`HealthRoute`] judges rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HealthConfig {
     /// The number of rail faults in a row that pause a rail.
     pub errors_max: u32,
@@ -86,6 +87,7 @@ impl Default for HealthConfig {
 
 /// What a [`HealthRoute`] knows about one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RailHealth {
     /// How it is used.
     pub state: RailState,
