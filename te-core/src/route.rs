@@ -243,7 +243,7 @@ impl HealthRoute {
             let rail = &mut self.rails[index];
             rail.doubt(best, now, &config);
             if !rail.slow && !rail.doubtful && !rail.is_overshadowed(best) {
-                rail.rests();
+                rail.reset_probe();
                 continue;
             }
             if found.is_none() && open & 1 << index != 0 && rail.wants_probe(now) {
