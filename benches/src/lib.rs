@@ -3,25 +3,19 @@
 //! ```text
 //! cargo bench -p benches                    all of them
 //! cargo bench -p benches --bench core       one file
-//! cargo bench -p benches -- multi           those whose name holds `multi`
-//! cargo test --workspace --bench '*'        each once, to see that it runs (CI)
+//! cargo bench -p benches -- multi           those whose name contains `multi`
+//! cargo test --workspace --bench '*'        each once, to check that it runs (CI)
 //! ```
 //!
-//! A benchmark that handles many slices in one iteration declares them as its throughput: the time of an iteration divided
-//! by the elements is the time of a slice.
+//! A benchmark that handles many slices per iteration declares them as its throughput: the time of an
+//! iteration divided by the number of elements is the time per slice.
 #![deny(unsafe_code)]
 
-mod instant;
 mod instant_verbs;
 mod pair;
-mod random;
-mod ring;
 
-pub use instant::InstantRail;
 pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
-pub use random::Random;
-pub use ring::TokenRing;
 
 use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token};
 

@@ -1,7 +1,7 @@
-//! Sequences of well-formed requests to one master, from nodes and clients that follow no protocol: whatever they do, in
-//! whatever order, every byte of every segment is accounted for, memory stays bounded, and in the end all space comes back.
+//! Sequences of well-formed requests to one master, from nodes and clients in any order: every byte of every
+//! segment stays accounted for, memory stays bounded, and in the end all space is free.
 //!
-//! Input: `op u8 | a u8 | b u8 | c u8`, again and again; names are few, so that requests meet.
+//! Input: `op u8 | a u8 | b u8 | c u8`, repeated; there are few names, so that requests meet.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,23 +14,23 @@ use store_core::{
 use te_core::Instant;
 
 const TENANTS: [&str; 2] = ["a", "b"];
-/// More than a master needs for all that one input can make.
+/// The limit of a master's memory; one input cannot make it need more.
 const MEMORY_BYTES_MAX: u64 = 64 << 20;
 
 struct World {
     master: Master,
     session: Session,
     now: Instant,
-    /// Every start that was answered.
+    /// The key, the generation and the handle of every put that was started.
     started: Vec<([u8; 2], (u64, u64))>,
-    /// Every order of a task that a node was given.
+    /// The id, the try and the checksum of every order that a node got.
     orders: Vec<(TaskId, u64, u32)>,
-    /// There was a task, or there may have been one.
+    /// Whether there was a task, or may have been one.
     tasked: bool,
 }
 
 impl World {
-    /// Asks, and is answered once, with as many items as it asked for.
+    /// Sends a request, and checks that it is answered once, with one item per item of the request.
     fn ask<'a, O: Operation>(
         &mut self,
         ask: &O::Ask<'_>,
@@ -59,7 +59,7 @@ impl World {
             0 => (key, (u64::from(b), 0)),
             len => self.started[usize::from(b) % len],
         };
-        // Now and then somebody means another's key.
+        // Sometimes with the key of another put.
         let ended = if c & 2 == 0 { started } else { key };
         match op % 18 {
             0 => {
@@ -132,7 +132,7 @@ impl World {
             }
             11 => {
                 let tenant = TENANTS[usize::from(a) % TENANTS.len()];
-                // A connection of its own: a greeting before has used the challenge up.
+                // On a new connection: an earlier greeting has used the challenge.
                 self.session = Session::default();
                 let proof = prove(b"s", Role::Admin, &[0; 32], tenant);
                 let greeting = Greeting {
@@ -152,7 +152,7 @@ impl World {
             13 => self.tasks(&key, a, b, c),
             14 => self.fetch(a, b),
             15 => {
-                // The node of a task reports, or somebody else does.
+                // The node of a task reports, or another node does.
                 let Some((id, attempt, checksum)) = self.orders.get(usize::from(a)).copied() else { return };
                 let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
                 let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
@@ -180,7 +180,7 @@ impl World {
         segments.get(usize::from(at) % segments.len().max(1)).copied().unwrap_or(at.into())
     }
 
-    /// An admin orders something of tasks or segments.
+    /// An administrator's request about tasks or segments.
     fn tasks(&mut self, key: &[u8], a: u8, b: u8, c: u8) {
         let (source, target) = (self.segment(b), self.segment(c));
         let id = u64::from(b);
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// A node asks what it has to do.
+    /// A node fetches its tasks.
     fn fetch(&mut self, a: u8, b: u8) {
         let node = u64::from(a % 3);
         let known = self.master.segments().find(|info| info.node == node).map(|info| info.incarnation);
@@ -224,7 +224,7 @@ impl World {
         self.orders.extend(orders);
     }
 
-    /// What lies in segments is an object's, or held back; nothing else is.
+    /// Checks that used space belongs to objects, or is pending release, and that no other space is used.
     fn check(&self) {
         let stats = self.master.stats();
         let segments: u64 = self.master.segments().map(|info| info.used).sum();
@@ -232,7 +232,7 @@ impl World {
         let mut bytes = 0;
         self.each_object(|_, listed| bytes += listed.len.div_ceil(64) * 64 * u64::from(listed.replicas));
         let accounted = bytes + stats.quarantined_bytes + stats.deferred_bytes;
-        // The rest is of copies on their way.
+        // The rest belongs to copies that are being made.
         assert!(stats.used_bytes >= accounted, "{stats:?}");
         assert!(stats.used_bytes == accounted || self.tasked, "{stats:?}");
         assert!(stats.memory_bytes <= MEMORY_BYTES_MAX, "{stats:?}");
@@ -248,7 +248,7 @@ impl World {
         }
     }
 
-    /// Everything is removed, and every timeout passes but that of the nodes.
+    /// Removes everything, and lets every timeout pass except that of the nodes.
     fn end(mut self) {
         let mut keys = Vec::new();
         self.each_object(|tenant, listed| keys.push((tenant, listed.key.0.to_vec())));

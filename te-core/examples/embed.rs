@@ -1,6 +1,7 @@
-//! te-core inside another data mover: a DMA engine with one queue becomes a `Transport`, and a batch runs over it.
+//! te-core inside another data mover: a DMA engine with one queue becomes a `Transport`, and a batch runs
+//! over it.
 //!
-//! Without std, main or start-up files (`embed/bare.rs` brings what is missing):
+//! Without std, main or start-up files (`embed/bare.rs` has what is missing):
 //! `cargo rustc -p te-core --example embed --no-default-features -- -Cpanic=abort -Clink-arg=-nostartfiles`
 //! With them: `cargo run -p te-core --example embed`. Both end with exit code 0 when the bytes have arrived.
 #![cfg_attr(not(feature = "std"), no_std, no_main)]
@@ -15,7 +16,7 @@ use te_core::{
     TransferRequest, Transport, copy_bytes,
 };
 
-/// The engine: 16 descriptors deep, one copy a poll. Segments are regions of the same machine.
+/// The engine: 16 descriptors deep, one copy per poll. Remote regions are regions of the same machine.
 struct Dma {
     regions: Vec<(RegionId, MemSpan)>,
     remote_regions: Vec<(RemoteRegionId, MemSpan)>,
@@ -108,13 +109,14 @@ impl Transport for Dma {
     }
 }
 
-/// Copies 100,000 bytes with one batch, and says whether they are there.
+/// Copies 100,000 bytes with one batch, and returns whether they arrived.
 fn move_a_block() -> Result<bool, Error> {
     const BYTES: u64 = 100_000;
     let (mut source, mut sink) = (alloc::vec![7u8; BYTES as usize], alloc::vec![0u8; BYTES as usize]);
     let (near, far, there) = (RegionId::new(0, 1), RegionId::new(1, 1), RemoteRegionId::new(0, 1));
     let mut dma = Dma { regions: Vec::new(), remote_regions: Vec::new(), queue: VecDeque::with_capacity(17) };
-    // SAFETY: the vectors stay where they are, and nobody looks into them until both regions are deregistered.
+    // SAFETY: the vectors stay where they are, and no reference to their bytes is made until both regions are
+    // deregistered.
     unsafe {
         dma.register(near, MemSpan::new(source.as_mut_ptr(), source.len()), Access::LOCAL)?;
         dma.register(far, MemSpan::new(sink.as_mut_ptr(), sink.len()), Access::REMOTE_WRITE)?;

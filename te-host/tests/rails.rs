@@ -126,8 +126,8 @@ impl Rails {
 
     /// Makes the wire of a rail `factor` times as slow as it was.
     fn set_slow(&self, rail: usize, factor: u64) {
-        let calm = LinkConfig::CALM;
-        let link = LinkConfig { bytes_per_s: calm.bytes_per_s / factor, ..calm };
+        let mut link = LinkConfig::CALM;
+        link.bytes_per_s /= factor;
         self.nets[rail].set_link(HERE, THERE, link);
         self.nets[rail].set_link(THERE, HERE, link);
     }

@@ -40,11 +40,9 @@ impl World {
                 self.core.report.partitions += 1;
                 let other = self.fabric_ids[rng.index(NODES + CLIENTS)];
                 let (from, to) = if rng.below(2) == 0 { (node_id, other) } else { (other, node_id) };
-                self.core.net.set_link(
-                    from,
-                    to,
-                    LinkConfig { loss_ppm: 1_000_000, ..self.core.scenario.link },
-                );
+                let mut lossy: LinkConfig = self.core.scenario.link;
+                lossy.loss_ppm = 1_000_000;
+                self.core.net.set_link(from, to, lossy);
                 self.core.at(now + ms(rng, 10, 3_000), Event::Heal(from, to));
             }
             // A process is stopped, and goes on later as if nothing had been.

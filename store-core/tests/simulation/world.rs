@@ -45,7 +45,9 @@ impl World {
             (begin, begin + night)
         });
         let mut rng = Rng::new(seed);
-        let net = SimNet::new(rng.next_u64(), SimConfig { link: scenario.link, ..SimConfig::CALM });
+        let mut config = SimConfig::CALM;
+        config.link = scenario.link;
+        let net = SimNet::new(rng.next_u64(), config);
         let mut core = Core::new(scenario, net.clone(), rng.fork());
         let wall = if core.scenario.clocks { Wall::random(&mut rng, true) } else { Wall::default() };
         let clock = core.random_clock(&mut rng);

@@ -123,7 +123,7 @@ fn a_peer_that_uses_a_region_is_waited_for_until_it_is_out_or_gone() {
 }
 
 #[test]
-fn an_expelled_peer_is_gone_once_it_is_out_and_comes_back_in_vain() {
+fn an_expelled_peer_is_gone_once_it_is_out_and_is_refused_when_it_comes_back() {
     let mut owner = owner();
     let (peer, rows) = welcome(&mut owner, 7);
     let (other, _) = welcome(&mut owner, 8);
@@ -169,9 +169,9 @@ fn one_that_says_nonsense_is_closed_once_it_is_out() {
     owner.poll(at(2));
     assert_eq!(effects(&mut owner), [closed(peer, ErrorKind::Protocol)]);
     for nonsense in [Message::Welcome, ASK, Message::Hello { protocol: PROTOCOL + 1, identity: 7 }] {
-        let stranger = owner.connected().unwrap();
-        owner.received(stranger, nonsense);
-        assert_eq!(effects(&mut owner), [closed(stranger, ErrorKind::Protocol)]);
+        let unknown = owner.connected().unwrap();
+        owner.received(unknown, nonsense);
+        assert_eq!(effects(&mut owner), [closed(unknown, ErrorKind::Protocol)]);
     }
 }
 
@@ -180,7 +180,7 @@ fn one_that_is_granted_nothing_in_time_is_closed_and_there_is_room_for_so_many()
     let mut owner = owner();
     let (good, _) = welcome(&mut owner, 7);
     owner.received(good, ASK);
-    let strangers = [(); 3].map(|()| owner.connected().unwrap());
+    let unknown = [(); 3].map(|()| owner.connected().unwrap());
     assert_eq!(owner.connected(), Err(Error::new(ErrorKind::Full)));
     effects(&mut owner);
     assert_eq!(owner.poll_at(at(5)), Some(at(5)));
@@ -189,7 +189,7 @@ fn one_that_is_granted_nothing_in_time_is_closed_and_there_is_room_for_so_many()
     owner.poll(at(2009));
     assert_eq!(effects(&mut owner), []);
     owner.poll(at(2010));
-    assert_eq!(effects(&mut owner), strangers.map(|stranger| closed(stranger, ErrorKind::TimedOut)));
+    assert_eq!(effects(&mut owner), unknown.map(|unknown| closed(unknown, ErrorKind::TimedOut)));
     assert_eq!(owner.poll_at(at(2010)), None);
 }
 
@@ -303,7 +303,7 @@ fn what_is_revoked_or_not_wanted_any_more_while_it_is_mapped_is_released_after_t
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_or_that_is_less_than_was_exported_is_released() {
+fn a_grant_that_is_not_waited_for_or_that_is_less_than_was_exported_is_released() {
     let (mut peer, owner, link) = asking();
     let keep = peer.attach(owner, WANT);
     said(&mut peer);

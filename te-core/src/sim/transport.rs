@@ -1,4 +1,4 @@
-//! One node's handle on the network.
+//! The transport of one node.
 #![allow(unsafe_code, reason = "implements `register`, whose promise the caller makes")]
 
 use super::blob::{BLOB_BYTES, Export};
@@ -10,8 +10,8 @@ use crate::{
     MemoryKinds, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
 
-/// A node's transport. One process's worth of it: after a kill or restart of the node the handle is dead, gives `Rail`
-/// to every call and completes nothing.
+/// A node's transport, for one life of its process: after a kill or restart of the node it is dead, returns
+/// `Rail` from every call and completes nothing.
 #[derive(Debug)]
 pub struct SimTransport {
     net: SimNet,
@@ -24,33 +24,33 @@ impl SimTransport {
         Self { net, node, incarnation }
     }
 
-    /// Which node it is.
+    /// The node.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Which of the node's lives; never 0.
+    /// The incarnation of the node's process; never 0.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// What its targets know it by: its [incarnation](Self::incarnation), unless [`set_identity`](Self::set_identity) said
-    /// otherwise.
+    /// The identity by which its targets know it: its [incarnation](Self::incarnation), unless
+    /// [`set_identity`](Self::set_identity) has set another.
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.world().map_or(0, |world| world.nodes[self.node.0 as usize].identity)
     }
 
-    /// Gives it another identity, for several rails of one engine: they share one. For what is sent from now on.
+    /// Sets another identity, for several rails of one engine, which share one. For what is sent from now on.
     pub fn set_identity(&mut self, identity: u64) {
         if let Ok(mut world) = self.world() {
             world.nodes[self.node.0 as usize].identity = identity;
         }
     }
 
-    /// The network it is on.
+    /// The network that the node is part of.
     #[must_use]
     pub fn net(&self) -> &SimNet {
         &self.net

@@ -1,4 +1,5 @@
-//! L6: only what was exported, with the rights it was given; refusals cost nobody the connection.
+//! L6: a peer reaches only what was exported, with the rights it was given; a refusal does not cost a
+//! connection.
 
 use super::super::Side;
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
@@ -181,7 +182,7 @@ pub(super) fn a_deregistered_region_is_out_of_reach(rig: &mut Rig<'_>) -> Result
         let slice = rig.slice(op, 0, 0, 64);
         rig.refused(slice, GONE, "a slice to a region that its owner has deregistered");
     }
-    // The peer, and what else it exports, is still there.
+    // The peer, and what else it exports, is still reachable.
     let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
     rig.export_remote(RegionId::new(remote_region.index, 1), remote_region);
     for op in rig.ops() {
@@ -203,12 +204,14 @@ pub(super) fn a_taken_index_is_busy(rig: &mut Rig<'_>) -> Result<(), Skip> {
             .map_err(|error| error.kind)
         {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "registering {id} over a living region gave {other:?}, not Busy"),
+            other => broken!(rig.law, "registering {id} over an existing region gave {other:?}, not Busy"),
         }
         let id = RemoteRegionId::new(remote_region.index, generation);
         match rig.initiator().attach(id, &blob).map_err(|error| error.kind) {
             Err(ErrorKind::Busy) => {}
-            other => broken!(rig.law, "attaching {id} over a living remote region gave {other:?}, not Busy"),
+            other => {
+                broken!(rig.law, "attaching {id} over an existing remote region gave {other:?}, not Busy")
+            }
         }
     }
     rig.more = buffers;
@@ -245,7 +248,7 @@ fn one_right_only(rig: &mut Rig<'_>, right: Access, denied: Op, granted: Op) -> 
     Ok(())
 }
 
-/// The target deregisters its region.
+/// Deregisters the target's region.
 fn take_back(rig: &mut Rig<'_>) {
     let region = rig.region();
     let give_up = rig.deadline();

@@ -1,4 +1,4 @@
-//! The bytes themselves: all of them, in place, and no others.
+//! L1: all bytes of a slice arrive, in place, and no others change.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -91,7 +91,7 @@ pub(super) fn what_was_written_is_read_back(rig: &mut Rig<'_>) -> Result<(), Ski
     let reads: Vec<Slice> = cells.iter().map(|&at| rig.slice(Op::Read, half + at, at, half / 8)).collect();
     rig.transfer(&reads);
     if rig.local.read(half, half) != first {
-        broken!(rig.law, "what a WRITE put there, a later READ did not bring back");
+        broken!(rig.law, "a READ did not return the bytes of an earlier WRITE");
     }
     rig.check_guards("a write and a read");
     Ok(())
@@ -125,7 +125,7 @@ fn odd_offsets_and_lengths(rig: &mut Rig<'_>, op: Op) {
         rig.transfer(&slices);
         slices.iter().for_each(|slice| rig.check_content(slice));
     }
-    // The first and the last byte, and both ends whole.
+    // The first and the last byte, and the whole region at both ends.
     let ends = [(0, 0, 1), (REGION_BYTES - 1, REGION_BYTES - 1, 1), (0, REGION_BYTES - 100, 100)];
     for (local, remote, len) in ends {
         let slice = rig.slice(op, local, remote, len);

@@ -1,4 +1,4 @@
-//! What becomes of slices when the target dies, comes back as somebody else, or the connection breaks.
+//! How slices end when the target dies, comes back with another incarnation, or the connection breaks.
 
 use alloc::vec;
 
@@ -39,7 +39,7 @@ pub(super) fn after_a_restart_an_old_remote_region_is_refused_and_never_misread(
     rig.still_works();
     rig.kill()?;
     rig.restart()?;
-    // The new process registers under the same id, with the same length: only the incarnation tells them apart.
+    // The new process registers under the same id, with the same length: only the incarnation differs.
     let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = rig.region();
     let _new_export = rig.register_remote(region, access);

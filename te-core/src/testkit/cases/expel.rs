@@ -1,4 +1,5 @@
-//! L5 and L6: the target's word that an initiator is gone, and that it stays out.
+//! L5 and L6: the target's confirmation that an initiator can do nothing any more, and that it is refused
+//! from then on.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use crate::{ErrorKind, ExpelMode, Features, Op, RemoteOffset, RemoteRegionId, Slice};
@@ -24,7 +25,7 @@ pub(super) fn an_expelled_initiator_is_refused_with_the_reason(rig: &mut Rig<'_>
     rig.remote.fill(NEW);
     let remote_region = rig.remote_region();
     is_refused(rig, remote_region);
-    // A new attachment is no way round it. It may be refused itself.
+    // A new attachment must not help. It may be refused itself.
     let export = rig.export(rig.region());
     let again = RemoteRegionId::new(rig.fresh_index(), 1);
     match rig.initiator().attach(again, &export) {
@@ -32,11 +33,11 @@ pub(super) fn an_expelled_initiator_is_refused_with_the_reason(rig: &mut Rig<'_>
         Err(error) if error.kind == ErrorKind::Expelled => {}
         Err(error) => broken!(rig.law, "an expelled initiator was refused an attachment as {:?}", error.kind),
     }
-    // It is gone, and stays so however often it is expelled.
+    // It is expelled, and stays so however often it is expelled again.
     for mode in [ExpelMode::SpareConnected, ExpelMode::Force] {
         match rig.target().expel(peer, mode) {
             Ok(true) => {}
-            other => broken!(rig.law, "expelling an initiator that is gone gave {other:?}"),
+            other => broken!(rig.law, "expelling an expelled initiator again gave {other:?}"),
         }
     }
     Ok(())
@@ -92,21 +93,22 @@ pub(super) fn the_identity_0_is_refused(rig: &mut Rig<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Expels in the middle of WRITEs; `polled`: the initiator runs meanwhile.
+/// Expels the initiator in the middle of WRITEs; with `polled`, it runs meanwhile.
 fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
     rig.need(Features::WRITE)?;
     let peer = rig.identity()?;
     rig.still_works();
     rig.fill_remote(0);
     rig.local.fill(OLD);
-    // In waves: whenever the end comes, some have landed, and some are on the wire and not yet taken by the target.
+    // In waves: whenever the expulsion comes, some WRITEs have landed, and some are on the wire and not yet
+    // received.
     let slices = rig.random_slices(64, Some(Op::Write));
     for wave in slices.chunks(16) {
         rig.submit_all(wave);
         rig.step();
     }
     rig.expel(peer, polled);
-    // The space has another owner from here on.
+    // From here on the range has another owner.
     rig.remote.fill(NEW);
     rig.settle();
     rig.linger_for_late_writes();
@@ -118,7 +120,7 @@ fn nothing_lands(rig: &mut Rig<'_>, polled: bool) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Every operation is refused, as `Expelled` once the fabric has got so far as to hear it.
+/// Checks that every operation is refused, with `Expelled` once the initiator has received the reason.
 fn is_refused(rig: &mut Rig<'_>, remote_region: RemoteRegionId) {
     for op in rig.ops() {
         let give_up = rig.deadline();
@@ -134,7 +136,7 @@ fn is_refused(rig: &mut Rig<'_>, remote_region: RemoteRegionId) {
             if !kind.is_retryable_elsewhere() {
                 broken!(rig.law, "a {op:?} of an expelled initiator was refused as {kind:?}, not Expelled");
             }
-            rig.step_before(give_up, rig.law, "an initiator is never told that it was expelled");
+            rig.step_before(give_up, rig.law, "an initiator never saw that it was expelled");
         }
     }
     if rig.local.read(0, REGION_BYTES).iter().any(|&byte| byte != OLD) {

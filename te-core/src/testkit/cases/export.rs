@@ -1,4 +1,4 @@
-//! L6 for what crosses the wire in people's hands: exports that are cut short, forged, or noise.
+//! L6 for the bytes that applications carry between processes: exports that are cut short, forged, or noise.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -27,7 +27,8 @@ pub(super) fn a_truncated_export_is_refused_at_every_length(rig: &mut Rig<'_>) -
 }
 
 pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<(), Skip> {
-    // A window of the target's memory, read-only; around it and in the region that is also registered lies a secret.
+    // The remote region is a read-only window of the target's memory; the bytes around it, which are
+    // registered, too, are secret.
     rig.still_works();
     let region = rig.region();
     let give_up = rig.deadline();
@@ -44,7 +45,7 @@ pub(super) fn a_forged_export_reaches_nothing_else(rig: &mut Rig<'_>) -> Result<
             try_forged(rig, &forged, at);
         }
     }
-    // Nothing of that has cost the honest export its use.
+    // None of that may affect the valid export.
     let remote_region = RemoteRegionId::new(rig.fresh_index(), 1);
     if let Err(error) = rig.initiator().attach(remote_region, &blob) {
         broken!(rig.law, "a valid export was refused after forged ones: {error}");
@@ -61,7 +62,7 @@ pub(super) fn a_wrong_key_opens_nothing(rig: &mut Rig<'_>) -> Result<(), Skip> {
     let region = rig.region();
     let blob = rig.export(region);
     let Some(key) = rig.pair().key_bytes(&blob) else {
-        return Err(Skip::because("the harness does not tell where the key is"));
+        return Err(Skip::because("the harness does not know where the key is"));
     };
     rig.scramble();
     for at in key {
@@ -102,7 +103,8 @@ pub(super) fn garbage_is_not_an_export(rig: &mut Rig<'_>) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Whatever a forged export says, the target's word decides: no byte changes, and none outside the window is read.
+/// Whatever a forged export contains, the target decides: no byte changes, and none outside the window is
+/// read.
 fn try_forged(rig: &mut Rig<'_>, forged: &[u8], at: usize) {
     const CANARY: u8 = 0x42;
     const SECRET_FREE: u8 = 0x5A;

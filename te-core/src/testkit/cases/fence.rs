@@ -1,4 +1,4 @@
-//! L5: a fence is the target's word that nothing older will land.
+//! L5: a fence is the target's confirmation that nothing older will land.
 
 use super::super::rig::{REGION_BYTES, Rig, Skip, broken};
 use crate::{ErrorKind, Features, MemoryKinds, Op, Outcome, RegionId, RemoteRegionId};
@@ -94,7 +94,7 @@ pub(super) fn a_fence_after_a_restart_ends_and_holds(rig: &mut Rig<'_>) -> Resul
     rig.settle();
     let remote_region = rig.remote_region();
     for _ in 0..64 {
-        // Applied, since another incarnation fences the old one; or an error. It ends, once.
+        // Applied, because the new incarnation fences the old one; or an error. It ends once.
         let Ok(token) = rig.fence(remote_region) else { break };
         rig.settle();
         if rig.completion(token).outcome == Outcome::Applied {
@@ -121,7 +121,8 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
         rig.submit_all(&slices);
         rig.some_steps(if stalled { 4 + round } else { round });
         if !stalled && round % 2 == 0 {
-            // Bytes have left that the target has said nothing about. Those of a device hop to the host before.
+            // Bytes have left about which the target has confirmed nothing. Those of a device are copied to
+            // the host before.
             let steps = if rig.local.span().location().kind() == MemoryKinds::HOST { 1 } else { 32 };
             (0..steps).for_each(|_| rig.step_initiator());
         }
@@ -132,8 +133,8 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
         unknown +=
             slices.iter().filter(|slice| rig.completion(slice.token).outcome == Outcome::Unknown).count();
         if stalled {
-            // A target that does not run cannot have said anything. Should the fence end Applied all the same, the bytes
-            // that wait at its door give the lie away.
+            // A target that does not run cannot have confirmed anything. If the fence ends Applied in any
+            // case, the bytes that wait at the target show the violation.
             let remote_region = rig.remote_region();
             let early = rig.fence(remote_region);
             rig.linger(core::time::Duration::from_millis(5));
@@ -149,7 +150,7 @@ fn nothing_lands(rig: &mut Rig<'_>, stalled: bool) -> Result<(), Skip> {
             }
         }
         rig.fence_for_sure();
-        // The range gets other bytes from another owner: from here on nothing of the batch may show.
+        // The range gets other bytes from another owner: from here on no byte of the batch may show.
         rig.remote.fill(NEW);
         rig.linger_for_late_writes();
         check_new(rig);
@@ -170,7 +171,7 @@ fn check_new(rig: &Rig<'_>) {
     rig.check_guards("a fenced WRITE");
 }
 
-/// After a fence the target may even take its memory back.
+/// After a fence the target may even deregister its memory.
 fn check_reuse(rig: &mut Rig<'_>) {
     let region = rig.region();
     let give_up = rig.deadline();

@@ -1,4 +1,4 @@
-//! L2: after a slice's completion its local memory is left alone, and its outcome is the truth.
+//! L2: after a slice's completion its local memory is not touched, and its outcome is right.
 
 use alloc::vec::Vec;
 
@@ -95,7 +95,7 @@ pub(super) fn the_source_of_a_finished_write_is_free_for_reuse(rig: &mut Rig<'_>
             broken!(rig.law, "a WRITE read its source again after it had completed");
         }
         if let Some(odd) = remote.iter().find(|&&byte| byte != OLD && byte != SENT) {
-            broken!(rig.law, "a WRITE put {odd:#x} there, which nobody sent");
+            broken!(rig.law, "a WRITE put {odd:#x} there, which was not sent");
         }
     }
     Ok(())
@@ -198,7 +198,7 @@ fn check_canary(rig: &Rig<'_>, what: &str) {
     rig.check_guards(what);
 }
 
-/// Holds each outcome against the bytes. `local` and `remote` are both ends before the batch.
+/// Compares each outcome with the bytes. `local` and `remote` are the bytes of both ends before the batch.
 pub(super) fn check_outcomes(rig: &Rig<'_>, slices: &[Slice], local: &[u8], remote: &[u8]) {
     for slice in slices {
         let end = rig.completion(slice.token);
@@ -215,7 +215,7 @@ pub(super) fn check_outcomes(rig: &Rig<'_>, slices: &[Slice], local: &[u8], remo
                 let mixed =
                     there.iter().zip(old).zip(source).all(|((byte, old), new)| byte == old || byte == new);
                 if !mixed {
-                    broken!(rig.law, "a WRITE that ended Unknown put bytes there that nobody sent");
+                    broken!(rig.law, "a WRITE that ended Unknown put bytes there that were not sent");
                 }
             }
             (Op::Read, _) if there != old => broken!(rig.law, "a READ changed the target"),
