@@ -219,6 +219,7 @@ pub enum Checksum {
 
 /// Result of one attempt to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Copied {
     /// All bytes are in place. Contains the CRC-32C of the stored bytes, where it was computed.
     Done(Option<u32>),

@@ -202,3 +202,26 @@ impl Config {
         check_advertised(self.advertise)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value::{Error, MapDeserializer};
+
+    use super::*;
+
+    #[test]
+    fn renamed_settings_are_accepted_by_their_old_names() {
+        let set = |name: &'static str, value: u32| {
+            Config::deserialize(MapDeserializer::<_, Error>::new([(name, value)].into_iter()))
+        };
+        let default = Config::default();
+        for (old, new, expected) in [
+            ("lanes", "connections", Config { connections: 7, ..default.clone() }),
+            ("aside_bytes_max", "detached_bytes_max", Config { detached_bytes_max: 7, ..default.clone() }),
+            ("segments_max", "remote_regions_max", Config { remote_regions_max: 7, ..default }),
+        ] {
+            assert_eq!((set(old, 7), set(new, 7)), (Ok(expected.clone()), Ok(expected)), "{old}");
+        }
+        assert!(set("no_such_setting", 7).is_err());
+    }
+}

@@ -120,6 +120,7 @@ pub const EXPORT_FORMAT: ExportFormat = ExportFormat { magic: *b"stcp", version:
 /// The values of the kind byte in a [`Header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Kind {
     /// Requests bytes of the target's memory.
     Read = 1,
@@ -281,6 +282,7 @@ impl ConnectionEntry {
 
 /// A frame that a target may receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Request<'a> {
     /// Requests bytes.
     Read {
@@ -316,6 +318,7 @@ pub enum Request<'a> {
 
 /// A frame that an initiator may receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Response<'a> {
     /// Answers READs; the payloads follow.
     Data {

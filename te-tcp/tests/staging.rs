@@ -4,18 +4,20 @@
 
 mod common;
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::raw::{Raw, frame_of};
-use common::{ALL, Node, drive, finish, skip};
-use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke};
+use common::{ALL, Node, drive, eventually, finish, skip};
+use te_core::testkit::{FakeDevices, FakeStaging, PeekPoke, seeds};
 use te_core::{
     Access, ErrorKind, ExpelMode, GpuVendor, Location, MemSpan, Memory, MemoryKinds, Op, Outcome, RegionId,
     RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token, Transport,
 };
-use te_tcp::frame::{self, Kind};
+use te_tcp::frame::{self, ConnectionEntry, Header, Kind};
 use te_tcp::{Config, TcpTransport};
+use zerocopy::IntoBytes;
 
 const GPU: Location = Location::Device(GpuVendor::Nvidia, 0);
 /// The region on the device.
@@ -62,6 +64,30 @@ impl Gpu {
 
     fn slots_taken(&self) -> usize {
         self.node.transport.slots_taken()
+    }
+
+    /// A connection of a peer that the test plays, for operations on the region on the device.
+    fn connect(&mut self, session: u64, connection: u16) -> Raw {
+        let mut raw = Raw::greeted(&mut self.node, session, connection);
+        raw.export = frame::parse_export(&self.node.export_of(ON_DEVICE)).unwrap();
+        raw
+    }
+
+    /// Waits until all bytes of one WRITE have arrived and its only hop runs.
+    fn wait_for_hop(&mut self, raw: &mut Raw, len: usize) {
+        raw.stream.write_all(&frame_of(Kind::Write, 0, 0, &[raw.operation(0, len as u64)])).unwrap();
+        raw.stream.write_all(&vec![7; len]).unwrap();
+        eventually("the hop runs", || {
+            self.node.poll();
+            self.node.transport.stats().bytes_served == len as u64
+        });
+    }
+
+    /// Fills the memory, polls on, and checks that no hop changes it any more.
+    fn stays(&mut self, byte: u8) -> bool {
+        self.fill(byte);
+        (0..20).for_each(|_| _ = self.node.poll());
+        self.is_full(byte)
     }
 
     fn is_full(&self, byte: u8) -> bool {
@@ -233,4 +259,120 @@ fn memory_is_refused_that_no_stager_reaches() {
         assert_eq!(refused.map_err(|error| error.kind), Err(kind), "{span:?}");
         assert!(end.node.transport.deregister(id).is_err());
     }
+}
+
+#[test]
+fn a_write_is_acknowledged_when_its_last_hop_has_ended() {
+    for seed in seeds(0..16) {
+        let mut target = Gpu::new(common::config(), seed, 3);
+        let mut writer = target.connect(1, 0);
+        writer.stream.write_all(&frame_of(Kind::Write, 0, 0, &[writer.operation(0, 2_500)])).unwrap();
+        writer.stream.write_all(&[7; 2_500]).unwrap();
+        eventually("the ACK has arrived", || {
+            target.node.poll();
+            assert!(writer.receive_some());
+            writer.received.len() >= 20
+        });
+        assert!(target.bytes(0, 2_500) == [7; 2_500], "seed {seed}: acknowledged before the last hop");
+    }
+}
+
+#[test]
+fn a_read_ends_when_its_last_hop_has_ended() {
+    for seed in seeds(0..16) {
+        let (mut a, mut b) = (Gpu::new(common::config(), seed, 3), Gpu::new(common::config(), seed + 1, 3));
+        a.attach(&b);
+        b.fill(9);
+        a.node.submit(&[slice(1, Op::Read, 0, 2_500)]);
+        assert_eq!(finish(&mut [&mut a.node, &mut b.node], 1).outcome, Outcome::Applied);
+        assert!(a.bytes(0, 2_500) == [9; 2_500], "seed {seed}: completed before the last hop");
+    }
+}
+
+#[test]
+fn a_fence_is_answered_when_no_hop_of_an_older_connection_runs() {
+    for seed in seeds(0..32) {
+        let mut target = Gpu::new(common::config(), seed, 2);
+        let (mut old, mut new) = (target.connect(1, 0), target.connect(1, 1));
+        target.wait_for_hop(&mut old, 800);
+        new.stream.write_all(Header::new(Kind::Fence, 0, 1, 5).as_bytes()).unwrap();
+        new.stream.write_all(ConnectionEntry::new(1, 1).as_bytes()).unwrap();
+        eventually("the FENCE_ACK has arrived", || {
+            target.node.poll();
+            assert!(new.receive_some());
+            new.received.len() >= 16
+        });
+        assert!(target.stays(3), "seed {seed}: a hop has ended after the fence");
+        assert_eq!(target.slots_taken(), 0);
+    }
+}
+
+#[test]
+fn an_expulsion_is_complete_when_no_hop_of_the_peer_runs() {
+    for seed in seeds(0..32) {
+        let mut target = Gpu::new(common::config(), seed, 2);
+        let mut writer = target.connect(1, 0);
+        target.wait_for_hop(&mut writer, 800);
+        eventually("the peer is expelled", || {
+            target.node.poll();
+            target.node.transport.expel(2, true) == Ok(true)
+        });
+        assert!(target.stays(3), "seed {seed}: a hop has ended after the expulsion");
+    }
+}
+
+#[test]
+fn a_region_is_busy_until_the_hops_of_peers_have_ended() {
+    for seed in seeds(0..32) {
+        let mut target = Gpu::new(common::config(), seed, 2);
+        let mut writer = target.connect(1, 0);
+        target.wait_for_hop(&mut writer, 800);
+        eventually("the region is free", || {
+            let ended = target.node.transport.deregister(ON_DEVICE);
+            assert!(ended.is_ok_and(|()| true) || ended == Err(ErrorKind::Busy.into()));
+            ended.is_err().then(|| target.node.poll());
+            ended.is_ok()
+        });
+        assert!(target.stays(3), "seed {seed}: a hop has ended after `deregister`");
+    }
+}
+
+#[test]
+fn a_region_is_busy_until_the_hops_of_its_own_slices_have_ended() {
+    for seed in seeds(0..32) {
+        let (mut a, mut b) = (Gpu::new(common::config(), seed, 2), Gpu::new(common::config(), seed + 1, 2));
+        a.attach(&b);
+        a.node.submit(&[slice(1, Op::Read, 0, 800)]);
+        drive(&mut [&mut a.node, &mut b.node], |node| node.transport.stats().bytes_received > 800);
+        a.node.transport.cancel(Token(1)).ok();
+        eventually("the region is free", || {
+            let ended = a.node.transport.deregister(ON_DEVICE);
+            ended.is_err().then(|| a.node.poll());
+            ended.is_ok()
+        });
+        assert!(a.stays(3), "seed {seed}: a hop has ended after `deregister`");
+    }
+}
+
+#[test]
+fn peers_that_do_not_answer_leave_slots_for_the_others() {
+    let mut a = Gpu::new(common::config(), 11, 8);
+    let targets = [1, 2, 3].map(|_| common::node(common::config(), BYTES));
+    for (index, target) in (2..).zip(&targets) {
+        a.node.transport.attach(RemoteRegionId::new(index, 1), &target.export()).unwrap();
+    }
+    let write = |token, index, len| Slice {
+        remote: RemoteOffset::new(RemoteRegionId::new(index, 1), 0),
+        ..slice(token, Op::Write, 0, len)
+    };
+    // The first two are not polled. Each of these slices has 65 pieces.
+    for index in [2, 3] {
+        a.node.submit(&[write(u64::from(index), index, BYTES as u32)]);
+        (0..200).for_each(|_| _ = a.node.poll());
+    }
+    assert!(a.slots_taken() < 8, "both have all {} slots", a.slots_taken());
+    let [_, _, mut third] = targets;
+    a.node.submit(&[write(4, 4, 2_500)]);
+    let end = finish(&mut [&mut a.node, &mut third], 4);
+    assert_eq!((end.outcome, a.node.ended(2), a.node.ended(3)), (Outcome::Applied, None, None));
 }

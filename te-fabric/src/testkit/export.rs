@@ -6,13 +6,13 @@ use te_core::Access;
 
 use crate::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
 
-/// An export of a region of 1 MiB with all rights, at port 9 of `127.0.0.1`. Tests change the fields that matter
+/// An export of a region of 1 MiB with all remote rights, at port 9 of `127.0.0.1`. Tests change the fields that matter
 /// to them.
 #[must_use]
 pub fn export(format: ExportFormat) -> Export {
     Export {
         format,
-        rights: Access::all().bits(),
+        rights: (Access::REMOTE_READ | Access::REMOTE_WRITE).bits(),
         addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST); EXPORT_ADDRESSES_MAX],
         address_count: 1,
         port: 9,

@@ -34,6 +34,7 @@ const SHOWN_MAX: usize = 80;
 
 /// The source that hwloc reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HwlocSource {
     /// This host.
     ThisHost,

@@ -80,8 +80,8 @@ impl Initiator {
         self.slices.end_cancel_after_hop(piece.slot, peers, cx.regions);
     }
 
-    /// Gives out free slots in rounds: one per round to each peer whose slices wait for one. Each call begins
-    /// with another peer.
+    /// Gives out free slots in rounds: one per round to each peer whose slices wait for one and whose share
+    /// allows it. Each call begins with another peer.
     fn give_slots(&mut self, peers: &mut Peers, cx: &mut Context<'_>) {
         let bound = peers.bound();
         self.first_served = self.first_served.wrapping_add(1);
@@ -95,7 +95,8 @@ impl Initiator {
         }
     }
 
-    /// Gives a slot to the next piece for this peer. Returns false when no piece waits or no slot is free.
+    /// Gives a slot to the next piece for this peer. Returns false when no piece waits, no slot is free, or the
+    /// peer has its share.
     fn give_slot(&mut self, number: u32, peers: &mut Peers, cx: &mut Context<'_>) -> bool {
         let Some(peer) = peers.get_mut(number) else { return false };
         let Some((slot, operation)) =
@@ -104,7 +105,7 @@ impl Initiator {
             return false;
         };
         let Reach::Device(local) = operation.ext.local.reach() else { return false };
-        let Some(staged) = self.staging.take(local.location()) else { return false };
+        let Some(staged) = self.staging.take_share(local.location(), number) else { return false };
         let longest = match cx.config.checksum {
             true => cx.config.piece_bytes_max.min(CHECKSUM_BYTES_MAX),
             false => cx.config.piece_bytes_max,

@@ -60,12 +60,16 @@ struct Pool {
     waiting: VecDeque<Hop>,
     /// Hops that the stager has.
     running: usize,
+    /// Slots that are free.
+    free: usize,
 }
 
 struct Taken<T> {
     pool: usize,
     slot: StagingSlot,
     memory: Pinned,
+    /// The number that [`Staging::take_share`] was called with.
+    holder: Option<u32>,
     hop: Option<T>,
 }
 
@@ -104,7 +108,13 @@ impl<T> Staging<T> {
         self.taken.reserve(count);
         self.free.reserve(count);
         self.ends.reserve(count);
-        self.pools.push(Pool { location, slots, waiting: VecDeque::with_capacity(count), running: 0 });
+        self.pools.push(Pool {
+            location,
+            slots,
+            waiting: VecDeque::with_capacity(count),
+            running: 0,
+            free: count,
+        });
         Ok(())
     }
 
@@ -116,15 +126,34 @@ impl<T> Staging<T> {
     /// Takes a free slot for memory at this location. `None`: all are taken.
     pub(crate) fn take(&mut self, location: Location) -> Option<SlotId> {
         let pool = self.pool(location)?;
+        self.take_from(pool, None)
+    }
+
+    /// Takes a free slot for memory at this location within the share of `holder`: one that has slots gets
+    /// another only while it has fewer than twice as many as are free, and never the last one. So no holder
+    /// keeps all slots from the others, however long it holds its own.
+    pub(crate) fn take_share(&mut self, location: Location, holder: u32) -> Option<SlotId> {
+        let pool = self.pool(location)?;
+        let free = self.pools[pool].free;
+        let is_its = |taken: &&Taken<T>| taken.pool == pool && taken.holder == Some(holder);
+        let held = self.taken.iter().flatten().filter(is_its).count();
+        if held > 0 && (free < 2 || held >= 2 * free) {
+            return None;
+        }
+        self.take_from(pool, Some(holder))
+    }
+
+    fn take_from(&mut self, pool: usize, holder: Option<u32>) -> Option<SlotId> {
         if self.free.is_empty() && self.taken.len() == SLOTS_MAX {
             return None;
         }
         let (slot, memory) = self.pools[pool].slots.take()?;
+        self.pools[pool].free -= 1;
         let id = self.free.pop().unwrap_or_else(|| {
             self.taken.push(None);
             (self.taken.len() - 1) as u16
         });
-        self.taken[usize::from(id)] = Some(Taken { pool, slot, memory, hop: None });
+        self.taken[usize::from(id)] = Some(Taken { pool, slot, memory, holder, hop: None });
         SlotId::new(id)
     }
 
@@ -140,6 +169,7 @@ impl<T> Staging<T> {
         if let Some(Taken { pool, slot, hop, .. }) = self.taken.get_mut(id.at()).and_then(Option::take) {
             debug_assert!(hop.is_none(), "a hop uses the slot");
             self.pools[pool].slots.give_back(slot);
+            self.pools[pool].free += 1;
             self.free.push(id.at() as u16);
         } else {
             debug_assert!(false, "a slot is given back once");

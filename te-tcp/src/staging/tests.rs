@@ -140,3 +140,21 @@ fn each_location_has_slots_of_its_own() {
     let host = MemSpan::new(Box::leak(Box::new([0_u8; 8])).as_mut_ptr(), 8).at(DEVICE);
     assert!(check(&two, host).is_err());
 }
+
+#[test]
+fn no_holder_gets_the_slots_that_others_need() {
+    let mut staging = staging(&devices(8, 8));
+    let take_all = |staging: &mut Staging<u32>, holder| {
+        core::iter::from_fn(|| staging.take_share(DEVICE, holder)).collect::<Vec<_>>()
+    };
+    let first = take_all(&mut staging, 1);
+    let others = [2, 3, 4].map(|holder| take_all(&mut staging, holder).len());
+    assert_eq!((first.len(), others), (6, [1, 1, 0]));
+    // Holder 1 gives one back: a holder without a slot gets it, and holder 1 does not.
+    staging.give_back(first[0]);
+    assert!(staging.take_share(DEVICE, 1).is_none() && staging.take_share(DEVICE, 4).is_some());
+    // Slots that are taken without a holder count against all.
+    first[1..].iter().for_each(|slot| staging.give_back(*slot));
+    (0..3).for_each(|_| assert!(staging.take(DEVICE).is_some()));
+    assert_eq!(take_all(&mut staging, 5).len(), 1);
+}
