@@ -2,9 +2,10 @@
 
 use core::ops::Range;
 use core::time::Duration;
+use std::rc::Rc;
 
-use te_core::testkit::{Hook, Pair, WallClock};
-use te_core::{Instant, Transport};
+use te_core::testkit::{ByPointer, Hook, Pair, PeekPoke, Side, WallClock};
+use te_core::{Instant, MemSpan, Transport};
 
 use crate::Export;
 
@@ -32,21 +33,34 @@ pub struct EndsConfig {
     pub late_max: Duration,
 }
 
+/// Memory of a pair that is not on the heap: that of a device.
+pub trait EndsMemory: PeekPoke {
+    /// Memory for one side, as [`Pair::allocate`].
+    fn allocate(&self, side: Side, bytes: usize) -> Option<MemSpan>;
+}
+
 /// An initiator and a target in this process.
-#[derive(Debug)]
 pub struct Ends<R: Fabric> {
     initiator: R::Transport,
     target: Option<R::Transport>,
     fabric: R,
     config: EndsConfig,
     clock: WallClock,
+    memory: Option<Rc<dyn EndsMemory>>,
 }
 
 impl<R: Fabric> Ends<R> {
     /// A pair of these two transports.
     #[must_use]
     pub fn new(initiator: R::Transport, target: R::Transport, fabric: R, config: EndsConfig) -> Self {
-        Self { initiator, target: Some(target), fabric, config, clock: WallClock::new(Duration::ZERO) }
+        let clock = WallClock::new(Duration::ZERO);
+        Self { initiator, target: Some(target), fabric, config, clock, memory: None }
+    }
+
+    /// The same pair, with buffers in `memory`.
+    #[must_use]
+    pub fn with_memory(self, memory: Rc<dyn EndsMemory>) -> Self {
+        Self { memory: Some(memory), ..self }
     }
 }
 
@@ -71,6 +85,17 @@ impl<R: Fabric> Pair for Ends<R> {
 
     fn late_max(&self) -> Duration {
         self.config.late_max
+    }
+
+    fn allocate(&mut self, side: Side, bytes: usize) -> Option<MemSpan> {
+        self.memory.as_ref()?.allocate(side, bytes)
+    }
+
+    fn peek_poke(&self) -> Rc<dyn PeekPoke> {
+        match &self.memory {
+            Some(memory) => Rc::<dyn EndsMemory>::clone(memory),
+            None => Rc::new(ByPointer),
+        }
     }
 
     fn initiator_identity(&self) -> Option<u64> {

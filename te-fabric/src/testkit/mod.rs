@@ -10,8 +10,7 @@ mod process;
 mod wait;
 
 pub use block::{Block, pattern};
-pub use ends::{Ends, EndsConfig, Fabric};
-pub use export::export;
+pub use ends::{Ends, EndsConfig, EndsMemory, Fabric};
 pub use node::{
     ALL, Node, PATIENCE, REGION, SEGMENT, drive, finish, kind, linger, now, read, skip, slice, write,
 };
