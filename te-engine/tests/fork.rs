@@ -1,5 +1,5 @@
-//! Processes that fork and go on without `exec`, with real children.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+//! Processes that fork and continue without `exec`, with real children.
+#![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 #![allow(unsafe_code, reason = "copies what a fork inherits")]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use te_core::{Access, ErrorKind, Op, Status};
+use te_core::{Access, ErrorKind, ExpelMode, Op, Status};
 use te_engine::{
     Engine, ExpelError, Fabrics, RegisterError, Registration, SegmentError, SharedRegion, TransferEngine,
     TransferError,
@@ -22,7 +22,7 @@ fn is<T: std::fmt::Debug + PartialEq>(what: &str, found: T, wanted: T) -> Result
 }
 
 #[test]
-fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
+fn every_call_in_a_child_returns_forked_and_the_parent_is_not_affected() {
     for (name, fabrics) in each_fabric() {
         let (here, there) = (engine(fabrics), engine(fabrics));
         let remote = there.alloc_shared(2 * LEN, EVERYTHING).unwrap();
@@ -65,7 +65,7 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
                 is("segment_regions", here.segment_regions(segment).map(drop), no_segment.clone())?;
                 is("notify", here.notify(segment, "name", b"message"), no_segment.clone())?;
                 is("probe", here.probe(segment, Duration::from_secs(60)).map(drop), no_segment)?;
-                is("expel", here.expel(7, true), Err(ExpelError::Forked))?;
+                is("expel", here.expel(7, ExpelMode::Force), Err(ExpelError::Forked))?;
                 is("take_notifications", here.take_notifications().len(), 0)?;
                 is("registration", here.wait_registered(Duration::from_secs(60)), Registration::None)?;
                 is("stats", here.stats().rails.len(), 0)?;
@@ -90,7 +90,7 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
                 if round % 30 == 0 {
                     own_engine(&there, &remote, fabrics)?;
                 }
-                // The last handles go, too: the parent's threads and sockets must not notice.
+                // Dropping the last handles, too, must not affect the parent's threads and sockets.
                 // SAFETY: each is read once, and the process ends without running the parent's drops.
                 unsafe {
                     drop(std::ptr::read(&raw const here));
@@ -112,7 +112,8 @@ fn a_child_hears_that_it_is_one_at_each_call_and_its_parent_does_not_notice() {
     }
 }
 
-/// A child has an engine of its own, and reaches its parent's as any other process does. Over fabrics that reach other processes.
+/// A child starts another engine and reaches its parent's memory with it, as any other process does, over the fabrics that
+/// reach other processes.
 fn own_engine(there: &TransferEngine, remote: &SharedRegion, fabrics: Fabrics) -> Result<(), String> {
     let fabrics = if fabrics == Fabrics::LOCAL { return Ok(()) } else { fabrics };
     let own = TransferEngine::start(config(fabrics)).map_err(|error| error.to_string())?;
@@ -130,7 +131,7 @@ fn own_engine(there: &TransferEngine, remote: &SharedRegion, fabrics: Fabrics) -
 }
 
 #[test]
-fn a_child_of_who_polls_an_engine_itself_hears_it_as_well() {
+fn every_call_of_a_polled_engine_in_a_child_returns_forked() {
     for (name, fabrics) in each_fabric() {
         let there = engine(fabrics);
         let remote = there.alloc_shared(LEN, EVERYTHING).unwrap();
