@@ -7,6 +7,7 @@ use store_core::ErrorCode;
 use store_core::message::{
     EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchAsk, FetchExpulsions, NodeProof,
 };
+use te_core::ExpelMode;
 use te_engine::{Expulsion, TransferEngine};
 
 use super::tasks::Mounted;
@@ -66,7 +67,8 @@ impl Expulsions {
 
 /// Whether the writer is gone; `None`: it is being cut off.
 fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
-    match engine.expel(order.writer, order.force) {
+    let mode = if order.force { ExpelMode::Force } else { ExpelMode::SpareConnected };
+    match engine.expel(order.writer, mode) {
         Ok(Expulsion::Gone) => {
             let forced = if order.force { ", which did not answer for long" } else { "" };
             log::info!("writer {:016x}{forced} is cut off: its space is free", order.writer);
@@ -74,7 +76,8 @@ fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
         }
         Ok(Expulsion::Underway) => None,
         Ok(Expulsion::Connected) => Some(false),
-        Ok(Expulsion::Unsupported) => {
+        // Unsupported, or a state that this release does not know.
+        Ok(_) => {
             log::warn!(
                 "writer {:016x} cannot be cut off: a fabric of this node cannot tell one client from another; its space \
                  comes back when the node is mounted anew",
