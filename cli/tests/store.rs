@@ -286,14 +286,14 @@ fn whoever_lacks_the_clusters_secret_is_told_that_it_is_the_secret() {
 
     let refused = with(&["put", "k", file], &[]);
     assert_exit(&refused, 1);
-    assert!(stderr(&refused).contains("it wants proof of the cluster secret"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("it requires the cluster secret"), "{}", stderr(&refused));
     let refused = with(&["put", "k", file], &["--cluster-secret", "simsim"]);
     assert_exit(&refused, 1);
     assert!(stderr(&refused).contains("compare the cluster secret"), "{}", stderr(&refused));
     assert_exit(&with(&["put", "k", file], &secret), 0);
     let missed = with(&["get", "k"], &[]);
     assert_exit(&missed, 1);
-    assert!(stderr(&missed).contains("it wants proof of the cluster secret"), "{}", stderr(&missed));
+    assert!(stderr(&missed).contains("it requires the cluster secret"), "{}", stderr(&missed));
 }
 
 #[test]
