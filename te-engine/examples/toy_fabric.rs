@@ -1,7 +1,7 @@
 //! A fabric in one file, and two engines that use it: `cargo run -p te-engine --example toy_fabric`.
 //!
-//! The toy reaches memory through a table that its engines share, as a CXL pool would. CONTRIBUTING.md ("Add a fabric in an
-//! afternoon") follows this file.
+//! The toy reaches memory through a table that its engines share, as a CXL pool would. CONTRIBUTING.md ("Add
+//! a fabric in an afternoon") follows this file.
 
 use std::error::Error as StdError;
 use std::sync::{Arc, Mutex, PoisonError};

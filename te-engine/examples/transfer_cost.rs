@@ -1,7 +1,8 @@
-//! Latency and throughput of transfers on this host, per fabric: `cargo run --release -p te-engine --example transfer_cost`.
+//! Latency and throughput of transfers on this host, per fabric:
+//! `cargo run --release -p te-engine --example transfer_cost`.
 //!
-//! The target is another process, except for `local`. Latencies are those of one request at a time; throughput is that of
-//! batches, compared with a plain copy.
+//! The target is another process, except for `local`. Latencies are those of one request at a time;
+//! throughput is that of batches, compared with a plain copy.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};

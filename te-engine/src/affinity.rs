@@ -25,8 +25,8 @@ pub enum Affinity {
 }
 
 impl Affinity {
-    /// Reads the affinity from the configured source. If the host cannot be read, it is `Unknown`, with a warning in the log:
-    /// transfers work without it.
+    /// Reads the affinity from the configured source. If the host cannot be read, it is `Unknown`, with a
+    /// warning in the log: transfers work without it.
     ///
     /// # Errors
     /// If the configured file does not hold a valid priority matrix.
@@ -49,8 +49,8 @@ impl Affinity {
         }
     }
 
-    /// Whether the choice among rails over `devices` can depend on the NUMA node of memory: at least two of them are NICs, and
-    /// the host has several nodes, or a configured matrix has a row for a node.
+    /// Whether the choice among rails over `devices` can depend on the NUMA node of memory: at least two of
+    /// them are NICs, and the host has several nodes, or a configured matrix has a row for a node.
     pub(crate) fn depends_on_node(&self, devices: &[String]) -> bool {
         let of_nodes = match self {
             Self::Unknown => false,
@@ -62,8 +62,9 @@ impl Affinity {
         of_nodes && devices.iter().filter(|device| !device.is_empty()).count() > 1
     }
 
-    /// The penalty of each rail for memory at `location`, percent, by the device of the rail: `NIC` or `NIC:port`. A rail whose
-    /// device is empty or is not a NIC of this host has 100. `None`: all rails have the same penalty.
+    /// The penalty of each rail for memory at `location`, percent, by the device of the rail: `NIC` or
+    /// `NIC:port`. A rail whose device is empty or is not a NIC of this host has 100. `None`: all rails have
+    /// the same penalty.
     #[must_use]
     pub fn penalties(&self, location: Location, devices: &[String]) -> Option<Vec<u32>> {
         if matches!(self, Self::Found(_)) && location == Location::Host {

@@ -1,4 +1,5 @@
-//! The typed configuration of an engine. Reading TOML, environment variables and flags is left to the programs.
+//! The typed configuration of an engine. Reading TOML, environment variables and flags is left to the
+//! programs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,23 +16,24 @@ use crate::fabrics::{FabricEntry, Fabrics, UnknownFabric, fabrics};
 use crate::metadata::{MetadataSource, is_segment_name};
 use crate::secret::Secret;
 
-/// The configuration of an engine. `Config::default()` listens on loopback and uses every fabric of this build.
+/// The configuration of an engine. `Config::default()` listens on loopback and uses every fabric of this
+/// build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The address of the control port, where peers fetch descriptors, send notifications and probe. Port 0: the system chooses
-    /// a port.
+    /// The address of the control port, where peers fetch descriptors, send notifications and probe. Port 0:
+    /// the system chooses a port.
     pub listen: SocketAddr,
-    /// The host name or address under which peers reach `listen`. Without it, peers use the address of `listen`; required when
-    /// that is `0.0.0.0` or `[::]`.
+    /// The host name or address under which peers reach `listen`. Without it, peers use the address of
+    /// `listen`; required when that is `0.0.0.0` or `[::]`.
     pub advertise_host: Option<String>,
-    /// The fabrics to use. A fabric that is named here, or whose own settings name a port or a device, must start; `auto` adds
-    /// every other fabric that starts.
+    /// The fabrics to use. A fabric that is named here, or whose own settings name a port or a device, must
+    /// start; `auto` adds every other fabric that starts.
     pub fabrics: Fabrics,
     /// The source of the distances between NICs and memory. Matters on hosts with several RDMA NICs.
     pub topology: TopologySource,
-    /// Length of the slices into which requests are cut, bytes; at least 4096. When all requests of a batch use the same nearest
-    /// rail, the length that this rail prefers, if that is more.
+    /// Length of the slices into which requests are cut, bytes; at least 4096. When all requests of a batch
+    /// use the same nearest rail, the length that this rail prefers, if that is more.
     pub slice_bytes: u32,
     /// Maximum number of batches that exist at a time.
     pub batches_max: u32,
@@ -44,21 +46,23 @@ pub struct Config {
     /// Maximum number of attached remote regions, over all open segments.
     #[serde(alias = "segments_max")]
     pub remote_regions_max: u32,
-    /// How long the worker of a [`TransferEngine`](crate::TransferEngine) polls without result before it sleeps, and how
-    /// long a waiting caller spins before it sleeps, microseconds. 0: no spinning.
+    /// How long the worker of a [`TransferEngine`](crate::TransferEngine) polls without result before it
+    /// sleeps, and how long a waiting caller spins before it sleeps, microseconds. 0: no spinning.
     pub spin_us: u32,
-    /// Batches up to this size run on the thread that submits them, without a thread hop, if no other thread is using the
-    /// engine, bytes. 0: all batches run on the worker.
+    /// Maximum size of a batch that the submitting thread carries out itself, without a thread hop, bytes. It
+    /// does so if no other thread is using the engine; over fabrics within the host, the batch has then
+    /// ended. 0: all batches run on the worker.
     #[serde(alias = "inline_bytes_max")]
     pub caller_bytes_max: u32,
-    /// How long a batch past its deadline, or an `unregister` during an operation of a peer, may take to drain, milliseconds.
-    /// A batch that has not drained by then is quarantined.
+    /// How long a batch past its deadline, or an `unregister` during an operation of a peer, may take to
+    /// drain, milliseconds. A batch that has not drained by then is quarantined.
     pub drain_ms: u32,
-    /// Maximum number of commands that callers of a [`TransferEngine`](crate::TransferEngine) may have queued for its worker.
+    /// Maximum number of commands that callers of a [`TransferEngine`](crate::TransferEngine) may have queued
+    /// for its worker.
     pub mailbox_commands_max: u32,
-    /// The secret that the engines of a cluster share. With it, the control port answers only probes until a connection has
-    /// proved that it knows the secret, and this engine accepts only peers that prove it. Set by code: it is not read from a
-    /// configuration file.
+    /// The secret that the engines of a cluster share. With it, the control port answers only probes until a
+    /// connection has proved that it knows the secret, and this engine accepts only peers that prove it. Set
+    /// by code: it is not read from a configuration file.
     #[serde(skip)]
     pub cluster_secret: Secret,
     /// Limits of the control port.
@@ -83,8 +87,8 @@ pub enum TopologySource {
     /// From sysfs. If sysfs cannot be read, as `Off`, with a warning in the log.
     #[default]
     Auto,
-    /// From a file with a priority matrix in JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`. If the file does not hold one, the
-    /// engine does not start.
+    /// From a file with a priority matrix in JSON: `{"cpu:0": [["mlx5_0"], ["mlx5_1"]], …}`. If the file does
+    /// not hold one, the engine does not start.
     File(PathBuf),
     /// All NICs count as equally near.
     Off,
@@ -99,11 +103,11 @@ pub struct ControlConfig {
     pub connections_max: u32,
     /// Maximum length of an answer (a descriptor) that this engine accepts from a peer, bytes; at least 4096.
     pub frame_bytes_max: u32,
-    /// How long a connection may stay open with nothing but probes, how long it may pause in the middle of a frame, and how
-    /// long a request of this engine may take, milliseconds.
+    /// How long a connection may stay open with nothing but probes, how long it may pause in the middle of a
+    /// frame, and how long a request of this engine may take, milliseconds.
     pub timeout_ms: u32,
-    /// Maximum number of notifications in the queue; the sender of a further one gets an error. 0: all notifications are
-    /// refused, for a process that never takes any.
+    /// Maximum number of notifications in the queue; the sender of a further one gets an error. 0: all
+    /// notifications are refused, for a process that never takes any.
     pub notifications_max: u32,
     /// Maximum length of the name and the message of one notification together, bytes.
     pub notification_bytes_max: u32,
@@ -121,8 +125,8 @@ pub struct MetadataConfig {
     /// The name under which this engine's segment is registered there while the engine runs: 1 to 128 of
     /// `A–Z a–z 0–9 . _ - /`, a letter or digit first. Without it, peers open the segment by its address.
     pub name: Option<String>,
-    /// How long the name stays registered after the engine has died, milliseconds; 1000 to 3600000. A running engine renews it
-    /// after a third of this time.
+    /// How long the name stays registered after the engine has died, milliseconds; 1000 to 3600000. A running
+    /// engine renews it after a third of this time.
     pub ttl_ms: u32,
     /// How long one request to one server may take, milliseconds; 1 to 60000.
     pub timeout_ms: u32,
@@ -132,8 +136,8 @@ impl Config {
     /// Checks everything that can be checked before a socket or a device is opened.
     ///
     /// # Errors
-    /// `StartError::Config` and `StartError::Setting` name the field and its allowed values; `StartError::Fabric` names a fabric
-    /// that is wanted by name and that this build lacks.
+    /// `StartError::Config` and `StartError::Setting` name the field and its allowed values;
+    /// `StartError::Fabric` names a fabric that is wanted by name and that this build lacks.
     pub fn validate(&self) -> Result<(), StartError> {
         self.validate_beside(&[])
     }

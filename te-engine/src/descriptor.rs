@@ -90,8 +90,8 @@ impl RegionDescriptor {
         Access::from_bits_truncate(self.access)
     }
 
-    /// A location that this build does not know counts as host memory of an unknown node: it matters only for the choice of a
-    /// rail.
+    /// A location that this build does not know counts as host memory of an unknown node: it matters only for
+    /// the choice of a rail.
     pub(crate) fn location(&self) -> Location {
         self.location.parse().unwrap_or_default()
     }

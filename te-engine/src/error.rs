@@ -155,7 +155,8 @@ pub enum SegmentError {
     },
     /// Transfers in flight use the segment.
     Busy,
-    /// The owner refused: the notification is too long, its queue is full, or the cluster secret is another one.
+    /// The owner refused: the notification is too long, its queue is full, or the cluster secret is another
+    /// one.
     Refused {
         /// Name of the segment.
         name: String,
@@ -209,7 +210,8 @@ pub enum TransferError {
         requests_failed: u32,
         /// The error of the request that failed first.
         error: Error,
-        /// Bytes of the batch may still land at the target: a fence is needed before the ranges are used for anything else.
+        /// Bytes of the batch may still land at the target: a fence is needed before the ranges are used for
+        /// anything else.
         fence_needed: bool,
     },
     /// This process is a fork of the one that started the engine.
@@ -232,7 +234,8 @@ pub enum RequestProblem {
     LocalAccess,
     /// The owner does not export the remote region for this direction.
     RemoteAccess,
-    /// The local region is a [`Registered`](te_core::Registered) buffer, which only `read` and `write` may move.
+    /// The local region is a [`Registered`](te_core::Registered) buffer, which only `read` and `write` may
+    /// move.
     Owned,
 }
 
@@ -269,7 +272,8 @@ impl<E: StdError, B> StdError for GivenBack<E, B> {
 }
 
 impl StartError {
-    /// The setting that is invalid, by its path below the engine's section of a configuration, and its allowed values.
+    /// The setting that is invalid, by its path below the engine's section of a configuration, and its
+    /// allowed values.
     #[must_use]
     pub fn setting(&self) -> Option<(String, String)> {
         match self {
@@ -306,7 +310,8 @@ impl fmt::Display for StartError {
     }
 }
 
-/// Without `source`: each message contains its cause already, and a chain would print it twice. So do the other errors here.
+/// Without `source`: each message contains its cause already, and a chain would print it twice. So do the
+/// other errors here.
 impl StdError for StartError {}
 
 impl fmt::Display for ExpelError {

@@ -30,10 +30,11 @@ use crate::request::{
 use crate::transfer::{Shared, Transfer};
 use crate::worker::{Command, Link, Worker};
 
-/// A transfer engine behind a worker thread. Clones are handles to the same engine; dropping the last one stops it.
+/// A transfer engine behind a worker thread. Clones are handles to the same engine; dropping the last one
+/// stops it.
 ///
-/// In a child after a [fork](te_host::fork) every call returns `Forked`, nothing of the engine is touched, and dropping a handle
-/// does nothing. The child has to start another engine.
+/// In a child after a [fork](te_host::fork) every call returns `Forked`, nothing of the engine is touched,
+/// and dropping a handle does nothing. The child has to start another engine.
 #[derive(Clone)]
 pub struct TransferEngine(Arc<Inner>);
 
@@ -55,8 +56,9 @@ impl TransferEngine {
         Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`], which may be `none`
-    /// then. Each of them must start. Peers that have a fabric of the same name are reached over it.
+    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`],
+    /// which may be `none` then. Each of them must start. Peers that have a fabric of the same name are
+    /// reached over it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -93,8 +95,8 @@ impl TransferEngine {
         self.0.incarnation
     }
 
-    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after every start. See
-    /// [`expel`](Self::expel).
+    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after
+    /// every start. See [`expel`](Self::expel).
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.0.identity
@@ -115,8 +117,8 @@ impl TransferEngine {
         self.0.registration.registration()
     }
 
-    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its end at most
-    /// `timeout`.
+    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its
+    /// end at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
         if self.here().is_err() {
@@ -125,14 +127,16 @@ impl TransferEngine {
         self.0.registration.wait(timeout)
     }
 
-    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's segment.
+    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's
+    /// segment.
     ///
     /// # Errors
     /// `Empty`, `Overlap` with a registered region, `Full`, or the fabrics' refusal.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
-    /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span`
+    /// stays mapped, and no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight
+    /// (local rights) may write.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
         // SAFETY: the caller's promise.
@@ -140,8 +144,8 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more. Waits for an operation of a
-    /// peer that is under way, at most `drain_ms`.
+    /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more. Waits for
+    /// an operation of a peer that is under way, at most `drain_ms`.
     ///
     /// # Errors
     /// `Busy` while requests in flight use the region; `NotFound`.
@@ -160,7 +164,8 @@ impl TransferEngine {
         }
     }
 
-    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
+    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable
+    /// over `shm`.
     ///
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
@@ -190,8 +195,9 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and new keys. Nothing
-    /// is allocated or touched, and the contents stay. Keys and grants of the earlier registration do not reach it.
+    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and
+    /// new keys. Nothing is allocated or touched, and the contents stay. Keys and grants of the earlier
+    /// registration do not reach it.
     ///
     /// # Errors
     /// As [`register`](Self::register): `Overlap` while it is still registered.
@@ -201,11 +207,11 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped peer may be in the
-    /// middle of a copy. Its pages are returned to the system at once, and their contents are lost. Its addresses and its place
-    /// among `regions_max` are freed when the peer continues or is gone; until then it counts in
-    /// [`Stats::quarantined_regions`]. No peer is granted it any more. A clone of `region` that is kept would keep the
-    /// addresses in use.
+    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
+    /// peer may be in the middle of a copy. Its pages are returned to the system at once, and their contents
+    /// are lost. Its addresses and its place among `regions_max` are freed when the peer continues or is
+    /// gone; until then it counts in [`Stats::quarantined_regions`]. No peer is granted it any more. A clone
+    /// of `region` that is kept would keep the addresses in use.
     ///
     /// # Errors
     /// `Busy` while requests of this engine use it; `NotFound`.
@@ -213,7 +219,8 @@ impl TransferEngine {
         self.call(move |engine| engine.quarantine_shared(region)).unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Registers a buffer, which the engine holds until [`unregister_buffer`](Self::unregister_buffer) returns it.
+    /// Registers a buffer, which the engine holds until [`unregister_buffer`](Self::unregister_buffer)
+    /// returns it.
     ///
     /// # Errors
     /// As [`register`](Self::register); the error holds the buffer.
@@ -230,9 +237,9 @@ impl TransferEngine {
         let buffer = Registered::new(buffer, region, access);
         let span = buffer.span();
         #[allow(unsafe_code, reason = "registers a buffer that is taken apart, or puts it together again")]
-        // SAFETY: `Buffer` keeps the span in place and unreferenced while the buffer is apart, and `Registered` lends only
-        // what no peer and no transfer can write; the buffer is put together only after `unregister` returned `Ok`, or here,
-        // where nothing is registered.
+        // SAFETY: `Buffer` keeps the span in place and unreferenced while the buffer is apart, and
+        // `Registered` lends only what no peer and no transfer can write; the buffer is put together only
+        // after `unregister` returned `Ok`, or here, where nothing is registered.
         unsafe {
             let registered = self.call(move |engine| engine.register_as(region, span, access, true, None));
             match registered.unwrap_or_else(|unavailable| Err(unavailable.into())) {
@@ -245,8 +252,8 @@ impl TransferEngine {
     /// Ends the registration of a buffer and returns it.
     ///
     /// # Errors
-    /// `Busy` while a peer uses it, `NotFound` when another engine registered it; the error holds the buffer, which is still
-    /// registered.
+    /// `Busy` while a peer uses it, `NotFound` when another engine registered it; the error holds the buffer,
+    /// which is still registered.
     pub fn unregister_buffer<B: Buffer>(
         &self,
         buffer: Registered<B>,
@@ -263,10 +270,11 @@ impl TransferEngine {
         }
     }
 
-    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Fetches
-    /// the descriptor of the owner, which takes at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory.
-    /// Opening a segment again refreshes it and returns the same handle, unless its owner has restarted: then the handle is
-    /// new, and the old one refuses work with [`SegmentError::Restarted`].
+    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that
+    /// [`Config::metadata`] looks up. Fetches the descriptor of the owner, which takes at most
+    /// `control.timeout_ms`, and `metadata.timeout_ms` for the directory. Opening a segment again refreshes
+    /// it and returns the same handle, unless its owner has restarted: then the handle is new, and the old
+    /// one refuses work with [`SegmentError::Restarted`].
     ///
     /// # Errors
     /// See [`SegmentError`].
@@ -278,8 +286,8 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
     }
 
-    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those that it has
-    /// unregistered.
+    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those
+    /// that it has unregistered.
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
@@ -307,10 +315,12 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.segment_regions(segment))
     }
 
-    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and end `TimedOut`.
+    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and
+    /// end `TimedOut`.
     ///
     /// # Errors
-    /// `BatchLength`, `Full`, `Closed`. A request that is refused is reported by the transfer: see [`Transfer::wait`].
+    /// `BatchLength`, `Full`, `Closed`. A request that is refused is reported by the transfer: see
+    /// [`Transfer::wait`].
     pub fn submit(
         &self,
         requests: &[TransferRequest],
@@ -319,7 +329,8 @@ impl TransferEngine {
         self.submit_holding(requests, timeout, None, ()).map_err(|refused| refused.error)
     }
 
-    /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds until it has ended.
+    /// Reads `range.len()` bytes at `remote_addr` into `range` of an owned buffer, which the transfer holds
+    /// until it has ended.
     ///
     /// # Errors
     /// As [`submit`](Self::submit); the error holds the buffer.
@@ -349,13 +360,16 @@ impl TransferEngine {
         self.transfer_buffer(Op::Write, buffer, range, segment, remote_addr, timeout)
     }
 
-    /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still land there.
+    /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still
+    /// land there.
     ///
-    /// A quarantined batch has ended for its caller, but not for the fabrics, and their fences do not cover it. So while one
-    /// uses the segment the fence is refused; it succeeds once [`Stats::quarantined_batches`] has gone down.
+    /// A quarantined batch has ended for its caller, but not for the fabrics, and their fences do not cover
+    /// it. So while one uses the segment the fence is refused; it succeeds once
+    /// [`Stats::quarantined_batches`] has gone down.
     ///
     /// # Errors
-    /// `Full`, `Closed`. An unknown segment, and one that a quarantined batch uses (`Busy`), are reported by the transfer.
+    /// `Full`, `Closed`. An unknown segment, and one that a quarantined batch uses (`Busy`), are reported by
+    /// the transfer.
     pub fn fence(
         &self,
         segment: SegmentHandle,
@@ -402,10 +416,10 @@ impl TransferEngine {
         Ok(liveness)
     }
 
-    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses it from now on. Its
-    /// connections are closed and its mappings revoked; other peers are not disturbed. `peer` is the
-    /// [identity](Self::identity) of its engine. Does not wait: to be called again until the result is
-    /// [`Gone`](Expulsion::Gone). `mode` decides what happens to a peer that is connected.
+    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses
+    /// it from now on. Its connections are closed and its mappings revoked; other peers are not disturbed.
+    /// `peer` is the [identity](Self::identity) of its engine. Does not wait: to be called again until the
+    /// result is [`Gone`](Expulsion::Gone). `mode` decides what happens to a peer that is connected.
     ///
     /// # Errors
     /// See [`ExpelError`].
@@ -511,8 +525,8 @@ impl TransferEngine {
         if !self.0.link.push_all(Command::Call(Box::new(call))) {
             return Err(Unavailable::Closed);
         }
-        // Mostly the reply is there already. A worker that is inside a user's waker or drop, or that calls this function from
-        // one, takes no commands: then this thread takes the turn.
+        // Mostly the reply is there already. A worker that is inside a user's waker or drop, or that calls
+        // this function from one, takes no commands: then this thread takes the turn.
         loop {
             match answer.recv_timeout(HELP_AFTER) {
                 Ok(answer) => return Ok(answer),

@@ -1,4 +1,5 @@
-//! The Transfer Engine: moves bytes between registered memory of processes, over the nearest fabric that both sides have.
+//! The Transfer Engine: moves bytes between registered memory of processes, over the nearest fabric that both
+//! sides have.
 //!
 //! ```text
 //!   threads                    Transfer ◄──────────── ended: wait, poll, .await
@@ -19,31 +20,33 @@
 //!   control port (one thread): descriptor, notify, probe      ◄── open_segment, notify, probe of peers
 //! ```
 //!
-//! * **A segment is the memory that a peer exports.** Its name is `host:port` of the peer's control port, or a name that a
-//!   directory has ([`metadata`]). Opening it fetches the peer's descriptor: regions by address, rights, the exports of each
-//!   fabric, and the *incarnation* of the process. After a restart of the peer the old handle is refused
-//!   ([`SegmentError::Restarted`]).
-//! * **Each region of a segment becomes a *remote region*** of the rails that reach it. Their number is limited by
-//!   [`remote_regions_max`](Config::remote_regions_max).
-//! * **Remote addresses are addresses in the owner's address space**, as [`SharedRegion::addr`] returns them; a request lies in
-//!   one region.
-//! * **After a transfer has ended, nothing touches its local memory** (law L2 of [`te_core::Transport`]), however it ended. What
-//!   cannot be drained in time is quarantined: it is reported and counted, its region stays `Busy`, and its segment cannot be
-//!   fenced until it has drained.
-//! * **Two kinds of local memory.** [`TransferEngine::register`] takes raw memory, which the caller promises to keep mapped;
-//!   `unregister` refuses while requests use it. [`TransferEngine::register_buffer`] takes a buffer; `read` and `write` move it
-//!   into the [`Transfer`], which returns it.
-//! * **Polling.** The worker of a [`TransferEngine`] spins for `spin_us` after the last work and then sleeps on the file
-//!   descriptors of the fabrics: an idle engine uses no CPU. An [`Engine`] is polled by a thread of its caller: without a thread
-//!   hop, and without any progress, even for peers, while it is not polled.
-//! * **Access.** With a [`cluster_secret`](Config::cluster_secret) the control port sends descriptors only to peers that prove
-//!   to know the secret, and the engine accepts only owners that prove it. A peer can be [expelled](TransferEngine::expel): once
-//!   it is gone, no write of it lands in this engine's memory.
-//! * **Fork.** In a child process every call returns `Forked`, and nothing of the parent is touched: see [`te_host::fork`].
+//! * **A segment is the memory that a peer exports.** Its name is `host:port` of the peer's control port, or
+//!   a name that a directory has ([`metadata`]). Opening it fetches the peer's descriptor: regions by
+//!   address, rights, the exports of each fabric, and the *incarnation* of the process. After a restart of
+//!   the peer the old handle is refused ([`SegmentError::Restarted`]).
+//! * **Each region of a segment becomes a *remote region*** of the rails that reach it. Their number is
+//!   limited by [`remote_regions_max`](Config::remote_regions_max).
+//! * **Remote addresses are addresses in the owner's address space**, as [`SharedRegion::addr`] returns them;
+//!   a request lies in one region.
+//! * **After a transfer has ended, nothing touches its local memory** (law L2 of [`te_core::Transport`]),
+//!   however it ended. What cannot be drained in time is quarantined: it is reported and counted, its region
+//!   stays `Busy`, and its segment cannot be fenced until it has drained.
+//! * **Two kinds of local memory.** [`TransferEngine::register`] takes raw memory, which the caller promises
+//!   to keep mapped; `unregister` refuses while requests use it. [`TransferEngine::register_buffer`] takes a
+//!   buffer; `read` and `write` move it into the [`Transfer`], which returns it.
+//! * **Polling.** The worker of a [`TransferEngine`] spins for `spin_us` after the last work and then sleeps
+//!   on the file descriptors of the fabrics: an idle engine uses no CPU. An [`Engine`] is polled by a thread
+//!   of its caller: without a thread hop, and without any progress, even for peers, while it is not polled.
+//! * **Access.** With a [`cluster_secret`](Config::cluster_secret) the control port sends descriptors only to
+//!   peers that prove to know the secret, and the engine accepts only owners that prove it. A peer can be
+//!   [expelled](TransferEngine::expel): once it is gone, no write of it lands in this engine's memory.
+//! * **Fork.** In a child process every call returns `Forked`, and nothing of the parent is touched: see
+//!   [`te_host::fork`].
 //!
-//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring for TCP). `local` and `shm` are
-//! always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics) lists the fabrics, [`Fabrics`] chooses
-//! among them, and [`start_with_fabrics`](TransferEngine::start_with_fabrics) adds one that is not in this crate.
+//! Features: `tcp` and `rdma` (both default; libibverbs is loaded at run time), `uring` (io_uring for TCP).
+//! `local` and `shm` are always built. A [`Transfer`] is a `Future` for any runtime. [`fabrics`](fn@fabrics)
+//! lists the fabrics, [`Fabrics`] chooses among them, and
+//! [`start_with_fabrics`](TransferEngine::start_with_fabrics) adds one that is not in this crate.
 //!
 //! # Example
 //!

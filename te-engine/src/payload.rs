@@ -10,7 +10,8 @@ pub trait Payload: sealed::Sealed {
     fn abandon(self) -> Option<Abandoned>;
 }
 
-/// The buffer of a dropped transfer. The engine frees it once it is unregistered; if this value is dropped, the buffer leaks.
+/// The buffer of a dropped transfer. The engine frees it once it is unregistered; if this value is dropped,
+/// the buffer leaks.
 pub struct Abandoned {
     pub(crate) region: RegionId,
     /// Distinguishes it from buffers of other engines, whose ids may be the same.

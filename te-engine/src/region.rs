@@ -15,8 +15,9 @@ pub enum Populate {
     OnFirstUse,
 }
 
-/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are copied in and
-/// out, never borrowed (law L7). The memory is freed when it is unregistered and the last clone of this value is gone.
+/// Registered memory that processes on one host can share. Peers may write it at any time, so its bytes are
+/// copied in and out, never borrowed (law L7). The memory is freed when it is unregistered and the last clone
+/// of this value is gone.
 #[derive(Clone)]
 pub struct SharedRegion {
     id: RegionId,
@@ -53,18 +54,19 @@ impl SharedRegion {
         self.memory.span()
     }
 
-    /// Access to the bytes, which are copied in and out. In a child after a fork every access is `OutOfRange`.
+    /// Access to the bytes, which are copied in and out. In a child after a fork every access is
+    /// `OutOfRange`.
     #[must_use]
     pub fn view(&self) -> VolatileSpan<'_> {
         self.memory.view()
     }
 
-    /// A file descriptor of the memory, for another process on this host to [map](te_host::BorrowedMemory). A process that has
-    /// it can read and write all of the region for any time.
+    /// A file descriptor of the memory, for another process on this host to [map](te_host::BorrowedMemory). A
+    /// process that has it can read and write all of the region for any time.
     ///
     /// # Errors
-    /// `PermissionDenied` unless the memory was allocated to be lent ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a
-    /// child after a fork.
+    /// `PermissionDenied` unless the memory was allocated to be lent
+    /// ([`Engine::alloc_lent`](crate::Engine::alloc_lent)); in a child after a fork.
     pub fn lend(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         self.here().map_err(std::io::Error::other)?;
         if !self.memory.peers_may_write() {
@@ -73,12 +75,12 @@ impl SharedRegion {
         self.memory.share(true)
     }
 
-    /// Returns all pages to the system, even if other processes map them. The contents are lost, pages that are touched later
-    /// are zero, and mappings stay valid.
+    /// Returns all pages to the system, even if other processes map them. The contents are lost, pages that
+    /// are touched later are zero, and mappings stay valid.
     ///
     /// # Errors
-    /// `PermissionDenied` unless peers may write the memory (the file is sealed against this, too); in a child after a fork; the
-    /// system's error.
+    /// `PermissionDenied` unless peers may write the memory (the file is sealed against this, too); in a
+    /// child after a fork; the system's error.
     pub fn discard(&self) -> std::io::Result<()> {
         self.here().map_err(std::io::Error::other)?;
         self.memory.discard()

@@ -5,7 +5,8 @@ use std::vec::Vec;
 
 use te_core::{Access, Error, Location, Op, Outcome, RegionId, Status};
 
-/// An open segment: the memory that one peer exports. A handle with a generation: a handle of a closed segment is refused.
+/// An open segment: the memory that one peer exports. A handle with a generation: a handle of a closed
+/// segment is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentHandle {
     pub(crate) index: u32,
@@ -78,9 +79,11 @@ pub struct RequestStatus {
     pub bytes: u64,
     /// Why the request did not complete.
     pub error: Option<Error>,
-    /// What is known about the destination after the end; `Unknown` before it, and when only some of the bytes have arrived.
+    /// What is known about the destination after the end; `Unknown` before it, and when only some of the
+    /// bytes have arrived.
     pub outcome: Outcome,
-    /// Bytes of the request may still land at the target: a fence is needed before the range is used for anything else.
+    /// Bytes of the request may still land at the target: a fence is needed before the range is used for
+    /// anything else.
     pub fence_needed: bool,
     /// CRC-32C of the bytes that were moved, if the rails computed it: see
     /// [`Engine::checksum_copies`](crate::Engine::checksum_copies).
@@ -98,7 +101,8 @@ pub struct BatchReport {
     pub requests_failed: u32,
     /// The error of the request that failed first.
     pub error: Option<Error>,
-    /// Bytes of a request may still land at the target: a fence is needed before its range is used for anything else.
+    /// Bytes of a request may still land at the target: a fence is needed before its range is used for
+    /// anything else.
     pub fence_needed: bool,
     /// The batch did not drain in time: its local memory may still be written and must not be reused. See
     /// [`Stats::quarantined_bytes`].

@@ -4,7 +4,8 @@ use std::fmt;
 
 use te_host::keys::same_bytes;
 
-/// A shared secret. It is never printed, and is compared in a time that does not depend on where two secrets differ.
+/// A shared secret. It is never printed, and is compared in a time that does not depend on where two secrets
+/// differ.
 #[derive(Clone, Default)]
 pub struct Secret(Box<[u8]>);
 

@@ -1,8 +1,8 @@
 //! The route of an engine: the nearest rail that reaches a segment, and a farther one while that is paused.
 //!
-//! On a host, rails compete for the same cores and memory bandwidth. Distributing a copy over shared memory *and* a socket
-//! would use more CPU and not be faster. So rails are grouped in tiers, and only rails of the nearest usable tier share work, by
-//! predicted finish time.
+//! On a host, rails compete for the same cores and memory bandwidth. Distributing a copy over shared memory
+//! *and* a socket would use more CPU and not be faster. So rails are grouped in tiers, and only rails of the
+//! nearest usable tier share work, by predicted finish time.
 
 use te_core::{
     Completion, HealthConfig, HealthRoute, Instant, RAILS_MAX, RailHealth, RegionId, RemoteRegionId, Route,

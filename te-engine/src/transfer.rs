@@ -14,14 +14,15 @@ use crate::ordered::Ending;
 use crate::payload::Payload;
 use crate::request::{BatchReport, RequestStatus, TransferRequest};
 
-/// A batch that was submitted. `P` is what it returns at its end: `()` for raw requests, the [`Registered`] buffer for the
-/// owned API.
+/// A batch that was submitted. `P` is what it returns at its end: `()` for raw requests, the [`Registered`]
+/// buffer for the owned API.
 ///
-/// Dropping it cancels what is still in flight. A buffer inside is freed when that has drained. A buffer that cannot drain is
-/// leaked and counted, never freed while a fabric may still write it. So is a buffer that another engine registered.
+/// Dropping it cancels what is still in flight. A buffer inside is freed when that has drained. A buffer that
+/// cannot drain is leaked and counted, never freed while a fabric may still write it. So is a buffer that
+/// another engine registered.
 ///
-/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no lock held: they may
-/// call the engine. While they run on the worker, it does nothing else.
+/// A waker, and the `Drop` of a buffer, run on the worker or on any thread that calls the engine, with no
+/// lock held: they may call the engine. While they run on the worker, it does nothing else.
 ///
 /// A buffer cannot be touched while it is in flight, because the transfer holds it:
 ///
@@ -62,8 +63,8 @@ impl<P: Payload> Transfer<P> {
         self.report().status
     }
 
-    /// Everything that is known about the batch now. Does not wait. A batch that was refused is `Failed`; [`wait`](Self::wait)
-    /// returns the reason.
+    /// Everything that is known about the batch now. Does not wait. A batch that was refused is `Failed`;
+    /// [`wait`](Self::wait) returns the reason.
     #[must_use]
     pub fn report(&self) -> BatchReport {
         let blank = BatchReport {
@@ -123,12 +124,12 @@ impl<P: Payload> Transfer<P> {
         })
     }
 
-    /// Waits until the batch has ended, at most `timeout` (`None`: until it ends, which the timeout of the batch bounds). This
-    /// thread does copies within the host itself, spins for `spin_us`, then sleeps.
+    /// Waits until the batch has ended, at most `timeout` (`None`: until it ends, which the timeout of the
+    /// batch bounds). This thread does copies within the host itself, spins for `spin_us`, then sleeps.
     ///
     /// # Errors
-    /// `Ended` when the batch ended other than `Completed`; `Request` or `Segment` when it was refused; `WaitTimedOut` when it
-    /// has not ended (it continues); `Forked`.
+    /// `Ended` when the batch ended other than `Completed`; `Request` or `Segment` when it was refused;
+    /// `WaitTimedOut` when it has not ended (it continues); `Forked`.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<BatchReport, TransferError> {
         if let Some(end) = self.shared.end.get() {
             return end.verdict();
@@ -150,8 +151,8 @@ impl<P: Payload> Transfer<P> {
         self.shared.wait(spin, until).ok_or(TransferError::WaitTimedOut)?.verdict()
     }
 
-    /// Cancels the batch. It still ends exactly once: `Canceled`, or with the end that came first. [`wait`](Self::wait)
-    /// returns it.
+    /// Cancels the batch. It still ends exactly once: `Canceled`, or with the end that came first.
+    /// [`wait`](Self::wait) returns it.
     pub fn cancel(&self) {
         if self.shared.end.get().is_none() {
             self.engine.cancel(self.shared.clone());
@@ -169,8 +170,8 @@ impl<P: Payload> Transfer<P> {
 }
 
 impl<B: Buffer> Transfer<Registered<B>> {
-    /// Waits until the batch has ended and returns the buffer. `None` in place of the buffer: it is quarantined. A fabric may
-    /// still write it, and it stays with the engine.
+    /// Waits until the batch has ended and returns the buffer. `None` in place of the buffer: it is
+    /// quarantined. A fabric may still write it, and it stays with the engine.
     pub fn join(mut self) -> (Result<BatchReport, TransferError>, Option<Registered<B>>) {
         (self.wait(None), self.take_payload())
     }

@@ -1,12 +1,13 @@
 //! The thread behind a [`TransferEngine`](crate::TransferEngine), and the callers that do its work.
 //!
-//! The thread that holds the lock on [`State`] is the engine's polling thread for one *turn*: it takes commands, polls, and
-//! wakes what waits for a transfer. Mostly that thread is the worker. But a thread hop costs more than a small copy, so a
-//! caller that finds the lock free takes the turn itself, for its own command and all others in the mailbox; it never waits
-//! for the lock. What is left after that turn is the worker's: the caller rings the bell.
+//! The thread that holds the lock on [`State`] is the engine's polling thread for one *turn*: it takes
+//! commands, polls, and wakes what waits for a transfer. Mostly that thread is the worker. But a thread hop
+//! costs more than a small copy, so a caller that finds the lock free takes the turn itself, for its own
+//! command and all others in the mailbox; it never waits for the lock. What is left after that turn is the
+//! worker's: the caller rings the bell.
 //!
-//! No code of a user runs under the lock: wakers and the drops of buffers wait in an [`Outbox`] until it is released. So they
-//! may call the engine. They run on the thread that took the turn.
+//! No code of a user runs under the lock: wakers and the drops of buffers wait in an [`Outbox`] until it is
+//! released. So they may call the engine. They run on the thread that took the turn.
 //!
 //! How the worker sleeps without missing a wake-up is in [`Parking`].
 
@@ -78,8 +79,8 @@ impl Link {
         })
     }
 
-    /// Hands a command over, or returns it when the mailbox is full or the worker has ended. With `help`, this thread carries
-    /// it out if the engine is free.
+    /// Hands a command over, or returns it when the mailbox is full or the worker has ended. With `help`,
+    /// this thread carries it out if the engine is free.
     pub(crate) fn push(&self, command: Command, help: bool) -> Result<(), Command> {
         if self.closed.load(Ordering::Acquire) {
             return Err(command);
@@ -91,7 +92,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes a turn on this thread, unless another thread is at it (`None`). Returns whether there was something to do.
+    /// Takes a turn on this thread, unless another thread is at it (`None`). Returns whether there was
+    /// something to do.
     pub(crate) fn help(&self) -> Option<bool> {
         let mut guard = self.state.try_lock().ok()?;
         let state = guard.as_mut()?;
@@ -388,7 +390,8 @@ impl State {
                 Ok(()) => {
                     let (_, abandoned) = self.reclaims.swap_remove(index);
                     #[allow(unsafe_code, reason = "frees a buffer whose registration has just ended")]
-                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for it.
+                    // SAFETY: the engine owned the span as this region, and `unregister` returned `Ok` for
+                    // it.
                     self.outbox.freed.push(unsafe { abandoned.free() });
                 }
                 Err(RegisterError::Busy { .. }) if now < self.reclaims[index].0 => {}

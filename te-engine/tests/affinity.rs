@@ -1,4 +1,5 @@
-//! The penalties of rails for memory on a NUMA node, from the topology of the host or from a configured matrix.
+//! The penalties of rails for memory on a NUMA node, from the topology of the host or from a configured
+//! matrix.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 #[path = "../../te-host/tests/sysfs/mod.rs"]

@@ -11,8 +11,8 @@ use common::*;
 use te_core::Access;
 use te_engine::{Fabrics, Liveness, SegmentError, TransferEngine};
 
-/// An engine with a short `timeout_ms`, as a server and as a client. Requests that must succeed at the first attempt use another
-/// engine.
+/// An engine with a short `timeout_ms`, as a server and as a client. Requests that must succeed at the first
+/// attempt use another engine.
 fn quick() -> TransferEngine {
     let mut config = config(Fabrics::LOCAL);
     config.control.timeout_ms = 200;

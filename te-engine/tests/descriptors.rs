@@ -1,5 +1,5 @@
-//! A process that has no file descriptor left for another peer. The only test of this binary, because it uses up all file
-//! descriptors and measures the CPU time of the process.
+//! A process that has no file descriptor left for another peer. The only test of this binary, because it uses
+//! up all file descriptors and measures the CPU time of the process.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;

@@ -112,8 +112,8 @@ fn every_call_in_a_child_returns_forked_and_the_parent_is_not_affected() {
     }
 }
 
-/// A child starts another engine and reaches its parent's memory with it, as any other process does, over the fabrics that
-/// reach other processes.
+/// A child starts another engine and reaches its parent's memory with it, as any other process does, over the
+/// fabrics that reach other processes.
 fn own_engine(there: &TransferEngine, remote: &SharedRegion, fabrics: Fabrics) -> Result<(), String> {
     let fabrics = if fabrics == Fabrics::LOCAL { return Ok(()) } else { fabrics };
     let own = TransferEngine::start(config(fabrics)).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! What te-engine orders by hand, under loom: every interleaving and every reordering that the memory model allows. A wake-up
-//! that is lost is a deadlock here, which loom reports.
+//! What te-engine orders by hand, under loom: every interleaving and every reordering that the memory model
+//! allows. A wake-up that is lost is a deadlock here, which loom reports.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p te-engine --release --test loom_ordered`
 #![cfg(loom)]
@@ -44,8 +44,8 @@ struct State {
     due: u64,
 }
 
-/// A worker and its callers, in the steps of `worker.rs`: `Link::push`, `Link::help`, `Link::stop`, `Worker::run`,
-/// `Worker::park`.
+/// A worker and its callers, in the steps of `worker.rs`: `Link::push`, `Link::help`, `Link::stop`,
+/// `Worker::run`, `Worker::park`.
 struct Link {
     mailbox: Mailbox<Command>,
     parking: Parking,

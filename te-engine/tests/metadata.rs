@@ -1,5 +1,6 @@
-//! Segment names with real servers: the store's master over HTTP, `redis-server`, `etcd`. Each test starts a server on a free
-//! port, with an empty directory, and kills it at the end. Tests of a server that is not installed are ignored, with a reason.
+//! Segment names with real servers: the store's master over HTTP, `redis-server`, `etcd`. Each test starts a
+//! server on a free port, with an empty directory, and kills it at the end. Tests of a server that is not
+//! installed are ignored, with a reason.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;

@@ -100,7 +100,8 @@ fn a_peer_killed_in_mid_transfer_ends_every_batch_and_nothing_else() {
 #[test]
 fn a_restarted_peer_is_refused_under_its_old_handle_by_both_incarnations() {
     for (name, fabrics) in each_remote_fabric() {
-        // The peer returns to its address, so no other process may get its port meanwhile: those use 127.0.0.1.
+        // The peer returns to its address, so no other process may get its port meanwhile: those use
+        // 127.0.0.1.
         let mut peer = Peer::start(fabrics, "127.0.0.9:0");
         let here = engine(fabrics);
         let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
@@ -220,8 +221,8 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
         let len = 4 << 20;
         let region = here.alloc_shared(len, EVERYTHING).unwrap();
         let (mut inside, mut outside) = (0, 0);
-        // Where a writer is when it is stopped is chance; mostly it copies. Over TCP it never touches the target's memory: the
-        // target does.
+        // Where a writer is when it is stopped is chance; mostly it copies. Over TCP it never touches the
+        // target's memory: the target does.
         while inside < 2 && (name != "tcp" || outside < 3) {
             assert!(outside < 200, "{name}: no writer was ever stopped in the middle of a copy");
             let mut peer = Peer::start(fabrics, "127.0.0.1:0");
@@ -337,7 +338,8 @@ fn memory_that_is_registered_again_is_the_same_and_old_grants_do_not_reach_it() 
         let first = here.alloc_shared(len, EVERYTHING).unwrap();
         let content = pattern(3, len);
         first.write(0, &content).unwrap();
-        // A peer that has mapped the memory, and is stopped while it is idle, so that it misses the revocation of its grant.
+        // A peer that has mapped the memory, and is stopped while it is idle, so that it misses the
+        // revocation of its grant.
         let mut idle = Peer::start(fabrics, "127.0.0.1:0");
         assert_eq!(
             idle.ask(&format!("read {} {} {len}", here.name(), first.addr())),
@@ -432,7 +434,8 @@ fn peer() {
     }
 }
 
-/// Reads a region of another process and writes it back, until it is refused; or only writes, bytes that no other process does.
+/// Reads a region of another process and writes it back, until it is refused; or only writes, bytes that no
+/// other process does.
 struct Hammer {
     state: std::sync::Arc<std::sync::Mutex<(u64, bool, u8, String)>>,
 }

@@ -1,6 +1,8 @@
-//! Engines over simulated RDMA NICs and real TCP: rails fail and recover, and every transfer completes over another rail.
+//! Engines over simulated RDMA NICs and real TCP: rails fail and recover, and every transfer completes over
+//! another rail.
 //!
-//! The NICs are te-rdma's simulated provider; everything above it, from te-rdma's control connections to the engine, is real.
+//! The NICs are te-rdma's simulated provider; everything above it, from te-rdma's control connections to the
+//! engine, is real.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;

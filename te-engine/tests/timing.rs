@@ -1,5 +1,5 @@
-//! What needs real time: an engine that has nothing to do must use no CPU for one second. The only test of this binary, because
-//! it measures the CPU time of the process.
+//! What needs real time: an engine that has nothing to do must use no CPU for one second. The only test of
+//! this binary, because it measures the CPU time of the process.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod common;

@@ -6,9 +6,10 @@
 //!   magic 4 = "SNWK" | version u16 = 2 | zero u16 | body length u32 | body (postcard)
 //! ```
 //!
-//! with little-endian integers. An engine with a cluster secret answers only probes until the peer proves that it knows the
-//! secret, see [`proof`]. Requests are [`Request`], answers [`Answer`]. The server reads at most the longest request that it
-//! allows. It closes a connection that stops in the middle of a frame, and one that sends an invalid frame.
+//! with little-endian integers. An engine with a cluster secret answers only probes until the peer proves
+//! that it knows the secret, see [`proof`]. Requests are [`Request`], answers [`Answer`]. The server reads at
+//! most the longest request that it allows. It closes a connection that stops in the middle of a frame, and
+//! one that sends an invalid frame.
 
 mod client;
 mod inbox;

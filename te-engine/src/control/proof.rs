@@ -8,9 +8,9 @@
 //!     ◄────────────────── Proven{answer, proof}
 //! ```
 //!
-//! A proof is HMAC-SHA256 with the secret as its key over `snowskin-control-2`, a byte for the side (1 requester, 2 owner), the
-//! challenge, the requester's nonce and the bytes that it authenticates. So a request or an answer cannot be changed, replayed,
-//! or made without the secret. Nothing is encrypted.
+//! A proof is HMAC-SHA256 with the secret as its key over `snowskin-control-2`, a byte for the side (1
+//! requester, 2 owner), the challenge, the requester's nonce and the bytes that it authenticates. So a
+//! request or an answer cannot be changed, replayed, or made without the secret. Nothing is encrypted.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -249,8 +249,8 @@ impl Connection {
     /// Takes a request off the input, if it is complete.
     fn request(&mut self, desk: &Desk) -> Result<Option<Request>, Malformed> {
         let Some(header) = self.input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        // Room for the other fields, and for a message that is a little too long, which gets an answer instead of a closed
-        // connection.
+        // Room for the other fields, and for a message that is a little too long, which gets an answer
+        // instead of a closed connection.
         let end = HEADER_BYTES + body_len(header, desk.config.notification_bytes_max as usize + 1024)?;
         if self.input.len() < end {
             return Ok(None);

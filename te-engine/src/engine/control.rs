@@ -18,10 +18,11 @@ use crate::metadata::{Directory, Entry, Keeper, KeeperState, Metadata, PeerToPee
 use crate::request::{Liveness, Notification, RemoteRegion, SegmentHandle};
 
 impl Engine {
-    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that [`Config::metadata`] looks up. Fetches
-    /// the descriptor of the owner, which takes at most `control.timeout_ms`, and `metadata.timeout_ms` for the directory.
-    /// Opening a segment again refreshes it and returns the same handle, unless its owner has restarted: then the handle is
-    /// new, and the old one refuses work with [`SegmentError::Restarted`].
+    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that
+    /// [`Config::metadata`] looks up. Fetches the descriptor of the owner, which takes at most
+    /// `control.timeout_ms`, and `metadata.timeout_ms` for the directory. Opening a segment again refreshes
+    /// it and returns the same handle, unless its owner has restarted: then the handle is new, and the old
+    /// one refuses work with [`SegmentError::Restarted`].
     ///
     /// # Errors
     /// See [`SegmentError`].
@@ -81,8 +82,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those that it has
-    /// unregistered.
+    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those
+    /// that it has unregistered.
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
@@ -165,8 +166,8 @@ impl Engine {
         self.registration.registration()
     }
 
-    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its end at most
-    /// `timeout`.
+    /// As [`registration`](Self::registration), after the first attempt to register the name; waits for its
+    /// end at most `timeout`.
     #[must_use]
     pub fn wait_registered(&self, timeout: Duration) -> Registration {
         if self.here().is_err() {
@@ -292,7 +293,8 @@ impl Engine {
         }
     }
 
-    /// What threads other than the polling thread need to reach the directory, the registration and the notifications.
+    /// What threads other than the polling thread need to reach the directory, the registration and the
+    /// notifications.
     pub(crate) fn parts(&self) -> (Arc<dyn Metadata>, KeeperState, Arc<crate::control::Inbox>) {
         (Arc::clone(&self.metadata), self.registration.clone(), self.inbox.clone())
     }
@@ -313,8 +315,8 @@ pub(super) struct Naming {
 }
 
 impl Naming {
-    /// Starts to register this engine, which peers reach at `endpoint`, if it has a name. `metadata` replaces the configured
-    /// directory for look-ups.
+    /// Starts to register this engine, which peers reach at `endpoint`, if it has a name. `metadata` replaces
+    /// the configured directory for look-ups.
     pub(super) fn start(
         config: &Config,
         metadata: Option<Arc<dyn Metadata>>,

@@ -1,5 +1,5 @@
-//! The fault plans of `te_core::testkit::failover` under the engine's route: no fault on a rail fails a transfer, and the
-//! farthest tier carries nothing while a nearer rail works.
+//! The fault plans of `te_core::testkit::failover` under the engine's route: no fault on a rail fails a
+//! transfer, and the farthest tier carries nothing while a nearer rail works.
 
 use te_core::HealthConfig;
 use te_core::testkit::failover::{TIERS, drawn, simulate};

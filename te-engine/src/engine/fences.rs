@@ -39,7 +39,8 @@ struct Row {
 }
 
 impl Fences {
-    /// Records the end of one rail's part of fence number `index`. Returns the fence when all of its rails have ended.
+    /// Records the end of one rail's part of fence number `index`. Returns the fence when all of its rails
+    /// have ended.
     pub(super) fn complete(&mut self, index: u32, result: Result<(), Error>) -> Option<FenceHandle> {
         let row = self.rows.get_mut(index as usize).filter(|row| row.live)?;
         if let Err(error) = result {
@@ -61,13 +62,16 @@ impl Fences {
 }
 
 impl Engine {
-    /// Fences a segment (law L5): when the fence has completed, no WRITE that ended before this call can still land there.
+    /// Fences a segment (law L5): when the fence has completed, no WRITE that ended before this call can
+    /// still land there.
     ///
-    /// A quarantined batch has ended for its caller, but not for the rails, and their fences do not cover it. So while one uses
-    /// the segment the fence is refused; it succeeds once [`Stats::quarantined_batches`](crate::Stats) has gone down.
+    /// A quarantined batch has ended for its caller, but not for the rails, and their fences do not cover it.
+    /// So while one uses the segment the fence is refused; it succeeds once
+    /// [`Stats::quarantined_batches`](crate::Stats) has gone down.
     ///
     /// # Errors
-    /// `Segment` with `NotFound` when the segment is not open, with `Busy` while a quarantined batch uses it; `Full`.
+    /// `Segment` with `NotFound` when the segment is not open, with `Busy` while a quarantined batch uses it;
+    /// `Full`.
     pub fn fence(
         &mut self,
         handle: SegmentHandle,

@@ -13,25 +13,29 @@ use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::RegisterError;
 use crate::region::SharedRegion;
 
-/// Regions of this size or more are registered with several rails in parallel, bytes: pinning takes about 100 ms per GiB.
+/// Regions of this size or more are registered with several rails in parallel, bytes: pinning takes about 100
+/// ms per GiB.
 const PARALLEL_BYTES_MIN: usize = 64 << 20;
 /// Maximum number of threads that register one region.
 const THREADS_MAX: usize = 8;
-/// Time until a region is first registered again with a rail that refused it. The time doubles up to `REJOIN_MAX`.
+/// Time until a region is first registered again with a rail that refused it. The time doubles up to
+/// `REJOIN_MAX`.
 const REJOIN_MIN: Duration = Duration::from_secs(1);
 const REJOIN_MAX: Duration = Duration::from_secs(60);
 /// Time between two attempts to unregister quarantined regions.
 const RELEASE: Duration = Duration::from_millis(200);
 
 impl Engine {
-    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's segment.
+    /// Registers memory that the caller keeps mapped. With remote rights it becomes part of this engine's
+    /// segment.
     ///
     /// # Errors
     /// `Empty`, `Overlap` with a registered region, `Full`, or the fabrics' refusal.
     ///
     /// # Safety
-    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span` stays mapped, and
-    /// no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight (local rights) may write.
+    /// Until [`unregister`](Self::unregister) returned `Ok` for the region, or the engine is gone, `span`
+    /// stays mapped, and no `&` or `&mut` exists to bytes that a peer (remote rights) or a transfer in flight
+    /// (local rights) may write.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub unsafe fn register(&mut self, span: MemSpan, access: Access) -> Result<RegionId, RegisterError> {
         let id = self.reserve_region()?;
@@ -39,8 +43,9 @@ impl Engine {
         unsafe { self.register_as(id, span, access, false, None) }.map(|()| id)
     }
 
-    /// Whether every rail touches local memory only inside calls of this engine ([`Features::CALLER_DRIVEN`]). Memory can then be
-    /// registered for a single operation at almost no cost, and is unused when the operation has ended.
+    /// Whether every rail touches local memory only inside calls of this engine
+    /// ([`Features::CALLER_DRIVEN`]). Memory can then be registered for a single operation at almost no cost,
+    /// and is unused when the operation has ended.
     #[must_use]
     pub fn is_caller_driven(&self) -> bool {
         self.rails.capabilities().features.contains(Features::CALLER_DRIVEN)
@@ -55,8 +60,8 @@ impl Engine {
     /// Registers memory under a reserved id, which is freed on an error.
     ///
     /// # Safety
-    /// As [`register`](Self::register). With `memory`, the engine keeps the memory mapped; with `owned`, a `Registered` buffer
-    /// does.
+    /// As [`register`](Self::register). With `memory`, the engine keeps the memory mapped; with `owned`, a
+    /// `Registered` buffer does.
     #[allow(unsafe_code, reason = "only the caller can promise what registration needs")]
     pub(crate) unsafe fn register_as(
         &mut self,
@@ -67,7 +72,8 @@ impl Engine {
         memory: Option<Arc<SharedMemory>>,
     ) -> Result<(), RegisterError> {
         let registered = self.regions.check(span).and_then(|()| {
-            // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after `deregister`.
+            // SAFETY: the caller's promise lasts until `unregister` returned `Ok`, which it does only after
+            // `deregister`.
             let registered = unsafe {
                 self.rails.register_with(id, span, access, |rails, results| {
                     register_each(rails, results, id, span, access)
@@ -79,7 +85,8 @@ impl Engine {
                 log::warn!("region {id} of {} bytes is not registered with {fabric} {device}: {error}", span.len());
                 self.rejoin_at = Some((self.clock.now() + REJOIN_MIN, REJOIN_MIN));
             }
-            // After the rails have registered it, for those that pin pages have allocated them; and before it is published.
+            // After the rails have registered it, for those that pin pages have allocated them; and before it
+            // is published.
             let location = self.locate(span);
             let penalties = self.affinity.penalties(location, &self.devices);
             self.rails.route_mut().set_region_penalties(id, penalties.as_deref());
@@ -135,7 +142,8 @@ impl Engine {
                     export.truncate(len);
                     self.published.insert(descriptor(id, span, location, access, export));
                 }
-                // Shared memory, if it is the only fabric, cannot export this memory. It still serves as local memory.
+                // Shared memory, if it is the only fabric, cannot export this memory. It still serves as
+                // local memory.
                 Err(error) if error.kind == ErrorKind::Unsupported => {
                     log::warn!(
                         "region {id} of {} bytes is not exported: no fabric of this engine can export such memory",
@@ -155,8 +163,8 @@ impl Engine {
     /// Ends a registration. After `Ok` neither this engine nor a peer touches the memory any more.
     ///
     /// # Errors
-    /// `Busy` while requests in flight use the region, or while an operation of a peer does: then new operations are refused,
-    /// and the call is to be repeated after [`poll`](Self::poll). `NotFound`.
+    /// `Busy` while requests in flight use the region, or while an operation of a peer does: then new
+    /// operations are refused, and the call is to be repeated after [`poll`](Self::poll). `NotFound`.
     pub fn unregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
         self.here()?;
         let region = self.regions.region_mut(id).ok_or(RegisterError::NotFound)?;
@@ -178,8 +186,9 @@ impl Engine {
         }
     }
 
-    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and new keys. Nothing
-    /// is allocated or touched, and the contents stay. Keys and grants of the earlier registration do not reach it.
+    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and
+    /// new keys. Nothing is allocated or touched, and the contents stay. Keys and grants of the earlier
+    /// registration do not reach it.
     ///
     /// # Errors
     /// As [`register`](Self::register): `Overlap` while it is still registered.
@@ -191,10 +200,11 @@ impl Engine {
         self.register_shared(region.memory().clone(), access)
     }
 
-    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped peer may be in the
-    /// middle of a copy. Its pages are returned to the system at once, and their contents are lost. Its addresses and its place
-    /// among `regions_max` are freed when the peer continues or is gone; until then it counts in
-    /// [`Stats::quarantined_regions`](crate::Stats). No peer is granted it any more.
+    /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
+    /// peer may be in the middle of a copy. Its pages are returned to the system at once, and their contents
+    /// are lost. Its addresses and its place among `regions_max` are freed when the peer continues or is
+    /// gone; until then it counts in [`Stats::quarantined_regions`](crate::Stats). No peer is granted it any
+    /// more.
     ///
     /// # Errors
     /// `Busy` while requests of this engine use it; `NotFound`.
@@ -204,7 +214,8 @@ impl Engine {
             other => return other,
         }
         if let Err(error) = shared.discard() {
-            // Memory that peers may only read is sealed against this, and keeps its pages until they are gone.
+            // Memory that peers may only read is sealed against this, and keeps its pages until they are
+            // gone.
             log::warn!("quarantined region {} of {} bytes keeps its pages: {error}", shared.id(), shared.len());
         }
         let region = self.regions.region_mut(shared.id()).ok_or(RegisterError::NotFound)?;
@@ -282,7 +293,8 @@ impl Engine {
         self.regions.region(id).is_some_and(|region| region.owned && region.span == span)
     }
 
-    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable over `shm`.
+    /// Allocates and registers zeroed memory that processes on this host can share: page-aligned, reachable
+    /// over `shm`.
     ///
     /// # Errors
     /// As [`register`](Self::register), and `Alloc`.
@@ -290,9 +302,9 @@ impl Engine {
         self.alloc_as(len, access, access.contains(Access::REMOTE_WRITE))
     }
 
-    /// As [`alloc_shared`](Self::alloc_shared), for memory that is [lent](SharedRegion::lend) to a process on this host that has
-    /// no engine. Whatever `access` is, that process can write the memory at any time: bytes that are read from it have to be
-    /// verified.
+    /// As [`alloc_shared`](Self::alloc_shared), for memory that is [lent](SharedRegion::lend) to a process on
+    /// this host that has no engine. Whatever `access` is, that process can write the memory at any time:
+    /// bytes that are read from it have to be verified.
     ///
     /// # Errors
     /// As [`alloc_shared`](Self::alloc_shared).
@@ -322,8 +334,8 @@ impl Engine {
     ) -> Result<SharedRegion, RegisterError> {
         let id = self.reserve_region()?;
         #[allow(unsafe_code, reason = "registers memory whose promise this crate keeps")]
-        // SAFETY: the region's row keeps `memory` mapped until it is unregistered, and no reference to its bytes is ever made
-        // (see `SharedMemory`).
+        // SAFETY: the region's row keeps `memory` mapped until it is unregistered, and no reference to its
+        // bytes is ever made (see `SharedMemory`).
         unsafe {
             self.register_as(id, memory.span(), access, false, Some(memory.clone()))?;
         }
@@ -331,7 +343,8 @@ impl Engine {
     }
 }
 
-/// Registers a region with each rail; with several rails in parallel if more than one pins pages and the region is large.
+/// Registers a region with each rail; with several rails in parallel if more than one pins pages and the
+/// region is large.
 ///
 /// # Safety
 /// As [`Memory::register`].

@@ -1,5 +1,5 @@
-//! [`Engine`]: the core, which one thread at a time calls and polls. Without locks and without a thread hop, it has the lowest
-//! latency.
+//! [`Engine`]: the core, which one thread at a time calls and polls. Without locks and without a thread hop,
+//! it has the lowest latency.
 
 mod control;
 #[cfg(test)]
@@ -52,10 +52,12 @@ const BLOCKED_MAX: usize = 16;
 /// Time until the next poll when work waits for something that no event announces.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The engine's core. One thread at a time calls it, and must poll it: for its own transfers and, over fabrics whose target
-/// takes part, for those of its peers. [`TransferEngine`](crate::TransferEngine) is a handle that threads share.
+/// The engine's core. One thread at a time calls it, and must poll it: for its own transfers and, over
+/// fabrics whose target takes part, for those of its peers. [`TransferEngine`](crate::TransferEngine) is a
+/// handle that threads share.
 ///
-/// In a child after a [fork](te_host::fork) every call returns `Forked`, and nothing of the engine is touched.
+/// In a child after a [fork](te_host::fork) every call returns `Forked`, and nothing of the engine is
+/// touched.
 pub struct Engine {
     config: Config,
     identity: u64,
@@ -81,7 +83,8 @@ pub struct Engine {
     quarantine: Vec<RegionId>,
     /// When to try again to unregister them.
     release_at: Option<Instant>,
-    /// When to register regions again with the rails that refused them, and how long to wait after that attempt.
+    /// When to register regions again with the rails that refused them, and how long to wait after that
+    /// attempt.
     rejoin_at: Option<(Instant, Duration)>,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
@@ -159,8 +162,9 @@ impl Engine {
         Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`], which may be `none`
-    /// then. Each of them must start. Peers that have a fabric of the same name are reached over it.
+    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`],
+    /// which may be `none` then. Each of them must start. Peers that have a fabric of the same name are
+    /// reached over it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -235,8 +239,8 @@ impl Engine {
         self.published.incarnation
     }
 
-    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after every start. See
-    /// [`expel`](Self::expel).
+    /// The identity of this engine as an initiator, on every fabric: random, never 0, another number after
+    /// every start. See [`expel`](Self::expel).
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.identity
@@ -254,10 +258,12 @@ impl Engine {
         if self.mark.is_forked() { Err(Forked) } else { Ok(()) }
     }
 
-    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and end `TimedOut`.
+    /// Submits requests as one batch. With `timeout`, requests that have not ended by then are cancelled and
+    /// end `TimedOut`.
     ///
     /// # Errors
-    /// `BatchLength`, `Request`, `Segment`: no byte of the batch was moved. `Full`: `batches_max` batches are not freed yet.
+    /// `BatchLength`, `Request`, `Segment`: no byte of the batch was moved. `Full`: `batches_max` batches are
+    /// not freed yet.
     pub fn submit(
         &mut self,
         requests: &[TransferRequest],
@@ -317,8 +323,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Makes progress: submits slices that wait, takes completions, ends batches that are late. Returns the number of
-    /// completions.
+    /// Makes progress: submits slices that wait, takes completions, ends batches that are late. Returns the
+    /// number of completions.
     pub fn poll(&mut self) -> usize {
         if self.here().is_err() {
             return 0;
@@ -326,8 +332,8 @@ impl Engine {
         let now = self.clock.now();
         let mut count = self.reap(now);
         if self.next_deadline.is_some_and(|next| now >= next) {
-            // A batch that has ended in time is not late because its completions have not been taken yet. The loop ends: there
-            // are no more completions than slices in flight.
+            // A batch that has ended in time is not late because its completions have not been taken yet. The
+            // loop ends: there are no more completions than slices in flight.
             let mut last = count;
             while last == POLL_BUDGET {
                 last = self.reap(now);
@@ -349,7 +355,8 @@ impl Engine {
     /// Polls until a batch has ended, at most `timeout`, and sleeps while there is nothing to do.
     ///
     /// # Errors
-    /// `Ended` when the batch ended other than `Completed`; `WaitTimedOut` when it has not ended (it continues); `NotFound`.
+    /// `Ended` when the batch ended other than `Completed`; `WaitTimedOut` when it has not ended (it
+    /// continues); `NotFound`.
     pub fn wait(
         &mut self,
         batch: BatchHandle,
@@ -362,9 +369,9 @@ impl Engine {
     }
 
     /// Lets rails that copy compute the CRC-32C of the bytes that they move in later polls.
-    /// [`request_status`](Self::request_status) then reports it for a request all of whose slices were copied so, in their
-    /// order (for a WRITE, from 32 KiB on). For other requests, and over other rails, it reports no checksum, and the caller
-    /// computes it.
+    /// [`request_status`](Self::request_status) then reports it for a request all of whose slices were copied
+    /// so, in their order (for a WRITE, from 32 KiB on). For other requests, and over other rails, it reports
+    /// no checksum, and the caller computes it.
     pub fn checksum_copies(&mut self, wanted: bool) {
         if self.here().is_ok() {
             self.rails.set_checksums(wanted);
@@ -415,7 +422,8 @@ impl Engine {
         self.rails.activity()
     }
 
-    /// When [`poll`](Self::poll) must run even without an event, on the engine's clock. `None`: only after an event.
+    /// When [`poll`](Self::poll) must run even without an event, on the engine's clock. `None`: only after an
+    /// event.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.here().ok()?;
         let soon = (!self.pending.is_empty() || !self.leaving.is_empty()).then(|| self.clock.now() + RETRY);
@@ -446,10 +454,11 @@ impl Engine {
         }
     }
 
-    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses it from now on. Its
-    /// connections are closed and its mappings revoked; other peers are not disturbed. `peer` is the
-    /// [identity](Self::identity) of its engine. To be called again, after [`poll`](Self::poll), until the result is
-    /// [`Gone`](Expulsion::Gone). `mode` decides what happens to a peer that is connected.
+    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses
+    /// it from now on. Its connections are closed and its mappings revoked; other peers are not disturbed.
+    /// `peer` is the [identity](Self::identity) of its engine. To be called again, after
+    /// [`poll`](Self::poll), until the result is [`Gone`](Expulsion::Gone). `mode` decides what happens to a
+    /// peer that is connected.
     ///
     /// # Errors
     /// `Identity`, `Full`, `Rails`.

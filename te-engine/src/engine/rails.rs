@@ -28,7 +28,8 @@ pub(super) struct Parts {
     pub(super) server: Server,
 }
 
-/// Opens the control port and the fabrics: those of the registry that the configuration wants, and all of `given`.
+/// Opens the control port and the fabrics: those of the registry that the configuration wants, and all of
+/// `given`.
 pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) -> Result<Parts, StartError> {
     let listen = |source| StartError::Listen { addr: config.listen, source };
     let listener = TcpListener::bind(config.listen).map_err(listen)?;
@@ -66,7 +67,8 @@ pub(super) fn open(config: &Config, identity: u64, given: &[FabricEntry<'_>]) ->
     Ok(Parts { rails, devices, affinity, published, inbox, server })
 }
 
-/// Reads the topology. A configured file is always validated; the host is not read if there is at most one NIC to choose from.
+/// Reads the topology. A configured file is always validated; the host is not read if there is at most one
+/// NIC to choose from.
 fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError> {
     let is_choice = devices.iter().filter(|device| !device.is_empty()).count() > 1;
     if !is_choice && !matches!(config.topology, TopologySource::File(_)) {
@@ -77,7 +79,8 @@ fn affinity(config: &Config, devices: &[String]) -> Result<Affinity, StartError>
     Ok(affinity)
 }
 
-/// The rails of all fabrics with their tiers, nearest first. A fabric that does not start and need not is logged.
+/// The rails of all fabrics with their tiers, nearest first. A fabric that does not start and need not is
+/// logged.
 fn open_fabrics(
     context: &FabricContext<'_>,
     given: &[FabricEntry<'_>],
@@ -143,7 +146,8 @@ fn name(config: &Config, addr: SocketAddr) -> String {
     }
 }
 
-/// Microseconds since 1970: different for two processes that follow each other at one address, and ordered by their starts.
+/// Microseconds since 1970: different for two processes that follow each other at one address, and ordered by
+/// their starts.
 fn incarnation() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

@@ -42,7 +42,8 @@ impl Engine {
         Ok(report)
     }
 
-    /// Whether a batch has ended. Made for a polling loop: the cost does not depend on the number of requests.
+    /// Whether a batch has ended. Made for a polling loop: the cost does not depend on the number of
+    /// requests.
     ///
     /// # Errors
     /// `NotFound` when it was freed.

@@ -1,9 +1,10 @@
-//! The registry of fabrics. A fabric is one line of [`fabrics`]: its name, its tier, a description, what it needs of the host,
-//! and what opens it.
+//! The registry of fabrics. A fabric is one line of [`fabrics`]: its name, its tier, a description, what it
+//! needs of the host, and what opens it.
 //!
-//! Everything else follows from that line: the names that [`Fabrics`] parses, the order of the rails, the settings that are
-//! checked, what the command line and its help list, what `snowskin doctor` checks. A program that embeds the engine passes
-//! further lines to [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
+//! Everything else follows from that line: the names that [`Fabrics`] parses, the order of the rails, the
+//! settings that are checked, what the command line and its help list, what `snowskin doctor` checks. A
+//! program that embeds the engine passes further lines to
+//! [`Engine::start_with_fabrics`](crate::Engine::start_with_fabrics).
 
 mod host;
 #[cfg(not(all(feature = "rdma", feature = "tcp")))]
@@ -81,7 +82,8 @@ pub const fn fabrics() -> &'static [FabricEntry<'static>] {
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct FabricEntry<'a> {
-    /// The name of the fabric in the setting `fabrics`: short, lower case. The feature that builds it has the same name.
+    /// The name of the fabric in the setting `fabrics`: short, lower case. The feature that builds it has the
+    /// same name.
     pub name: &'static str,
     /// The distance class of the fabric.
     pub tier: Tier,
@@ -109,8 +111,8 @@ pub enum HostNeed {
     LockedMemory,
 }
 
-/// The distance class of a fabric, the nearest first. Rails of the nearest tier that reaches a segment share the work; those of
-/// farther tiers are used while all of them are paused.
+/// The distance class of a fabric, the nearest first. Rails of the nearest tier that reaches a segment share
+/// the work; those of farther tiers are used while all of them are paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -129,11 +131,11 @@ pub enum Tier {
     NvmeOf = 5,
 }
 
-/// What opens a fabric. The settings of a fabric are part of the engine's [`Config`], or of the value that implements this
-/// trait.
+/// What opens a fabric. The settings of a fabric are part of the engine's [`Config`], or of the value that
+/// implements this trait.
 pub trait Fabric {
-    /// Opens the rails of the fabric, at least one. A rail is a port of a NIC, for example. Engines match their rails by
-    /// [`Transport::name`], which no other fabric may have.
+    /// Opens the rails of the fabric, at least one. A rail is a port of a NIC, for example. Engines match
+    /// their rails by [`Transport::name`], which no other fabric may have.
     ///
     /// # Errors
     /// Why there is no rail.
@@ -194,7 +196,8 @@ where
 }
 
 impl<'a> FabricEntry<'a> {
-    /// A fabric that a program adds to those of the registry. It needs nothing of the host; set `needs` if it does.
+    /// A fabric that a program adds to those of the registry. It needs nothing of the host; set `needs` if it
+    /// does.
     #[must_use]
     pub const fn new(name: &'static str, tier: Tier, about: &'static str, fabric: &'a dyn Fabric) -> Self {
         Self { name, tier, about, needs: &[], fabric: Some(fabric) }
@@ -217,7 +220,8 @@ impl fmt::Debug for FabricEntry<'_> {
 }
 
 impl FabricContext<'_> {
-    /// The address that exports carry if the configuration names a host to advertise. Looks up the name of that host.
+    /// The address that exports carry if the configuration names a host to advertise. Looks up the name of
+    /// that host.
     #[must_use]
     pub fn advertise(&self) -> Option<IpAddr> {
         let found = (self.config.advertise_host.as_deref()?, 0).to_socket_addrs().ok()?.next();
@@ -233,8 +237,8 @@ impl Rail {
 }
 
 impl Cause {
-    /// The host has no device or driver of the fabric. It is logged once per process, as information, and is an error only if the
-    /// fabric must start.
+    /// The host has no device or driver of the fabric. It is logged once per process, as information, and is
+    /// an error only if the fabric must start.
     pub fn absent(error: impl StdError + Send + Sync + 'static) -> Self {
         Self { error: Box::new(error), absent: true }
     }

@@ -1,5 +1,5 @@
-//! In place of the settings of fabrics that this build lacks. Any settings are accepted and ignored, with one warning, so that
-//! one configuration file serves builds with and without a fabric.
+//! In place of the settings of fabrics that this build lacks. Any settings are accepted and ignored, with one
+//! warning, so that one configuration file serves builds with and without a fabric.
 
 use std::sync::Once;
 

@@ -16,7 +16,8 @@ use crate::config::Config;
 pub(super) struct Rdma;
 
 impl Fabric for Rdma {
-    /// Opens a rail per port that the settings name, or per active port if they name none. A port that does not open is logged.
+    /// Opens a rail per port that the settings name, or per active port if they name none. A port that does
+    /// not open is logged.
     ///
     /// # Errors
     /// Why no port opened; or why a port that the settings name did not.

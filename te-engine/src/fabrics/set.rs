@@ -11,8 +11,9 @@ use super::{FabricEntry, TABLE, fabrics};
 
 /// The fabrics that an engine uses. As text: `auto`, or names from [`fabrics`] with commas between them.
 ///
-/// A fabric that is named must start: if it does not, or if this build lacks it, the engine does not start. `auto` means
-/// every fabric of this build, without those that do not start. `auto,tcp` means every fabric that starts, and TCP, which must.
+/// A fabric that is named must start: if it does not, or if this build lacks it, the engine does not start.
+/// `auto` means every fabric of this build, without those that do not start. `auto,tcp` means every fabric
+/// that starts, and TCP, which must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fabrics {
@@ -61,7 +62,8 @@ impl Fabrics {
         Self { auto: self.auto || other.auto, named: self.named | other.named }
     }
 
-    /// Only the fabric of this entry of [`fabrics`]; [`NONE`](Self::NONE) for an entry that is not in the registry.
+    /// Only the fabric of this entry of [`fabrics`]; [`NONE`](Self::NONE) for an entry that is not in the
+    /// registry.
     #[must_use]
     pub fn of(entry: &FabricEntry<'_>) -> Self {
         let place = TABLE.iter().position(|known| known.name == entry.name);
@@ -83,8 +85,8 @@ impl Fabrics {
         self.auto
     }
 
-    /// Whether an engine would try to open the fabric of this entry: it is named, or it is part of this build and
-    /// [`is_auto`](Self::is_auto) holds.
+    /// Whether an engine would try to open the fabric of this entry: it is named, or it is part of this build
+    /// and [`is_auto`](Self::is_auto) holds.
     #[must_use]
     pub fn uses(self, entry: &FabricEntry<'_>) -> bool {
         self.wanted(entry) != Wanted::No

@@ -68,7 +68,8 @@ struct Backoff {
 }
 
 impl Directory {
-    /// The server of `source`; `None` if names are addresses. Nothing is sent yet. `timeout` is for one request to one server.
+    /// The server of `source`; `None` if names are addresses. Nothing is sent yet. `timeout` is for one
+    /// request to one server.
     ///
     /// # Errors
     /// `Refused` when this build lacks that kind of server.
@@ -231,8 +232,8 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(10);
 
-    /// A server in memory. `faults` is how many requests from now on are not answered; a rival may come between a read and
-    /// the write after it.
+    /// A server in memory. `faults` is how many requests from now on are not answered; a rival may come
+    /// between a read and the write after it.
     #[derive(Default)]
     struct Memory {
         keys: Mutex<HashMap<String, Vec<u8>>>,

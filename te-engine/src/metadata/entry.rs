@@ -74,8 +74,8 @@ impl Entry {
         serde_json::to_vec(&Stored { v: VERSION, name, endpoint, incarnation }).unwrap_or_default()
     }
 
-    /// Whether this entry keeps the name when the owner of `ours` wants it: it has a higher incarnation, or the same and is
-    /// another owner's.
+    /// Whether this entry keeps the name when the owner of `ours` wants it: it has a higher incarnation, or
+    /// the same and is another owner's.
     pub(super) fn outranks(&self, ours: &Self) -> bool {
         self.incarnation > ours.incarnation || (self.incarnation == ours.incarnation && self != ours)
     }

@@ -1,5 +1,6 @@
-//! etcd, through the JSON gateway of its v3 API: `POST /v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, bytes as base64, 64-bit
-//! numbers as strings. A key belongs to a lease, which its owner keeps alive; versions are `mod_revision`.
+//! etcd, through the JSON gateway of its v3 API: `POST /v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, bytes as
+//! base64, 64-bit numbers as strings. A key belongs to a lease, which its owner keeps alive; versions are
+//! `mod_revision`.
 //!
 //! <https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>
 

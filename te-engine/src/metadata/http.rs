@@ -1,5 +1,5 @@
-//! A directory over HTTP, such as the store's master: `GET`, `PUT` and `DELETE` of `…/metadata?key=KEY`, versions as `ETag`
-//! (RFC 9110 §8.8.3, §13.1), time to live as `ttl_ms=`.
+//! A directory over HTTP, such as the store's master: `GET`, `PUT` and `DELETE` of `…/metadata?key=KEY`,
+//! versions as `ETag` (RFC 9110 §8.8.3, §13.1), time to live as `ttl_ms=`.
 
 use std::format;
 use std::io::Read as _;

@@ -20,8 +20,8 @@ pub enum Registration {
     Pending,
     /// The name is registered.
     Registered,
-    /// The last attempt failed; further ones follow. If the name was registered before, peers find it until its time to live
-    /// is over.
+    /// The last attempt failed; further ones follow. If the name was registered before, peers find it until
+    /// its time to live is over.
     Failed(MetadataError),
 }
 

@@ -1,10 +1,11 @@
 //! How the owner of a segment is found: by its address, or by a name that a directory has.
 //!
-//! A name with a colon is an address, `host:port` of the owner's control port; no directory is used for it. Any other name
-//! (`node-7`, `prefill/3`) is looked up in a [`Directory`]: a server over HTTP, Redis, or etcd. There each name has an
-//! [`Entry`]: endpoint and incarnation of its owner. What the owner exports is not stored there but always fetched from the
-//! owner: exports change with every registration and may be megabytes long, and the answer proves that the owner is alive. If
-//! the incarnation that answers at the endpoint is not that of the entry, opening ends with [`SegmentError::Restarted`].
+//! A name with a colon is an address, `host:port` of the owner's control port; no directory is used for it.
+//! Any other name (`node-7`, `prefill/3`) is looked up in a [`Directory`]: a server over HTTP, Redis, or
+//! etcd. There each name has an [`Entry`]: endpoint and incarnation of its owner. What the owner exports is
+//! not stored there but always fetched from the owner: exports change with every registration and may be
+//! megabytes long, and the answer proves that the owner is alive. If the incarnation that answers at the
+//! endpoint is not that of the entry, opening ends with [`SegmentError::Restarted`].
 //!
 //! # What is stored
 //! Under the key `snowskin/segment/NAME`, the entry as JSON, at most [`ENTRY_BYTES_MAX`] bytes:
@@ -15,16 +16,18 @@
 //!
 //! `v` is the version of this format; an entry with another version is refused. Unknown members are ignored.
 //!
-//! * The entry has a time to live, [`MetadataConfig::ttl_ms`](crate::MetadataConfig), which its owner renews after a third of it.
-//!   The entry of an owner that died is gone after that time at the latest; an owner that stops in order removes it.
-//! * Every write is a compare-and-set against what was read. A higher incarnation takes the name at once; a lower one is refused
-//!   while the entry of the higher one is there.
-//! * HTTP: `ETag`, `If-Match`, `If-None-Match` and `ttl_ms=` (served by the store's master under `/metadata`). Redis: `SET …
-//!   PX`, and scripts that compare and set. etcd: its JSON gateway, transactions on `mod_revision`, and a lease.
+//! * The entry has a time to live, [`MetadataConfig::ttl_ms`](crate::MetadataConfig), which its owner renews
+//!   after a third of it. The entry of an owner that died is gone after that time at the latest; an owner
+//!   that stops in order removes it.
+//! * Every write is a compare-and-set against what was read. A higher incarnation takes the name at once; a
+//!   lower one is refused while the entry of the higher one is there.
+//! * HTTP: `ETag`, `If-Match`, `If-None-Match` and `ttl_ms=` (served by the store's master under
+//!   `/metadata`). Redis: `SET … PX`, and scripts that compare and set. etcd: its JSON gateway, transactions
+//!   on `mod_revision`, and a lease.
 //!
-//! None of this is on the data path: names are looked up on the thread that opens a segment, and a separate thread renews the
-//! entry. After a server did not answer, it is not asked during a backoff, which grows each time; requests fail at once
-//! meanwhile.
+//! None of this is on the data path: names are looked up on the thread that opens a segment, and a separate
+//! thread renews the entry. After a server did not answer, it is not asked during a backoff, which grows each
+//! time; requests fail at once meanwhile.
 
 mod directory;
 mod entry;
@@ -127,8 +130,8 @@ impl PeerToPeer {
         }
     }
 
-    /// As [`describe`](Self::describe), of a segment whose owner was at `endpoint`. Uses the directory only if no process answers
-    /// there.
+    /// As [`describe`](Self::describe), of a segment whose owner was at `endpoint`. Uses the directory only
+    /// if no process answers there.
     pub(crate) fn describe_again(
         &self,
         metadata: &dyn Metadata,

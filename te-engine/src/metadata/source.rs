@@ -17,8 +17,9 @@ const ETCD_SERVERS_MAX: usize = 16;
 /// Where segment names are looked up.
 ///
 /// Its text is a connection string: `p2p` (the default: names are addresses), `http://host:port/metadata`,
-/// `redis://[user:password@]host:port[/db]`, `etcd://host:port[,host:port…]`. In user and password, `@` and other special
-/// characters are percent-encoded (`%40`). A password is never printed: `***` replaces it, and a source with `***` is refused.
+/// `redis://[user:password@]host:port[/db]`, `etcd://host:port[,host:port…]`. In user and password, `@` and
+/// other special characters are percent-encoded (`%40`). A password is never printed: `***` replaces it, and
+/// a source with `***` is refused.
 ///
 /// ```
 /// use te_engine::MetadataSource;

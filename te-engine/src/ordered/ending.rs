@@ -8,9 +8,9 @@ use super::sync::{AtomicBool, Condvar, Mutex, OnceLock, Ordering};
 
 /// A result that is set once, and what waits for it.
 ///
-/// Setter and waiter each end with a read-modify-write of one flag, and these have one order. If the waiter's comes first, the
-/// setter learns that it has to wake; if the setter's comes first, the waiter sees the result. Without a waiter, nothing is
-/// locked and nothing is woken.
+/// Setter and waiter each end with a read-modify-write of one flag, and these have one order. If the waiter's
+/// comes first, the setter learns that it has to wake; if the setter's comes first, the waiter sees the
+/// result. Without a waiter, nothing is locked and nothing is woken.
 #[derive(Debug)]
 pub struct Ending<T> {
     value: OnceLock<T>,
@@ -72,8 +72,8 @@ impl<T> Ending<T> {
         self.get()
     }
 
-    /// Registers `waker` in place of an earlier one. The caller then checks [`get`](Self::get) once more: a result that was set
-    /// before the registration wakes no waker.
+    /// Registers `waker` in place of an earlier one. The caller then checks [`get`](Self::get) once more: a
+    /// result that was set before the registration wakes no waker.
     pub fn set_waker(&self, waker: &Waker) {
         let lock = || self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         if lock().as_ref().is_none_or(|old| !old.will_wake(waker)) {

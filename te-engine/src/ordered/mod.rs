@@ -3,7 +3,8 @@
 //! * [`Parking`]: a worker that is about to sleep, and callers that hand it work at the same time.
 //! * [`Ending`]: a result that is set once, and the thread or the waker that waits for it.
 //!
-//! Everything else that threads share here is behind a mutex, is published once, or is a counter that is only reported.
+//! Everything else that threads share here is behind a mutex, is published once, or is a counter that is only
+//! reported.
 
 mod ending;
 mod parking;
@@ -22,7 +23,8 @@ mod sync {
     #[cfg(not(loom))]
     pub(super) use std::sync::{Condvar, Mutex, OnceLock};
 
-    /// `std::sync::OnceLock` with a flag whose orderings loom sees. Without it, loom would take every `get` for up to date.
+    /// `std::sync::OnceLock` with a flag whose orderings loom sees. Without it, loom would take every `get`
+    /// for up to date.
     #[cfg(loom)]
     #[derive(Debug)]
     pub(super) struct OnceLock<T> {

@@ -2,8 +2,8 @@
 
 use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Whether a worker sleeps, and until when. The worker and its callers also share a mailbox, a bell that ends the worker's
-/// sleep, and a lock under which one of them at a time takes a turn.
+/// Whether a worker sleeps, and until when. The worker and its callers also share a mailbox, a bell that ends
+/// the worker's sleep, and a lock under which one of them at a time takes a turn.
 ///
 /// ```text
 ///   worker                                        caller
@@ -12,8 +12,8 @@ use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 ///     leave                                         must_ring? ── ring the bell
 /// ```
 ///
-/// Each side writes, passes a fence, and then reads what the other side writes. So either the worker sees what was pushed, or
-/// the caller sees that the worker sleeps.
+/// Each side writes, passes a fence, and then reads what the other side writes. So either the worker sees
+/// what was pushed, or the caller sees that the worker sleeps.
 #[derive(Debug)]
 pub struct Parking {
     /// The worker sleeps, or is about to.
@@ -28,8 +28,9 @@ impl Parking {
         Self { parked: AtomicBool::new(false), until: AtomicU64::new(0) }
     }
 
-    /// The worker is about to sleep until `until` (`u64::MAX`: until the bell). It calls this under the lock, so that a caller
-    /// that takes a turn later sees `until`; then it checks for work once more, and sleeps only when there is none.
+    /// The worker is about to sleep until `until` (`u64::MAX`: until the bell). It calls this under the lock,
+    /// so that a caller that takes a turn later sees `until`; then it checks for work once more, and sleeps
+    /// only when there is none.
     pub fn announce(&self, until: u64) {
         self.until.store(until, Ordering::Relaxed);
         self.parked.store(true, Ordering::Relaxed);
@@ -42,7 +43,8 @@ impl Parking {
         self.parked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether this caller must ring the bell, after it has pushed work. At most one caller per sleep gets `true`.
+    /// Whether this caller must ring the bell, after it has pushed work. At most one caller per sleep gets
+    /// `true`.
     #[must_use]
     pub fn must_ring(&self) -> bool {
         // Pairs with the fence in `announce`.

@@ -275,7 +275,8 @@ fn serves(child: &mut Child, kind: Kind, port: u16) -> bool {
     false
 }
 
-/// A free port below those that the kernel assigns to connections, so that a server can use it again after a restart.
+/// A free port below those that the kernel assigns to connections, so that a server can use it again after a
+/// restart.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = (std::process::id() * 37 % 8000) as u16;
