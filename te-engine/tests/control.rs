@@ -190,7 +190,7 @@ fn without_the_cluster_secret_only_probes_are_answered() {
         }
     }
     // On the wire: a probe is answered; a descriptor and a notification are not, and no key is sent.
-    let ask = |bytes: &[u8]| {
+    let call = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(owner.name()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.write_all(&frame(bytes)).unwrap();
@@ -200,9 +200,9 @@ fn without_the_cluster_secret_only_probes_are_answered() {
         stream.read_exact(&mut body).unwrap();
         (body, stream)
     };
-    assert_eq!(ask(&[1]).0[0], 1, "alive");
+    assert_eq!(call(&[1]).0[0], 1, "alive");
     for request in [&[0][..], &[2, 0, 1, b'n', 1, b'm']] {
-        let (answer, mut stream) = ask(request);
+        let (answer, mut stream) = call(request);
         assert_eq!(answer, [9], "needs a proof");
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "and the connection is closed");
     }

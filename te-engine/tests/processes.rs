@@ -36,13 +36,13 @@ fn bytes_go_to_another_process_and_back() {
         let write = request(Op::Write, (local.id(), 0), segment, at, len as u64);
         here.submit(&[write], None).unwrap().wait(LONG).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(
-            peer.ask(&format!("sum 4321 {len}")),
+            peer.query(&format!("sum 4321 {len}")),
             sum(&content).to_string(),
             "{name}: the peer has them"
         );
         let read = request(Op::Read, (local.id(), len as u64), segment, at, len as u64);
         here.submit(&[read], None).unwrap().wait(LONG).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(bytes(&local)[len..] == content, "{name}: and gives them back");
+        assert!(bytes(&local)[len..] == content, "{name}: and returns them");
         let used: Vec<_> =
             here.stats().rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.name).collect();
         assert_eq!(used, [if name == "tcp" { "tcp" } else { "shm" }], "{name}");
@@ -93,7 +93,7 @@ fn a_peer_killed_in_mid_transfer_ends_every_batch_and_nothing_else() {
         assert_eq!(here.probe(segment, Duration::from_secs(5)), Ok(Liveness::Unreachable), "{name}");
         assert!(matches!(here.refresh_segment(segment), Err(SegmentError::Unreachable { .. })), "{name}");
         here.unregister(local.id()).unwrap();
-        drop(other.ask("sum 0 1"));
+        drop(other.query("sum 0 1"));
     }
 }
 
@@ -107,7 +107,7 @@ fn a_restarted_peer_is_refused_under_its_old_handle_by_both_incarnations() {
         let local = here.alloc_shared(4096, Access::LOCAL).unwrap();
         let old = here.open_segment(&peer.name).unwrap();
         let Ok(Liveness::Alive { incarnation: expected }) = here.probe(old, Duration::from_secs(5)) else {
-            panic!("{name}: it lives")
+            panic!("{name}: it is alive")
         };
         let read = request(Op::Read, (local.id(), 0), old, peer.addr, 4096);
         here.submit(&[read], LONG).unwrap().wait(None).unwrap();
@@ -140,7 +140,7 @@ fn a_restarted_peer_is_refused_under_its_old_handle_by_both_incarnations() {
         assert_ne!(new, old);
         let read = request(Op::Read, (local.id(), 0), new, peer.addr, 4096);
         here.submit(&[read], LONG).unwrap().wait(None).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(sum(&bytes(&local)).to_string(), peer.ask("sum 0 4096"), "{name}");
+        assert_eq!(sum(&bytes(&local)).to_string(), peer.query("sum 0 4096"), "{name}");
         here.close_segment(old).unwrap();
     }
 }
@@ -158,13 +158,13 @@ fn memory_belongs_to_its_owner_alone_after_unregister_returned() {
             let mut peer = Peer::start(fabrics, "127.0.0.1:0");
             // It reads all and writes the same bytes back, over and over.
             peer.send(&format!("hammer {} {} {len}", here.name(), region.addr()));
-            eventually("the peer has begun", || peer.ask("rounds").parse::<u64>().unwrap() > 3);
+            eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 3);
             here.unregister(region.id()).unwrap_or_else(|error| panic!("{name}: {error}"));
             // What a late write of the peer would undo, and a late read would see.
             region.write(0, &vec![0xEE; len]).unwrap();
-            eventually("the peer is refused", || peer.ask("refused") == "true");
+            eventually("the peer is refused", || peer.query("refused") == "true");
             assert!(bytes(&region) == vec![0xEE; len], "{name}: the peer wrote after unregister");
-            assert_eq!(peer.ask("seen"), format!("{}", round + 1), "{name}: the peer read after unregister");
+            assert_eq!(peer.query("seen"), format!("{}", round + 1), "{name}: the peer read after unregister");
         }
     }
 }
@@ -178,7 +178,7 @@ fn a_peer_killed_while_it_uses_memory_does_not_keep_it_registered() {
             let region = here.alloc_shared(len, EVERYTHING).unwrap();
             let mut peer = Peer::start(fabrics, "127.0.0.1:0");
             peer.send(&format!("hammer {} {} {len}", here.name(), region.addr()));
-            eventually("the peer has begun", || peer.ask("rounds").parse::<u64>().unwrap() > 1);
+            eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 1);
             peer.kill();
             eventually("the memory is unregistered", || match here.unregister(region.id()) {
                 Ok(()) => true,
@@ -200,17 +200,17 @@ fn peers_notify_each_other_and_limits_hold() {
     let here = TransferEngine::start(config).unwrap();
     let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
     for message in ["one", "two", "three"] {
-        assert_eq!(peer.ask(&format!("notify {} {message}", here.name())), "ok");
+        assert_eq!(peer.query(&format!("notify {} {message}", here.name())), "ok");
     }
-    assert!(peer.ask(&format!("notify {} four", here.name())).contains("its queue of notifications is full"));
+    assert!(peer.query(&format!("notify {} four", here.name())).contains("its queue of notifications is full"));
     let taken: Vec<_> = here.take_notifications().into_iter().map(|one| (one.name, one.message)).collect();
     let expected = ["one", "two", "three"].map(|text| ("test".to_string(), text.as_bytes().to_vec()));
     assert_eq!(taken, expected);
     assert!(here.take_notifications().is_empty());
     assert_eq!(here.stats().notifications_refused, 1);
     let long = "x".repeat(997);
-    assert!(peer.ask(&format!("notify {} {long}", here.name())).contains("longer than"));
-    assert_eq!(peer.ask(&format!("notify {} {}", here.name(), &long[1..])), "ok");
+    assert!(peer.query(&format!("notify {} {long}", here.name())).contains("longer than"));
+    assert_eq!(peer.query(&format!("notify {} {}", here.name(), &long[1..])), "ok");
     assert_eq!(here.take_notifications().len(), 1);
 }
 
@@ -226,9 +226,9 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
         while inside < 2 && (name != "tcp" || outside < 3) {
             assert!(outside < 200, "{name}: no writer was ever stopped in the middle of a copy");
             let mut peer = Peer::start(fabrics, "127.0.0.1:0");
-            let identity = peer.ask("identity").parse().unwrap();
+            let identity = peer.query("identity").parse().unwrap();
             peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
-            eventually("the peer has begun", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+            eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 0);
             assert_eq!(here.expel(identity, ExpelMode::SpareConnected), Ok(Expulsion::Connected), "{name}");
             peer.stop();
             assert_eq!(here.expel(identity, ExpelMode::SpareConnected), Ok(Expulsion::Connected), "{name}: stopped is not gone");
@@ -254,12 +254,12 @@ fn a_writer_that_is_stopped_in_the_middle_of_a_copy_is_not_gone_until_it_continu
             // The space is used for something else from here on.
             region.write(0, &vec![0x11; len]).unwrap();
             peer.resume();
-            eventually("the peer is refused", || peer.ask("refused") == "true");
+            eventually("the peer is refused", || peer.query("refused") == "true");
             // Further attempts are refused, too, and in the end with the reason.
             eventually("the peer gets the reason", || {
                 peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
-                eventually("the peer is refused again", || peer.ask("refused") == "true");
-                peer.ask("error").contains("this process was cut off")
+                eventually("the peer is refused again", || peer.query("refused") == "true");
+                peer.query("error").contains("this process was cut off")
             });
             assert!(
                 bytes(&region) == vec![0x11; len],
@@ -276,19 +276,19 @@ fn a_writer_that_is_killed_while_it_is_stopped_is_gone() {
     let region = here.alloc_shared(len, EVERYTHING).unwrap();
     let mut other = Peer::start(Fabrics::SHM, "127.0.0.1:0");
     other.send(&format!("hammer {} {} {len}", here.name(), region.addr()));
-    eventually("the other has begun", || other.ask("rounds").parse::<u64>().unwrap() > 0);
+    eventually("the other has begun", || other.query("rounds").parse::<u64>().unwrap() > 0);
     for _ in 0..4 {
         let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
-        let identity = peer.ask("identity").parse().unwrap();
+        let identity = peer.query("identity").parse().unwrap();
         peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
-        eventually("the peer has begun", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+        eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 0);
         peer.stop();
         peer.kill();
         eventually("its death is detected", || here.expel(identity, ExpelMode::SpareConnected) == Ok(Expulsion::Gone));
     }
-    let rounds = other.ask("rounds");
-    eventually("the other continues", || other.ask("rounds") != rounds);
-    assert_eq!(other.ask("refused"), "false");
+    let rounds = other.query("rounds");
+    eventually("the other continues", || other.query("rounds") != rounds);
+    assert_eq!(other.query("refused"), "false");
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn memory_that_a_stopped_peer_may_use_is_quarantined_and_its_pages_are_freed() {
         let region = here.alloc_shared_with(len, EVERYTHING, Populate::Now).unwrap();
         let mut peer = Peer::start(Fabrics::SHM, "127.0.0.1:0");
         peer.send(&format!("flood {} {} {len}", here.name(), region.addr()));
-        eventually("the peer has begun", || peer.ask("rounds").parse::<u64>().unwrap() > 0);
+        eventually("the peer has begun", || peer.query("rounds").parse::<u64>().unwrap() > 0);
         peer.stop();
         match here.unregister(region.id()) {
             Ok(()) => continue,
@@ -321,13 +321,13 @@ fn memory_that_a_stopped_peer_may_use_is_quarantined_and_its_pages_are_freed() {
     fresh.write(0, &vec![0x22; len]).unwrap();
     let mut other = Peer::start(Fabrics::SHM, "127.0.0.1:0");
     other.send(&format!("hammer {} {} {len}", here.name(), fresh.addr()));
-    eventually("another peer is served", || other.ask("rounds").parse::<u64>().unwrap() > 1);
+    eventually("another peer is served", || other.query("rounds").parse::<u64>().unwrap() > 1);
     assert_eq!(here.stats().quarantined_regions, 1);
     peer.resume();
     eventually("the last copy has ended", || here.stats().quarantined_regions == 0);
     assert_eq!(here.stats().regions, 1);
-    eventually("the peer is refused", || peer.ask("refused") == "true");
-    assert_eq!(other.ask("seen"), format!("{}", 0x22));
+    eventually("the peer is refused", || peer.query("refused") == "true");
+    assert_eq!(other.query("seen"), format!("{}", 0x22));
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn memory_that_is_registered_again_is_the_same_and_old_grants_do_not_reach_it() 
         // revocation of its grant.
         let mut idle = Peer::start(fabrics, "127.0.0.1:0");
         assert_eq!(
-            idle.ask(&format!("read {} {} {len}", here.name(), first.addr())),
+            idle.query(&format!("read {} {} {len}", here.name(), first.addr())),
             sum(&content).to_string()
         );
         idle.stop();
@@ -359,10 +359,10 @@ fn memory_that_is_registered_again_is_the_same_and_old_grants_do_not_reach_it() 
         assert_eq!((here.stats().regions, here.stats().registered_bytes), (1, len as u64));
         idle.resume();
         // Its old grant does not reach the memory; a new one does.
-        assert_eq!(idle.ask(&format!("write-old {} 4096", region.addr())), "refused", "{name}");
+        assert_eq!(idle.query(&format!("write-old {} 4096", region.addr())), "refused", "{name}");
         assert!(bytes(&region) == content, "{name}: nothing was written through an old grant");
         assert_eq!(
-            idle.ask(&format!("read {} {} {len}", here.name(), region.addr())),
+            idle.query(&format!("read {} {} {len}", here.name(), region.addr())),
             sum(&content).to_string()
         );
     }
@@ -552,7 +552,7 @@ impl Peer {
         self.lines.recv_timeout(Duration::from_secs(15)).expect("the peer answers")
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    fn query(&mut self, command: &str) -> String {
         self.send(command);
         self.receive()
     }

@@ -1,4 +1,4 @@
-//! What this crate orders by hand, each in a type of its own that loom checks (`tests/loom_ordered.rs`):
+//! What this crate orders by hand, each in a separate type that loom checks (`tests/loom_ordered.rs`):
 //!
 //! * [`Parking`]: a worker that is about to sleep, and callers that hand it work at the same time.
 //! * [`Ending`]: a result that is set once, and the thread or the waker that waits for it.
