@@ -56,9 +56,7 @@ impl TransferEngine {
         Self::start_over(config, metadata, &[])
     }
 
-    /// As [`start`](Self::start), with `fabrics` of the caller in addition to those of [`Config::fabrics`],
-    /// which may be `none` then. Each of them must start. Peers that have a fabric of the same name are
-    /// reached over it.
+    /// As [`start`](Self::start), with further fabrics: see [`Engine::start_with_fabrics`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -195,9 +193,8 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Registers the memory of a [`SharedRegion`] again after its registration has ended, under a new id and
-    /// new keys. Nothing is allocated or touched, and the contents stay. Keys and grants of the earlier
-    /// registration do not reach it.
+    /// Registers the memory of a [`SharedRegion`] again after its registration has ended: see
+    /// [`Engine::reregister`].
     ///
     /// # Errors
     /// As [`register`](Self::register): `Overlap` while it is still registered.
@@ -208,10 +205,8 @@ impl TransferEngine {
     }
 
     /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
-    /// peer may be in the middle of a copy. Its pages are returned to the system at once, and their contents
-    /// are lost. Its addresses and its place among `regions_max` are freed when the peer continues or is
-    /// gone; until then it counts in [`Stats::quarantined_regions`]. No peer is granted it any more. A clone
-    /// of `region` that is kept would keep the addresses in use.
+    /// peer may be in the middle of a copy: see [`Engine::quarantine_shared`]. A clone of `region` that is
+    /// kept would keep the addresses in use.
     ///
     /// # Errors
     /// `Busy` while requests of this engine use it; `NotFound`.
@@ -270,11 +265,7 @@ impl TransferEngine {
         }
     }
 
-    /// Opens the memory that the engine called `name` exports: `host:port`, or a name that
-    /// [`Config::metadata`] looks up. Fetches the descriptor of the owner, which takes at most
-    /// `control.timeout_ms`, and `metadata.timeout_ms` for the directory. Opening a segment again refreshes
-    /// it and returns the same handle, unless its owner has restarted: then the handle is new, and the old
-    /// one refuses work with [`SegmentError::Restarted`].
+    /// Opens the memory that the engine called `name` exports: see [`Engine::open_segment`].
     ///
     /// # Errors
     /// See [`SegmentError`].
@@ -286,8 +277,7 @@ impl TransferEngine {
         self.call_segment(move |engine| engine.attach_at(&name, &endpoint, &descriptor))
     }
 
-    /// Fetches the descriptor again: attaches regions that the owner has registered since, and detaches those
-    /// that it has unregistered.
+    /// Fetches the descriptor of a segment again: see [`Engine::refresh_segment`].
     ///
     /// # Errors
     /// `Restarted` when another process answers; the handle refuses further work.
@@ -361,11 +351,7 @@ impl TransferEngine {
     }
 
     /// Fences a segment (law L5): when the transfer completes, no WRITE that ended before this call can still
-    /// land there.
-    ///
-    /// A quarantined batch has ended for its caller, but not for the fabrics, and their fences do not cover
-    /// it. So while one uses the segment the fence is refused; it succeeds once
-    /// [`Stats::quarantined_batches`] has gone down.
+    /// land there. See [`Engine::fence`].
     ///
     /// # Errors
     /// `Full`, `Closed`. An unknown segment, and one that a quarantined batch uses (`Busy`), are reported by
@@ -416,10 +402,8 @@ impl TransferEngine {
         Ok(liveness)
     }
 
-    /// Expels a peer: ends its access to the memory that this engine exports, over every fabric, and refuses
-    /// it from now on. Its connections are closed and its mappings revoked; other peers are not disturbed.
-    /// `peer` is the [identity](Self::identity) of its engine. Does not wait: to be called again until the
-    /// result is [`Gone`](Expulsion::Gone). `mode` decides what happens to a peer that is connected.
+    /// Expels a peer: see [`Engine::expel`]. Does not wait: to be called again until the result is
+    /// [`Gone`](Expulsion::Gone).
     ///
     /// # Errors
     /// See [`ExpelError`].

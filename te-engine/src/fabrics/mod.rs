@@ -249,29 +249,3 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Cause {
         Self { error: Box::new(error), absent: false }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_registry_is_in_the_order_of_the_tiers_and_no_name_is_there_twice() {
-        assert!(fabrics().is_sorted_by_key(|entry| entry.tier));
-        for (nth, entry) in fabrics().iter().enumerate() {
-            assert!(fabrics()[..nth].iter().all(|before| before.name != entry.name), "{}", entry.name);
-            assert!(entry.name.bytes().all(|byte| byte.is_ascii_lowercase()), "{}", entry.name);
-            assert!(!entry.about.is_empty() && !entry.about.ends_with('.'), "{}", entry.about);
-            for (nth, need) in entry.needs.iter().enumerate() {
-                assert!(!entry.needs[..nth].contains(need), "{}: {need:?} twice", entry.name);
-            }
-        }
-    }
-
-    #[test]
-    fn a_fabric_is_built_by_the_feature_of_its_name() {
-        let built = |name| fabrics().iter().any(|entry| entry.name == name && entry.is_built());
-        assert!(built("local") && built("shm"));
-        assert_eq!(built("rdma"), cfg!(feature = "rdma"));
-        assert_eq!(built("tcp"), cfg!(feature = "tcp"));
-    }
-}
