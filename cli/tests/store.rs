@@ -287,14 +287,14 @@ fn the_error_without_the_cluster_secret_names_the_secret() {
 
     let refused = with(&["put", "k", file], &[]);
     assert_exit(&refused, 1);
-    assert!(stderr(&refused).contains("it wants proof of the cluster secret"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("it requires the cluster secret"), "{}", stderr(&refused));
     let refused = with(&["put", "k", file], &["--cluster-secret", "simsim"]);
     assert_exit(&refused, 1);
     assert!(stderr(&refused).contains("compare the cluster secret"), "{}", stderr(&refused));
     assert_exit(&with(&["put", "k", file], &secret), 0);
     let missed = with(&["get", "k"], &[]);
     assert_exit(&missed, 1);
-    assert!(stderr(&missed).contains("it wants proof of the cluster secret"), "{}", stderr(&missed));
+    assert!(stderr(&missed).contains("it requires the cluster secret"), "{}", stderr(&missed));
 }
 
 #[test]

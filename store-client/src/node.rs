@@ -376,7 +376,7 @@ mod tests {
     }
 
     fn expel(node: &Node, writer: u64) {
-        while node.engine.expel(writer, true).unwrap() != Expulsion::Gone {
+        while node.engine.expel(writer, te_core::ExpelMode::Force).unwrap() != Expulsion::Gone {
             thread::yield_now();
         }
     }

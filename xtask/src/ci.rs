@@ -200,7 +200,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             tests_with_features(host, &["te-core", "te-fabric", "te-host", "te-tcp", "te-engine"]),
         ),
         step("no-std", "te-core and store-core without std", 300, no_std(host)),
-        step("loom", "every interleaving of the mailbox, a grant's row, and held memory", 900, loom(host)),
+        step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
         step("fuzz", "parsers of input from peers, files and users", 900, fuzzing(host, args)),
         step("miri", "undefined behaviour in te-core", 900, miri(host)),
@@ -358,10 +358,11 @@ fn link_without_std(host: &Host) -> Vec<Cmd> {
 /// Another `--cfg` for the whole tree needs its own target directory, because it would rebuild everything in
 /// the shared one.
 fn loom(host: &Host) -> Plan {
-    let cmd = Cmd::new("cargo test -p te-core -p te-host --release")
+    let cmd = Cmd::new("cargo test -p te-core -p te-host -p te-engine --release")
         .arg("--test=loom_mailbox")
         .arg("--test=loom_grant")
         .arg("--test=loom_held")
+        .arg("--test=loom_ordered")
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", host.target_dir.join("loom").display().to_string())
         .env("CARGO_PROFILE_RELEASE_LTO", "off");

@@ -48,16 +48,19 @@ impl MetadataArg {
     pub(crate) fn config(&self) -> Result<MetadataConfig, Failure> {
         let source =
             self.metadata.0.clone().map_err(|error| Failure::usage(format!("--metadata: {error}")))?;
-        Ok(MetadataConfig { source, ..MetadataConfig::default() })
+        let mut config = MetadataConfig::default();
+        config.source = source;
+        Ok(config)
     }
 
     /// Configuration of an engine that is registered as `segment`, if given.
     pub(crate) fn config_of(&self, segment: Option<&str>) -> Result<MetadataConfig, Failure> {
-        let config = self.config()?;
+        let mut config = self.config()?;
         if segment.is_some() && config.source.is_peer_to_peer() {
             return Err(Failure::usage("--segment needs --metadata URL: the directory in which to register the name"));
         }
-        Ok(MetadataConfig { name: segment.map(Into::into), ..config })
+        config.name = segment.map(Into::into);
+        Ok(config)
     }
 }
 

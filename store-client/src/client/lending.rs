@@ -32,7 +32,7 @@ impl<'c, 'b> Lending<'c, 'b> {
     /// [begun](crate::mover::Mover::begin).
     pub(super) fn new(client: &'c mut Client, items: usize, buffers: &mut Buffers<'_, 'b>) -> Self {
         let this = Self { client, finished: false, _borrowed: PhantomData };
-        if !this.client.engine.is_inline() {
+        if !this.client.engine.is_caller_driven() {
             return this;
         }
         for item in 0..items {

@@ -49,8 +49,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn is_inline(&self) -> bool {
-        self.stick.is_none() && self.stuck.is_empty() && self.engine.is_inline()
+    pub(crate) fn is_caller_driven(&self) -> bool {
+        self.stick.is_none() && self.stuck.is_empty() && self.engine.is_caller_driven()
     }
 
     pub(crate) fn submit(

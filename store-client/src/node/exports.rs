@@ -9,7 +9,7 @@
 //! memory is exported in its place.
 
 use te_core::Access;
-use te_engine::{RegisterError, SharedRegion, TransferEngine};
+use te_engine::{Populate, RegisterError, SharedRegion, TransferEngine};
 
 use crate::config::NodeConfig;
 
@@ -72,7 +72,10 @@ impl Exports {
     pub(super) fn export(&mut self) -> Result<SharedRegion, RegisterError> {
         let region = match &self.idle {
             Some(idle) => self.engine.reregister(idle, Access::all())?,
-            None => self.engine.alloc_shared_with(self.len, Access::all(), self.populate)?,
+            None => {
+                let populate = if self.populate { Populate::Now } else { Populate::OnFirstUse };
+                self.engine.alloc_shared_with(self.len, Access::all(), populate)?
+            }
         };
         self.idle = None;
         self.now = Some(region.clone());

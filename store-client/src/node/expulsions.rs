@@ -9,6 +9,7 @@ use store_core::ErrorCode;
 use store_core::message::{
     EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchRequest, FetchExpulsions, NodeProof,
 };
+use te_core::ExpelMode;
 use te_engine::{Expulsion, TransferEngine};
 
 use super::tasks::Mounted;
@@ -68,7 +69,8 @@ impl Expulsions {
 
 /// Returns whether the writer is expelled; `None`: the expulsion is under way.
 fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
-    match engine.expel(order.writer, order.force) {
+    let mode = if order.force { ExpelMode::Force } else { ExpelMode::SpareConnected };
+    match engine.expel(order.writer, mode) {
         Ok(Expulsion::Gone) => {
             let forced = if order.force { ", which did not respond," } else { "" };
             log::info!("writer {:016x}{forced} was expelled: the space of its puts is released", order.writer);
@@ -76,7 +78,8 @@ fn expel(engine: &TransferEngine, order: &Order) -> Option<bool> {
         }
         Ok(Expulsion::Underway) => None,
         Ok(Expulsion::Connected) => Some(false),
-        Ok(Expulsion::Unsupported) => {
+        // Unsupported, or a state that this release does not know.
+        Ok(_) => {
             log::warn!(
                 "writer {:016x} cannot be expelled: a fabric of this node cannot distinguish clients; the space of its \
  puts is released when the node is mounted anew",
