@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use store_core::blocks::BLOCK_BYTES;
+use store_core::chunks::CHUNK_BYTES;
 use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
@@ -11,7 +11,7 @@ use crate::error::ConnectError;
 use crate::rpc::{Address, Identity, RpcConfig};
 
 /// Two halves, each with room for one block, the least that a read of a part reads.
-const BOUNCE_BYTES_MIN: usize = 2 * BLOCK_BYTES as usize;
+const BOUNCE_BYTES_MIN: usize = 2 * CHUNK_BYTES as usize;
 /// A put names the segments that have failed, and can name so many less one.
 const PLACES_MAX: usize = NAMED_MAX + 1;
 /// What is moved goes in batches of so many pieces; an engine that took fewer would refuse them, one by one, as misses.

@@ -143,7 +143,7 @@ impl<'a> Get<'a> {
     /// Only these bytes of the object: `100..200`, or `100..` to its end.
     ///
     /// No more is read than the blocks of 64 KiB that the part touches and their checksums, and the part is
-    /// verified like the whole ([`store_core::blocks`]). A range that is empty, or ends beyond the object, is
+    /// verified like the whole ([`store_core::chunks`]). A range that is empty, or ends beyond the object, is
     /// an error of the item. [`Sink::Fragments`] names its own parts, and takes no range.
     #[must_use]
     pub fn range(mut self, range: impl RangeBounds<u64>) -> Self {

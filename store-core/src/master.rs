@@ -1,4 +1,4 @@
-//! The master: which object lies where, who may read it, and which bytes may be given out.
+//! The master: where each object is, who may read it, and which bytes may be allocated.
 //!
 //! ```text
 //!            put_start            put_end                   get
@@ -7,13 +7,14 @@
 //!      │ quiet revoke    │      │ revoke,       │ remove, evict,       │ time to live over
 //!      │                 │      │ displaced     │ time to live over    │
 //!      ├─────────────────┘      ▼               │                      ▼
-//!      │◀── quiet, or ──── limbo (writer)       │                limbo (leased)
-//!      │    cut off by the node                 │                      │ lease over
+//!      │◀── quiet, or ── pending release        │            pending release
+//!      │    cut off by    (writer)              │            (leased)
+//!      │    the node                            │                      │ lease over
 //!      └────────────────────────────────────────┴──────────────────────┘
 //! ```
 //!
-//! A byte range is given to a put only when no other put can still write it (its writer committed, said that it is quiet,
-//! or was cut off by the node whose memory it is) and nobody holds a lease to read it.
+//! Bytes are allocated to a put only when no other put can still write to them (its writer committed,
+//! reported that it is quiet, or was cut off by the node that owns the memory) and no lease on them is valid.
 
 mod admin;
 mod drain;
@@ -33,7 +34,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use crate::allocator::Allocator;
-use crate::blocks::stored_len;
+use crate::chunks::stored_len;
 use crate::event::{Event, Events};
 use crate::eviction::Place;
 use crate::handle::handle_of;
@@ -59,19 +60,20 @@ use hot::Hot;
 pub(crate) use reports::REPORTERS_MAX;
 use reports::Suspects;
 
-/// Objects that one put evicts on its way when the watermark is passed; the bulk is [`Master::handle_timeout`]'s.
+/// Objects that one put evicts while the watermark is passed; most are evicted by [`Master::handle_timeout`].
 const EVICTIONS_PER_PUT: u32 = 8;
-/// Objects whose time to live is over that one call drops.
+/// Limit on objects that one call drops because their time to live is over.
 const EXPIRIES_PER_CALL_MAX: u32 = 4_096;
-/// Each life of a master begins with another segment number: 4,096 further than the one that began a second earlier, and
-/// the same again after six days.
+/// Each epoch of a master begins with another segment number: 4,096 higher than that of the epoch of a second
+/// earlier, and the same again after six days.
 const SEGMENTS_PER_EPOCH: u32 = 1 << 12;
 const EPOCHS: u32 = 1 << 19;
 
-/// The master of one store. One owner, no locks.
+/// The master of one store. Single-threaded, without locks.
 ///
-/// *Inputs*: [`Self::handle`] for frames, or the operations themselves. *Timeouts*: [`Self::handle_timeout`], due at
-/// [`Self::poll_timeout`]. *Getters*: the rest. There are no outputs but the answers. Time never goes back.
+/// *Inputs*: [`Self::handle`] for frames, or the operations themselves. *Timeouts*: [`Self::handle_timeout`],
+/// due at [`Self::poll_timeout`]. *Getters*: the rest. The only outputs are return values and
+/// [`Self::poll_event`]. The time that is passed must not decrease.
 #[derive(Debug)]
 pub struct Master {
     config: MasterConfig,
@@ -82,31 +84,31 @@ pub struct Master {
     writers: Writers,
     events: Events,
     nodes: Nodes,
-    /// Counters only; gauges are filled in by [`Self::stats`].
+    /// Counters only; gauges are computed by [`Self::stats`].
     pub(crate) stats: Stats,
     generation: u64,
-    /// Sessions that have a number.
+    /// Number of sessions that were given a number.
     sessions: u64,
-    /// What sessions need for leases that can be given back, bytes.
+    /// Memory that sessions need for leases that can be returned, bytes.
     pub(crate) lease_bytes: usize,
-    /// Somebody was told that the memory for what is known of objects is used up.
+    /// The event that the memory limit is reached was emitted.
     metadata_told: bool,
-    /// Wall time, ms, and when it was that.
+    /// A wall time, ms since 1970, and the time on the master's clock then.
     wall: Option<(Instant, u64)>,
-    /// The watermark was passed and the low mark is not reached yet.
+    /// The watermark was passed, and the low mark is not reached yet.
     evicting: bool,
     starved: bool,
-    /// The watermark has nothing to look for before this.
+    /// Eviction at the watermark has nothing to evict before this time.
     evict_again_at: Instant,
-    /// The regular expression of the query that was answered last.
+    /// The regular expression of the latest query.
     pattern: Option<Pattern>,
-    /// Further counters of eviction; gauges are filled in by [`Self::eviction`].
+    /// Further counters of eviction; gauges are computed by [`Self::eviction`].
     report: EvictionReport,
     tasks: Tasks,
     drains: BTreeMap<SegmentNo, Drain>,
     hot: Hot,
     suspects: Suspects,
-    /// Counters of tasks; gauges are filled in by [`Self::task_report`].
+    /// Counters of tasks; gauges are computed by [`Self::task_report`].
     task_report: TaskReport,
 }
 
@@ -114,7 +116,7 @@ impl Master {
     /// An empty store.
     ///
     /// # Errors
-    /// A setting is out of its limits.
+    /// A setting is not within its limits.
     pub fn new(config: MasterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let mut this = Self {
@@ -156,11 +158,11 @@ impl Master {
         Ok(this)
     }
 
-    /// Allocates space for a new object, alone in its batch, and once.
+    /// Allocates space for a new object that is alone in its batch. The request is not repeatable.
     ///
     /// # Errors
-    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `TenantQuotaExceeded`, `KeysUltraLimit`, one of
-    /// [`ErrorCode::is_no_room`]. A put that fails evicts nothing.
+    /// `InvalidKey`, `InvalidParams`, `ObjectAlreadyExists`, `TenantQuotaExceeded`, `KeysUltraLimit`,
+    /// `TooManyPuts`, `MetadataFull`, one of [`ErrorCode::is_no_room`]. A put that fails evicts nothing.
     pub fn put_start<'k>(
         &mut self,
         now: Instant,
@@ -171,8 +173,8 @@ impl Master {
         self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
     }
 
-    /// Allocates space for one object of a batch; `place` is what eviction makes of that. Repeated by the same writer with the
-    /// same nonce while the put is unfinished, it gives the same space.
+    /// Allocates space for one object of a batch; `place` is its position, which eviction uses. Repeated by
+    /// the same writer with the same nonce while the put is unfinished, it returns the same space.
     ///
     /// # Errors
     /// As [`Self::put_start`].
@@ -187,7 +189,7 @@ impl Master {
         self.put_start_from(now, key.into(), len, ask, place, 0)
     }
 
-    /// The same for a connection with this number; 0: none.
+    /// As [`Self::put_start_in`], for the connection with this number; 0: there is none.
     pub(crate) fn put_start_from(
         &mut self,
         now: Instant,
@@ -225,7 +227,7 @@ impl Master {
         if let Some(index) = found {
             self.displace(now, index)?;
         }
-        // Nothing goes before the put is sure of its place.
+        // Nothing is evicted before the put is sure of its place.
         let over = self.evicting || self.is_over_watermark();
         let toll = self.toll(now, key.tenant, len)?;
         let placed = self
@@ -242,7 +244,7 @@ impl Master {
         let replicas = Placements::new(&placed);
         let (generation, nonce) = (self.generation, ask.nonce);
         let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
-        // What was evicted since may have vacated a slot, which the object has now.
+        // An eviction may have freed a slot since, which the object has now.
         placed.iter().for_each(|placed| self.segments.own(placed, index));
         let allocation = self.allocation(generation, replicas_of(&placed));
         self.writers.began(&allocation, ask.writer, session, key.tenant, index);
@@ -250,12 +252,12 @@ impl Master {
         Ok(allocation)
     }
 
-    /// Commits a put; the object is readable from here. Whoever calls it vouches that no write of this put is under way.
-    /// Repeating it is harmless.
+    /// Commits a put; the object is readable from here. The caller vouches that no write of this put is under
+    /// way. A repetition has no effect.
     ///
     /// # Errors
-    /// `PutIsOver` when this put is not there any more (displaced, removed, or its segments are gone), `InvalidWrite`
-    /// when it is committed with another checksum.
+    /// `PutIsOver` when there is no such put any more (it was displaced or removed, or its segments are
+    /// gone), `InvalidWrite` when it is committed with another checksum.
     pub fn put_end<'k>(
         &mut self,
         now: Instant,
@@ -266,7 +268,7 @@ impl Master {
         self.put_end_in(now, key, generation, checksum, false)
     }
 
-    /// The same for one object of a batch; `follows`: another one came before it.
+    /// As [`Self::put_end`], for one object of a batch; `follows`: another one preceded it.
     ///
     /// # Errors
     /// As [`Self::put_end`].
@@ -294,11 +296,12 @@ impl Master {
         Ok(())
     }
 
-    /// Gives a put up. With `quiet` the caller vouches that no write of it can land any more, and the space is free at
-    /// once; without, it is held back until the nodes say that the writer is cut off. Repeating it is harmless.
+    /// Gives a put up. With [`WriterState::Quiet`] the caller vouches that no write of it can land any more,
+    /// and the space is freed at once; otherwise the space is pending release until the nodes report that the
+    /// writer is cut off. A repetition has no effect.
     ///
     /// # Errors
-    /// `PutIsOver` when this put is not there, `InvalidWrite` when it is committed.
+    /// `PutIsOver` when there is no such put, `InvalidWrite` when it is committed.
     pub fn put_revoke<'k>(
         &mut self,
         now: Instant,
@@ -328,15 +331,15 @@ impl Master {
         if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
-    /// Finds an object and leases it for reading.
+    /// Looks up an object and leases it for reading.
     ///
     /// # Errors
-    /// `ObjectNotFound`, `ReplicaIsNotReady` while it is written.
+    /// `ObjectNotFound`, `ReplicaIsNotReady` while it is being written.
     pub fn get<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> Result<Object, ErrorCode> {
         self.get_in(now, key, false)
     }
 
-    /// The same for one object of a batch; `follows`: another one came before it.
+    /// As [`Self::get`], for one object of a batch; `follows`: another one preceded it.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -349,7 +352,7 @@ impl Master {
         self.get_leased(now, key.into(), follows).map(|(object, _)| object)
     }
 
-    /// The same for a connection that can give the lease back.
+    /// As [`Self::get_in`], for a connection that can return the lease.
     pub(crate) fn get_for(
         &mut self,
         now: Instant,
@@ -362,7 +365,7 @@ impl Master {
         Ok(object)
     }
 
-    /// A reader is done.
+    /// A reader has returned a lease.
     pub(crate) fn lease_returned(&mut self, now: Instant, granted: &Granted) {
         self.stats.leases_returned_total += 1;
         self.objects.return_lease(now, granted.index, granted.generation);
@@ -398,8 +401,8 @@ impl Master {
         Ok((object, index))
     }
 
-    /// Whether a get would find it. Neither leases nor counts as a use. An object whose time to live is over may be said to
-    /// exist until [`Self::handle_timeout`] has run.
+    /// Whether a get would find the object. Neither leases it nor counts as a use. An object whose time to
+    /// live is over may still be reported until [`Self::handle_timeout`] has run.
     pub fn exists<'k>(&mut self, key: impl Into<FullKey<'k>>) -> bool {
         let found = self.objects.find(key.into()).is_some_and(|index| self.vouches_for(index));
         self.stats.exists_total += 1;
@@ -407,10 +410,10 @@ impl Master {
         found
     }
 
-    /// Forgets an object. Space that a reader holds a lease to, or that a writer may still write, comes back later.
+    /// Removes an object. Space that is leased, or that a writer may still write to, is freed later.
     ///
     /// # Errors
-    /// `KeyNotFound`; without `force` `ObjectHasLease`, `ReplicaIsNotReady`.
+    /// `KeyNotFound`; with [`RemoveMode::Unused`] `ObjectHasLease`, `ReplicaIsNotReady`.
     pub fn remove<'k>(
         &mut self,
         now: Instant,
@@ -421,8 +424,8 @@ impl Master {
         self.remove_at(now, index, force)
     }
 
-    /// Does what is due: gives silent nodes up, gives space and memory back, evicts. Call when [`Self::poll_timeout`] has passed;
-    /// earlier or later does no harm.
+    /// Does what is due: gives up silent nodes, frees space and memory, evicts. Call it when
+    /// [`Self::poll_timeout`] has passed; calling it earlier or later is harmless.
     pub fn handle_timeout(&mut self, now: Instant) {
         for node in self.nodes.expired(now) {
             self.give_up(now, node);
@@ -434,7 +437,7 @@ impl Master {
                 break;
             }
             self.drop_object(index, Some((until, Reason::Writer)));
-            self.stats.zombies_total += 1;
+            self.stats.abandoned_puts_total += 1;
         }
         for _ in 0..EXPIRIES_PER_CALL_MAX {
             let Some(index) = self.objects.expired(now) else { break };
@@ -455,8 +458,8 @@ impl Master {
         self.writers.tidy();
     }
 
-    /// When [`Self::handle_timeout`] is to be called next; in the past means at once. May change after every call of a
-    /// `&mut self` method.
+    /// When [`Self::handle_timeout`] is due next; a time in the past means at once. Every call of a `&mut
+    /// self` method may change it.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let processing = self
@@ -473,19 +476,19 @@ impl Master {
         due.into_iter().chain(more).flatten().min()
     }
 
-    /// What happened, the oldest first, that somebody may want to log. At most 1,024 wait; what is more is counted in
-    /// [`Stats::events_dropped_total`].
+    /// The oldest event that was not taken yet, for a log. At most 1,024 events wait; further ones are
+    /// discarded and counted in [`Stats::events_dropped_total`].
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop()
     }
 
-    /// How many segments are mounted.
+    /// Number of mounted segments.
     #[must_use]
     pub fn segments_len(&self) -> usize {
         self.segments.len()
     }
 
-    /// How many nodes live.
+    /// Number of nodes that are alive.
     #[must_use]
     pub fn nodes_len(&self) -> usize {
         self.nodes.len()
@@ -508,14 +511,14 @@ impl Master {
         self.segments.iter().map(Segment::info)
     }
 
-    /// Counters and gauges. Walks the segments, not the objects.
+    /// Gauges and counters. Walks the segments, not the objects.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let processing = self.objects.processing_len();
         Stats {
             objects: u64::from(self.objects.len() - processing),
             objects_processing: processing.into(),
-            objects_leased: self.objects.census().leased.into(),
+            objects_leased: self.objects.counts().leased.into(),
             object_bytes: self.objects.complete_bytes(),
             segments: self.segments.len() as u64,
             nodes: self.nodes.len() as u64,
@@ -539,7 +542,7 @@ impl Master {
         }
     }
 
-    /// Memory of the master itself, bytes, estimated.
+    /// Memory of the master itself, estimated, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
@@ -567,8 +570,9 @@ impl Master {
         self.objects.find(key).filter(|index| self.objects.entry(*index).generation == generation)
     }
 
-    /// What an unfinished put was given, if it is this one whose answer was lost. A nonce alone can be guessed, and two
-    /// processes may draw the same; the identity of the writer is random, and told to nobody but nodes.
+    /// The allocation of an unfinished put, if the request is a repetition of it. A nonce alone can be
+    /// guessed, and two processes may draw the same one; the identity of the writer is random, and only the
+    /// master and the nodes learn it.
     fn repeated(&self, index: u32, len: u64, ask: &PutAsk) -> Option<Allocation> {
         let entry = self.objects.entry(index);
         let same = ask.nonce != 0 && !entry.is_complete() && entry.checksum == ask.nonce && entry.len == len;
@@ -580,14 +584,15 @@ impl Master {
         Allocation { generation, handle: handle_of(self.config.handle_key, generation), replicas }
     }
 
-    /// Whether the asker is who began this put. One that is not there looks the same.
+    /// Whether the request comes from the writer that began this put. A put that is over gives the same error
+    /// as a wrong handle.
     pub(crate) fn check_handle(&self, generation: u64, handle: u64) -> Result<(), ErrorCode> {
         let put = self.writers.put(generation).map(|put| put.handle);
         let began = put.unwrap_or_else(|| handle_of(self.config.handle_key, generation)) == handle;
         if began { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
 
-    /// Makes way for a new put of a key that is taken, if its writer has had its time.
+    /// Ends the put that has the key, if its writer's time is over, so that a new put can have the key.
     fn displace(&mut self, now: Instant, index: u32) -> Result<(), ErrorCode> {
         if self.objects.is_expired(now, index) {
             self.drop_expired(now, index);
@@ -602,11 +607,11 @@ impl Master {
         }
         let until = since + millis(self.config.put_start_release_timeout_ms);
         self.drop_object(index, Some((until, Reason::Writer)));
-        self.stats.zombies_total += 1;
+        self.stats.abandoned_puts_total += 1;
         Ok(())
     }
 
-    /// Takes an object out of the table and gives its space back, now or later.
+    /// Removes an object from the table and frees its space, now or later.
     fn drop_object(&mut self, index: u32, hold: Option<(Instant, Reason)>) {
         let removed = self.objects.remove(index);
         let (generation, complete) = (removed.generation, removed.complete);
@@ -626,13 +631,13 @@ impl Master {
         }
     }
 
-    /// A writer vouches that it is quiet. Gives whether something was held back for it.
+    /// A writer reports that it is quiet. Returns whether space was pending release for it.
     fn release_writer(&mut self, tenant: TenantNo, generation: u64) -> bool {
         let writer = self.limbo.release_writer(&mut self.segments, tenant, generation);
         writer.map(|writer| self.writers.let_go(writer, generation)).is_some()
     }
 
-    /// Whether an object is readable, as far as is known: not if it is only where clients could not reach it.
+    /// Whether an object is readable, as far as is known: not if all of its segments are out of reach.
     fn vouches_for(&self, index: u32) -> bool {
         let entry = self.objects.entry(index);
         let reachable =
@@ -641,12 +646,12 @@ impl Master {
             && (self.segments.unreachable == 0 || entry.replicas.as_slice().iter().any(reachable))
     }
 
-    /// Something happened that may go into a log.
+    /// Queues an event.
     fn tell(&mut self, event: impl FnOnce() -> Event) {
         self.events.push(event());
     }
 
-    /// A node has been silent for too long.
+    /// Gives up a node that has been silent for too long.
     fn give_up(&mut self, now: Instant, node: u64) {
         let Some(known) = self.nodes.get(node) else { return };
         let (numbers, silent_ms) = (known.segments.clone(), (now - known.seen).as_millis() as u64);
@@ -659,7 +664,7 @@ impl Master {
         self.tell(|| Event::NodeGivenUp { node, name, endpoint, silent_ms, segments, objects_lost });
     }
 
-    /// An object's time to live is over. Readers finish.
+    /// Drops an object whose time to live is over. Leases on it stay valid.
     fn drop_expired(&mut self, now: Instant, index: u32) {
         let entry = self.objects.entry(index);
         let hold = entry.is_leased(now).then_some((entry.time, Reason::Leased));
@@ -675,7 +680,7 @@ impl Master {
 fn replicas_of(placed: &[Placed]) -> Replicas {
     let mut replicas = Replicas::new();
     for placed in placed {
-        // There are no more than fit.
+        // The list has room for all replicas of one object.
         let _ = replicas.push(Replica { segment: placed.segment, addr: placed.addr });
     }
     replicas

@@ -256,7 +256,7 @@ impl Snapshot {
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
             ("puts_exist", "Puts refused because the key was taken", stats.puts_exist_total),
-            ("zombies", "Puts of dead writers", stats.zombies_total),
+            ("zombies", "Puts of dead writers", stats.abandoned_puts_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),

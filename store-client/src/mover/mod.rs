@@ -8,7 +8,7 @@
 //!
 //! What is put straight is cut at its blocks of 64 KiB, so that a rail that sums what it copies tells the sum of a block.
 //!
-//! A put writes the object and, behind it, its trailer ([`store_core::blocks`]). A get of all reads the object; one of parts
+//! A put writes the object and, behind it, its trailer ([`store_core::chunks`]). A get of all reads the object; one of parts
 //! reads the trailer and the blocks that it needs (`parts.rs`).
 //!
 //! Pieces land in the order in which they were sent, whatever the order in which they arrive, so the checksum of a job can be
@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use store_core::SegmentNo;
-use store_core::blocks::{BLOCK_BYTES, stored_len};
+use store_core::chunks::{CHUNK_BYTES, stored_len};
 use store_core::client::{Transfer, TransferEnd};
 use te_core::{BatchHandle, RegionId, Status};
 use te_core::{ErrorKind, Op, Outcome};
@@ -42,7 +42,7 @@ use sums::ItemSum;
 
 /// Bytes checksummed at a time: few enough to stay in the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
-const _: () = assert!(PIECE_BYTES.is_multiple_of(BLOCK_BYTES));
+const _: () = assert!(PIECE_BYTES.is_multiple_of(CHUNK_BYTES));
 /// A trailer that is no longer than this goes with the last bytes of plain data rather than alone.
 const TAIL_BYTES: u64 = 4 << 10;
 /// Bytes of one engine batch, beyond its first piece. Fewer and larger ones leave a rail fewer gaps.
@@ -444,7 +444,7 @@ impl Mover {
             let most = match transfer.op {
                 Op::Read => PIECE_BYTES,
                 // Up to the end of a block, so that a rail that sums tells the block's.
-                Op::Write => BLOCK_BYTES - offset % BLOCK_BYTES,
+                Op::Write => CHUNK_BYTES - offset % CHUNK_BYTES,
             };
             let len = place.len.min(most);
             let place = Place::Straight(BufferRange { len, ..place });
@@ -455,7 +455,7 @@ impl Mover {
                 Some(Next::Straight { offset, place }) => straight(offset, place),
                 Some(Next::Bounced { offset, len, blocks }) => {
                     let most = self.bounce.piece_bytes_max().min(PIECE_BYTES);
-                    let most = if blocks { most / BLOCK_BYTES * BLOCK_BYTES } else { most };
+                    let most = if blocks { most / CHUNK_BYTES * CHUNK_BYTES } else { most };
                     self.cut_bounced(index, at, offset, len.min(most))
                 }
                 None => Cut::Never,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use store_core::blocks::{self, Cover, trailer_len};
+use store_core::chunks::{self, Cover, trailer_len};
 use store_core::client::Transfer;
 
 use super::{Buffers, Flying, Place};
@@ -113,7 +113,7 @@ impl Parts {
             self.trailer.resize(start + piece.len as usize, 0);
             // It lies inside the region, so this does not fail; if it did, the checksum would tell.
             let _ = bounce.region().read(at.offset, &mut self.trailer[start..]);
-            return blocks::expected(&self.trailer, len, 0, len);
+            return chunks::expected(&self.trailer, len, 0, len);
         }
         let sum = crc32c.unwrap_or_else(|| {
             let mut sum = Checksum::default();
@@ -125,7 +125,7 @@ impl Parts {
         });
         // The only block of an object is the object.
         let whole = (trailer_len(len) == 0).then_some(sum);
-        if whole.is_none() && blocks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
+        if whole.is_none() && chunks::expected(&self.trailer, len, piece.offset, piece.len) != Some(sum) {
             self.damaged = true;
         } else if let Place::Bounced(at) = piece.place {
             self.scatter(transfer.item as usize, piece, at.offset, bounce, memory, buffers);

@@ -1,6 +1,6 @@
 //! Checksums of what is put, block by block, in one pass over its bytes.
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums};
 
 use crate::checksum::Checksum;
 
@@ -11,7 +11,7 @@ pub(super) struct ItemSum {
     at: u64,
     /// Of the block that `at` lies in.
     open: Checksum,
-    blocks: BlockSums,
+    blocks: ChunkSums,
 }
 
 impl ItemSum {
@@ -29,8 +29,8 @@ impl ItemSum {
             return;
         }
         while self.at < end {
-            let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
-            let block_end = (start + BLOCK_BYTES).min(len);
+            let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
+            let block_end = (start + CHUNK_BYTES).min(len);
             let to = block_end.min(end);
             sum(&mut self.open, self.at - offset, to - self.at);
             self.at = to;
@@ -42,8 +42,8 @@ impl ItemSum {
 
     /// Takes the next bytes in, if they lie in one block, by their checksum. Whether they do.
     pub(super) fn take(&mut self, len: u64, offset: u64, bytes: u64, crc32c: u32) -> bool {
-        let start = self.at / BLOCK_BYTES * BLOCK_BYTES;
-        let block_end = (start + BLOCK_BYTES).min(len);
+        let start = self.at / CHUNK_BYTES * CHUNK_BYTES;
+        let block_end = (start + CHUNK_BYTES).min(len);
         let end = offset + bytes;
         if offset != self.at || end > block_end {
             return false;
@@ -74,7 +74,7 @@ impl ItemSum {
 
 #[cfg(test)]
 mod tests {
-    use store_core::blocks::{expected, trailer_len};
+    use store_core::chunks::{expected, trailer_len};
 
     use super::*;
 

@@ -24,7 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums, stored_len};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums, stored_len};
 use store_core::message::{
     BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
@@ -490,9 +490,9 @@ impl Order {
 
 /// The checksum of what lies in an order's place; `None` when the trailer is not that of the bytes before it.
 fn checksum(order: &Order, region: &SharedRegion) -> Option<u32> {
-    let mut sums = BlockSums::default();
+    let mut sums = ChunkSums::default();
     while sums.len() < order.len {
-        let len = (order.len - sums.len()).min(BLOCK_BYTES);
+        let len = (order.len - sums.len()).min(CHUNK_BYTES);
         let sum = sys::checksum_span(0, region.span(), order.offset + sums.len(), len)?;
         sums.push(sum, len);
     }

@@ -1,4 +1,4 @@
-//! Who asks, what there is, and what an admin changes, behind the wire.
+//! Handlers of greetings, reports and administration.
 
 use alloc::vec::Vec;
 
@@ -60,7 +60,7 @@ pub(super) fn tenant_list(master: &mut Master, call: Call<'_>) -> Result<(), Err
     let (_, names) = request.read::<TenantList>()?;
     let unknown = ErrorCode::TenantNotRegistered;
     if !rights.admin {
-        // There is no other as far as it can tell.
+        // A tenant cannot see that there are others.
         let own = master.usage_of(tenant);
         let all = core::iter::repeat_n(Ok(own), usize::from(names.is_empty()));
         let named = names.map(|name| if name == own.name { Ok(own) } else { Err(unknown) });
@@ -86,7 +86,8 @@ pub(super) fn tenant_remove(master: &mut Master, call: Call<'_>) -> Result<(), E
     call.request.answer_head::<TenantRemove>(&())
 }
 
-/// Whether it is told of the whole store: an admin is, and the only tenant that there is.
+/// Whether the caller sees numbers of the whole store: an admin does, and the only tenant of a master without
+/// tenants.
 fn sees_all(master: &Master, call: &Call<'_>) -> bool {
     call.rights.admin || !master.config().multi_tenants
 }

@@ -1,4 +1,4 @@
-//! Nodes and segments behind the wire.
+//! Handlers of requests about nodes and segments.
 
 use alloc::vec::Vec;
 

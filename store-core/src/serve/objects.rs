@@ -1,4 +1,4 @@
-//! Objects behind the wire: what is put, read, listed and removed.
+//! Handlers of requests that put, read, list and remove objects.
 
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
@@ -11,7 +11,7 @@ pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), Error
     let Call { now, session, tenant, request, .. } = call;
     let head = PutWindow { window_ms: master.config().put_start_discard_timeout_ms };
     let (ask, items) = request.read::<PutStart>()?;
-    // Nobody could be asked whether its writes are over, and what it was given would stay taken.
+    // No node could report whether the writes are over, and the space would stay pending release.
     if ask.writer == 0 {
         return Err(ErrorCode::InvalidParams);
     }
@@ -63,7 +63,7 @@ pub(super) fn exists(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCod
     batch::<Exists>(master, tenant, request, &(), |master, _, (), key| master.exists(key.of(tenant)))
 }
 
-/// Has no answer. Of what cannot be read nothing is given back: it runs out.
+/// Has no response. If the request does not decode, no lease is returned: they end by time.
 pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, request, .. } = call;
     let Ok((_, ranges)) = request.read::<ReturnLeases>() else { return Ok(()) };

@@ -1,10 +1,10 @@
-//! Reports, tasks and drains behind the wire.
+//! Handlers of reports, tasks and drains.
 
 use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use super::{Call, EVERYBODY, Keyed, LIST_BYTES_MAX, batch};
+use super::{Call, ALL_TENANTS, Keyed, LIST_BYTES_MAX, batch};
 use crate::message::{
     Answer, CancelTasks, CreateTasks, DrainStatus, EndTasks, FetchTasks, Lease, ListPosition, ListTasks,
     Operation, OrderSegments, QueryTasks, ReadTaskReport, ReportReplicas, RetryTasks, TaskId, TaskInfo,
@@ -14,7 +14,7 @@ use crate::{ErrorCode, Master, TenantNo};
 pub(super) fn report_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, tenant, request, .. } = call;
     batch::<ReportReplicas>(master, tenant, request, &(), |master, _, reporter, bad| {
-        master.report_replica_of(now, *reporter, whose(tenant), &bad)
+        master.report_replica_of(now, *reporter, filter_of(tenant), &bad)
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn list(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let (query, _) = request.read::<ListTasks>()?;
     let mut page: Vec<TaskInfo<'_>> = Vec::new();
     let mut bytes = 0;
-    let cursor = master.list_tasks_of(now, whose(tenant), &query, |task| {
+    let cursor = master.list_tasks_of(now, filter_of(tenant), &query, |task| {
         bytes += task.key.0.len();
         let fits = bytes <= LIST_BYTES_MAX;
         if fits {
@@ -91,10 +91,10 @@ pub(super) fn read_report(master: &mut Master, call: Call<'_>) -> Result<(), Err
 }
 
 fn task_of(master: &Master, now: Instant, tenant: TenantNo, id: TaskId) -> Result<TaskInfo<'_>, ErrorCode> {
-    if master.is_task_of(id, whose(tenant)) { master.task(now, id) } else { Err(ErrorCode::TaskNotFound) }
+    if master.is_task_of(id, filter_of(tenant)) { master.task(now, id) } else { Err(ErrorCode::TaskNotFound) }
 }
 
-/// Changes tasks one by one, and tells what has become of each.
+/// Changes tasks one by one, and responds with the resulting state of each.
 fn change<O>(
     master: &mut Master,
     call: Call<'_>,
@@ -118,6 +118,6 @@ where
     Ok(answer.finish()?)
 }
 
-const fn whose(tenant: TenantNo) -> Option<TenantNo> {
-    if tenant == EVERYBODY { None } else { Some(tenant) }
+const fn filter_of(tenant: TenantNo) -> Option<TenantNo> {
+    if tenant == ALL_TENANTS { None } else { Some(tenant) }
 }

@@ -1,7 +1,7 @@
 //! The master's books, recounted: what every tenant uses, what every byte of a segment is, and what tasks there are.
 
 use store_core::allocator::Allocator as _;
-use store_core::blocks::{stored_len, trailer_len};
+use store_core::chunks::{stored_len, trailer_len};
 use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState};
 use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo};
 

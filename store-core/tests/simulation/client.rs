@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use store_core::blocks::trailer_len;
+use store_core::chunks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
     CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{
     Allocation, Beat, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, Mount,
     MountAnswer, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,

@@ -135,7 +135,7 @@ fn storm(test: &str, quarter: u64) {
     let master = [
         sum.expelled,
         sum.stats.leases_returned_total,
-        sum.stats.zombies_total,
+        sum.stats.abandoned_puts_total,
         sum.stats.evictions_total,
         sum.stats.nodes_expired_total,
     ];

@@ -1,6 +1,6 @@
 //! Memory that the simulated fabric writes, and the bytes that belong in it.
 
-use store_core::blocks::{BLOCK_BYTES, BlockSums};
+use store_core::chunks::{CHUNK_BYTES, ChunkSums};
 use te_core::sim::Rng;
 use te_core::{MemSpan, VolatileSpan};
 
@@ -55,9 +55,9 @@ pub(crate) fn content(put: u64, len: u64) -> Vec<u8> {
 }
 
 /// The checksums of an object's blocks.
-pub(crate) fn sums(bytes: &[u8]) -> BlockSums {
-    let mut sums = BlockSums::default();
-    bytes.chunks(BLOCK_BYTES as usize).for_each(|block| sums.push(checksum(block), block.len() as u64));
+pub(crate) fn sums(bytes: &[u8]) -> ChunkSums {
+    let mut sums = ChunkSums::default();
+    bytes.chunks(CHUNK_BYTES as usize).for_each(|block| sums.push(checksum(block), block.len() as u64));
     sums
 }
 

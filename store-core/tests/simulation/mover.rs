@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{
     BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
 };

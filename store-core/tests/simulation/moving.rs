@@ -1,7 +1,7 @@
 //! How a simulated client moves bytes: whole objects with their trailers, or the blocks that cover a part, and what it makes
 //! of what has arrived.
 
-use store_core::blocks::{BLOCK_BYTES, Cover, expected, stored_len, trailer_len};
+use store_core::chunks::{CHUNK_BYTES, Cover, expected, stored_len, trailer_len};
 use store_core::client::{Transfer, TransferEnd};
 use store_core::{SegmentNo, unbound};
 use te_core::{
@@ -206,8 +206,8 @@ impl Client {
         let trailer = self.memory.read(slot + len, trailer_len(len));
         let mut damaged = false;
         for (from, bytes) in moving.pieces.iter().filter(|(from, _)| *from < len) {
-            for offset in (*from..from + bytes).step_by(BLOCK_BYTES as usize) {
-                let block = BLOCK_BYTES.min(from + bytes - offset);
+            for offset in (*from..from + bytes).step_by(CHUNK_BYTES as usize) {
+                let block = CHUNK_BYTES.min(from + bytes - offset);
                 let sum = checksum(&self.memory.read(slot + offset, block));
                 damaged |= expected(&trailer, len, offset, block) != Some(sum);
             }

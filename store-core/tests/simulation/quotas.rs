@@ -3,7 +3,7 @@
 //! What was promised to a tenant holds from the answer on: it gets no more than its quota, keeps what is guaranteed to it, and
 //! nothing of what it has goes because of the change itself. Above a quota that was lowered it may have what it had.
 
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use store_core::message::{Operation, TaskQuery, TenantSet, TenantSetting, TenantUsage};
 use store_core::{ErrorCode, Frame, MasterConfig, Session, TenantConfig};
 use te_core::sim::Rng;

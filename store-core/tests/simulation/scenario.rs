@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use store_core::blocks::{BLOCK_BYTES, stored_len};
+use store_core::chunks::{CHUNK_BYTES, stored_len};
 use store_core::message::{EvictionReport, TaskReport};
 use store_core::{
     AllocationStrategy, AllocatorKind, EvictionPolicy, MasterConfig, ReplicationConfig, ReplicationMode,
@@ -265,14 +265,14 @@ impl Scenario {
 
     /// Objects of several blocks, which have a trailer.
     pub(crate) fn long_objects(&mut self) {
-        self.object_bytes_max = 3 * BLOCK_BYTES;
-        self.segment_bytes = 16 * BLOCK_BYTES;
+        self.object_bytes_max = 3 * CHUNK_BYTES;
+        self.segment_bytes = 16 * CHUNK_BYTES;
     }
 
     /// Of an object to be.
     pub(crate) fn random_len(&self, rng: &mut Rng) -> u64 {
         if self.object_bytes_max > SMALL_BYTES_MAX && rng.below(2) == 0 {
-            BLOCK_BYTES / 2 + rng.below(self.object_bytes_max - BLOCK_BYTES / 2) + 1
+            CHUNK_BYTES / 2 + rng.below(self.object_bytes_max - CHUNK_BYTES / 2) + 1
         } else {
             1 + rng.below(SMALL_BYTES_MAX)
         }
@@ -399,7 +399,7 @@ impl Report {
         add!(listings, listed, sweeps, swept, cleared, cleared_last, settings, lowered);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
-        add!(stats.zombies_total, stats.evictions_total, stats.nodes_expired_total);
+        add!(stats.abandoned_puts_total, stats.evictions_total, stats.nodes_expired_total);
         add!(tasks.created_total, tasks.done_total, tasks.failed_total, tasks.canceled_total);
         add!(tasks.retried_total, tasks.extras_shed_total, tasks.bad_reports_total, tasks.bad_dropped_total);
         add!(tasks.hot_gets_total);

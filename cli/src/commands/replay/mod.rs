@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use store_core::EvictionPolicy;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::blocks::stored_len;
+use store_core::chunks::stored_len;
 use te_engine::Fabrics;
 
 use crate::args::Global;
