@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutAsk, PutEnd, PutOptions, PutStart,
+    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart,
 };
 use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
 use te_core::Instant;
@@ -148,7 +148,7 @@ fn master(criterion: &mut Criterion) {
         }
         // Started and committed by two requests, each time under the same keys; the removal between is not timed.
         let keys: Vec<[u8; 32]> = (0..batch).map(|at| [at as u8; 32]).collect();
-        let ask = PutAsk { writer: 7, ..PutAsk::once(ONE_REPLICA) };
+        let ask = PutRequest { writer: 7, ..PutRequest::once(ONE_REPLICA) };
         let start = keys.iter().map(|key| NewObject { key: Key(key), len: 4 * KIB });
         request.clear();
         PutStart::encode_request(&mut request, 1, &ask, start).expect("short");

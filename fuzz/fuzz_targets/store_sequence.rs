@@ -97,7 +97,7 @@ impl World {
                     group: (c & 32 != 0).then_some(u64::from(c >> 6)),
                 };
                 let options = PutOptions { replicas: c & 3, retention, ..PutOptions::DEFAULT };
-                let ask = PutAsk { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
+                let ask = PutRequest { nonce: u32::from(op / 18), options, writer: 1 + u64::from(a % 3) };
                 let keys: Vec<[u8; 2]> = (0..1 + op / 128).map(|n| [b'k', (a % 8) + n]).collect();
                 let items: Vec<NewObject<'_>> =
                     keys.iter().map(|key| NewObject { key: Key(key), len: u64::from(b) * 16 }).collect();
@@ -217,7 +217,7 @@ impl World {
         let known = self.master.segments().find(|info| info.node == node).map(|info| info.incarnation);
         let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(b.into());
         let mut orders = Vec::new();
-        let fetch = FetchAsk { node, incarnation, count_max: 4, key: 0 };
+        let fetch = FetchRequest { node, incarnation, count_max: 4, key: 0 };
         self.ask::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
             orders.push((order.id, order.attempt, order.checksum));
         });

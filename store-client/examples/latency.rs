@@ -19,7 +19,7 @@ use store_client::{
 };
 use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
-    PutAsk, PutEnd, PutOptions, PutStart,
+    PutRequest, PutEnd, PutOptions, PutStart,
 };
 use store_core::{ErrorCode, Key};
 use store_master::{Config, MasterServer};
@@ -148,7 +148,7 @@ fn put(rpc: &mut RpcConnection, batch: usize, depth: usize, keys: &[Vec<u8>]) ->
         keys.chunks(batch),
         |rpc, keys| {
             let objects = keys.iter().map(|key| NewObject { key: Key(key), len: 4096 });
-            rpc.queue::<PutStart>(&PutAsk { writer: 1, ..PutAsk::default() }, objects)
+            rpc.queue::<PutStart>(&PutRequest { writer: 1, ..PutRequest::default() }, objects)
         },
         |results| {
             started.extend(results.map(|result: std::result::Result<Allocation, ErrorCode>| {

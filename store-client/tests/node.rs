@@ -17,7 +17,7 @@ use store_client::{
     Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig,
     RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
 };
-use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
+use store_core::message::{Mount, MountSegment, NewObject, PutRequest, PutStart};
 use store_core::{Key, MasterConfig, Secret};
 use store_master::MasterHandle;
 
@@ -119,7 +119,7 @@ fn a_drain_survives_a_master_that_is_away_for_a_moment() {
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
     let (_, mut allocations) =
-        rpc.call::<PutStart>(&PutAsk { writer: 1, ..PutAsk::once(ONE) }, std::iter::once(object)).unwrap();
+        rpc.call::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(ONE) }, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     let seen = Arc::new(AtomicU64::new(0));
     let watched = Arc::clone(&seen);

@@ -13,7 +13,7 @@ use store_client::{
     Client, ClientConfig, ErrorCode, Fabrics, Placement, PutOptions, RpcConfig, RpcConnection, Store as _,
     StoreError,
 };
-use store_core::message::{NewObject, PutAsk, PutStart};
+use store_core::message::{NewObject, PutRequest, PutStart};
 use store_core::{Key, MasterConfig};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -47,7 +47,7 @@ fn be_half_put(role: &[String]) {
     let mut rpc = RpcConnection::connect(role[1].parse().unwrap(), RpcConfig::default()).unwrap();
     let object = NewObject { key: Key(b"half"), len: 10_000 };
     // By a name, as every client has one: its node says that nothing of it will come any more.
-    let ask = PutAsk { writer: 0xdead, ..PutAsk::once(ONE) };
+    let ask = PutRequest { writer: 0xdead, ..PutRequest::once(ONE) };
     let (_, mut allocations) = rpc.call::<PutStart>(&ask, std::iter::once(object)).unwrap();
     assert!(allocations.next().unwrap().is_ok());
     say("started");

@@ -6,7 +6,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
-use crate::heat::ReplicationConfig;
+use crate::read_rates::ReplicationConfig;
 use crate::master::REPORTERS_MAX;
 use crate::message::REPLICAS_MAX;
 use crate::tasks::TaskConfig;

@@ -58,7 +58,7 @@
 //!
 //! ```
 //! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
-//! use store_core::message::{MountSegment, PutAsk};
+//! use store_core::message::{MountSegment, PutRequest};
 //! use store_core::{Frame, Master, MasterConfig, Session};
 //! use te_core::Instant;
 //!
@@ -81,7 +81,7 @@
 //! master.mount(now, &segment)?.mounted()?;
 //!
 //! let mut put = PutOp::new(ClientConfig::default());
-//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutAsk { writer: 1, ..PutAsk::default() });
+//! put.start([PutItem { key: b"greeting", len: 5, checksum: 42 }], PutRequest { writer: 1, ..PutRequest::default() });
 //! let (mut request, mut response) = (Vec::new(), Vec::new());
 //! let mut request_id = 0;
 //! while !put.is_done() {
@@ -128,8 +128,8 @@
 extern crate alloc;
 
 pub mod allocator;
-pub mod chunks;
 mod bound;
+pub mod chunks;
 pub mod client;
 mod codec;
 mod config;
@@ -137,15 +137,15 @@ mod error;
 mod event;
 mod eviction;
 mod handle;
-mod heat;
-mod limbo;
 mod master;
 pub mod message;
 mod nodes;
 mod objects;
 mod pattern;
+mod pending_release;
 pub mod placement;
 mod proof;
+mod read_rates;
 mod room;
 mod segments;
 mod serve;
@@ -166,11 +166,11 @@ pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use event::Event;
 pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
-pub use heat::{ReplicationConfig, ReplicationMode};
 pub use master::Master;
 pub use message::{Kind, Operation, SegmentNo};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
 pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, prove};
+pub use read_rates::{ReplicationConfig, ReplicationMode};
 pub use session::{Peer, Session};
 pub use stats::Stats;
 pub use tasks::TaskConfig;

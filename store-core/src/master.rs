@@ -38,9 +38,9 @@ use crate::chunks::stored_len;
 use crate::event::{Event, Events};
 use crate::eviction::Place;
 use crate::handle::handle_of;
-use crate::limbo::{Limbo, Reason};
+use crate::pending_release::{PendingRelease, Reason};
 use crate::message::{
-    Allocation, EvictionReport, Listed, Object, Pin, PutAsk, PutOptions, Replica, Replicas, SegmentInfo,
+    Allocation, EvictionReport, Listed, Object, Pin, PutRequest, PutOptions, Replica, Replicas, SegmentInfo,
     TaskReport,
 };
 use crate::nodes::Nodes;
@@ -80,7 +80,7 @@ pub struct Master {
     tenants: Tenants,
     pub(crate) segments: Segments,
     objects: Objects,
-    limbo: Limbo,
+    pending_release: PendingRelease,
     writers: Writers,
     events: Events,
     nodes: Nodes,
@@ -92,7 +92,7 @@ pub struct Master {
     /// Memory that sessions need for leases that can be returned, bytes.
     pub(crate) lease_bytes: usize,
     /// The event that the memory limit is reached was emitted.
-    metadata_told: bool,
+    metadata_reported: bool,
     /// A wall time, ms since 1970, and the time on the master's clock then.
     wall: Option<(Instant, u64)>,
     /// The watermark was passed, and the low mark is not reached yet.
@@ -132,7 +132,7 @@ impl Master {
                 millis(config.soft_pin_ttl_ms),
                 millis(config.lease_ttl_ms) + millis(config.lease_guard_ms),
             ),
-            limbo: Limbo::new(),
+            pending_release: PendingRelease::new(),
             writers: Writers::new(),
             events: Events::default(),
             nodes: Nodes::new(millis(config.node_ttl_ms), 2 * config.segments_max as usize),
@@ -140,7 +140,7 @@ impl Master {
             generation: u64::from(config.epoch) << 32,
             sessions: 0,
             lease_bytes: 0,
-            metadata_told: false,
+            metadata_reported: false,
             wall: (config.started_wall_ms != 0).then_some((Instant::ZERO, config.started_wall_ms)),
             evicting: false,
             starved: false,
@@ -170,7 +170,7 @@ impl Master {
         len: u64,
         options: &PutOptions,
     ) -> Result<Allocation, ErrorCode> {
-        self.put_start_in(now, key, len, &PutAsk::once(*options), Place::ALONE)
+        self.put_start_in(now, key, len, &PutRequest::once(*options), Place::ALONE)
     }
 
     /// Allocates space for one object of a batch; `place` is its position, which eviction uses. Repeated by
@@ -183,10 +183,10 @@ impl Master {
         now: Instant,
         key: impl Into<FullKey<'k>>,
         len: u64,
-        ask: &PutAsk,
+        request: &PutRequest,
         place: Place,
     ) -> Result<Allocation, ErrorCode> {
-        self.put_start_from(now, key.into(), len, ask, place, 0)
+        self.put_start_from(now, key.into(), len, request, place, 0)
     }
 
     /// As [`Self::put_start_in`], for the connection with this number; 0: there is none.
@@ -195,12 +195,12 @@ impl Master {
         now: Instant,
         key: FullKey<'_>,
         len: u64,
-        ask: &PutAsk,
+        request: &PutRequest,
         place: Place,
         session: u64,
     ) -> Result<Allocation, ErrorCode> {
         self.check_key(key.key)?;
-        let options = &ask.options;
+        let options = &request.options;
         let retention = options.retention;
         if len == 0
             || options.replicas == 0
@@ -210,7 +210,7 @@ impl Master {
             return Err(ErrorCode::InvalidParams);
         }
         let found = self.objects.find(key);
-        if let Some(again) = found.and_then(|index| self.repeated(index, len, ask)) {
+        if let Some(again) = found.and_then(|index| self.repeated(index, len, request)) {
             return Ok(again);
         }
         if !self.objects.has_room(key.tenant, &retention) {
@@ -229,11 +229,11 @@ impl Master {
         }
         // Nothing is evicted before the put is sure of its place.
         let over = self.evicting || self.is_over_watermark();
-        let toll = self.toll(now, key.tenant, len)?;
+        let price = self.price(now, key.tenant, len)?;
         let placed = self
-            .place(now, key.tenant, stored_len(len), options, &toll)
+            .place(now, key.tenant, stored_len(len), options, &price)
             .inspect_err(|_| self.stats.puts_no_room_total += 1)?;
-        self.pay(now, key.tenant, len, &toll);
+        self.pay(now, key.tenant, len, &price);
         if over {
             self.evict_to_watermark(now, EVICTIONS_PER_PUT);
         }
@@ -242,12 +242,12 @@ impl Master {
         }
         self.generation += 1;
         let replicas = Placements::new(&placed);
-        let (generation, nonce) = (self.generation, ask.nonce);
+        let (generation, nonce) = (self.generation, request.nonce);
         let index = self.objects.insert(now, New { key, len, generation, nonce, replicas, place, retention });
         // An eviction may have freed a slot since, which the object has now.
         placed.iter().for_each(|placed| self.segments.own(placed, index));
         let allocation = self.allocation(generation, replicas_of(&placed));
-        self.writers.began(&allocation, ask.writer, session, key.tenant, index);
+        self.writers.began(&allocation, request.writer, session, key.tenant, index);
         self.stats.put_starts_total += 1;
         Ok(allocation)
     }
@@ -326,7 +326,7 @@ impl Master {
         let here = if quiet {
             self.release_writer(key.tenant, generation)
         } else {
-            self.limbo.put_off_writer(key.tenant, generation, release)
+            self.pending_release.put_off_writer(key.tenant, generation, release)
         };
         if here { Ok(()) } else { Err(ErrorCode::PutIsOver) }
     }
@@ -396,7 +396,7 @@ impl Master {
         self.stats.get_hits_total += 1;
         self.stats.get_bytes_total += object.len;
         if self.hot.is_on() {
-            self.heated(now, index);
+            self.count_read(now, index);
         }
         Ok((object, index))
     }
@@ -443,10 +443,10 @@ impl Master {
             let Some(index) = self.objects.expired(now) else { break };
             self.drop_expired(now, index);
         }
-        let held = self.limbo.bytes_in_all();
-        let due = self.limbo.settle(&mut self.segments, now);
+        let held = self.pending_release.bytes_in_all();
+        let due = self.pending_release.settle(&mut self.segments, now);
         self.settle_writers(now, due);
-        if self.limbo.bytes_in_all() < held {
+        if self.pending_release.bytes_in_all() < held {
             self.drains_look_again(now);
         }
         self.objects.settle(now);
@@ -454,7 +454,7 @@ impl Master {
         self.drains_timeout(now);
         self.evict_to_watermark(now, self.config.evictions_per_call_max);
         self.objects.tidy();
-        self.limbo.tidy();
+        self.pending_release.tidy();
         self.writers.tidy();
     }
 
@@ -470,7 +470,7 @@ impl Master {
             .then(|| self.objects.evictable_at())
             .flatten()
             .map(|at| at.max(self.evict_again_at));
-        let due = [processing, eviction, self.objects.expiry(), self.limbo.due(), self.nodes.due()];
+        let due = [processing, eviction, self.objects.expiry(), self.pending_release.due(), self.nodes.due()];
         let tidying = self.objects.is_shrinking().then_some(Instant::ZERO);
         let more = [self.tasks.due(), self.drains_due(), tidying];
         due.into_iter().chain(more).flatten().min()
@@ -525,12 +525,12 @@ impl Master {
             capacity_bytes: self.segments.capacity_bytes(),
             used_bytes: self.segments.used_bytes(),
             unfinished_bytes: self.objects.processing_bytes(),
-            quarantined_bytes: self.limbo.bytes(Reason::Writer) + self.limbo.bytes(Reason::Copy),
+            quarantined_bytes: self.pending_release.bytes(Reason::Writer) + self.pending_release.bytes(Reason::Copy),
             held_dead_writer_bytes: self.writers.ordered_bytes(),
-            held_unknown_writer_bytes: self.limbo.unknown_bytes(),
+            held_unknown_writer_bytes: self.pending_release.unknown_bytes(),
             segments_unreachable: self.segments.unreachable.into(),
             events_dropped_total: self.events.dropped_total(),
-            deferred_bytes: self.limbo.bytes(Reason::Leased),
+            deferred_bytes: self.pending_release.bytes(Reason::Leased),
             free_bytes_largest: self
                 .segments
                 .iter()
@@ -548,7 +548,7 @@ impl Master {
         size_of::<Self>()
             + self.objects.memory_bytes()
             + self.segments.memory_bytes()
-            + self.limbo.memory_bytes()
+            + self.pending_release.memory_bytes()
             + self.writers.memory_bytes()
             + self.tasks.memory_bytes()
             + self.hot.memory_bytes()
@@ -573,10 +573,10 @@ impl Master {
     /// The allocation of an unfinished put, if the request is a repetition of it. A nonce alone can be
     /// guessed, and two processes may draw the same one; the identity of the writer is random, and only the
     /// master and the nodes learn it.
-    fn repeated(&self, index: u32, len: u64, ask: &PutAsk) -> Option<Allocation> {
+    fn repeated(&self, index: u32, len: u64, request: &PutRequest) -> Option<Allocation> {
         let entry = self.objects.entry(index);
-        let same = ask.nonce != 0 && !entry.is_complete() && entry.checksum == ask.nonce && entry.len == len;
-        let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == ask.writer);
+        let same = request.nonce != 0 && !entry.is_complete() && entry.checksum == request.nonce && entry.len == len;
+        let is_its = || self.writers.put(entry.generation).is_some_and(|put| put.writer == request.writer);
         (same && is_its()).then(|| self.allocation(entry.generation, replicas_of(entry.replicas.as_slice())))
     }
 
@@ -617,8 +617,8 @@ impl Master {
         let (generation, complete) = (removed.generation, removed.complete);
         match hold {
             Some((until, reason)) => {
-                let writer = if complete { 0 } else { self.writers.ended_in_limbo(generation) };
-                self.limbo.hold(&mut self.segments, removed, until, reason, writer);
+                let writer = if complete { 0 } else { self.writers.ended_pending_release(generation) };
+                self.pending_release.hold(&mut self.segments, removed, until, reason, writer);
             }
             None => {
                 removed.replicas.as_slice().iter().for_each(|placed| {
@@ -633,7 +633,7 @@ impl Master {
 
     /// A writer reports that it is quiet. Returns whether space was pending release for it.
     fn release_writer(&mut self, tenant: TenantNo, generation: u64) -> bool {
-        let writer = self.limbo.release_writer(&mut self.segments, tenant, generation);
+        let writer = self.pending_release.release_writer(&mut self.segments, tenant, generation);
         writer.map(|writer| self.writers.let_go(writer, generation)).is_some()
     }
 
@@ -647,7 +647,7 @@ impl Master {
     }
 
     /// Queues an event.
-    fn tell(&mut self, event: impl FnOnce() -> Event) {
+    fn emit(&mut self, event: impl FnOnce() -> Event) {
         self.events.push(event());
     }
 
@@ -661,7 +661,7 @@ impl Master {
         let segments = numbers.len() as u32;
         let objects_lost = numbers.into_iter().map(|no| self.drop_segment(now, no)).sum();
         self.stats.nodes_expired_total += 1;
-        self.tell(|| Event::NodeGivenUp { node, name, endpoint, silent_ms, segments, objects_lost });
+        self.emit(|| Event::NodeGivenUp { node, name, endpoint, silent_ms, segments, objects_lost });
     }
 
     /// Drops an object whose time to live is over. Leases on it stay valid.

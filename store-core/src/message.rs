@@ -6,17 +6,17 @@
 //! | Kind | Head of the request · items | Head of the response · items | Effect of a repetition |
 //! |---|---|---|---|
 //! | [`Hello`] | [`Greeting`] · – | [`Welcome`] · – | changes nothing |
-//! | [`Mount`] | [`MountSegment`] · – | [`MountAnswer`] · – | the same incarnation mounts the same: the same number |
+//! | [`Mount`] | [`MountSegment`] · – | [`MountResponse`] · – | the same incarnation mounts the same: the same number |
 //! | [`Unmount`] | [`UnmountSegment`] · – | – · – | `SegmentNotFound`: what is gone stays gone, numbers are never used twice |
 //! | [`Beat`] | [`Heartbeat`] · – | [`NodeStatus`] · – | is alive, still |
-//! | [`PutStart`] | [`PutAsk`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
+//! | [`PutStart`] | [`PutRequest`] · [`NewObject`]s | [`PutWindow`] · [`Allocation`] or error | the same space, by its writer and nonce, while the put is unfinished; then `ObjectAlreadyExists` |
 //! | [`PutEnd`] | – · [`Commit`]s | – · `()` or error | committed, by its generation |
 //! | [`PutRevoke`] | – · [`Revocation`]s | – · `()` or error | `PutIsOver`, by its generation: as wanted |
 //! | [`Get`] | – · [`Key`]s | [`Lease`] · [`Object`] or error | a lease that ends later |
 //! | [`Exists`] | – · [`Key`]s | – · `bool` | changes nothing |
 //! | [`ReturnLeases`] | – · [`LeaseRange`]s | no response | changes nothing: each lease is returned once |
 //! | [`ReportSegments`] | – · [`SegmentNo`]s | – · `()` or error | is marked, still |
-//! | [`FetchExpulsions`] | [`FetchAsk`] · – | – · [`Expulsion`]s | the same orders |
+//! | [`FetchExpulsions`] | [`FetchRequest`] · – | – · [`Expulsion`]s | the same orders |
 //! | [`EndExpulsions`] | [`NodeProof`] · [`ExpulsionEnd`]s | – · `()` or error | has ended, by its ticket |
 //! | [`Remove`] | – · [`Removal`]s | – · `()` or error | `KeyNotFound`; an object put in between is removed, too, as eviction might have done |
 //! | [`List`] | [`ListQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
@@ -34,7 +34,7 @@
 //! | [`ListTasks`] | [`TaskQuery`] · – | [`ListPosition`] · [`TaskInfo`]s | changes nothing |
 //! | [`CancelTasks`] | – · [`TaskId`]s | – · [`TaskInfo`] or error | is canceled, still |
 //! | [`RetryTasks`] | – · [`TaskId`]s | – · [`TaskInfo`] or error | is pending or processing, still |
-//! | [`FetchTasks`] | [`FetchAsk`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
+//! | [`FetchTasks`] | [`FetchRequest`] · – | [`Lease`] · [`TaskOrder`]s | the same orders, with the same attempts, and more if there is room |
 //! | [`EndTasks`] | [`NodeProof`] · [`TaskEnd`]s | – · `()` or error | has ended, by its attempt |
 //! | [`OrderSegments`] | – · [`SegmentOrder`]s | – · [`DrainInfo`] or error | is in that state, still |
 //! | [`DrainStatus`] | – · [`SegmentNo`]s; no item: all that are not active | – · [`DrainInfo`] or error | changes nothing |
@@ -44,7 +44,7 @@
 //! | [`TenantRemove`] | name · – | – · – | `TenantNotRegistered`: as wanted |
 //! | [`Find`] | [`FindQuery`] · – | [`ListPosition`] · [`Listed`] | changes nothing |
 //! | [`RemoveMany`] | [`RemoveQuery`] · – | [`RemovedPage`] · – | finds fewer objects |
-//! | [`QueryHosts`] | – · [`Whereabouts`] | – · [`Hosts`] or error | changes nothing |
+//! | [`QueryHosts`] | – · [`HostQuery`] | – · [`Hosts`] or error | changes nothing |
 //! | [`ClearReplicas`] | optional [`SegmentNo`]; none: all · [`Key`]s | – · `()` or error | `KeyNotFound` or `ReplicaNotFound`: as wanted |
 //!
 //! Every operation may be repeated when its response was lost: the last column says what the second request
@@ -98,13 +98,13 @@ pub trait Operation {
     /// The operation's number.
     const KIND: Kind;
     /// The head of a request.
-    type Ask<'a>: Serialize + Deserialize<'a>;
+    type Request<'a>: Serialize + Deserialize<'a>;
     /// An item of a request, usually one per key.
-    type AskItem<'a>: Serialize + Deserialize<'a>;
+    type RequestItem<'a>: Serialize + Deserialize<'a>;
     /// The head of a response.
-    type Answer<'a>: Serialize + Deserialize<'a>;
+    type Response<'a>: Serialize + Deserialize<'a>;
     /// An item of a response, one per item of the request.
-    type AnswerItem<'a>: Serialize + Deserialize<'a>;
+    type ResponseItem<'a>: Serialize + Deserialize<'a>;
 
     /// Appends a request frame.
     ///
@@ -113,34 +113,34 @@ pub trait Operation {
     fn encode_request<'a>(
         out: &mut Vec<u8>,
         request_id: u64,
-        ask: &Self::Ask<'_>,
-        items: impl ExactSizeIterator<Item = Self::AskItem<'a>>,
+        head: &Self::Request<'_>,
+        items: impl ExactSizeIterator<Item = Self::RequestItem<'a>>,
     ) -> Result<(), WireError> {
         let header = Header { kind: Self::KIND as u8, response: false, request_id, status: 0 };
-        encode(out, &header, ask, items)
+        encode(out, &header, head, items)
     }
 
     /// Decodes the body of a request.
     ///
     /// # Errors
     /// `Body`, `TooManyKeys`.
-    fn decode_request(body: &[u8]) -> Result<(Self::Ask<'_>, Items<'_, Self::AskItem<'_>>), WireError> {
-        let (ask, rest) = codec::take(body)?;
-        Ok((ask, Items::parse(rest)?))
+    fn decode_request(body: &[u8]) -> Result<(Self::Request<'_>, Items<'_, Self::RequestItem<'_>>), WireError> {
+        let (head, rest) = codec::take(body)?;
+        Ok((head, Items::parse(rest)?))
     }
 
-    /// Appends a response frame. A server that produces its items one by one uses [`Answer`] instead.
+    /// Appends a response frame. A server that produces its items one by one uses [`ResponseWriter`] instead.
     ///
     /// # Errors
     /// `TooManyKeys`, `TooLong`; `out` is as it was before.
     fn encode_response<'a>(
         out: &mut Vec<u8>,
         request_id: u64,
-        answer: &Self::Answer<'_>,
-        items: impl ExactSizeIterator<Item = Self::AnswerItem<'a>>,
+        head: &Self::Response<'_>,
+        items: impl ExactSizeIterator<Item = Self::ResponseItem<'a>>,
     ) -> Result<(), WireError> {
         let header = Header { kind: Self::KIND as u8, response: true, request_id, status: 0 };
-        encode(out, &header, answer, items)
+        encode(out, &header, head, items)
     }
 
     /// Decodes a response: its body, or the error of a request that failed as a whole.
@@ -150,23 +150,23 @@ pub trait Operation {
     /// operation.
     fn decode_response<'a>(
         frame: &Frame<'a>,
-    ) -> Result<(Self::Answer<'a>, Items<'a, Self::AnswerItem<'a>>), ErrorCode> {
+    ) -> Result<(Self::Response<'a>, Items<'a, Self::ResponseItem<'a>>), ErrorCode> {
         frame.header.result()?;
         if frame.header.kind != Self::KIND as u8 || !frame.header.response {
             return Err(ErrorCode::InternalError);
         }
-        let (answer, rest) = codec::take(frame.body).map_err(|_| ErrorCode::InternalError)?;
-        Ok((answer, Items::parse(rest).map_err(|_| ErrorCode::InternalError)?))
+        let (head, rest) = codec::take(frame.body).map_err(|_| ErrorCode::InternalError)?;
+        Ok((head, Items::parse(rest).map_err(|_| ErrorCode::InternalError)?))
     }
 }
 
 /// A response whose items are appended one by one. Their number is known before.
 #[derive(Debug)]
-pub struct Answer<'v> {
+pub struct ResponseWriter<'v> {
     frame: FrameWriter<'v>,
 }
 
-impl<'v> Answer<'v> {
+impl<'v> ResponseWriter<'v> {
     /// Appends header, head and number of items.
     ///
     /// # Errors
@@ -174,12 +174,12 @@ impl<'v> Answer<'v> {
     pub fn begin<O: Operation>(
         out: &'v mut Vec<u8>,
         request_id: u64,
-        answer: &O::Answer<'_>,
+        head: &O::Response<'_>,
         count: usize,
     ) -> Result<Self, WireError> {
         let header = Header { kind: O::KIND as u8, response: true, request_id, status: 0 };
         let mut frame = FrameWriter::begin(out, &header);
-        codec::put(frame.body(), answer)?;
+        codec::put(frame.body(), head)?;
         codec::put(frame.body(), &(count as u32))?;
         Ok(Self { frame })
     }
@@ -228,7 +228,7 @@ fn encode<T: Serialize, H: Serialize>(
 }
 
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, ($ask:ty, $ask_item:ty) -> ($answer:ty, $answer_item:ty);)*) => {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, ($request:ty, $request_item:ty) -> ($response:ty, $response_item:ty);)*) => {
         /// The number of an operation in a frame's header.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
@@ -266,10 +266,10 @@ macro_rules! operations {
 
             impl Operation for $name {
                 const KIND: Kind = Kind::$name;
-                type Ask<'a> = $ask;
-                type AskItem<'a> = $ask_item;
-                type Answer<'a> = $answer;
-                type AnswerItem<'a> = $answer_item;
+                type Request<'a> = $request;
+                type RequestItem<'a> = $request_item;
+                type Response<'a> = $response;
+                type ResponseItem<'a> = $response_item;
             }
         )*
     };
@@ -279,13 +279,13 @@ operations! {
     /// The first request on every connection: exchanges versions and limits, proves secrets.
     Hello = 1, (Greeting<'a>, ()) -> (Welcome, ());
     /// A node contributes memory.
-    Mount = 2, (MountSegment<'a>, ()) -> (MountAnswer<'a>, ());
+    Mount = 2, (MountSegment<'a>, ()) -> (MountResponse<'a>, ());
     /// A node takes a segment back.
     Unmount = 3, (UnmountSegment, ()) -> ((), ());
     /// A node reports that it is alive.
     Beat = 4, (Heartbeat, ()) -> (NodeStatus, ());
     /// Reserves space for new objects. They are not readable yet.
-    PutStart = 5, (PutAsk, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
+    PutStart = 5, (PutRequest, NewObject<'a>) -> (PutWindow, Result<Allocation, ErrorCode>);
     /// Commits objects whose bytes are in place: they are readable from here.
     PutEnd = 6, ((), Commit<'a>) -> ((), Result<(), ErrorCode>);
     /// Gives puts up.
@@ -299,7 +299,7 @@ operations! {
     /// Reports segments that a client could not reach.
     ReportSegments = 15, ((), SegmentNo) -> ((), Result<(), ErrorCode>);
     /// Returns the orders to a node to cut off writers.
-    FetchExpulsions = 16, (FetchAsk, ()) -> ((), Expulsion);
+    FetchExpulsions = 16, (FetchRequest, ()) -> ((), Expulsion);
     /// Reports that a node has cut off writers, or has left them alone.
     EndExpulsions = 17, (NodeProof, ExpulsionEnd) -> ((), Result<(), ErrorCode>);
     /// Removes objects.
@@ -336,7 +336,7 @@ operations! {
     /// Retries tasks that failed or were canceled.
     RetryTasks = 46, ((), TaskId) -> ((), Result<TaskInfo<'a>, ErrorCode>);
     /// Returns the tasks of a node.
-    FetchTasks = 47, (FetchAsk, ()) -> (Lease, TaskOrder<'a>);
+    FetchTasks = 47, (FetchRequest, ()) -> (Lease, TaskOrder<'a>);
     /// Reports how attempts of a node ended.
     EndTasks = 48, (NodeProof, TaskEnd) -> ((), Result<(), ErrorCode>);
     /// Puts segments into a state: draining, maintenance, active.
@@ -357,7 +357,7 @@ operations! {
     /// Removes all objects of a tenant, or those whose keys a regular expression matches, by pages.
     RemoveMany = 71, (RemoveQuery<'a>, ()) -> (RemovedPage, ());
     /// Returns the hosts of nodes or segments.
-    QueryHosts = 72, ((), Whereabouts) -> ((), Result<Hosts<'a>, ErrorCode>);
+    QueryHosts = 72, ((), HostQuery) -> ((), Result<Hosts<'a>, ErrorCode>);
     /// Drops the replicas of objects on a segment; no segment: on all of them. An object without replicas is
     /// removed. Objects that are leased or being written are left alone.
     ClearReplicas = 73, (Option<SegmentNo>, Key<'a>) -> ((), Result<(), ErrorCode>);

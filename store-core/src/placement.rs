@@ -136,7 +136,7 @@ impl core::error::Error for UnknownStrategy {}
 
 /// A request for the place of one replica.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct PlaceRequest<'a> {
     pub(crate) now: Instant,
     pub(crate) len: u64,
     pub(crate) tag: u32,
@@ -167,47 +167,47 @@ struct Others<'a> {
 
 impl Segments {
     /// Allocates one more replica on a segment that has none of `others`.
-    pub(crate) fn place(&mut self, ask: &Ask<'_>, others: &[Placed]) -> Option<Placed> {
-        if ask.len > self.rooms.most() {
+    pub(crate) fn place(&mut self, request: &PlaceRequest<'_>, others: &[Placed]) -> Option<Placed> {
+        if request.len > self.rooms.most() {
             return None;
         }
         let others = Others { placed: others, nodes: self.nodes_of(others) };
-        self.place_where_wished(ask, &others)
-            .or_else(|| self.place_by_draw(ask, &others))
-            .or_else(|| self.place_by_search(ask, &others, false))
+        self.place_where_wished(request, &others)
+            .or_else(|| self.place_by_draw(request, &others))
+            .or_else(|| self.place_by_search(request, &others, false))
             .or_else(|| {
-                let may_share = !others.nodes.is_empty() && !ask.placement.distinct_nodes;
-                if may_share { self.place_by_search(ask, &others, true) } else { None }
+                let may_share = !others.nodes.is_empty() && !request.placement.distinct_nodes;
+                if may_share { self.place_by_search(request, &others, true) } else { None }
             })
     }
 
     /// Allocates the first replica on one given segment.
-    pub(crate) fn place_on(&mut self, no: SegmentNo, ask: &Ask<'_>) -> Option<Placed> {
+    pub(crate) fn place_on(&mut self, no: SegmentNo, request: &PlaceRequest<'_>) -> Option<Placed> {
         let at = self.position(no)?;
-        let allowed = self.rooms.bound(at) >= ask.len
-            && !ask.placement.excluded.contains(&no)
-            && (ask.spared == Spared::All || !self.list[at].unreachable);
-        if allowed { self.take(at, ask) } else { None }
+        let allowed = self.rooms.bound(at) >= request.len
+            && !request.placement.excluded.contains(&no)
+            && (request.spared == Spared::All || !self.list[at].unreachable);
+        if allowed { self.take(at, request) } else { None }
     }
 
     /// Whether the replica could be placed on this segment if it were empty.
-    pub(crate) fn would_serve(&self, no: SegmentNo, ask: &Ask<'_>) -> bool {
+    pub(crate) fn would_serve(&self, no: SegmentNo, request: &PlaceRequest<'_>) -> bool {
         let Some(at) = self.position(no) else { return false };
         let segment = &self.list[at];
         segment.accepts_new
-            && segment.allocator.capacity_bytes() >= ask.len
-            && (ask.spared > Spared::Alone || at == 0 || segment.joined + self.slow_start <= ask.now)
-            && (ask.spared == Spared::All || !segment.unreachable)
-            && !ask.placement.excluded.contains(&no)
+            && segment.allocator.capacity_bytes() >= request.len
+            && (request.spared > Spared::Alone || at == 0 || segment.joined + self.slow_start <= request.now)
+            && (request.spared == Spared::All || !segment.unreachable)
+            && !request.placement.excluded.contains(&no)
     }
 
-    fn place_where_wished(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
-        let wished = ask.placement.preferred.iter().chain(ask.near.iter());
+    fn place_where_wished(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<Placed> {
+        let wished = request.placement.preferred.iter().chain(request.near.iter());
         for no in wished {
             let Some(at) = self.position(*no) else { continue };
             let shares = others.nodes.contains(&self.list[at].node);
-            if self.suits(at, ask, others, shares) && !(shares && ask.placement.distinct_nodes) {
-                let placed = self.take(at, ask);
+            if self.suits(at, request, others, shares) && !(shares && request.placement.distinct_nodes) {
+                let placed = self.take(at, request);
                 if placed.is_some() {
                     return placed;
                 }
@@ -216,22 +216,22 @@ impl Segments {
         None
     }
 
-    fn place_by_draw(&mut self, ask: &Ask<'_>, others: &Others<'_>) -> Option<Placed> {
+    fn place_by_draw(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<Placed> {
         for _ in 0..DRAWS_MAX {
             let draw = self.draw();
             let count = self.list.len();
             let pick = |bits: u64| ((bits & 0xffff_ffff) as usize * count) >> 32;
-            let one = self.drawn(pick(draw), ask, others);
+            let one = self.drawn(pick(draw), request, others);
             let two = match self.strategy {
                 AllocationStrategy::Random => None,
-                AllocationStrategy::FreeRatioFirst => self.drawn(pick(draw >> 32), ask, others),
+                AllocationStrategy::FreeRatioFirst => self.drawn(pick(draw >> 32), request, others),
             };
             let at = match (one, two) {
                 (Some(one), Some(two)) if self.free_share(two) > self.free_share(one) => two,
                 (Some(at), _) | (None, Some(at)) => at,
                 (None, None) => continue,
             };
-            let placed = self.take(at, ask);
+            let placed = self.take(at, request);
             if placed.is_some() {
                 return placed;
             }
@@ -240,25 +240,25 @@ impl Segments {
     }
 
     /// The segment at `at`, if it can be used.
-    fn drawn(&mut self, at: usize, ask: &Ask<'_>, others: &Others<'_>) -> Option<usize> {
-        (self.suits(at, ask, others, false) && self.is_admitted(at, ask)).then_some(at)
+    fn drawn(&mut self, at: usize, request: &PlaceRequest<'_>, others: &Others<'_>) -> Option<usize> {
+        (self.suits(at, request, others, false) && self.is_admitted(at, request)).then_some(at)
     }
 
     /// The first segment with room, from a random one on. `shares`: only segments whose node has a replica
     /// already.
-    fn place_by_search(&mut self, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
+    fn place_by_search(&mut self, request: &PlaceRequest<'_>, others: &Others<'_>, shares: bool) -> Option<Placed> {
         let count = self.list.len();
         let start = ((self.draw() & 0xffff_ffff) as usize * count) >> 32;
         let mut refusals = 0;
         for (mut at, end) in [(start, count), (0, start)] {
-            while let Some(found) = self.rooms.next(at, ask.len).filter(|found| *found < end) {
+            while let Some(found) = self.rooms.next(at, request.len).filter(|found| *found < end) {
                 at = found + 1;
-                if !self.suits(found, ask, others, shares) || !self.is_admitted(found, ask) {
+                if !self.suits(found, request, others, shares) || !self.is_admitted(found, request) {
                     continue;
                 }
-                let placed = self.take(found, ask);
+                let placed = self.take(found, request);
                 refusals += 1;
-                if placed.is_some() || (refusals >= REFUSALS_MAX && ask.spared == Spared::Alone) {
+                if placed.is_some() || (refusals >= REFUSALS_MAX && request.spared == Spared::Alone) {
                     return placed;
                 }
             }
@@ -268,35 +268,35 @@ impl Segments {
 
     /// Whether the segment at `at` may be used and seems to have room. `shares`: its node has a replica
     /// already.
-    fn suits(&self, at: usize, ask: &Ask<'_>, others: &Others<'_>, shares: bool) -> bool {
-        if self.rooms.bound(at) < ask.len {
+    fn suits(&self, at: usize, request: &PlaceRequest<'_>, others: &Others<'_>, shares: bool) -> bool {
+        if self.rooms.bound(at) < request.len {
             return false;
         }
         let segment = &self.list[at];
-        !ask.placement.excluded.contains(&segment.no)
-            && (ask.spared == Spared::All || !segment.unreachable)
+        !request.placement.excluded.contains(&segment.no)
+            && (request.spared == Spared::All || !segment.unreachable)
             && (others.placed.is_empty() && !shares
                 || others.nodes.contains(&segment.node) == shares
                     && others.placed.iter().all(|placed| placed.segment != segment.no))
     }
 
     /// Whether its slow start admits it to this draw.
-    fn is_admitted(&mut self, at: usize, ask: &Ask<'_>) -> bool {
-        if ask.spared > Spared::Alone || ask.now >= self.settled_at {
+    fn is_admitted(&mut self, at: usize, request: &PlaceRequest<'_>) -> bool {
+        if request.spared > Spared::Alone || request.now >= self.settled_at {
             return true;
         }
         let least = self.slow_start / SLOW_START_SHARE;
-        let age = |joined: Instant| (ask.now - joined).clamp(least, self.slow_start);
+        let age = |joined: Instant| (request.now - joined).clamp(least, self.slow_start);
         // The list is in the order of mounting.
         let (own, oldest) = (age(self.list[at].joined), age(self.list[0].joined));
         own >= oldest || u128::from(self.draw() >> 32) * oldest.as_nanos() < own.as_nanos() << 32
     }
 
-    fn take(&mut self, at: usize, ask: &Ask<'_>) -> Option<Placed> {
+    fn take(&mut self, at: usize, request: &PlaceRequest<'_>) -> Option<Placed> {
         let segment = &mut self.list[at];
         let before = segment.allocator.used_bytes();
-        let Some((block, offset)) = segment.allocator.allocate(ask.len, ask.tag) else {
-            self.rooms.set(at, segment.allocator.refused_above(ask.len));
+        let Some((block, offset)) = segment.allocator.allocate(request.len, request.tag) else {
+            self.rooms.set(at, segment.allocator.refused_above(request.len));
             return None;
         };
         self.used_bytes += segment.allocator.used_bytes() - before;
@@ -366,7 +366,7 @@ mod tests {
     fn a_segment_that_takes_nothing_new_gets_nothing_even_if_it_alone_has_room() {
         let mut segments = three();
         let wish = Placement::on(8);
-        let mut ask = Ask {
+        let mut request = PlaceRequest {
             now: Instant::ZERO,
             len: 1024,
             tag: 0,
@@ -374,23 +374,23 @@ mod tests {
             near: Short::new(),
             spared: Spared::Alone,
         };
-        let _ = ask.near.push(8);
-        let there = segments.place(&ask, &[]).unwrap();
+        let _ = request.near.push(8);
+        let there = segments.place(&request, &[]).unwrap();
         assert_eq!(there.segment, 8);
         assert!(segments.set_accepts_new(8, false) && !segments.set_accepts_new(99, false));
         for (spared, times) in [(Spared::Alone, 4), (Spared::New, 2), (Spared::All, 2)] {
-            let ask = Ask { spared, ..ask };
-            assert!(segments.place_on(8, &ask).is_none() && !segments.would_serve(8, &ask));
+            let request = PlaceRequest { spared, ..request };
+            assert!(segments.place_on(8, &request).is_none() && !segments.would_serve(8, &request));
             for _ in 0..times {
-                assert_ne!(segments.place(&ask, &[]).unwrap().segment, 8);
+                assert_ne!(segments.place(&request, &[]).unwrap().segment, 8);
             }
         }
-        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none(), "8 alone has room");
+        assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none(), "8 alone has room");
         // Freeing space there does not make it accept new replicas; the existing ones stay until then.
         assert_eq!(segments.free(&there), 1024);
-        assert!(segments.place(&Ask { spared: Spared::All, ..ask }, &[]).is_none());
+        assert!(segments.place(&PlaceRequest { spared: Spared::All, ..request }, &[]).is_none());
         assert!(segments.set_accepts_new(8, true));
-        assert_eq!(segments.place(&ask, &[]).unwrap().segment, 8);
+        assert_eq!(segments.place(&request, &[]).unwrap().segment, 8);
     }
 
     #[test]

@@ -172,24 +172,24 @@ struct Request<'c> {
 }
 
 /// A decoded request: its head and its items.
-type Asked<'c, O> = (<O as Operation>::Ask<'c>, Items<'c, <O as Operation>::AskItem<'c>>);
+type Decoded<'c, O> = (<O as Operation>::Request<'c>, Items<'c, <O as Operation>::RequestItem<'c>>);
 
 impl<'c> Request<'c> {
-    fn read<O: Operation>(&self) -> Result<Asked<'c, O>, ErrorCode> {
+    fn read<O: Operation>(&self) -> Result<Decoded<'c, O>, ErrorCode> {
         Ok(O::decode_request(self.body)?)
     }
 
-    fn answer<'a, O: Operation>(
+    fn respond<'a, O: Operation>(
         self,
-        head: &O::Answer<'_>,
-        items: impl ExactSizeIterator<Item = O::AnswerItem<'a>>,
+        head: &O::Response<'_>,
+        items: impl ExactSizeIterator<Item = O::ResponseItem<'a>>,
     ) -> Result<(), ErrorCode> {
         Ok(O::encode_response(self.out, self.id, head, items)?)
     }
 
     /// Appends a response without items.
-    fn answer_head<O: Operation>(self, head: &O::Answer<'_>) -> Result<(), ErrorCode> {
-        self.answer::<O>(head, core::iter::empty())
+    fn respond_head<O: Operation>(self, head: &O::Response<'_>) -> Result<(), ErrorCode> {
+        self.respond::<O>(head, core::iter::empty())
     }
 }
 
@@ -258,31 +258,31 @@ fn batch<O: Operation>(
     master: &mut Master,
     tenant: TenantNo,
     request: Request<'_>,
-    head: &O::Answer<'_>,
-    mut each: impl FnMut(&mut Master, usize, &O::Ask<'_>, O::AskItem<'_>) -> O::AnswerItem<'static>,
+    head: &O::Response<'_>,
+    mut each: impl FnMut(&mut Master, usize, &O::Request<'_>, O::RequestItem<'_>) -> O::ResponseItem<'static>,
 ) -> Result<(), ErrorCode>
 where
-    for<'a> O::AskItem<'a>: Keyed<'a> + Copy,
+    for<'a> O::RequestItem<'a>: Keyed<'a> + Copy,
 {
-    let (ask, mut items) = request.read::<O>()?;
-    let mut answer = Answer::begin::<O>(request.out, request.id, head, items.len())?;
+    let (head_of_request, mut items) = request.read::<O>()?;
+    let mut response = ResponseWriter::begin::<O>(request.out, request.id, head, items.len())?;
     if items.len() == 1 {
         for item in items {
-            answer.item(&each(master, 0, &ask, item))?;
+            response.item(&each(master, 0, &head_of_request, item))?;
         }
-        return Ok(answer.finish()?);
+        return Ok(response.finish()?);
     }
     let mut at = 0;
     let mut some = Vec::with_capacity(items.len().min(WARM_KEYS));
     while !items.is_empty() {
         some.extend(items.by_ref().take(WARM_KEYS));
-        master.warm(some.iter().map(|item: &O::AskItem<'_>| item.of(tenant)));
+        master.warm(some.iter().map(|item: &O::RequestItem<'_>| item.of(tenant)));
         for item in some.drain(..) {
-            answer.item(&each(master, at, &ask, item))?;
+            response.item(&each(master, at, &head_of_request, item))?;
             at += 1;
         }
     }
-    Ok(answer.finish()?)
+    Ok(response.finish()?)
 }
 
 /// An item that is about one key.

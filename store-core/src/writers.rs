@@ -310,7 +310,7 @@ impl Writers {
 
     /// A put is over, and its space is held until its writer is known to be gone. Returns the writer; 0:
     /// unknown.
-    pub(crate) fn ended_in_limbo(&mut self, generation: u64) -> u64 {
+    pub(crate) fn ended_pending_release(&mut self, generation: u64) -> u64 {
         let writer = self.remove(generation).map_or(0, |put| put.writer);
         if writer != 0 {
             self.held.insert((writer, generation));
@@ -448,7 +448,7 @@ mod tests {
         },
         End {
             which: prop::sample::Index,
-            limbo: bool,
+            pending_release: bool,
         },
         LetGo {
             which: prop::sample::Index,
@@ -465,7 +465,7 @@ mod tests {
             5 => (gap, 0u64..4, 0u64..4, 0u16..3)
                 .prop_map(|(gap, writer, session, tenant)| Step::Begin { gap, writer, session, tenant }),
             4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
-                .prop_map(|(which, limbo)| Step::End { which, limbo }),
+                .prop_map(|(which, pending_release)| Step::End { which, pending_release }),
             1 => any::<prop::sample::Index>().prop_map(|which| Step::LetGo { which }),
         ]
     }
@@ -485,10 +485,10 @@ mod tests {
                         writers.began(&given(generation), writer, session, tenant, generation as u32);
                         puts.push((generation, writer, session, tenant));
                     }
-                    Step::End { which, limbo } if !puts.is_empty() => {
+                    Step::End { which, pending_release } if !puts.is_empty() => {
                         let (generation, writer, ..) = puts.remove(which.index(puts.len()));
-                        if limbo {
-                            prop_assert_eq!(writers.ended_in_limbo(generation), writer);
+                        if pending_release {
+                            prop_assert_eq!(writers.ended_pending_release(generation), writer);
                             held.extend((writer != 0).then_some((writer, generation)));
                         } else {
                             writers.ended(generation);
@@ -536,7 +536,7 @@ mod tests {
         assert!(writers.memory_bytes() < 1 << 20, "{} bytes", writers.memory_bytes());
         assert_eq!(writers.holdings(7).collect::<Vec<_>>(), [1]);
         assert_eq!(writers.count(7, 0), (1, 1));
-        assert_eq!(writers.ended_in_limbo(1), 7);
+        assert_eq!(writers.ended_pending_release(1), 7);
         assert_eq!(writers.live_bytes(), 2 * size_of::<(u64, u64)>());
     }
 }

@@ -40,7 +40,7 @@ fn master(config: MasterConfig) -> Master {
     master
 }
 
-fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Ask<'_>) -> Vec<u8> {
+fn ask<O: Operation>(master: &mut Master, session: &mut Session, ask: &O::Request<'_>) -> Vec<u8> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     O::encode_request(&mut request, 1, ask, std::iter::empty()).unwrap();
     master.handle(at(10), session, &Frame::parse(&request).unwrap().unwrap().0, &mut answer);

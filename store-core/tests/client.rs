@@ -3,7 +3,7 @@
 
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Allocation, Commit, Get, Lease, Object, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow,
+    Allocation, Commit, Get, Lease, Object, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
 };
 use store_core::{ErrorCode, Frame, Kind, bound, unbound};
@@ -54,7 +54,7 @@ fn transfers(mut poll: impl FnMut() -> Option<Action>) -> Vec<Transfer> {
 fn put_answered(items: usize, segments: &[u32], now: Instant) -> (PutOp, Vec<Action>) {
     // One place and no other: `tests/places.rs` is about those.
     let mut put = PutOp::new(ClientConfig { places_max: 1, ..ClientConfig::default() });
-    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutAsk::default());
+    put.start((0..items).map(|_| PutItem { key: b"key", len: 4096, checksum: 9 }), PutRequest::default());
     let mut out = Vec::new();
     assert_eq!(put.poll(at(0), 5, &mut out), Some(Action::Call));
     let answers = (0..items).map(|item| {
@@ -314,7 +314,7 @@ fn when_the_window_ends_writes_are_cancelled_and_revoked_once_they_have_ended() 
 #[test]
 fn a_put_that_is_aborted_before_its_answer_gives_the_space_back() {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutAsk::default());
+    put.start([PutItem { key: b"key", len: 1, checksum: 0 }], PutRequest::default());
     assert_eq!(put.poll(at(0), 5, &mut Vec::new()), Some(Action::Call));
     put.abort(ErrorCode::RpcTimeout);
     assert!(!put.is_done(), "the answer may name space");

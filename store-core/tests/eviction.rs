@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use store_core::message::{
-    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutAsk, PutOptions, PutStart,
+    EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
     Retention, WhyKept,
 };
 use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session};
@@ -190,7 +190,7 @@ fn put_batch(master: &mut Master, ms: u64, keys: &[&str]) {
     let mut puts = Vec::new();
     for (index, key) in keys.iter().enumerate() {
         let place = Place::new(index, keys.len(), returning);
-        let put = master.put_start_in(at(ms), key.as_bytes(), GRAIN, &PutAsk::default(), place).unwrap();
+        let put = master.put_start_in(at(ms), key.as_bytes(), GRAIN, &PutRequest::default(), place).unwrap();
         puts.push((key, put.generation));
     }
     for (index, (key, generation)) in puts.into_iter().enumerate() {
@@ -424,7 +424,7 @@ fn retention_and_the_explanation_travel() {
     PutStart::encode_request(
         &mut request,
         2,
-        &PutAsk { writer: 1, ..PutAsk::once(retained(retention)) },
+        &PutRequest { writer: 1, ..PutRequest::once(retained(retention)) },
         items(),
     )
     .unwrap();

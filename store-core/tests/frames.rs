@@ -46,7 +46,7 @@ macro_rules! call {
     }};
 }
 
-fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Answer<'_>, Vec<O::AnswerItem<'_>>), ErrorCode> {
+fn answer<O: Operation>(bytes: &[u8]) -> Result<(O::Response<'_>, Vec<O::ResponseItem<'_>>), ErrorCode> {
     let (frame, _) = Frame::parse(bytes).unwrap().unwrap();
     O::decode_response(&frame).map(|(head, items)| (head, items.collect()))
 }
@@ -88,7 +88,7 @@ fn every_operation_goes_over_the_wire() {
         NewObject { key: Key(b""), len: 1 },
         NewObject { key: Key(b"b"), len: 5 },
     ];
-    let started = call!(master, PutStart, PutAsk { writer: 1, ..PutAsk::once(options) }, new);
+    let started = call!(master, PutStart, PutRequest { writer: 1, ..PutRequest::once(options) }, new);
     let (window, started) = answer::<PutStart>(&started).unwrap();
     assert_eq!((window.window_ms, started.len()), (30_000, 3));
     assert_eq!(started[1], Err(ErrorCode::InvalidKey));
@@ -224,7 +224,7 @@ proptest! {
         let mut master = master();
         let mut request = Vec::new();
         let new = [NewObject { key: Key(b"some-key"), len: 100 }, NewObject { key: Key(b"another-key"), len: 100 }];
-        PutStart::encode_request(&mut request, 1, &PutAsk { writer: 1, ..PutAsk::default() }, new.into_iter()).unwrap();
+        PutStart::encode_request(&mut request, 1, &PutRequest { writer: 1, ..PutRequest::default() }, new.into_iter()).unwrap();
         let at = at % request.len();
         request[at] ^= 1 << bit;
         if let Ok(Some((frame, _))) = Frame::parse(&request) {

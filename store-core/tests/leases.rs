@@ -43,10 +43,10 @@ fn put(master: &mut Master, ms: u64, key: &str, options: &PutOptions) -> Result<
     master.put_end(at(ms), key.as_bytes(), started.generation, 1)
 }
 
-fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::AskItem<'_>]) -> Vec<u8>
+fn ask<O>(master: &mut Master, ms: u64, session: &mut Session, items: &[O::RequestItem<'_>]) -> Vec<u8>
 where
     for<'a> O: Operation<Ask<'a> = ()>,
-    for<'a> O::AskItem<'a>: Copy,
+    for<'a> O::RequestItem<'a>: Copy,
 {
     let (mut request, mut out) = (Vec::new(), Vec::new());
     O::encode_request(&mut request, 1, &(), items.iter().copied()).unwrap();

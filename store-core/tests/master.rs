@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Allocation, ExpulsionEnd, FetchAsk, Heartbeat, ListQuery, MountAnswer, MountSegment, NodeInfo,
-    NodeStatus, PutAsk, PutOptions, UnmountSegment,
+    Allocation, ExpulsionEnd, FetchRequest, Heartbeat, ListQuery, MountResponse, MountSegment, NodeInfo,
+    NodeStatus, PutRequest, PutOptions, UnmountSegment,
 };
 use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement};
 use te_core::Instant;
@@ -67,7 +67,7 @@ fn put(master: &mut Master, now: Instant, key: &str, len: u64) -> u64 {
 
 /// Begins a put of a writer that says who it is.
 fn begin(master: &mut Master, now: Instant, key: &[u8], len: u64) -> Allocation {
-    master.put_start_in(now, key, len, &PutAsk { writer: 7, ..PutAsk::once(ONE) }, Place::ALONE).unwrap()
+    master.put_start_in(now, key, len, &PutRequest { writer: 7, ..PutRequest::once(ONE) }, Place::ALONE).unwrap()
 }
 
 /// Every node cuts off whom it is told to; gives how many writers that were.
@@ -75,7 +75,7 @@ fn cut_off(master: &mut Master, now: Instant) -> usize {
     let nodes: Vec<_> = master.nodes(now).collect();
     let mut count = 0;
     for NodeInfo { node, incarnation, .. } in nodes {
-        let ask = FetchAsk { node, incarnation, count_max: 10, key: 0 };
+        let ask = FetchRequest { node, incarnation, count_max: 10, key: 0 };
         for order in master.fetch_expulsions(now, &ask).unwrap() {
             assert!(order.force && order.writer == 7, "{order:?}");
             master.end_expulsion(now, node, &ExpulsionEnd { ticket: order.ticket, gone: true }).unwrap();
@@ -363,7 +363,7 @@ fn a_silent_node_is_given_up_with_everything_that_was_only_there() {
     // Its old export may still be written through: only a new incarnation may come back, under a new number.
     assert_eq!(
         master.mount(at(10_003), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Stale { incarnation_min: 2 })
+        Ok(MountResponse::Stale { incarnation_min: 2 })
     );
     assert_eq!(
         master.mount(at(10_004), &segment(1, 2, "s1", 64 * KIB)).unwrap().mounted().unwrap().segment,
@@ -387,13 +387,13 @@ fn a_restarted_node_replaces_its_old_self_and_a_late_word_of_the_old_one_does_no
     );
     assert_eq!(
         master.mount(at(1), &segment(9, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Held { endpoint: "host:1", silent_ms: 0 })
+        Ok(MountResponse::Held { endpoint: "host:1", silent_ms: 0 })
     );
     assert_eq!(master.mount(at(2), &segment(1, 2, "s1", 32 * KIB)).unwrap().mounted().unwrap().segment, 2);
     assert!(!master.exists(b"k"));
     assert_eq!(
         master.mount(at(3), &segment(1, 1, "s1", 64 * KIB)),
-        Ok(MountAnswer::Stale { incarnation_min: 3 })
+        Ok(MountResponse::Stale { incarnation_min: 3 })
     );
     assert_eq!(
         master.heartbeat(at(3), &Heartbeat { node: 1, incarnation: 1, key: 0 }),

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, FetchTasks, Greeting,
-    Heartbeat, Hello, Mount, MountAnswer, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
-    OrderSegments, PutAsk, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
+    Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks, Greeting,
+    Heartbeat, Hello, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
+    OrderSegments, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
     Unmount, UnmountSegment,
 };
 use store_core::{
@@ -68,7 +68,7 @@ fn mount(
 ) -> Result<u32, String> {
     let out = call!(master, ms, session, Mount, *segment, []);
     match head!(Mount, out) {
-        Ok(MountAnswer::Mounted(mounted)) => Ok(mounted.segment),
+        Ok(MountResponse::Mounted(mounted)) => Ok(mounted.segment),
         other => Err(format!("{other:?}")),
     }
 }
@@ -87,7 +87,7 @@ fn as_soon_as_there_is_a_secret_who_knows_none_does_nothing_a_node_does() {
         for peer in [Peer::Local, Peer::Remote] {
             let mut session = Session::new(peer, [9; 32]);
             let master = &mut master;
-            let fetch = FetchAsk { node: 1, incarnation: 1, count_max: 9, key: 7 };
+            let fetch = FetchRequest { node: 1, incarnation: 1, count_max: 9, key: 7 };
             let proof = NodeProof { node: 1, key: 7 };
             let beat = Heartbeat { node: 1, incarnation: 1, key: 7 };
             let unmount = UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 7 };
@@ -140,7 +140,7 @@ fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
         master.unmount(at(1), &UnmountSegment { node: 1, incarnation: 5, segment: 1, key: 8 }),
         illegal
     );
-    let ask = FetchAsk { node: 1, incarnation: 5, count_max: 9, key: 8 };
+    let ask = FetchRequest { node: 1, incarnation: 5, count_max: 9, key: 8 };
     assert_eq!(master.fetch_tasks(at(1), &ask).map(drop), illegal);
     assert_eq!(master.fetch_expulsions(at(1), &ask).map(drop), illegal);
     let mut stranger = Session::default();
@@ -148,7 +148,7 @@ fn who_does_not_know_a_nodes_key_cannot_speak_for_it() {
     assert_eq!(head!(EndTasks, call!(&mut master, 1, &mut stranger, EndTasks, proof, [])), illegal);
     assert!(!stranger.is_node());
     // Its number, with another key, is another node.
-    let held = MountAnswer::Held { endpoint: "host:1", silent_ms: 1 };
+    let held = MountResponse::Held { endpoint: "host:1", silent_ms: 1 };
     assert_eq!(master.mount(at(1), &segment(1, 9, "t", 8)), Ok(held));
     assert_eq!((master.segments_len(), master.stats().unmounts_total), (1, 0));
     // And it has not kept the real one from being heard.
@@ -208,7 +208,7 @@ fn a_clock_that_went_back_costs_one_more_mount() {
     for ms in [2, 100_000] {
         let late = segment(2, 500, "s", 8);
         let answer = master.mount(at(ms), &late).unwrap();
-        if let MountAnswer::Stale { incarnation_min } = answer {
+        if let MountResponse::Stale { incarnation_min } = answer {
             let again = MountSegment { incarnation: incarnation_min, ..late };
             assert!(master.mount(at(ms), &again).unwrap().mounted().is_ok());
             return;
@@ -264,7 +264,7 @@ fn beat(master: &mut Master, ms: u64, node: u64) -> NodeStatus {
 }
 
 fn orders(master: &mut Master, ms: u64, node: u64) -> Vec<Expulsion> {
-    let ask = FetchAsk { node, incarnation: 1, count_max: 9, key: 7 };
+    let ask = FetchRequest { node, incarnation: 1, count_max: 9, key: 7 };
     master.fetch_expulsions(at(ms), &ask).unwrap()
 }
 
@@ -277,7 +277,7 @@ fn start(
     writer: u64,
 ) -> (u64, u64) {
     let options = PutOptions { placement: Placement::on(on), ..PutOptions::DEFAULT };
-    let ask = PutAsk { writer, ..PutAsk::once(options) };
+    let ask = PutRequest { writer, ..PutRequest::once(options) };
     let out = call!(master, ms, session, PutStart, ask, [NewObject { key: Key(key), len: 16 * KIB }]);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
@@ -318,8 +318,8 @@ fn who_guesses_a_nonce_is_not_given_the_handle_of_anothers_put() {
     let mut master = pair();
     let (mut writer, mut stranger) = (Session::default(), Session::default());
     let new = NewObject { key: Key(b"k"), len: 16 * KIB };
-    let ask = PutAsk { nonce: 5_000, writer: 3, ..PutAsk::default() };
-    let started = |master: &mut Master, session: &mut Session, ask: PutAsk| {
+    let ask = PutRequest { nonce: 5_000, writer: 3, ..PutRequest::default() };
+    let started = |master: &mut Master, session: &mut Session, ask: PutRequest| {
         let out = call!(master, 2, session, PutStart, ask, [new; 4_096]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.filter_map(Result::ok).collect::<Vec<_>>()
@@ -329,7 +329,7 @@ fn who_guesses_a_nonce_is_not_given_the_handle_of_anothers_put() {
     // They know the key and the length from a list, not who writes.
     for writer in [4, u64::MAX] {
         for nonce in [1, 4_097] {
-            let guess = PutAsk { nonce, writer, ..PutAsk::default() };
+            let guess = PutRequest { nonce, writer, ..PutRequest::default() };
             assert_eq!(started(&mut master, &mut stranger, guess), []);
         }
     }
@@ -437,7 +437,7 @@ fn what_no_node_vouches_for_waits_for_a_remount_however_long_that_takes() {
 fn a_put_whose_writer_has_no_name_is_refused() {
     let mut master = pair();
     let new = NewObject { key: Key(b"k"), len: 16 * KIB };
-    let out = call!(&mut master, 1, &mut Session::default(), PutStart, PutAsk::default(), [new]);
+    let out = call!(&mut master, 1, &mut Session::default(), PutStart, PutRequest::default(), [new]);
     assert_eq!(head!(PutStart, out).map(drop), Err(ErrorCode::InvalidParams));
     assert_eq!((master.stats().used_bytes, master.stats().objects_processing), (0, 0));
 }
@@ -450,7 +450,7 @@ fn a_connection_begins_no_more_puts_than_it_may_without_ending_them() {
     let mut session = Session::default();
     let names: Vec<String> = (0..5).map(|n| n.to_string()).collect();
     let new: Vec<_> = names.iter().map(|name| NewObject { key: Key(name.as_bytes()), len: 64 }).collect();
-    let out = call!(&mut master, 1, &mut session, PutStart, PutAsk { writer: 3, ..PutAsk::default() }, new);
+    let out = call!(&mut master, 1, &mut session, PutStart, PutRequest { writer: 3, ..PutRequest::default() }, new);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
     let answers: Vec<_> = PutStart::decode_response(&frame).unwrap().1.map(|answer| answer.err()).collect();
     assert_eq!(answers, [None, None, None, Some(ErrorCode::TooManyPuts), Some(ErrorCode::TooManyPuts)]);
@@ -465,7 +465,7 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
     master.mount(at(0), &segment(1, 1, "s", 7)).unwrap();
     let begin = |master: &mut Master, key: &str| {
         let new = NewObject { key: Key(key.as_bytes()), len: 64 };
-        let ask = PutAsk { writer: 3, ..PutAsk::default() };
+        let ask = PutRequest { writer: 3, ..PutRequest::default() };
         let out = call!(master, 1, &mut Session::default(), PutStart, ask, [new]);
         let frame = Frame::parse(&out).unwrap().unwrap().0;
         PutStart::decode_response(&frame).unwrap().1.next().unwrap()

@@ -3,7 +3,7 @@
 
 use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd};
 use store_core::message::{
-    Allocation, Operation, PutAsk, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
+    Allocation, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
 };
 use store_core::{ErrorCode, Frame, Kind, SegmentNo};
 use te_core::Instant;
@@ -27,7 +27,7 @@ struct Talk {
     /// The next generation.
     generation: u64,
     request_id: u64,
-    starts: Vec<PutAsk>,
+    starts: Vec<PutRequest>,
     /// Keys of each start.
     asked: Vec<Vec<Vec<u8>>>,
     /// Generations.
@@ -40,7 +40,7 @@ impl Talk {
     fn new(config: ClientConfig, keys: &[&'static [u8]]) -> Self {
         let mut put = PutOp::new(config);
         let items = keys.iter().map(|key| PutItem { key, len: 4096, checksum: 9 });
-        put.start(items, PutAsk { nonce: 7, ..PutAsk::default() });
+        put.start(items, PutRequest { nonce: 7, ..PutRequest::default() });
         Self {
             put,
             now: at(0),
@@ -54,7 +54,7 @@ impl Talk {
     }
 
     /// Answers calls until something else is wanted. `place` says where each item goes.
-    fn run(&mut self, place: impl Fn(&PutAsk) -> Result<Vec<SegmentNo>, ErrorCode>) -> Vec<Action> {
+    fn run(&mut self, place: impl Fn(&PutRequest) -> Result<Vec<SegmentNo>, ErrorCode>) -> Vec<Action> {
         let mut actions = Vec::new();
         loop {
             self.request_id += 1;
@@ -67,7 +67,7 @@ impl Talk {
         }
     }
 
-    fn answer(&mut self, request: &[u8], place: impl Fn(&PutAsk) -> Result<Vec<SegmentNo>, ErrorCode>) {
+    fn answer(&mut self, request: &[u8], place: impl Fn(&PutRequest) -> Result<Vec<SegmentNo>, ErrorCode>) {
         let (frame, _) = Frame::parse(request).unwrap().unwrap();
         let (id, mut answer) = (frame.header.request_id, Vec::new());
         match Kind::from_byte(frame.header.kind).unwrap() {
@@ -101,7 +101,7 @@ impl Talk {
 }
 
 /// Segment 1 if it may be, else 2, and so on.
-fn first_allowed(ask: &PutAsk) -> Result<Vec<SegmentNo>, ErrorCode> {
+fn first_allowed(ask: &PutRequest) -> Result<Vec<SegmentNo>, ErrorCode> {
     let segment = (1..=4).find(|segment| !ask.options.placement.excluded.contains(segment));
     segment.map(|segment| vec![segment]).ok_or(ErrorCode::SegmentsExcluded)
 }
@@ -172,7 +172,7 @@ fn a_segment_that_has_taken_bytes_is_waited_for() {
 #[test]
 fn long_objects_have_as_much_more_time_as_their_bytes_take() {
     let mut put = PutOp::new(ClientConfig::default());
-    put.start([PutItem { key: b"a", len: 250_000_000, checksum: 9 }], PutAsk::default());
+    put.start([PutItem { key: b"a", len: 250_000_000, checksum: 9 }], PutRequest::default());
     let mut talk = Talk { put, ..Talk::new(ClientConfig::default(), &[b"a"]) };
     assert_eq!(talk.run(first_allowed).len(), 1);
     assert_eq!(talk.put.poll_timeout(), Some(at(2_000 + 10_000)));
@@ -207,7 +207,7 @@ fn a_put_tries_so_many_places_and_no_more() {
 #[test]
 fn where_there_is_no_other_place_the_put_fails_for_its_own_reason() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let only = |ask: &PutAsk| match ask.options.placement.excluded.contains(&1) {
+    let only = |ask: &PutRequest| match ask.options.placement.excluded.contains(&1) {
         true => Err(ErrorCode::SegmentsExcluded),
         false => Ok(vec![1]),
     };
@@ -237,7 +237,7 @@ fn an_operation_that_is_given_up_asks_for_no_other_place() {
 #[test]
 fn one_of_two_replicas_that_fails_moves_the_whole_object() {
     let mut talk = Talk::new(ClientConfig::default(), &[b"a"]);
-    let pairs = |ask: &PutAsk| {
+    let pairs = |ask: &PutRequest| {
         let excluded = &ask.options.placement.excluded;
         Ok((1..=4).filter(|segment| !excluded.contains(segment)).take(2).collect())
     };

@@ -49,15 +49,15 @@ fn segment(node: u64) -> MountSegment<'static> {
     }
 }
 
-fn nonce(nonce: u32) -> PutAsk {
-    PutAsk { nonce, options: PutOptions::DEFAULT, writer: 9 }
+fn nonce(nonce: u32) -> PutRequest {
+    PutRequest { nonce, options: PutOptions::DEFAULT, writer: 9 }
 }
 
-fn start(master: &mut Master, ms: u64, ask: &PutAsk, len: u64) -> Result<Allocation, ErrorCode> {
+fn start(master: &mut Master, ms: u64, ask: &PutRequest, len: u64) -> Result<Allocation, ErrorCode> {
     master.put_start_in(at(ms), b"k", len, ask, Place::ALONE)
 }
 
-fn request<O: Operation>(ask: &O::Ask<'_>, item: Option<O::AskItem<'_>>) -> Vec<u8> {
+fn request<O: Operation>(ask: &O::Request<'_>, item: Option<O::RequestItem<'_>>) -> Vec<u8> {
     let mut out = Vec::new();
     O::encode_request(&mut out, 7, ask, item.into_iter()).unwrap();
     out
@@ -224,7 +224,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let target = 3 - copied.replicas[0].segment;
     let copy = NewTask { key: Key(b"copied"), source: None, target: Some(target) };
     let other = master.create_task(now, b"k", None, None).unwrap();
-    let fetch = FetchAsk { node: target.into(), incarnation: 1, count_max: 5, key: 0 };
+    let fetch = FetchRequest { node: target.into(), incarnation: 1, count_max: 5, key: 0 };
     let both = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
     let bad = master.put_start(now, b"bad", LEN, &both).unwrap();
     master.put_end(now, b"bad", bad.generation, 7).unwrap();
@@ -234,7 +234,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     master.put_end(now, b"moved", moved.generation, 7).unwrap();
     let begun = master.create_task(now, b"moved", None, None).unwrap();
     let node = u64::from(3 - moved.replicas[0].segment);
-    let ask = FetchAsk { node, incarnation: 1, count_max: 10, key: 0 };
+    let ask = FetchRequest { node, incarnation: 1, count_max: 10, key: 0 };
     let orders = master.fetch_tasks(now, &ask).unwrap();
     let attempt = orders.iter().find(|order| order.id == begun).unwrap().attempt;
     let end = TaskEnd { id: begun, attempt, result: Ok(7), quiet: true };
@@ -245,7 +245,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     // A writer that is gone, and the node that is to cut it off.
     let mut session = admin(master);
     let lost = NewObject { key: Key(b"lost"), len: LEN };
-    let lost = request::<PutStart>(&PutAsk { writer: 9, ..PutAsk::default() }, Some(lost));
+    let lost = request::<PutStart>(&PutRequest { writer: 9, ..PutRequest::default() }, Some(lost));
     let mut out = Vec::new();
     master.handle(now, &mut session, &Frame::parse(&lost).unwrap().unwrap().0, &mut out);
     let frame = Frame::parse(&out).unwrap().unwrap().0;
@@ -253,7 +253,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     assert!(session.holds());
     master.session_ended(now, session);
     let writing = master.segment(lost.replicas[0].segment).unwrap().node;
-    let expulsions = FetchAsk { node: writing, incarnation: 1, count_max: 9, key: 0 };
+    let expulsions = FetchRequest { node: writing, incarnation: 1, count_max: 9, key: 0 };
     let ticket = master.fetch_expulsions(now, &expulsions).unwrap()[0].ticket;
     let cut_off = ExpulsionEnd { ticket, gone: true };
     let writing = NodeProof { node: writing, key: 0 };
@@ -311,7 +311,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
             Again::Refused(ErrorCode::TenantNotRegistered),
         ),
         (Kind::Find, request::<Find>(&FindQuery { pattern: "^k$", cursor: 0, limit: 10 }, None), Again::Same),
-        (Kind::QueryHosts, request::<QueryHosts>(&(), Some(Whereabouts::Node(1))), Again::Same),
+        (Kind::QueryHosts, request::<QueryHosts>(&(), Some(HostQuery::Node(1))), Again::Same),
         (Kind::ClearReplicas, request::<ClearReplicas>(&None, Some(Key(b"idle"))), gone),
         (Kind::RemoveMany, request::<RemoveMany>(&every, None), Again::Less),
         (Kind::Unmount, request::<Unmount>(&unmount, None), Again::Refused(ErrorCode::SegmentNotFound)),

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use store_core::message::{
-    FetchAsk, Get, MountSegment, Operation, Pin, PutAsk, PutOptions, Retention, SegmentOrder, SegmentState,
+    FetchRequest, Get, MountSegment, Operation, Pin, PutRequest, PutOptions, Retention, SegmentOrder, SegmentState,
     TaskEnd,
 };
 use store_core::{
@@ -180,7 +180,7 @@ fn extra_replicas_go_only_where_they_make_room() {
     for ms in 0..12 {
         pool.get(at(10 * ms), b"hot").unwrap();
     }
-    let fetch = FetchAsk { node: 2, incarnation: 1, count_max: 9, key: 0 };
+    let fetch = FetchRequest { node: 2, incarnation: 1, count_max: 9, key: 0 };
     let orders = pool.fetch_tasks(at(200), &fetch).unwrap();
     let end = TaskEnd { id: orders[0].id, attempt: orders[0].attempt, result: Ok(1), quiet: true };
     pool.end_task(at(200), 2, &end).unwrap();
@@ -287,7 +287,7 @@ fn what_the_master_knows_is_bounded_and_the_bound_is_kept_by_eviction_or_a_refus
     // What is known of who writes counts, too: of unfinished puts there are fewer.
     let short = |n: u32| format!("{n:08}");
     let begin = |pool: &mut Master, n: u32| {
-        let ask = PutAsk { writer: 7, ..PutAsk::once(PutOptions::DEFAULT) };
+        let ask = PutRequest { writer: 7, ..PutRequest::once(PutOptions::DEFAULT) };
         pool.put_start_in(at(1), short(n).as_bytes(), 1, &ask, Place::ALONE)
     };
     let bounded = || master(MasterConfig { metadata_bytes_max: 1 << 20, ..config() }, &[64 * MIB]);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_core::message::{self, Greeting, MountAnswer, Operation as _};
+use store_core::message::{self, Greeting, MountResponse, Operation as _};
 use store_core::{ErrorCode, Frame, Kind, Master, Role, Session, Stats, Trace, WireError};
 use tracing::{debug, info, warn};
 
@@ -159,7 +159,7 @@ impl Answering {
             }
         }
         let Ok(Some((answer, _))) = Frame::parse(answer) else { return };
-        if let Ok((MountAnswer::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
+        if let Ok((MountResponse::Stale { incarnation_min }, _)) = message::Mount::decode_response(&answer) {
             self.refusals.incarnations += 1;
             debug!(name, endpoint, incarnation_min, "mount refused: the incarnation is over");
         }

@@ -188,7 +188,7 @@ fn tasks_have_texts_for_numbers_and_keys_for_admins_alone() {
         assert!(task["id"].as_str().unwrap().parse::<u64>().is_ok(), "{tasks}");
         assert_eq!(
             (&task["state"], &task["cause"], &task["bytes"]),
-            (&json!("pending"), &json!("asked"), &json!(4096))
+            (&json!("pending"), &json!("requested"), &json!(4096))
         );
         let told = if secret { Value::Null } else { json!("k\u{1}") };
         assert_eq!(task["key"], told);

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
 use common::{assert_serves, config, connect, segment, start_with};
-use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutAsk, PutStart, ReadStats};
+use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutRequest, PutStart, ReadStats};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
 use store_core::{Key, Kind, Stats};
 use store_master::Config;
@@ -105,7 +105,7 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
             (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n).into_bytes()).collect();
         let objects = names.iter().map(|name| NewObject { key: Key(name), len: 1 });
         let mut out = Vec::new();
-        PutStart::encode_request(&mut out, round, &PutAsk { writer: 1, ..PutAsk::default() }, objects)
+        PutStart::encode_request(&mut out, round, &PutRequest { writer: 1, ..PutRequest::default() }, objects)
             .unwrap();
         stream.write_all(&out).unwrap();
         common::read_answer(&mut stream).unwrap();

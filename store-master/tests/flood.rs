@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{assert_greets, connect, exists, read_answer, segment, start};
 use store_core::Key;
 use store_core::message::{
-    ExplainEviction, Find, FindQuery, Get, List, ListQuery, Mount, NewObject, Operation, PutAsk, PutStart,
+    ExplainEviction, Find, FindQuery, Get, List, ListQuery, Mount, NewObject, Operation, PutRequest, PutStart,
 };
 
 /// Far more than anything here may take, and far less than it takes when connections are served to the end one by one.
@@ -30,7 +30,7 @@ fn fill(addr: SocketAddr) {
     };
     let keys: Vec<Vec<u8>> = (0..64).map(|_| (0..1_024).map(|_| letter()).collect()).collect();
     let new = keys.iter().map(|key| NewObject { key: Key(key), len: 64 });
-    PutStart::encode_request(&mut out, 2, &PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap();
+    PutStart::encode_request(&mut out, 2, &PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);

@@ -10,7 +10,7 @@ use common::{
     assert_greets, assert_serves, connect, exists, hello, last_words, read_answer, segment, start, start_with,
 };
 use store_core::message::{
-    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
+    Commit, Exists, Get, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutRequest, PutEnd,
     PutOptions, PutRevoke, PutStart, Removal, Remove, Revocation,
 };
 use store_core::wire::{KEYS_PER_BATCH_MAX, VERSION};
@@ -302,7 +302,7 @@ fn another_tenant_who_knows_key_and_generation_cannot_touch_a_put() {
     assert_eq!(read_answer(&mut mine).unwrap().header.status, ErrorCode::PermissionDenied.code());
 
     let key = Key(b"k");
-    let start = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
+    let start = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
     let put = ask!(&mut mine, PutStart, start, NewObject { key, len: 100 }).unwrap();
     let (generation, handle) = (put.generation, put.handle);
     // Every generation near it, too: they are counted up.

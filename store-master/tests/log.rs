@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{config, connect, mount_on, read_answer, segment, start_with};
 use store_core::message::{
-    Greeting, Hello, Mount, MountAnswer, MountSegment, Operation, Unmount, UnmountSegment,
+    Greeting, Hello, Mount, MountResponse, MountSegment, Operation, Unmount, UnmountSegment,
 };
 use store_core::{Key, MasterConfig};
 use store_master::Config;
@@ -73,7 +73,7 @@ fn mount(stream: &mut TcpStream, node: u64, name: &str, endpoint: &str) -> Optio
     stream.write_all(&out).unwrap();
     let answer = read_answer(stream).unwrap();
     match Mount::decode_response(&answer.frame()).unwrap().0 {
-        MountAnswer::Mounted(mounted) => Some(mounted.segment),
+        MountResponse::Mounted(mounted) => Some(mounted.segment),
         _ => None,
     }
 }

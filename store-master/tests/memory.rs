@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{connect, read_answer, segment, start};
 use store_core::Key;
 use store_core::message::{
-    Commit, Mount, NewObject, Operation, PutAsk, PutEnd, PutStart, Unmount, UnmountSegment,
+    Commit, Mount, NewObject, Operation, PutRequest, PutEnd, PutStart, Unmount, UnmountSegment,
 };
 
 const MIB: usize = 1 << 20;
@@ -37,7 +37,7 @@ fn memory_of_a_segment_that_is_gone_is_given_back() {
         let keys: Vec<String> = (0..2_000).map(|n| format!("{:0>1000}", round * 2_000 + n)).collect();
         let new = keys.iter().map(|key| NewObject { key: Key(key.as_bytes()), len: 1 });
         out.clear();
-        PutStart::encode_request(&mut out, 2, &PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap();
+        PutStart::encode_request(&mut out, 2, &PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap();
         stream.write_all(&out).unwrap();
         let answer = read_answer(&mut stream).unwrap();
         let frame = answer.frame();

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store_core::Key;
 use store_core::message::{
-    Beat, Commit, Export, FetchAsk, FetchTasks, Heartbeat, List, ListQuery, Mount, MountAnswer, MountSegment,
-    NewObject, NodeStatus, Operation as _, PutAsk, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
+    Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse, MountSegment,
+    NewObject, NodeStatus, Operation as _, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
     Segments, Unmount, UnmountSegment,
 };
 
@@ -55,7 +55,7 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
             };
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);
-            if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
+            if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
                 turn.wrong(&format!("theft: the name {} was mounted by a stranger", segment.name));
             }
         }
@@ -70,7 +70,7 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
         if Unmount::decode_response(&answer.frame()?).is_ok() {
             turn.wrong(&format!("theft: a stranger unmounted {}", segment.name));
         }
-        let fetch = FetchAsk {
+        let fetch = FetchRequest {
             node: segment.node,
             incarnation: segment.incarnation,
             count_max: 16,
@@ -96,7 +96,7 @@ fn guess_once(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let own = format!("guess/{:x}", turn.random()).into_bytes();
     let new = NewObject { key: Key(&own), len: 64 };
     let answer =
-        raw.ask::<PutStart>(&PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) }, [new].into_iter())?;
+        raw.ask::<PutStart>(&PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) }, [new].into_iter())?;
     let frame = answer.frame()?;
     let Ok((_, mut allocations)) = PutStart::decode_response(&frame) else { return Ok(()) };
     let Some(Ok(mine)) = allocations.next() else { return Ok(()) };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
 use store_core::client::{Action, PutItem};
-use store_core::message::{PutAsk, PutOptions};
+use store_core::message::{PutRequest, PutOptions};
 use te_core::Op;
 
 use super::Client;
@@ -27,7 +27,7 @@ impl Client {
             item.result = self.check_put(item).map(|()| false);
         }
         if items.iter().any(|item| item.result.is_ok()) {
-            let ask = PutAsk { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
+            let ask = PutRequest { nonce: self.nonce(), options: *options, writer: self.engine.identity() };
             self.put.start(items.iter().map(wanted), ask);
             self.run_put(items);
         }

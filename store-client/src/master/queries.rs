@@ -1,7 +1,7 @@
 //! Questions about many objects at once, and bulk removal: the master answers page by page, and the loop is here.
 
 use store_core::message::{
-    ClearReplicas, Find, FindQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery, Whereabouts,
+    ClearReplicas, Find, FindQuery, ListPosition, QueryHosts, RemoveMany, RemoveQuery, HostQuery,
 };
 use store_core::{ErrorCode, Key, SegmentNo};
 
@@ -58,7 +58,7 @@ impl MasterClient<'_> {
     /// A master that cannot be asked; `ClientNotFound` or `SegmentNotFound` for an item.
     pub fn batch_hosts(
         &mut self,
-        of: &[Whereabouts],
+        of: &[HostQuery],
     ) -> Result<Vec<Result<Vec<String>, ErrorCode>>, StoreError> {
         let mut hosts = Vec::with_capacity(of.len());
         for of in of.chunks(1_024) {

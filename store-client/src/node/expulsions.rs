@@ -5,7 +5,7 @@
 
 use store_core::ErrorCode;
 use store_core::message::{
-    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchAsk, FetchExpulsions, NodeProof,
+    EndExpulsions, Expulsion as Order, ExpulsionEnd, FetchRequest, FetchExpulsions, NodeProof,
 };
 use te_engine::{Expulsion, TransferEngine};
 
@@ -30,7 +30,7 @@ impl Expulsions {
     /// Asks whom to cut off. What is not ordered any more is not wanted any more.
     pub(super) fn fetch(&mut self, rpc: &mut RpcConnection, mounted: &Mounted) -> Result<(), RpcError> {
         let Mounted { node, key, incarnation, .. } = *mounted;
-        let ask = FetchAsk { node, incarnation, count_max: ORDERS_MAX, key };
+        let ask = FetchRequest { node, incarnation, count_max: ORDERS_MAX, key };
         match rpc.call::<FetchExpulsions>(&ask, std::iter::empty()) {
             Ok((_, orders)) => self.orders = orders.take(ORDERS_MAX as usize).collect(),
             // It cuts nobody off, then.

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use store_core::message::{
-    Beat, Export, Heartbeat, Mount, MountAnswer, MountSegment, NodeStatus, Unmount, UnmountSegment,
+    Beat, Export, Heartbeat, Mount, MountResponse, MountSegment, NodeStatus, Unmount, UnmountSegment,
 };
 use store_core::{ErrorCode, SegmentNo};
 use te_engine::{SharedRegion, TransferEngine};
@@ -170,9 +170,9 @@ impl Keeper {
         };
         let (answer, _) = self.rpc.call::<Mount>(&segment, std::iter::empty())?;
         Ok(match answer {
-            MountAnswer::Mounted(mounted) => Asked::Mounted(mounted),
-            MountAnswer::Stale { incarnation_min } => Asked::Stale { incarnation_min },
-            MountAnswer::Held { endpoint, silent_ms } => {
+            MountResponse::Mounted(mounted) => Asked::Mounted(mounted),
+            MountResponse::Stale { incarnation_min } => Asked::Stale { incarnation_min },
+            MountResponse::Held { endpoint, silent_ms } => {
                 Asked::Held { endpoint: endpoint.to_owned(), silent_ms }
             }
         })
@@ -206,7 +206,7 @@ impl Keeper {
     }
 }
 
-/// A [`MountAnswer`] of our own.
+/// A [`MountResponse`] of our own.
 enum Asked {
     Mounted(store_core::message::Mounted),
     Stale { incarnation_min: u64 },

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use store_core::chunks::{CHUNK_BYTES, ChunkSums, stored_len};
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
+    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
 };
 use store_core::{ErrorCode, Key, SegmentNo, bound};
@@ -281,7 +281,7 @@ impl Work {
         let asked = Instant::now();
         let count_max = self.share.orders_max(ORDERS_MAX);
         let Mounted { node, key, incarnation, .. } = *mounted;
-        let ask = FetchAsk { node, incarnation, count_max, key };
+        let ask = FetchRequest { node, incarnation, count_max, key };
         let (lease, orders) = self.rpc.call::<FetchTasks>(&ask, std::iter::empty())?;
         let lease = Duration::from_millis(lease.lease_ms.into());
         let until = asked + lease;

@@ -177,7 +177,7 @@ pub enum AnyAllocator {
     Slab(SlabAllocator),
 }
 
-macro_rules! whichever {
+macro_rules! dispatch {
     ($self:ident, $it:ident => $call:expr) => {
         match $self {
             AnyAllocator::Offset($it) => $call,
@@ -188,19 +188,19 @@ macro_rules! whichever {
 
 impl Allocator for AnyAllocator {
     fn allocate(&mut self, len: u64, tag: u32) -> Option<(Block, u64)> {
-        whichever!(self, it => it.allocate(len, tag))
+        dispatch!(self, it => it.allocate(len, tag))
     }
 
     fn free(&mut self, block: Block) -> Option<u64> {
-        whichever!(self, it => it.free(block))
+        dispatch!(self, it => it.free(block))
     }
 
     fn tag(&self, block: Block) -> Option<u32> {
-        whichever!(self, it => it.tag(block))
+        dispatch!(self, it => it.tag(block))
     }
 
     fn set_tag(&mut self, block: Block, tag: u32) {
-        whichever!(self, it => it.set_tag(block, tag));
+        dispatch!(self, it => it.set_tag(block, tag));
     }
 
     fn blocks(&self) -> impl Iterator<Item = (Block, u64, u64, u32)> {
@@ -212,30 +212,30 @@ impl Allocator for AnyAllocator {
     }
 
     fn capacity_bytes(&self) -> u64 {
-        whichever!(self, it => it.capacity_bytes())
+        dispatch!(self, it => it.capacity_bytes())
     }
 
     fn used_bytes(&self) -> u64 {
-        whichever!(self, it => it.used_bytes())
+        dispatch!(self, it => it.used_bytes())
     }
 
     fn blocks_used(&self) -> u32 {
-        whichever!(self, it => it.blocks_used())
+        dispatch!(self, it => it.blocks_used())
     }
 
     fn rounded(&self, len: u64) -> u64 {
-        whichever!(self, it => it.rounded(len))
+        dispatch!(self, it => it.rounded(len))
     }
 
     fn largest_free(&self) -> u64 {
-        whichever!(self, it => it.largest_free())
+        dispatch!(self, it => it.largest_free())
     }
 
     fn refused_above(&self, refused: u64) -> u64 {
-        whichever!(self, it => it.refused_above(refused))
+        dispatch!(self, it => it.refused_above(refused))
     }
 
     fn memory_bytes(&self) -> usize {
-        whichever!(self, it => it.memory_bytes())
+        dispatch!(self, it => it.memory_bytes())
     }
 }

@@ -9,7 +9,7 @@ use te_core::{Instant, Op, Outcome};
 use super::get::too_much;
 use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
 use crate::bound::bound;
-use crate::message::{self, Allocation, Commit, NewObject, Operation, PutAsk, REPLICAS_MAX, Revocation};
+use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
 use crate::{ErrorCode, SegmentNo};
 
@@ -47,7 +47,7 @@ pub struct PutItem<'a> {
 #[derive(Debug, Default)]
 pub struct PutOp {
     config: ClientConfig,
-    ask: PutAsk,
+    request: PutRequest,
     keys: KeyList,
     items: Vec<State>,
     fences: Vec<(SegmentNo, Fence)>,
@@ -138,7 +138,7 @@ impl PutOp {
     ///
     /// # Panics
     /// When the previous operation is not done.
-    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, ask: PutAsk) {
+    pub fn start<'a>(&mut self, items: impl IntoIterator<Item = PutItem<'a>>, request: PutRequest) {
         assert!(self.is_done(), "the previous operation is not done");
         self.keys.clear();
         self.items.clear();
@@ -158,7 +158,7 @@ impl PutOp {
                 result: None,
             });
         }
-        (self.ask, self.start_tries, self.round) = (ask, 0, 0);
+        (self.request, self.start_tries, self.round) = (request, 0, 0);
         self.failed.clear();
         (self.start_call, self.end_call, self.revoke_call) = (None, Call::default(), Call::default());
         (self.queued, self.writing, self.fencing, self.aborted) = (0, 0, 0, None);
@@ -285,7 +285,7 @@ impl PutOp {
         let id = Some(request_id);
         if self.start_call == id {
             self.start_call = None;
-            let again = self.ask.nonce != 0 && self.start_tries < self.config.rpc_tries_max;
+            let again = self.request.nonce != 0 && self.start_tries < self.config.rpc_tries_max;
             if again && self.aborted.is_none() {
                 self.todo.push_back(Todo::Start);
             } else {
@@ -372,7 +372,7 @@ impl PutOp {
         let waiting = self.items.iter().enumerate().filter(|(_, state)| state.waits());
         let objects = waiting.map(|(item, state)| NewObject { key: self.keys.key(item), len: state.len });
         let objects = Counted(objects, count);
-        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.ask, objects) {
+        if let Err(error) = message::PutStart::encode_request(out, request_id, &self.request, objects) {
             self.finish_all(too_much(error));
             return None;
         }
@@ -527,15 +527,15 @@ impl PutOp {
     fn next_round(&mut self) {
         self.round += 1;
         // The segments that failed last are excluded: a put can name only a few.
-        let placement = &mut self.ask.options.placement;
+        let placement = &mut self.request.options.placement;
         for segment in self.failed.iter().rev() {
             if !placement.excluded.contains(segment) && placement.excluded.push(*segment).is_err() {
                 break;
             }
         }
-        if self.ask.nonce != 0 {
+        if self.request.nonce != 0 {
             // A new put, which must not be mistaken for the previous one.
-            self.ask.nonce = self.ask.nonce.wrapping_mul(NONCE_STEP) | 1;
+            self.request.nonce = self.request.nonce.wrapping_mul(NONCE_STEP) | 1;
         }
         self.fences.clear();
         self.start_tries = 0;

@@ -79,7 +79,7 @@ impl Master {
                 self.drains.insert(no, Drain { info, next_at: begins.then_some(now), ..Drain::default() });
             }
             if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
-                self.tell(|| Event::SegmentState { segment: no, name, state: order.state });
+                self.emit(|| Event::SegmentState { segment: no, name, state: order.state });
             }
         }
         self.drain_info(no)
@@ -191,7 +191,7 @@ impl Master {
                 drain.info.state = SegmentState::Drained;
                 // What the round could not move was removed meanwhile.
                 (drain.info.left_no_room, drain.info.left_unfinished, drain.info.left_bad) = (0, 0, 0);
-                self.tell_left(no, 0, 0);
+                self.emit_left(no, 0, 0);
             } else {
                 drain.next_at = Some(now + ROUND_PAUSE);
                 // What is left is reported when nothing else is to come, and again when more is left, or
@@ -202,7 +202,7 @@ impl Master {
                 };
                 if news {
                     drain.reported = Some((no_room, bad));
-                    self.tell_left(no, no_room, bad);
+                    self.emit_left(no, no_room, bad);
                 }
             }
         } else {
@@ -214,9 +214,9 @@ impl Master {
         self.drains.insert(no, drain);
     }
 
-    fn tell_left(&mut self, no: SegmentNo, left_objects: u64, left_bad: u64) {
+    fn emit_left(&mut self, no: SegmentNo, left_objects: u64, left_bad: u64) {
         if let Some(name) = self.segments.get(no).map(|segment| segment.name.clone()) {
-            self.tell(|| Event::SegmentDrained { segment: no, name, left_objects, left_bad });
+            self.emit(|| Event::SegmentDrained { segment: no, name, left_objects, left_bad });
         }
     }
 

@@ -17,8 +17,8 @@ use super::{Master, millis};
 use crate::allocator::Allocator;
 use crate::chunks::stored_len;
 use crate::event::Event;
-use crate::limbo::Reason;
-use crate::message::{Expulsion, ExpulsionEnd, FetchAsk};
+use crate::pending_release::Reason;
+use crate::message::{Expulsion, ExpulsionEnd, FetchRequest};
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ErrorCode, SegmentNo};
 
@@ -28,16 +28,16 @@ impl Master {
     /// # Errors
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is
     /// wrong.
-    pub fn fetch_expulsions(&mut self, _now: Instant, ask: &FetchAsk) -> Result<Vec<Expulsion>, ErrorCode> {
-        self.check_life(ask)?;
-        let most = (ask.count_max as usize).min(KEYS_PER_BATCH_MAX);
-        let orders = self.writers.orders(ask.node).take(most);
-        let told = |(writer, order): (u64, &crate::writers::Order)| Expulsion {
+    pub fn fetch_expulsions(&mut self, _now: Instant, fetch: &FetchRequest) -> Result<Vec<Expulsion>, ErrorCode> {
+        self.check_incarnation(fetch)?;
+        let most = (fetch.count_max as usize).min(KEYS_PER_BATCH_MAX);
+        let orders = self.writers.orders(fetch.node).take(most);
+        let expulsion = |(writer, order): (u64, &crate::writers::Order)| Expulsion {
             ticket: order.ticket,
             writer,
             force: order.force,
         };
-        Ok(orders.map(told).collect())
+        Ok(orders.map(expulsion).collect())
     }
 
     /// A node reports the result of an order. A repetition has no effect.
@@ -49,18 +49,18 @@ impl Master {
         if end.gone {
             let freed_bytes = self.expelled(now, node, writer, order.generation_max);
             self.stats.expulsions_total += 1;
-            self.tell(|| Event::WriterExpelled { writer, node, freed_bytes });
+            self.emit(|| Event::WriterExpelled { writer, node, freed_bytes });
         } else if order.force {
             // The node cannot cut the writer off, and so it is unknown what may still land there: the space
             // waits for the segment to be mounted anew.
             let held: Vec<u64> = self.writers.holdings(writer).collect();
             for generation in held {
-                let here = self.limbo.get(generation).is_some_and(|(replicas, _)| {
+                let here = self.pending_release.get(generation).is_some_and(|(replicas, _)| {
                     let mut segments = replicas.as_slice().iter().map(|placed| placed.segment);
                     segments.any(|no| self.segments.get(no).is_some_and(|segment| segment.node == node))
                 });
                 if here {
-                    self.limbo.note_unknown(generation);
+                    self.pending_release.note_unknown(generation);
                 }
             }
         }
@@ -74,7 +74,7 @@ impl Master {
     /// `SegmentNotFound`.
     pub fn report_unreachable(&mut self, _now: Instant, no: SegmentNo) -> Result<(), ErrorCode> {
         if self.segments.set_unreachable(no, true).ok_or(ErrorCode::SegmentNotFound)? {
-            self.tell_reach(no, true);
+            self.emit_reach(no, true);
         }
         Ok(())
     }
@@ -87,15 +87,15 @@ impl Master {
         let segments = self.nodes.get(node).map(|node| node.segments.clone()).unwrap_or_default();
         for no in segments {
             if self.segments.set_unreachable(no, false) == Some(true) {
-                self.tell_reach(no, false);
+                self.emit_reach(no, false);
             }
         }
     }
 
-    fn tell_reach(&mut self, no: SegmentNo, lost: bool) {
+    fn emit_reach(&mut self, no: SegmentNo, lost: bool) {
         let Some(segment) = self.segments.get(no) else { return };
         let (name, endpoint) = (segment.name.clone(), segment.endpoint.clone());
-        self.tell(|| match lost {
+        self.emit(|| match lost {
             true => Event::SegmentUnreachable { segment: no, name, endpoint },
             false => Event::SegmentReachable { segment: no, name, endpoint },
         });
@@ -109,7 +109,7 @@ impl Master {
                 let entry = self.objects.entry(put.index);
                 (&entry.replicas, stored_len(entry.len))
             });
-            let Some((replicas, len)) = held.or_else(|| self.limbo.get(generation)) else { continue };
+            let Some((replicas, len)) = held.or_else(|| self.pending_release.get(generation)) else { continue };
             for placed in replicas.as_slice() {
                 if let Some(segment) = self.segments.get(placed.segment) {
                     *nodes.entry(segment.node).or_default() += segment.allocator.rounded(len);
@@ -126,9 +126,9 @@ impl Master {
     pub(super) fn settle_writers(&mut self, _now: Instant, due: Vec<u64>) {
         let mut writers = BTreeSet::new();
         for generation in due {
-            match self.limbo.writer(generation) {
+            match self.pending_release.writer(generation) {
                 None => {}
-                Some(0) => self.limbo.note_unknown(generation),
+                Some(0) => self.pending_release.note_unknown(generation),
                 Some(writer) => drop(writers.insert(writer)),
             }
         }
@@ -155,7 +155,7 @@ impl Master {
                 self.drop_object(put.index, Some((until, Reason::Writer)));
                 self.stats.abandoned_puts_total += 1;
             }
-            let (bytes, left) = self.limbo.release_on(&mut self.segments, generation, on);
+            let (bytes, left) = self.pending_release.release_on(&mut self.segments, generation, on);
             freed += bytes;
             if !left {
                 self.writers.let_go(writer, generation);

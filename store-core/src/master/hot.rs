@@ -7,7 +7,7 @@ use te_core::Instant;
 use super::Master;
 use super::tasks::Wish;
 use crate::SegmentNo;
-use crate::heat::{Heat, ReplicationConfig, ReplicationMode};
+use crate::read_rates::{ReadRates, ReplicationConfig, ReplicationMode};
 use crate::message::TaskCause;
 use crate::segments::{Placed, Segments};
 
@@ -20,7 +20,7 @@ const LOOKS_MAX: usize = 8;
 #[derive(Debug)]
 pub(super) struct Hot {
     /// `None`: hot objects are not wanted.
-    heat: Option<Heat>,
+    rates: Option<ReadRates>,
     /// Object, its generation, and the segment of its extra replica; oldest first. May name replicas that are
     /// gone.
     extras: VecDeque<(u32, u64, SegmentNo)>,
@@ -31,12 +31,12 @@ pub(super) struct Hot {
 impl Hot {
     pub(super) fn new(config: &ReplicationConfig) -> Self {
         let counts = config.mode != ReplicationMode::Off;
-        let heat = counts.then(|| Heat::new(config.window_ms, config.gets_per_s_min));
-        Self { heat, extras: VecDeque::new(), begun: (0, 0) }
+        let rates = counts.then(|| ReadRates::new(config.window_ms, config.gets_per_s_min));
+        Self { rates, extras: VecDeque::new(), begun: (0, 0) }
     }
 
     pub(super) const fn is_on(&self) -> bool {
-        self.heat.is_some()
+        self.rates.is_some()
     }
 
     pub(super) fn extras(&self) -> u64 {
@@ -48,7 +48,7 @@ impl Hot {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.heat.as_ref().map_or(0, Heat::memory_bytes)
+        self.rates.as_ref().map_or(0, ReadRates::memory_bytes)
             + self.extras.capacity() * size_of::<(u32, u64, SegmentNo)>()
     }
 
@@ -66,10 +66,10 @@ impl Hot {
 
 impl Master {
     /// Counts a read of an object. If it is hot, it gets a further replica.
-    pub(super) fn heated(&mut self, now: Instant, index: u32) {
+    pub(super) fn count_read(&mut self, now: Instant, index: u32) {
         let entry = self.objects.entry(index);
         let (generation, replicas) = (entry.generation, entry.replicas.as_slice().len());
-        if !self.hot.heat.as_mut().is_some_and(|heat| heat.read(now, generation)) {
+        if !self.hot.rates.as_mut().is_some_and(|rates| rates.read(now, generation)) {
             return;
         }
         self.task_report.hot_gets_total += 1;
@@ -92,7 +92,7 @@ impl Master {
             return;
         }
         // Nothing is evicted for an extra replica: without room there is none.
-        let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Heat });
+        let _ = self.add_task(now, Wish { index, source: None, target: None, cause: TaskCause::Hot });
     }
 
     /// Drops an extra replica that is not leased, of those whose place is useful; returns where it was, and

@@ -11,7 +11,7 @@ use super::{Master, millis};
 use crate::allocator::{Allocator, GRAIN_BYTES};
 use crate::event::Event;
 use crate::message::{
-    FetchAsk, Heartbeat, MountAnswer, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
+    FetchRequest, Heartbeat, MountResponse, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
 };
 use crate::segments::{HELD, Segment};
 use crate::{ErrorCode, SegmentNo, Session};
@@ -28,7 +28,7 @@ impl Master {
     /// `SegmentAlreadyExists` when the same incarnation has mounted another segment under the name;
     /// `IncarnationTooHigh`; `TooManySegments`; `NotSupported` for memory of a kind that this release does
     /// not know.
-    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountAnswer<'_>, ErrorCode> {
+    pub fn mount(&mut self, now: Instant, segment: &MountSegment<'_>) -> Result<MountResponse<'_>, ErrorCode> {
         self.mount_from(now, segment, 0)
     }
 
@@ -39,14 +39,14 @@ impl Master {
         now: Instant,
         segment: &MountSegment<'_>,
         session: u64,
-    ) -> Result<MountAnswer<'_>, ErrorCode> {
+    ) -> Result<MountResponse<'_>, ErrorCode> {
         self.check_mount(now, segment)?;
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
             return Ok(self.refuse_held(segment, no, silent_ms));
         }
         let least = self.least_incarnation(now, segment);
         if segment.incarnation < least {
-            return Ok(MountAnswer::Stale { incarnation_min: least });
+            return Ok(MountResponse::Stale { incarnation_min: least });
         }
         if let Some(old) = self.segments.named(segment.name) {
             let no = old.no;
@@ -55,7 +55,7 @@ impl Master {
                     return Err(ErrorCode::SegmentAlreadyExists);
                 }
                 self.nodes.heard(now, segment.node, session);
-                return Ok(MountAnswer::Mounted(self.mounted(no)));
+                return Ok(MountResponse::Mounted(self.mounted(no)));
             }
             self.replace(now, no, segment);
         }
@@ -86,8 +86,8 @@ impl Master {
         self.stats.mounts_total += 1;
         let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
         let MountSegment { node, len: bytes, .. } = *segment;
-        self.tell(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
-        Ok(MountAnswer::Mounted(self.mounted(no)))
+        self.emit(|| Event::SegmentMounted { node, segment: no, name, endpoint, bytes });
+        Ok(MountResponse::Mounted(self.mounted(no)))
     }
 
     /// Checks what can be checked without regard to mounted segments.
@@ -106,7 +106,7 @@ impl Master {
         let ahead = |wall_ms: &u64| incarnation_ms > wall_ms.saturating_add(AHEAD_MS_MAX);
         if let Some(wall_ms) = self.wall_ms(now).filter(ahead) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
-            self.tell(|| Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms });
+            self.emit(|| Event::IncarnationTooHigh { name, endpoint, incarnation_ms, wall_ms });
             return Err(ErrorCode::IncarnationTooHigh);
         }
         Ok(())
@@ -114,11 +114,11 @@ impl Master {
 
     /// Refuses a mount because the node with segment `no` has the name or the node's number, and reports it
     /// as an event.
-    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountAnswer<'_> {
+    fn refuse_held(&mut self, segment: &MountSegment<'_>, no: SegmentNo, silent_ms: u64) -> MountResponse<'_> {
         if let Some(held) = self.segments.get(no) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
             let holder_endpoint = held.endpoint.clone();
-            self.tell(|| Event::MountRefused {
+            self.emit(|| Event::MountRefused {
                 name,
                 endpoint,
                 holder_endpoint,
@@ -126,7 +126,7 @@ impl Master {
             });
         }
         let endpoint = self.segments.get(no).map_or("", |held| &held.endpoint);
-        MountAnswer::Held { endpoint, silent_ms }
+        MountResponse::Held { endpoint, silent_ms }
     }
 
     /// Drops the segment whose name is about to be mounted.
@@ -135,7 +135,7 @@ impl Master {
         let objects_lost = self.drop_segment(now, old);
         let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
         let MountSegment { node, takeover, .. } = *segment;
-        self.tell(|| Event::SegmentReplaced { node, name, endpoint, old_endpoint, objects_lost, takeover });
+        self.emit(|| Event::SegmentReplaced { node, name, endpoint, old_endpoint, objects_lost, takeover });
     }
 
     /// Unmounts a segment; its replicas are gone, and so are objects without other replicas.
@@ -151,7 +151,7 @@ impl Master {
         self.check_node(unmount.node, unmount.key)?;
         let objects_lost = self.drop_segment(now, unmount.segment);
         let UnmountSegment { node, segment, .. } = *unmount;
-        self.tell(|| Event::SegmentUnmounted { node, segment, name, endpoint, objects_lost });
+        self.emit(|| Event::SegmentUnmounted { node, segment, name, endpoint, objects_lost });
         Ok(())
     }
 
@@ -185,9 +185,9 @@ impl Master {
     }
 
     /// Checks the node's key, and that the incarnation is the node's latest.
-    pub(crate) fn check_life(&self, ask: &FetchAsk) -> Result<(), ErrorCode> {
-        self.check_node(ask.node, ask.key)?;
-        let latest = self.nodes.get(ask.node).is_some_and(|node| node.incarnation == ask.incarnation);
+    pub(crate) fn check_incarnation(&self, fetch: &FetchRequest) -> Result<(), ErrorCode> {
+        self.check_node(fetch.node, fetch.key)?;
+        let latest = self.nodes.get(fetch.node).is_some_and(|node| node.incarnation == fetch.incarnation);
         if latest { Ok(()) } else { Err(ErrorCode::ClientNotFound) }
     }
 
@@ -280,7 +280,7 @@ impl Master {
     /// Drops a segment; returns the number of objects that had no replica elsewhere.
     pub(super) fn drop_segment(&mut self, now: Instant, no: SegmentNo) -> u64 {
         if let Some(segment) = self.segments.get(no) {
-            let gone = self.limbo.drop_segment(no, |len| segment.allocator.rounded(len));
+            let gone = self.pending_release.drop_segment(no, |len| segment.allocator.rounded(len));
             gone.into_iter().for_each(|(writer, generation)| self.writers.let_go(writer, generation));
         }
         let Some(segment) = self.segments.remove(no) else { return 0 };

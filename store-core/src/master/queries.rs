@@ -4,8 +4,8 @@
 use te_core::Instant;
 
 use super::{Master, listing};
-use crate::limbo::Reason;
-use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, Whereabouts};
+use crate::pending_release::Reason;
+use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, HostQuery};
 use crate::objects::State;
 use crate::pattern::{Budget, Pattern};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
@@ -135,10 +135,10 @@ impl Master {
     ///
     /// # Errors
     /// `ClientNotFound`, `SegmentNotFound`.
-    pub fn hosts(&self, of: Whereabouts) -> Result<Hosts<'_>, ErrorCode> {
+    pub fn hosts(&self, of: HostQuery) -> Result<Hosts<'_>, ErrorCode> {
         let numbers = match &of {
-            Whereabouts::Segment(no) => core::slice::from_ref(no),
-            Whereabouts::Node(node) => &self.nodes.get(*node).ok_or(ErrorCode::ClientNotFound)?.segments,
+            HostQuery::Segment(no) => core::slice::from_ref(no),
+            HostQuery::Node(node) => &self.nodes.get(*node).ok_or(ErrorCode::ClientNotFound)?.segments,
         };
         let mut hosts = Hosts::new();
         for no in numbers.iter().take(NODE_SEGMENTS_MAX) {

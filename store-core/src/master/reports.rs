@@ -12,7 +12,7 @@ use te_core::Instant;
 
 use super::Master;
 use crate::codec::Short;
-use crate::limbo::Reason;
+use crate::pending_release::Reason;
 use crate::message::{BadReplica, ReplicaInfo, ReplicaInfos, ReplicaState, TaskState, Verdict};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
 

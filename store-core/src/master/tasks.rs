@@ -20,12 +20,12 @@ use te_core::Instant;
 use super::{Master, millis, replicas_of};
 use crate::chunks::stored_len;
 use crate::codec::Short;
-use crate::limbo::Reason;
+use crate::pending_release::Reason;
 use crate::message::{
-    FetchAsk, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
+    FetchRequest, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
-use crate::placement::{Ask, Spared};
+use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
 use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
@@ -64,7 +64,7 @@ impl Master {
         target: Option<SegmentNo>,
     ) -> Result<TaskId, ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::ObjectNotFound)?;
-        self.add_task(now, Wish { index, source, target, cause: TaskCause::Asked })
+        self.add_task(now, Wish { index, source, target, cause: TaskCause::Requested })
     }
 
     /// A task and its state.
@@ -133,7 +133,7 @@ impl Master {
         let task = self.tasks.get(id).ok_or(ErrorCode::TaskNotFound)?;
         if matches!(task.state, TaskState::Failed | TaskState::Canceled) {
             let wish =
-                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Asked };
+                Wish { index: task.index, source: task.source, target: task.wanted, cause: TaskCause::Requested };
             let (generation, tenant, len) = (task.generation, task.tenant, task.len);
             if !self.is_there(wish.index, generation) {
                 return Err(ErrorCode::ObjectNotFound);
@@ -158,14 +158,14 @@ impl Master {
     /// # Errors
     /// `ClientNotFound` when the node is not known under this incarnation, `IllegalClient` when the key is
     /// wrong.
-    pub fn fetch_tasks(&mut self, now: Instant, ask: &FetchAsk) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
-        self.check_life(ask)?;
+    pub fn fetch_tasks(&mut self, now: Instant, fetch: &FetchRequest) -> Result<Vec<TaskOrder<'_>>, ErrorCode> {
+        self.check_incarnation(fetch)?;
         // Find the work that earlier reports have made room for.
         self.drains_timeout(now);
-        let most = ask.count_max.min(self.config.tasks.per_node_max) as usize;
-        let mut ids: Vec<TaskId> = self.tasks.running(ask.node).take(most).collect();
+        let most = fetch.count_max.min(self.config.tasks.per_node_max) as usize;
+        let mut ids: Vec<TaskId> = self.tasks.running(fetch.node).take(most).collect();
         while ids.len() < most {
-            let Some(id) = self.tasks.next_waiting(ask.node) else { break };
+            let Some(id) = self.tasks.next_waiting(fetch.node) else { break };
             if self.begin_attempt(now, id) {
                 ids.push(id);
             }
@@ -263,7 +263,7 @@ impl Master {
         }
         let same = |task: &Task| (task.source, task.wanted) == (wish.source, wish.target);
         if let Some((id, _)) = self.tasks.of_object(entry.generation).find(|(_, task)| same(task)) {
-            return if wish.cause == TaskCause::Asked {
+            return if wish.cause == TaskCause::Requested {
                 Ok(id)
             } else {
                 Err(ErrorCode::ObjectHasReplicationTask)
@@ -353,7 +353,7 @@ impl Master {
     ) {
         let replicas = Placements::new(&[placed]);
         let removed = Removed { tenant, len, generation: name, complete: true, replicas };
-        self.limbo.hold(&mut self.segments, removed, until, reason, 0);
+        self.pending_release.hold(&mut self.segments, removed, until, reason, 0);
     }
 
     /// Whether the entry still contains this object, readable.
@@ -364,7 +364,7 @@ impl Master {
 
     /// Whether a tenant's quota has room for one more copy, counting those in progress.
     fn may_copy(&self, tenant: TenantNo, len: u64) -> bool {
-        let held = self.limbo.charged(tenant) + self.tasks.reserved(tenant);
+        let held = self.pending_release.charged(tenant) + self.tasks.reserved(tenant);
         self.objects.usage(tenant).has_bytes(charge(stored_len(len), 1), held)
     }
 
@@ -405,20 +405,20 @@ impl Master {
             return Err(ErrorCode::KeysUltraLimit);
         }
         let (placement, near) = (&Placement::ANY, Short::of(0));
-        let mut ask = Ask { now, len, tag: HELD, placement, near, spared: Spared::Alone };
+        let mut request = PlaceRequest { now, len, tag: HELD, placement, near, spared: Spared::Alone };
         let mut placed = None;
         if wish.target.is_none() {
-            placed = self.segments.place(&ask, &others);
+            placed = self.segments.place(&request, &others);
         }
         // A named segment is used in any case; a new node is spared, unless there is no other place.
-        ask.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
+        request.spared = if wish.target.is_some() { Spared::All } else { Spared::New };
         if placed.is_none() {
             placed = match wish.target {
                 Some(target) if self.segments.get(target).is_none() => {
                     return Err(ErrorCode::SegmentNotFound);
                 }
-                Some(target) => self.segments.place_on(target, &ask),
-                None => self.segments.place(&ask, &others),
+                Some(target) => self.segments.place_on(target, &request),
+                None => self.segments.place(&request, &others),
             };
         }
         let placed = placed.ok_or(ErrorCode::NoAvailableHandle)?;
@@ -476,7 +476,7 @@ impl Master {
         self.objects.add_replica(index, placed);
         self.segments.own(&placed, index);
         self.task_report.copied_bytes_total += len;
-        if cause == TaskCause::Heat {
+        if cause == TaskCause::Hot {
             self.hot.note_extra(index, generation, placed.segment);
         }
         self.finish_task(now, id, TaskState::Done);

@@ -197,7 +197,7 @@ impl Master {
             guaranteed_bytes: usage.guaranteed_bytes,
             has_secret: tenant.secret.is_set(),
             bytes: usage.bytes,
-            held_bytes: self.limbo.charged(no),
+            held_bytes: self.pending_release.charged(no),
             hard_pinned_bytes: usage.hard_bytes,
             objects: usage.objects.into(),
             evictions_total: usage.evictions_total,
@@ -207,7 +207,7 @@ impl Master {
 
     /// The part of [`Self::stats`] that a tenant may see: its own objects, and the room for them.
     pub(crate) fn stats_of(&self, no: TenantNo) -> Stats {
-        let (usage, held) = (self.objects.usage(no), self.limbo.charged(no));
+        let (usage, held) = (self.objects.usage(no), self.pending_release.charged(no));
         Stats {
             objects: usage.objects.into(),
             object_bytes: usage.bytes,
@@ -230,7 +230,7 @@ impl Master {
             candidates: candidates.into(),
             kept_soft_pinned: soft.into(),
             hard_pinned_bytes: usage.hard_bytes,
-            used_bytes: usage.bytes + self.limbo.charged(no),
+            used_bytes: usage.bytes + self.pending_release.charged(no),
             high_mark_bytes: quota,
             low_mark_bytes: quota,
             evictions_total: usage.evictions_total,
@@ -275,7 +275,7 @@ impl Master {
             return Err(ErrorCode::InvalidParams);
         }
         if self.objects.usage(no).objects > 0
-            || self.limbo.charged(no) > 0
+            || self.pending_release.charged(no) > 0
             || self.tasks.has_unfinished_of(no)
         {
             return Err(ErrorCode::TenantNotEmpty);

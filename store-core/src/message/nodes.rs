@@ -73,7 +73,7 @@ pub struct Welcome {
 /// A segment to mount.
 ///
 /// `incarnation` identifies the node's *export*. A node that restarts, that receives
-/// [`NodeStatus::NeedRemount`] or [`MountAnswer::Stale`], or that meets a master of another
+/// [`NodeStatus::NeedRemount`] or [`MountResponse::Stale`], or that meets a master of another
 /// [`Welcome::epoch`] than the one it exported for, first withdraws its export, so that no holder of the old
 /// export can still write there; then it exports again and mounts under a higher incarnation. The wall time
 /// of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
@@ -109,7 +109,7 @@ pub struct MountSegment<'a> {
 
 /// The result of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MountAnswer<'a> {
+pub enum MountResponse<'a> {
     /// The segment is mounted.
     Mounted(Mounted),
     /// A later incarnation of this name or node is known, as after a clock was set back. Nothing has changed:
@@ -129,7 +129,7 @@ pub enum MountAnswer<'a> {
     },
 }
 
-impl MountAnswer<'_> {
+impl MountResponse<'_> {
     /// The mounted segment.
     ///
     /// # Errors
@@ -259,7 +259,7 @@ pub struct SegmentInfo<'a> {
 
 /// A node or a segment whose hosts are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Whereabouts {
+pub enum HostQuery {
     /// A node.
     Node(u64),
     /// A segment.

@@ -30,7 +30,7 @@ impl Default for PutOptions {
 
 /// The common part of a batch of new objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutAsk {
+pub struct PutRequest {
     /// A random number of this put. A request that is repeated because its response was lost carries the same
     /// one: an unfinished put of the same key, length, writer and nonce gets the same space again, instead of
     /// being in the way. 0: the request is not repeated.
@@ -42,7 +42,7 @@ pub struct PutAsk {
     pub writer: u64,
 }
 
-impl PutAsk {
+impl PutRequest {
     /// A put that is not repeated.
     #[must_use]
     pub const fn once(options: PutOptions) -> Self {

@@ -77,11 +77,11 @@ impl TaskState {
 pub enum TaskCause {
     /// It was requested.
     #[default]
-    Asked,
+    Requested,
     /// Its source is being drained.
     Drain,
     /// The object is read very often.
-    Heat,
+    Hot,
 }
 
 impl TaskCause {
@@ -89,9 +89,9 @@ impl TaskCause {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Asked => "asked",
+            Self::Requested => "requested",
             Self::Drain => "drain",
-            Self::Heat => "heat",
+            Self::Hot => "hot",
         }
     }
 }
@@ -135,7 +135,7 @@ pub struct TaskQuery {
 
 /// A node requests its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FetchAsk {
+pub struct FetchRequest {
     /// The node.
     pub node: u64,
     /// Its incarnation.

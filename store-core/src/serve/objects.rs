@@ -10,17 +10,17 @@ use crate::{ErrorCode, Master, Place};
 pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
     let head = PutWindow { window_ms: master.config().put_start_discard_timeout_ms };
-    let (ask, items) = request.read::<PutStart>()?;
+    let (put, items) = request.read::<PutStart>()?;
     // No node could report whether the writes are over, and the space would stay pending release.
-    if ask.writer == 0 {
+    if put.writer == 0 {
         return Err(ErrorCode::InvalidParams);
     }
     let (len, returning) = (items.len(), master.returning(items.map(|item| item.of(tenant))));
     let no = master.session_no(session);
-    let done = batch::<PutStart>(master, tenant, request, &head, |master, at, ask, new| {
+    let done = batch::<PutStart>(master, tenant, request, &head, |master, at, put, new| {
         let place = Place::new(at, len, returning);
-        session.writer = ask.writer;
-        master.put_start_from(now, new.of(tenant), new.len, &ask.item(at), place, no)
+        session.writer = put.writer;
+        master.put_start_from(now, new.of(tenant), new.len, &put.item(at), place, no)
     });
     session.puts = master.unfinished_of(no);
     done
@@ -84,7 +84,7 @@ pub(super) fn remove_many(master: &mut Master, call: Call<'_>) -> Result<(), Err
     let Call { now, tenant, request, .. } = call;
     let (query, _) = request.read::<RemoveMany>()?;
     let page = master.remove_many(now, tenant, &query)?;
-    request.answer_head::<RemoveMany>(&page)
+    request.respond_head::<RemoveMany>(&page)
 }
 
 pub(super) fn clear_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -99,7 +99,7 @@ pub(super) fn list(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let (query, _) = request.read::<List>()?;
     let mut page = Page::default();
     let cursor = master.list_of(now, tenant, &query, |listed| page.push(listed, listed.key));
-    request.answer::<List>(&ListPosition { cursor }, page.items.into_iter())
+    request.respond::<List>(&ListPosition { cursor }, page.items.into_iter())
 }
 
 pub(super) fn find(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
@@ -107,7 +107,7 @@ pub(super) fn find(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode>
     let (query, _) = request.read::<Find>()?;
     let mut page = Page::default();
     let cursor = master.find(now, tenant, &query, |listed| page.push(listed, listed.key))?;
-    request.answer::<Find>(&ListPosition { cursor }, page.items.into_iter())
+    request.respond::<Find>(&ListPosition { cursor }, page.items.into_iter())
 }
 
 pub(super) fn why_kept(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use store_core::chunks::trailer_len;
 use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp};
 use store_core::message::{
-    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutAsk, PutEnd, PutOptions,
+    CancelTasks, CreateTasks, Exists, Get, NewTask, Object, Operation, Pin, PutRequest, PutEnd, PutOptions,
     PutStart, QueryTasks, Removal, Remove, ReportReplicas, Retention, RetryTasks, ReturnLeases, TaskQuery,
     TaskState,
 };
@@ -295,7 +295,7 @@ impl Client {
             let placement = random_placement(rng);
             let options = PutOptions { replicas, placement, retention };
             self.nonce = nonce;
-            self.put.start(items, PutAsk { nonce, options, writer: self.engine });
+            self.put.start(items, PutRequest { nonce, options, writer: self.engine });
         } else if (100..103).contains(&dice) {
             self.running = Running::Bulk;
             self.start_bulk(core, rng, dice == 102);

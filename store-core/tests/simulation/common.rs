@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use store_core::message::{ExpulsionEnd, FetchAsk, Greeting, Hello, Operation, PutStart};
+use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutStart};
 use store_core::wire::VERSION;
 use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
 use te_core::Instant;
@@ -319,7 +319,7 @@ impl Core {
         let nodes: Vec<_> = self.master.segments().map(|info| (info.node, info.incarnation)).collect();
         for (node, incarnation) in nodes {
             let Some(&key) = self.node_keys.get(&node).and_then(|keys| keys.last()) else { continue };
-            let ask = FetchAsk { node, incarnation, count_max: 64, key };
+            let ask = FetchRequest { node, incarnation, count_max: 64, key };
             let now = self.shown();
             for order in self.master.fetch_expulsions(now, &ask).unwrap_or_default() {
                 if order.force {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use store_core::chunks::stored_len;
 use store_core::message::{
     Allocation, Beat, CancelTasks, Commit, CreateTasks, EndTasks, FetchTasks, Get, ListQuery, Mount,
-    MountAnswer, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
+    MountResponse, NewObject, NodeStatus, Operation, PutEnd, PutRevoke, PutStart, PutWindow, QueryTasks,
     Remove, Replica, ReportReplicas, Retention, RetryTasks, TaskInfo, TaskState, Verdict,
 };
 use store_core::{ErrorCode, Event, Frame, FullKey, Items, Key, Kind, Master};
@@ -192,7 +192,7 @@ impl Core {
                 }
             }
             Some(Kind::Mount) => {
-                if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(response) {
+                if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(response) {
                     self.hear(from, life);
                 }
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use store_core::chunks::stored_len;
 use store_core::message::{
-    BadReplica, EndTasks, FetchAsk, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
+    BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Operation, Replica, ReportReplicas, TaskEnd,
 };
 use store_core::{ErrorCode, Frame, Key, Kind, SegmentNo, bound};
 use te_core::sim::SimTransport;
@@ -152,7 +152,7 @@ impl Mover {
         };
         self.call = None;
         match kind {
-            Kind::ReportReplicas => self.tell(core),
+            Kind::ReportReplicas => self.emit(core),
             // The next heartbeat says whether there is anything to do.
             _ => self.orders.clear(),
         }
@@ -195,7 +195,7 @@ impl Mover {
                     self.begin(core, hands)?;
                 }
             }
-            Kind::ReportReplicas => self.tell(core),
+            Kind::ReportReplicas => self.emit(core),
             Kind::EndTasks => {
                 if frame.header.result().is_ok() {
                     self.told.clear();
@@ -286,7 +286,7 @@ impl Mover {
 
     fn fetch(&mut self, core: &mut Core) {
         let Some(mounted) = self.mounted else { return };
-        let ask = FetchAsk {
+        let ask = FetchRequest {
             node: self.node as u64 + 1,
             incarnation: mounted.incarnation,
             count_max: ORDERS_MAX,
@@ -318,7 +318,7 @@ impl Mover {
             })
             .collect();
         if bad.is_empty() {
-            return self.tell(core);
+            return self.emit(core);
         }
         core.report.told_bad += bad.len() as u64;
         let reporter = u64::MAX - self.life;
@@ -330,7 +330,7 @@ impl Mover {
     }
 
     /// How everything ended.
-    fn tell(&mut self, core: &mut Core) {
+    fn emit(&mut self, core: &mut Core) {
         let ends: Vec<TaskEnd> = self.orders.iter().filter_map(|order| order.end).collect();
         self.told.extend(ends.iter().map(|end| (end.attempt, *end)));
         let proof = NodeProof { node: self.node as u64 + 1, key: self.key };

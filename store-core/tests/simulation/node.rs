@@ -1,7 +1,7 @@
 //! A simulated node: memory, an export, a word to the master now and then, and what it does for it (see `mover`).
 
 use store_core::message::{
-    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchAsk, FetchExpulsions, Heartbeat, Mount, MountAnswer,
+    Beat, EndExpulsions, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, Heartbeat, Mount, MountResponse,
     MountSegment, NodeProof, NodeStatus, Operation,
 };
 use store_core::{Frame, Kind, SegmentNo};
@@ -213,13 +213,13 @@ impl Node {
     fn mount_answered(&mut self, core: &mut Core, frame: &Frame<'_>) -> Result<(), Violation> {
         self.refused += 1;
         match Mount::decode_response(frame).map(|(answer, _)| answer) {
-            Ok(MountAnswer::Mounted(mounted)) => {
+            Ok(MountResponse::Mounted(mounted)) => {
                 self.mounted = Some(mounted.segment);
                 self.refused = 0;
                 core.report.remounts += 1;
             }
             // Its clock, or that of whoever had the name before, was wrong: it goes on from there.
-            Ok(MountAnswer::Stale { incarnation_min }) => {
+            Ok(MountResponse::Stale { incarnation_min }) => {
                 core.report.stale += 1;
                 if !core.lies.contains(Lies::WALL) {
                     self.incarnation_min = incarnation_min;
@@ -227,7 +227,7 @@ impl Node {
                 self.leave();
             }
             // A former life of its is held to live still.
-            Ok(MountAnswer::Held { .. }) => {}
+            Ok(MountResponse::Held { .. }) => {}
             // It is another life of the master.
             Err(_) => self.leave(),
         }
@@ -240,7 +240,7 @@ impl Node {
 
     fn fetch_expulsions(&mut self, core: &mut Core) {
         let Some(incarnation) = self.exported else { return };
-        let ask = FetchAsk { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
+        let ask = FetchRequest { node: self.index as u64 + 1, incarnation, count_max: 64, key: self.key };
         let mut out = Vec::new();
         FetchExpulsions::encode_request(&mut out, EXPULSIONS, &ask, core::iter::empty()).unwrap();
         core.send(Party::Node(self.index), self.life, out);

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use store_core::message::{
-    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchAsk, FetchExpulsions, FetchTasks,
-    Heartbeat, Mount, MountAnswer, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutAsk,
+    Beat, Commit, EndExpulsions, EndTasks, Evict, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks,
+    Heartbeat, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation, Pin, PutRequest,
     PutEnd, PutOptions, PutRevoke, PutStart, Retention, Revocation, TaskEnd, Unmount, UnmountSegment,
 };
 use store_core::{ErrorCode, Frame, Key, Placement, SegmentNo};
@@ -85,11 +85,11 @@ impl Thief {
                 Unmount::encode_request(&mut out, 1, &unmount, core::iter::empty()).unwrap();
             }
             2 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
                 FetchTasks::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
             }
             3 => {
-                let ask = FetchAsk { node, incarnation: held, count_max: 8, key };
+                let ask = FetchRequest { node, incarnation: held, count_max: 8, key };
                 FetchExpulsions::encode_request(&mut out, 1, &ask, core::iter::empty()).unwrap();
             }
             4 => {
@@ -222,7 +222,7 @@ impl World {
         let answer = self.core.ask_as_stranger(NOBODY, &out)?;
         let (frame, _) = Frame::parse(&answer).unwrap().unwrap();
         let mounted = match Mount::decode_response(&frame) {
-            Ok((MountAnswer::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
+            Ok((MountResponse::Mounted(mounted), _)) if kind > 5 => Some(mounted.segment),
             _ => None,
         };
         let refused = match kind {
@@ -301,7 +301,7 @@ impl World {
         }
         let keys = ["wish", "wish-2", "wish-3"].map(str::as_bytes);
         let items = keys[..1 + rng.index(3)].iter().map(|key| NewObject { key: Key(key), len });
-        let ask = PutAsk { nonce: 0, options, writer: 0 };
+        let ask = PutRequest { nonce: 0, options, writer: 0 };
         let mut out = Vec::new();
         PutStart::encode_request(&mut out, 1, &ask, items).unwrap();
         let tempting = self.core.master.eviction().candidates > 0;

@@ -310,7 +310,7 @@ fn a_node_that_restarts_loses_its_tasks_to_others_or_gets_them_again() {
     assert_eq!((task.state, task.target), (TaskState::Pending, Some(other)));
     assert_eq!(store.work(4, other.into()), 1);
     assert_eq!(store.read(5, "k"), Ok(vec![1, other]));
-    let stale = FetchAsk { node: u64::from(first), incarnation: 1, count_max: 5, key: 0 };
+    let stale = FetchRequest { node: u64::from(first), incarnation: 1, count_max: 5, key: 0 };
     assert_eq!(store.master.fetch_tasks(at(6), &stale).unwrap_err(), ErrorCode::ClientNotFound);
 }
 

@@ -3,7 +3,7 @@
 use store_core::message::*;
 use store_core::{ErrorCode, MasterConfig, ReplicationMode, SegmentNo};
 
-use crate::heat::hot;
+use crate::hot::hot;
 use crate::store::*;
 
 /// A copy that a node is in the middle of.

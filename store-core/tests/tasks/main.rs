@@ -3,6 +3,6 @@
 
 mod copies;
 mod drains;
-mod heat;
+mod hot;
 mod history;
 mod store;

@@ -120,7 +120,7 @@ impl Store {
 
     pub(crate) fn fetch(&mut self, ms: u64, node: u64) -> Vec<Order> {
         let incarnation = self.incarnations[&node];
-        let ask = FetchAsk { node, incarnation, count_max: 1_000, key: 0 };
+        let ask = FetchRequest { node, incarnation, count_max: 1_000, key: 0 };
         self.master.fetch_tasks(at(ms), &ask).unwrap().iter().map(Order::new).collect()
     }
 

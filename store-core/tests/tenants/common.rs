@@ -142,7 +142,7 @@ pub(crate) fn usage<'m>(master: &'m Master, name: &str) -> TenantUsage<'m> {
 
 pub(crate) fn put(master: &mut Master, session: &mut Session, key: &[u8]) -> Result<Allocation, ErrorCode> {
     let new = NewObject { key: Key(key), len: GRAIN };
-    let started = one!(master, session, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new)??;
+    let started = one!(master, session, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new)??;
     let commit =
         Commit { key: Key(key), generation: started.generation, handle: started.handle, checksum: 1 };
     one!(master, session, PutEnd, (), commit)??;

@@ -42,7 +42,7 @@ fn nobody_vouches_for_the_writer_of_another_tenant() {
     let master = &mut master;
     let new = NewObject { key: Key(b"k"), len: GRAIN };
     let started =
-        one!(master, &mut a, PutStart, PutAsk { writer: 1, ..PutAsk::default() }, new).unwrap().unwrap();
+        one!(master, &mut a, PutStart, PutRequest { writer: 1, ..PutRequest::default() }, new).unwrap().unwrap();
     let Allocation { generation, handle, .. } = started;
     let noisy = Revocation { key: Key(b"k"), generation, handle, quiet: false };
     let quiet = Revocation { quiet: true, ..noisy };
@@ -180,7 +180,7 @@ fn a_node_that_is_nobodys_reports_bad_replicas_of_what_it_is_told_to_copy_and_of
     let key = FullKey { tenant: 1, key: b"k" };
     let id = master.create_task(at(0), key, None, Some(3 - segment)).unwrap();
     let mut node = Session::new(Peer::Remote, [0; 32]);
-    let fetch = FetchAsk { node: u64::from(3 - segment), incarnation: 1, count_max: 5, key: 0 };
+    let fetch = FetchRequest { node: u64::from(3 - segment), incarnation: 1, count_max: 5, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     greet(&mut master, &mut node, &Greeting { tenant: "", ..Greeting::default() }).unwrap();
     let bad = BadReplica { key: Key(b"k"), generation, segment };

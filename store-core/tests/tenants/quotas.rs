@@ -107,7 +107,7 @@ fn a_move_whose_source_is_gone_is_one_copy_more_and_not_above_the_quota() {
     store(&mut master, 0, 1, "k", &two).unwrap();
     master.mount(at(0), &node(3, "n3")).unwrap();
     let id = master.create_task(at(0), key, Some(1), Some(3)).unwrap();
-    let fetch = FetchAsk { node: 3, incarnation: 1, count_max: 1, key: 0 };
+    let fetch = FetchRequest { node: 3, incarnation: 1, count_max: 1, key: 0 };
     let attempt = master.fetch_tasks(at(1), &fetch).unwrap()[0].attempt;
     master.unmount(at(2), &UnmountSegment { node: 1, incarnation: 1, segment: 1, key: 0 }).unwrap();
     store(&mut master, 3, 1, "l", &PLAIN).unwrap();

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use store_core::message::{
-    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutAsk, PutEnd,
+    Commit, Exists, Export, Greeting, Hello, Mount, MountSegment, NewObject, Operation, PutRequest, PutEnd,
     PutOptions, PutStart, Welcome,
 };
 use store_core::wire::{HEADER_BYTES, VERSION};
@@ -116,7 +116,7 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
         PutStart::encode_request(
             &mut out,
             3,
-            &PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) },
+            &PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) },
             [new].into_iter(),
         )
         .unwrap();

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use store_client::{Address, RpcConfig, RpcConnection};
 use store_core::message::{
-    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutAsk,
+    Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutRequest,
     PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
 };
 use store_core::{ErrorCode, Frame, Key};
@@ -29,7 +29,7 @@ use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
 /// Who puts has a name; without one it is refused.
-const ASK: PutAsk = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
+const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
     "exists and get ask for keys at random among --objects stored ones; put stores new keys, and counts \

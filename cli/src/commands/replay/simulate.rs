@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
-use store_core::message::{MountSegment, PutAsk, PutOptions};
+use store_core::message::{MountSegment, PutRequest, PutOptions};
 use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
 
 use super::belady;
@@ -336,7 +336,7 @@ impl Pool {
             let place = Place::new(put, self.missing.len(), returning);
             let place = Place { follows: at > 0, ..place };
             put += 1;
-            match master.put_start_in(now, &key, 1, &PutAsk::once(PutOptions::DEFAULT), place) {
+            match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
                 Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
                 // Everything else is leased, or the request has a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}

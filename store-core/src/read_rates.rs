@@ -65,14 +65,14 @@ pub enum ReplicationMode {
 
 /// The estimator of read rates.
 #[derive(Debug)]
-pub(crate) struct Heat {
+pub(crate) struct ReadRates {
     cells: Box<[Cell]>,
     window_ns: u64,
     /// Reads per window that make an object hot.
     reads_min: f64,
 }
 
-impl Heat {
+impl ReadRates {
     pub(crate) fn new(window_ms: u32, reads_per_s_min: f64) -> Self {
         Self {
             cells: vec![Cell::default(); ROWS << ROW_BITS].into(),
@@ -116,23 +116,23 @@ mod tests {
 
     #[test]
     fn an_object_is_hot_when_it_is_read_often_enough_and_no_more_when_it_is_not() {
-        let mut heat = Heat::new(1_000, 10.0);
+        let mut rates = ReadRates::new(1_000, 10.0);
         for ms in 0..9 {
-            assert!(!heat.read(at(ms * 100), 5));
+            assert!(!rates.read(at(ms * 100), 5));
         }
-        assert!(heat.read(at(900), 5));
+        assert!(rates.read(at(900), 5));
         // Nine tenths of the previous window still count.
-        assert!(heat.read(at(1_100), 5));
-        assert!(!heat.read(at(1_900), 5));
-        assert!(!heat.read(at(9_000), 5));
+        assert!(rates.read(at(1_100), 5));
+        assert!(!rates.read(at(1_900), 5));
+        assert!(!rates.read(at(9_000), 5));
     }
 
     #[test]
     fn one_that_is_read_seldom_stays_cold_among_a_thousand_others() {
-        let mut heat = Heat::new(1_000, 10.0);
+        let mut rates = ReadRates::new(1_000, 10.0);
         let hot = (0..4)
             .flat_map(|turn| (0..1_000).map(move |generation| (turn, generation)))
-            .filter(|(turn, generation)| heat.read(at(turn * 200), *generation))
+            .filter(|(turn, generation)| rates.read(at(turn * 200), *generation))
             .count();
         assert_eq!(hot, 0);
     }

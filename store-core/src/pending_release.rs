@@ -49,7 +49,7 @@ struct Held {
 
 /// Space that is pending release, by the generation of the put that it was allocated to.
 #[derive(Debug)]
-pub(crate) struct Limbo {
+pub(crate) struct PendingRelease {
     held: HashMap<u64, Held, FixedState>,
     /// One entry per put that was added. It may name a put that was released or postponed since; `held`
     /// decides.
@@ -61,7 +61,7 @@ pub(crate) struct Limbo {
     charged: Vec<u64>,
 }
 
-impl Limbo {
+impl PendingRelease {
     pub(crate) fn new() -> Self {
         Self {
             held: HashMap::with_hasher(FixedState::with_seed(0)),
