@@ -76,15 +76,11 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
         let len = keys.len() as u64 * 4 * KIB;
         let segment = MountSegment {
             node,
-            incarnation: 1,
+            incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "host:1",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(Instant::ZERO, &segment).expect("fresh");
     }

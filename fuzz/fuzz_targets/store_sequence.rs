@@ -71,10 +71,7 @@ impl World {
                     endpoint: "n:1",
                     base: u64::from(c) << 20,
                     len: 64 * (1 + u64::from(c)),
-                    export: Export::default(),
-                    epoch: 0,
-                    key: 0,
-                    takeover: false,
+                    ..MountSegment::default()
                 };
                 self.ask::<Mount>(&segment, std::iter::empty(), drop);
             }

@@ -331,16 +331,14 @@ fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is
         + Duration::from_secs(3_000);
     let incarnation = hour_ahead.as_nanos() as u64;
     let segment = MountSegment {
-        node: 7,
+        node: NodeId::new(7),
         incarnation,
         name: "back",
         endpoint: "127.0.0.1:1",
-        base: 0,
         len: MIB,
-        export: Default::default(),
         epoch: rpc.welcome().epoch,
         key: 7,
-        takeover: false,
+        ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
     let node = Node::start(NodeConfig { wait_master_ms: 0, ..config("back", addr) }).unwrap();

@@ -415,7 +415,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
     for (node_no, export) in gone.into_iter().chain([real]).enumerate() {
         let segment = MountSegment {
             node: node_no as u64,
-            incarnation: 1,
+            incarnation: Incarnation::new(1),
             name: &format!("old-{node_no}"),
             endpoint: node.endpoint(),
             // Where the node's own segment has nothing yet.
@@ -423,8 +423,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             len: MIB,
             export,
             epoch,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
         let options = PutOptions { placement: Placement::on(mounted.segment), ..ONE };

@@ -1,7 +1,8 @@
-//! How fast one core runs the master, frames included: `cargo run --release -p store-core --example master_ops`.
+//! The speed of the master on one core, frames included: `cargo run --release -p store-core --example
+//! master_ops`.
 //!
-//! Every figure is one thread that decodes a request frame, carries it out and encodes the response, in memory. Sockets
-//! come on top.
+//! Every figure is measured on one thread that decodes a request frame, carries it out and encodes the
+//! response, in memory. The cost of sockets is not included.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -24,15 +25,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let len = OBJECTS as u64 * 4096;
         let segment = MountSegment {
             node,
-            incarnation: 1,
+            incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "127.0.0.1:9000",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(Instant::ZERO, &segment)?;
     }
@@ -48,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for batch in [1, 128] {
         let mut buffers = Buffers::default();
         let mut now = Instant::from_millis(1);
-        // A stride that no cache line likes.
+        // A stride that defeats the cache.
         let order: Vec<&[u8]> = (0..KEYS).map(|turn| keys[turn * 7_919_333 % OBJECTS].as_bytes()).collect();
         let start = Clock::now();
         for keys in order.chunks(batch) {
@@ -90,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         if !matches!(get.result(0), Some(Ok(_))) {
-            return Err("a get did not end well".into());
+            return Err("a get failed".into());
         }
     }
     row("get, client and master", start.elapsed().as_secs_f64(), KEYS / 4);

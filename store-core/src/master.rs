@@ -50,7 +50,7 @@ use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
 use crate::writers::Writers;
-use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
+use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, NodeId, SegmentNo, Stats, TaskId, TenantNo};
 pub(crate) use queries::PAGE_ITEMS_MAX;
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
@@ -122,7 +122,7 @@ impl Master {
         let mut this = Self {
             tenants: Tenants::new(&config),
             segments: Segments::after(
-                config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
+                SegmentNo::new(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
                 config.allocation_strategy,
                 millis(config.slow_start_ms),
             ),
@@ -147,7 +147,7 @@ impl Master {
             evict_again_at: Instant::ZERO,
             report: EvictionReport::default(),
             pattern: None,
-            tasks: Tasks::after(u64::from(config.epoch) << 32, config.tasks.finished_max),
+            tasks: Tasks::after(TaskId::new(u64::from(config.epoch) << 32), config.tasks.finished_max),
             drains: BTreeMap::new(),
             hot: Hot::new(&config.replication),
             suspects: Suspects::default(),
@@ -652,7 +652,7 @@ impl Master {
     }
 
     /// Gives up a node that has been silent for too long.
-    fn give_up(&mut self, now: Instant, node: u64) {
+    fn give_up(&mut self, now: Instant, node: NodeId) {
         let Some(known) = self.nodes.get(node) else { return };
         let (numbers, silent_ms) = (known.segments.clone(), (now - known.seen).as_millis() as u64);
         let first = numbers.first().and_then(|no| self.segments.get(*no));

@@ -1,4 +1,4 @@
-//! Who is evicted, who is kept and why, and what it costs.
+//! Eviction: what is evicted, what is kept and why, and the cost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,20 +35,16 @@ fn config(eviction: EvictionPolicy) -> MasterConfig {
     }
 }
 
-/// A pool of so many objects of one grain.
+/// A pool of `objects` objects of one grain.
 fn master_with(config: MasterConfig, objects: u64) -> Master {
     let mut master = Master::new(config).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "host:1",
-        base: 0,
         len: objects * GRAIN,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(at(0), &segment).unwrap();
     master
@@ -91,13 +87,13 @@ fn there(master: &mut Master, keys: &[&str]) -> Vec<bool> {
     keys.iter().map(|key| master.exists(key.as_bytes())).collect()
 }
 
-// ---- what it costs ----
+// ---- cost ----
 
 #[test]
 fn eviction_looks_at_nothing_that_cannot_go_more_than_once_a_lease() {
     for policy in EvictionPolicy::ALL {
         let looks = |stuck: u64| {
-            // `stuck` objects cannot go, 100 can; each of 1,000 puts evicts one.
+            // `stuck` objects cannot be evicted, 100 can; each of 1,000 puts evicts one.
             let config = MasterConfig { evictions_per_call_max: u32::MAX, ..config(*policy) };
             let mut master = master_with(config, stuck + 100);
             for object in 0..stuck {
@@ -119,9 +115,10 @@ fn eviction_looks_at_nothing_that_cannot_go_more_than_once_a_lease() {
             let after = master.eviction();
             assert_eq!(after.evictions_total - before.evictions_total, 1_000, "{policy}");
             let looks = after.looks_total - before.looks_total;
-            // One for each victim, and one for each lease: that is what a get pays for. SIEVE's hand also takes the bits.
+            // One look per victim, and one per lease, for which its get pays. SIEVE's hand also clears the
+            // bits.
             assert!(looks <= 1_000 + 2 * gets, "{policy}: {looks} looks, {gets} gets");
-            // And now that they stepped aside, nobody looks at them again.
+            // Objects in the leased set are not examined again.
             for object in 0..1_000 {
                 put(&mut master, 2, &format!("newer-{object}"), &PutOptions::DEFAULT);
             }
@@ -148,12 +145,12 @@ fn one_call_looks_at_no_more_than_its_limit_and_the_next_goes_on() {
     }
     put(&mut master, 1, "new", &PutOptions::DEFAULT);
     assert_eq!(there(&mut master, &["34", "35", "36"]), [true, false, true]);
-    assert!(master.exists(b"soft"), "there was something else to evict, only not found at once");
+    assert!(master.exists(b"soft"), "there was another object to evict, which was found later");
     assert_eq!(master.eviction().kept_leased, 30);
 }
 
 #[test]
-fn what_stepped_aside_for_a_lease_is_evicted_after_it() {
+fn an_object_of_the_leased_set_is_evicted_after_its_lease() {
     for policy in EvictionPolicy::ALL {
         let mut master = master_with(config(*policy), 2);
         plain(&mut master, 0, &["a", "b"]);
@@ -224,7 +221,7 @@ fn trial_keeps_what_was_read_again_three_times_as_long() {
             gone_at = Some(round);
         }
     }
-    // Nine others have an age of nine when they go, so it goes at an age of 27.
+    // Nine other objects are evicted at an age of nine, so this one is evicted at an age of 27.
     assert!(gone_at.is_some_and(|round| (25..=28).contains(&round)), "{gone_at:?}");
 }
 
@@ -240,12 +237,12 @@ fn trial_takes_a_prefix_that_comes_back_for_proven_up_to_the_last_key_it_remembe
     assert_eq!(
         master.returning(keys(&["x", "3", "y"])),
         2,
-        "without the one before it, it could not have been read"
+        "without the previous one, it could not have been read"
     );
     assert_eq!(master.returning(keys(&["x", "y"])), 0);
     put_batch(&mut master, 2, &["1", "2", "3"]);
     assert_eq!(master.eviction().returned_total, 3);
-    // "a" is the last that is still on trial, and goes first; then the end of what is proven.
+    // "a" is the last object on trial, and is evicted first; then the end of what is proven.
     put_batch(&mut master, 3, &["p", "q"]);
     assert_eq!(there(&mut master, &["a", "1", "2", "3"]), [false, true, true, false]);
 }
@@ -277,14 +274,14 @@ fn a_soft_pin_goes_last_decays_and_revives() {
     assert_eq!(there(&mut master, &["soft", "a", "b", "c", "d"]), [true, false, false, true, true]);
     assert_eq!(master.kept(at(0), b"soft"), Ok(Some(Kept::SoftPinned)));
 
-    // Nothing else may go: both others are leased.
+    // Nothing else can be evicted: both others are leased.
     master.get(at(10), b"c").unwrap();
     master.get(at(10), b"d").unwrap();
     plain(&mut master, 20, &["e"]);
     assert_eq!(there(&mut master, &["soft", "c", "d", "e"]), [false, true, true, true]);
     assert_eq!(master.eviction().soft_pinned_evicted_total, 1);
 
-    // It decays when nobody reads it for its time, and then goes like any other.
+    // It decays when it is not read for its time, and is then evicted like any other object.
     let mut master = self::master(3);
     put(&mut master, 0, "soft", &pinned(Pin::Soft));
     plain(&mut master, 0, &["a", "b"]);
@@ -293,7 +290,7 @@ fn a_soft_pin_goes_last_decays_and_revives() {
     assert_eq!(master.kept(at(2 * SOFT_MS - 2), b"soft"), Ok(Some(Kept::SoftPinned)), "the read renewed it");
     master.handle_timeout(at(2 * SOFT_MS));
     assert_eq!(master.kept(at(2 * SOFT_MS), b"soft"), Ok(None), "decayed");
-    // And a read revives it.
+    // A read revives it.
     master.get(at(2 * SOFT_MS + 1), b"soft").unwrap();
     let after_lease = 2 * SOFT_MS + 1 + LEASE_MS;
     assert_eq!(master.kept(at(after_lease), b"soft"), Ok(Some(Kept::SoftPinned)));
@@ -318,7 +315,7 @@ fn a_group_is_evicted_whole_and_a_read_of_one_member_is_a_read_of_all() {
     assert_eq!(there(&mut master, &["g1", "g2", "g3", "a", "b"]), [true, true, true, false, true]);
     plain(&mut master, after, &["d"]);
     plain(&mut master, after, &["e"]);
-    assert_eq!(there(&mut master, &["g1", "g2", "g3"]), [false; 3], "oldest now, and all of it");
+    assert_eq!(there(&mut master, &["g1", "g2", "g3"]), [false; 3], "it is the oldest now, and is evicted as a whole");
     assert_eq!(there(&mut master, &["c", "d", "e"]), [true; 3]);
     assert_eq!((master.eviction().groups_evicted_total, master.eviction().groups), (1, 0));
 }
@@ -379,23 +376,23 @@ fn an_object_is_gone_when_its_time_is_over_and_readers_finish() {
     put(&mut master, 0, "k", &mortal(500));
     assert_eq!(master.poll_timeout(), Some(at(500)));
     master.get(at(499), b"k").unwrap();
-    assert_eq!(master.get(at(500), b"k"), Err(ErrorCode::ObjectNotFound), "nobody had to look after it");
+    assert_eq!(master.get(at(500), b"k"), Err(ErrorCode::ObjectNotFound), "no timeout had to run");
     master.handle_timeout(at(500));
     assert!(!master.exists(b"k"));
     let stats = master.stats();
-    assert_eq!((stats.used_bytes, stats.deferred_bytes), (GRAIN, GRAIN), "somebody is still reading");
+    assert_eq!((stats.used_bytes, stats.deferred_bytes), (GRAIN, GRAIN), "a reader still has a lease");
     master.handle_timeout(at(499 + LEASE_MS));
     assert_eq!(master.stats().used_bytes, 0);
     assert_eq!(master.eviction().expired_total, 1);
 
-    // The key is free at once, and a pin does not help.
+    // The key is free at once, and a pin makes no difference.
     let retention = Retention { pin: Pin::Hard, ttl_ms: Some(10), group: Some(1) };
     put(&mut master, 2_000, "p", &retained(retention));
     assert_eq!(try_put(&mut master, 2_009, "p", &PutOptions::DEFAULT), Err(ErrorCode::ObjectAlreadyExists));
     put(&mut master, 2_010, "p", &PutOptions::DEFAULT);
     assert_eq!(try_put(&mut master, 2_011, "q", &mortal(0)), Err(ErrorCode::InvalidParams));
     master.handle_timeout(at(3_000));
-    assert!(master.exists(b"p"), "the new one lives on");
+    assert!(master.exists(b"p"), "the new object stays");
 }
 
 #[test]
@@ -494,13 +491,13 @@ struct Known {
     expires: Option<u64>,
 }
 
-/// Marks a lease on the whole group, which outlives the member that was read as long as the group does.
+/// Marks a lease on the whole group, which outlives the member that was read, as long as the group exists.
 fn lease_group(model: &mut BTreeMap<u8, Known>, group: Option<u64>, until: u64) {
     let members = model.values_mut().filter(|known| group.is_some() && known.retention.group == group);
     members.for_each(|known| known.group_leased_until = until);
 }
 
-/// What the rules say about a set of objects, looked up object by object.
+/// The rules about a set of objects, evaluated object by object.
 struct Rules<'a>(&'a BTreeMap<u8, Known>, u64);
 
 impl Rules<'_> {
@@ -518,7 +515,7 @@ impl Rules<'_> {
     fn is_soft(&self, key: u8) -> bool {
         self.0[&key].retention.pin == Pin::Soft && self.0[&key].soft_until > self.1
     }
-    /// Nothing but a soft pin keeps it.
+    /// Whether at most a soft pin keeps it.
     fn may_go(&self, key: u8) -> bool {
         self.company(key).iter().all(|key| {
             let known = &self.0[key];
@@ -580,7 +577,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
                     prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", model[key]);
                     prop_assert!(
                         rules.company(*key).iter().all(|other| gone.contains(other)),
-                        "half a group"
+                        "a part of a group was evicted"
                     );
                     if !rules.is_free(*key) {
                         let free = model.keys().find(|other| rules.is_free(**other));
@@ -594,7 +591,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
                         "no room, and {free:?} could have been evicted"
                     );
                 }
-                prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "evicted for nothing");
+                prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "objects were evicted without need");
                 model.retain(|key, _| !gone.contains(key));
                 if let Ok(put) = result {
                     let mut group = model.values().filter(|known| known.retention.group == retention.group);
@@ -623,7 +620,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
         for key in model.keys() {
             let known = &model[key];
             let expected_some = !rules.is_free(*key);
-            // Soft pins are found to be over, and leases, when somebody asks for room.
+            // Ends of soft pins and leases are noticed when room is needed.
             let kept = master.kept(at(now), &[*key]).unwrap();
             if known.retention.pin == Pin::Hard && known.complete {
                 prop_assert_eq!(kept, Some(Kept::HardPinned));
@@ -638,7 +635,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
             model.values().filter(|known| !known.complete).count() as u64
         );
     }
-    // In the end everything can be taken out, and nothing is left.
+    // In the end everything can be removed, and nothing is left.
     now += 10 * SOFT_MS;
     for key in 0..30u8 {
         let _ = master.remove(at(now), &[key], true);
@@ -649,7 +646,7 @@ fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Whether the object of the model is there, written or not.
+/// Whether the object of the model exists, written or not.
 fn is_there(master: &mut Master, now: Instant, key: u8) -> bool {
     master.kept(now, &[key]).is_ok()
 }

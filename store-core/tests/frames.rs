@@ -1,4 +1,4 @@
-//! The master behind the wire: every operation as frames, and everything that is not one.
+//! The master behind the wire: every operation as frames, and bytes that are not valid frames.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
@@ -11,16 +11,12 @@ use te_core::Instant;
 fn master() -> Master {
     let mut master = Master::new(MasterConfig::default()).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "h:1",
-        base: 0,
         len: 1 << 20,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     master
@@ -37,7 +33,7 @@ fn ask(master: &mut Master, request: &[u8]) -> Vec<u8> {
     out
 }
 
-/// One request and what came back.
+/// Sends one request; returns the response.
 macro_rules! call {
     ($master:expr, $operation:ty, $ask:expr, $items:expr) => {{
         let mut request = Vec::new();
@@ -63,16 +59,13 @@ fn every_operation_goes_over_the_wire() {
         ErrorCode::InvalidVersion
     );
     let second = MountSegment {
-        node: 2,
-        incarnation: 4,
+        node: NodeId::new(2),
+        incarnation: Incarnation::new(4),
         name: "t",
         endpoint: "h:2",
         base: 1 << 40,
         len: 1 << 20,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     let mounted = call!(master, Mount, second, []);
     assert_eq!(answer::<Mount>(&mounted).unwrap().0.mounted().unwrap().segment, 2);
@@ -80,7 +73,7 @@ fn every_operation_goes_over_the_wire() {
         answer::<Mount>(&call!(master, Mount, MountSegment { len: 0, ..second }, [])),
         Err(ErrorCode::InvalidParams)
     );
-    let beat = call!(master, Beat, Heartbeat { node: 2, incarnation: 4, key: 0 }, []);
+    let beat = call!(master, Beat, Heartbeat { node: NodeId::new(2), incarnation: Incarnation::new(4), key: 0 }, []);
     assert_eq!(answer::<Beat>(&beat).unwrap().0, NodeStatus::Ok);
     let options = PutOptions { replicas: 2, placement: Placement::on(2), ..PutOptions::DEFAULT };
     let new = [
@@ -130,7 +123,7 @@ fn every_operation_goes_over_the_wire() {
     let some = answer::<Segments>(&some).unwrap().1;
     assert_eq!((some[0].unwrap().endpoint, some[1].unwrap_err()), ("h:2", ErrorCode::SegmentNotFound));
     let unmounted =
-        call!(master, Unmount, UnmountSegment { node: 2, incarnation: 4, segment: 2, key: 0 }, []);
+        call!(master, Unmount, UnmountSegment { node: NodeId::new(2), incarnation: Incarnation::new(4), segment: SegmentNo::new(2), key: 0 }, []);
     assert!(answer::<Unmount>(&unmounted).is_ok());
     let stats = call!(master, ReadStats, (), []);
     assert_eq!(answer::<ReadStats>(&stats).unwrap().0, master.stats());
@@ -159,16 +152,12 @@ fn batches_have_a_limit_on_both_sides() {
 fn a_listing_of_the_longest_keys_fits_its_frame() {
     let mut master = Master::new(MasterConfig::default()).unwrap();
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "s",
         endpoint: "h:1",
-        base: 0,
         len: 1 << 30,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     master.mount(Instant::ZERO, &segment).unwrap();
     for key in 0..4096 {

@@ -1,4 +1,4 @@
-//! Every request may be sent again when its answer was lost.
+//! Every request may be repeated when its response was lost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::OnceLock;
@@ -37,15 +37,11 @@ fn master() -> Master {
 fn segment(node: u64) -> MountSegment<'static> {
     MountSegment {
         node,
-        incarnation: 1,
+        incarnation: Incarnation::new(1),
         name: ["a", "b", "c"][node as usize - 1],
         endpoint: "host:1",
-        base: 0,
         len: 1 << 20,
-        export: Export::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 
@@ -63,14 +59,14 @@ fn request<O: Operation>(ask: &O::Request<'_>, item: Option<O::RequestItem<'_>>)
     out
 }
 
-/// What an admin says first on a connection whose challenge is 32 zero bytes.
+/// An admin's first greeting on a connection whose challenge is 32 zero bytes.
 fn proved() -> Greeting<'static> {
     static PROOF: OnceLock<[u8; 32]> = OnceLock::new();
     let proof = PROOF.get_or_init(|| prove(b"root", Role::Admin, &[0; 32], "default"));
     Greeting { admin_proof: Key(proof), ..Greeting::default() }
 }
 
-/// A session that may ask everything.
+/// A session with all rights.
 fn admin(master: &mut Master) -> Session {
     let mut session = Session::default();
     let greeting = request::<Hello>(&proved(), None);
@@ -95,7 +91,7 @@ fn a_start_that_comes_again_is_given_the_same_space() {
     let stats = master.stats();
     assert_eq!((stats.used_bytes, stats.put_starts_total, stats.objects_processing), (LEN, 1, 1));
     master.put_end(at(3), b"k", first.generation, 5).unwrap();
-    assert_eq!(master.get(at(4), b"k").unwrap().checksum, 5, "the nonce has made way for it");
+    assert_eq!(master.get(at(4), b"k").unwrap().checksum, 5, "the checksum has replaced the nonce");
 }
 
 #[test]
@@ -108,7 +104,7 @@ fn another_writer_another_length_and_a_writer_without_a_nonce_find_the_key_taken
     assert_eq!(start(&mut master, 1, &nonce(0), LEN), taken);
     master.put_start(at(1), b"other", LEN, &PutOptions::DEFAULT).unwrap();
     let again = master.put_start(at(1), b"other", LEN, &PutOptions::DEFAULT);
-    assert_eq!(again.unwrap_err(), ErrorCode::ObjectAlreadyExists, "0 is nobody's nonce");
+    assert_eq!(again.unwrap_err(), ErrorCode::ObjectAlreadyExists, "0 is not a nonce");
 }
 
 #[test]
@@ -125,7 +121,7 @@ fn a_start_that_comes_again_after_another_writer_took_over_finds_the_key_taken()
 fn a_start_that_comes_again_after_the_commit_finds_the_key_taken() {
     let mut master = master();
     let first = start(&mut master, 0, &nonce(9), LEN).unwrap();
-    // Even if the checksum happens to be the nonce.
+    // Even if the checksum equals the nonce.
     master.put_end(at(1), b"k", first.generation, 9).unwrap();
     assert_eq!(start(&mut master, 2, &nonce(9), LEN), Err(ErrorCode::ObjectAlreadyExists));
 }
@@ -164,14 +160,14 @@ fn a_put_whose_start_got_no_answer_goes_on_within_its_first_window() {
     let answer = handle(&mut master, 1_000, &again);
     put.handle_response(at(1_001), &Frame::parse(&answer).unwrap().unwrap().0);
     let Some(Action::Transfer(write)) = put.poll(at(1_001), 3, &mut Vec::new()) else { panic!("no write") };
-    assert_eq!(put.poll_timeout(), Some(at(3_000)), "counted from the first request");
+    assert_eq!(put.poll_timeout(), Some(at(3_000)), "measured from the first request");
     put.handle_transfer(write.id, TransferEnd::written());
     let mut end = Vec::new();
     assert_eq!(put.poll(at(1_002), 3, &mut end), Some(Action::Call));
     let answer = handle(&mut master, 1_002, &end);
     put.handle_response(at(1_002), &Frame::parse(&answer).unwrap().unwrap().0);
     assert!(put.result(0).unwrap().is_ok());
-    assert_eq!(master.stats().used_bytes, LEN, "and nothing is left behind");
+    assert_eq!(master.stats().used_bytes, LEN, "no other space is used");
 }
 
 #[test]
@@ -188,18 +184,18 @@ fn a_start_is_given_up_after_its_tries_and_tried_once_without_a_nonce() {
     }
 }
 
-/// What the second of two equal requests is to do.
+/// The expected result of the second of two equal requests.
 #[derive(Clone, Copy)]
 enum Again {
-    /// Answers the same.
+    /// The same response.
     Same,
-    /// Succeeds, and says that there was less to do.
+    /// Success, with less work done.
     Less,
-    /// Answers for its only item, or as a whole, that there is nothing left to do.
+    /// An error, for its only item or as a whole: there is nothing left to do.
     Refused(ErrorCode),
 }
 
-/// Every operation there is, as a request that succeeds the first time.
+/// Every operation, as a request that succeeds the first time.
 fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let now = at(10);
     let key = Key(b"k");
@@ -224,7 +220,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     let target = 3 - copied.replicas[0].segment;
     let copy = NewTask { key: Key(b"copied"), source: None, target: Some(target) };
     let other = master.create_task(now, b"k", None, None).unwrap();
-    let fetch = FetchRequest { node: target.into(), incarnation: 1, count_max: 5, key: 0 };
+    let fetch = FetchRequest { node: target.into(), incarnation: Incarnation::new(1), count_max: 5, key: 0 };
     let both = PutOptions { replicas: 2, ..PutOptions::DEFAULT };
     let bad = master.put_start(now, b"bad", LEN, &both).unwrap();
     master.put_end(now, b"bad", bad.generation, 7).unwrap();
@@ -234,15 +230,15 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     master.put_end(now, b"moved", moved.generation, 7).unwrap();
     let begun = master.create_task(now, b"moved", None, None).unwrap();
     let node = u64::from(3 - moved.replicas[0].segment);
-    let ask = FetchRequest { node, incarnation: 1, count_max: 10, key: 0 };
+    let ask = FetchRequest { node, incarnation: Incarnation::new(1), count_max: 10, key: 0 };
     let orders = master.fetch_tasks(now, &ask).unwrap();
     let attempt = orders.iter().find(|order| order.id == begun).unwrap().attempt;
     let end = TaskEnd { id: begun, attempt, result: Ok(7), quiet: true };
     let tasks = TaskQuery { cursor: 0, limit: 10, state: None };
     let maintain = SegmentOrder { segment: 1, state: SegmentState::Maintenance };
-    let unmount = UnmountSegment { node: 2, incarnation: 1, segment: 2, key: 0 };
+    let unmount = UnmountSegment { node: NodeId::new(2), incarnation: Incarnation::new(1), segment: SegmentNo::new(2), key: 0 };
     let leave = Evict { objects_max: 5, used_bytes_max: u64::MAX };
-    // A writer that is gone, and the node that is to cut it off.
+    // A writer that is gone, and the node that has to cut it off.
     let mut session = admin(master);
     let lost = NewObject { key: Key(b"lost"), len: LEN };
     let lost = request::<PutStart>(&PutRequest { writer: 9, ..PutRequest::default() }, Some(lost));
@@ -253,7 +249,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     assert!(session.holds());
     master.session_ended(now, session);
     let writing = master.segment(lost.replicas[0].segment).unwrap().node;
-    let expulsions = FetchRequest { node: writing, incarnation: 1, count_max: 9, key: 0 };
+    let expulsions = FetchRequest { node: writing, incarnation: Incarnation::new(1), count_max: 9, key: 0 };
     let ticket = master.fetch_expulsions(now, &expulsions).unwrap()[0].ticket;
     let cut_off = ExpulsionEnd { ticket, gone: true };
     let writing = NodeProof { node: writing, key: 0 };
@@ -261,7 +257,7 @@ fn every_request(master: &mut Master) -> Vec<(Kind, Vec<u8>, Again)> {
     vec![
         (Kind::Hello, request::<Hello>(&Greeting::default(), None), Again::Same),
         (Kind::Mount, request::<Mount>(&segment(3), None), Again::Same),
-        (Kind::Beat, request::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, None), Again::Same),
+        (Kind::Beat, request::<Beat>(&Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }, None), Again::Same),
         (Kind::PutStart, request::<PutStart>(&nonce(3), Some(new)), Again::Same),
         (Kind::PutEnd, request::<PutEnd>(&(), Some(commit)), Again::Same),
         (Kind::PutRevoke, request::<PutRevoke>(&(), Some(revocation)), Again::Refused(ErrorCode::PutIsOver)),
@@ -327,7 +323,7 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
         let (kind, request, again) = every_request(&mut master).swap_remove(case);
         let first = handle(&mut master, 20, &request);
         let status = Frame::parse(&first).unwrap().unwrap().0.header.status;
-        assert_eq!(status, 0, "{kind:?} is to succeed the first time");
+        assert_eq!(status, 0, "{kind:?} must succeed the first time");
         let before = master.stats();
         let second = handle(&mut master, 20, &request);
         match again {
@@ -368,7 +364,7 @@ fn every_request_that_is_sent_twice_does_what_it_does_once() {
         assert_eq!(state(&before), state(&after), "{kind:?} changed something the second time");
         covered.push(kind);
     }
-    // That one is never answered; `tests/leases.rs` sends it twice.
+    // This operation has no response; `tests/leases.rs` sends it twice.
     covered.push(Kind::ReturnLeases);
     let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !covered.contains(kind)).collect();
     assert!(missing.is_empty(), "no request of {missing:?} is tried: add it to `every_request`");

@@ -220,16 +220,13 @@ mod tests {
         let mut master = Master::new(MasterConfig::default()).unwrap();
         let now = CoreInstant::ZERO;
         let segment = MountSegment {
-            node: 5,
-            incarnation: 1,
+            node: NodeId::new(5),
+            incarnation: Incarnation::new(1),
             name: "n1",
             endpoint: "h:1",
-            base: 0,
             len: 1 << 20,
-            export: Default::default(),
-            epoch: 0,
             key: 9,
-            takeover: false,
+            ..MountSegment::default()
         };
         let no = master.mount(now, &segment).unwrap().mounted().unwrap().segment;
         let mut events = Events::default();

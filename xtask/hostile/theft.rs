@@ -46,12 +46,9 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
                 incarnation,
                 name: segment.name,
                 endpoint: "127.0.0.1:1",
-                base: 0,
                 len: segment.len,
-                export: Export::default(),
-                epoch: 0,
                 key: turn.random(),
-                takeover: false,
+                ..MountSegment::default()
             };
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{REPLICAS_MAX, SegmentNo};
-use crate::Placement;
+use super::REPLICAS_MAX;
 use crate::codec::{Key, Short};
+use crate::{Placement, SegmentNo};
 
 /// How new objects are placed, and how long they are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

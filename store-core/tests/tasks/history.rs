@@ -1,4 +1,4 @@
-//! Everything at once.
+//! A random history of all operations on tasks.
 
 use store_core::message::*;
 use store_core::{ErrorCode, MasterConfig, ReplicationMode, SegmentNo};
@@ -6,19 +6,19 @@ use store_core::{ErrorCode, MasterConfig, ReplicationMode, SegmentNo};
 use crate::hot::hot;
 use crate::store::*;
 
-/// A copy that a node is in the middle of.
+/// A copy that a node is carrying out.
 struct Copying {
     node: u64,
     incarnation: u64,
     order: Order,
-    /// Read so far.
+    /// The bytes read so far.
     bytes: Vec<u8>,
     until: u64,
 }
 
-/// Everything at once, from a seed: puts, reads, removals, copies, moves, drains, restarts, lost reports; and nodes that take
-/// their time between reading, writing and reporting. A reader must find the bytes of the put as long as its lease runs, on
-/// every replica it was told; and in the end no byte is missing.
+/// A random history from a seed: puts, reads, removals, copies, moves, drains, restarts, lost reports; and
+/// nodes that take their time between reading, writing and reporting. While its lease is valid, a reader must
+/// find the bytes of the put on every replica; and in the end no byte is missing.
 fn random_history(seed: u64) -> (u64, u64) {
     let mut rng = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut below = move |n: u64| {
@@ -88,7 +88,7 @@ fn random_history(seed: u64) -> (u64, u64) {
                     .map(|info| info.segment)
                     .collect();
                 store.mount(ms, node, SEGMENT);
-                // Leases on what is gone with its node are worth nothing.
+                // Leases on segments that are gone with their node are void.
                 old.iter().for_each(|no| drop(store.memory.remove(no)));
             }
             17 => {
@@ -101,7 +101,7 @@ fn random_history(seed: u64) -> (u64, u64) {
             }
             _ => {}
         }
-        // Nodes write as late as they can: right before they report.
+        // Nodes write as late as possible: right before they report.
         let mut at_work = Vec::new();
         for copy in copying.drain(..) {
             if copy.until > ms {
@@ -133,7 +133,7 @@ fn random_history(seed: u64) -> (u64, u64) {
             *until > ms + 60
         });
     }
-    // Everybody falls silent. What is left is what objects have.
+    // No further requests. What is left must belong to objects.
     ms += 10 * RELEASE_MS;
     for segment in 0..store.memory.len() as SegmentNo * 4 {
         let _ = store.master.order_segment(at(ms), &SegmentOrder { segment, state: SegmentState::Active });

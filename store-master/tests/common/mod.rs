@@ -138,15 +138,12 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
 pub(crate) fn segment(node: u64, name: &str, len: u64) -> MountSegment<'_> {
     MountSegment {
         node,
-        incarnation: 1,
+        incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
-        base: 0,
         len,
-        export: Export::default(),
         epoch: 7,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 

@@ -248,12 +248,9 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         incarnation,
         name: &name,
         endpoint: "127.0.0.1:9",
-        base: 0,
         len: SEGMENT_BYTES,
-        export: Default::default(),
         epoch: control.welcome().epoch,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     control
         .call::<Mount>(&segment, std::iter::empty())

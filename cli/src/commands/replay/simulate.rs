@@ -287,16 +287,12 @@ impl Pool {
         let mut master = Master::new(config)?;
         let now = Instant::from_millis(1);
         let segment = MountSegment {
-            node: 1,
-            incarnation: 1,
+            node: NodeId::new(1),
+            incarnation: Incarnation::new(1),
             name: "simulated",
             endpoint: "nowhere:0",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(now, &segment)?;
         Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })

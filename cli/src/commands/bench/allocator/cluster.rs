@@ -126,15 +126,11 @@ fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::R
     let name = format!("segment-{index}");
     let segment = MountSegment {
         node: index as u64,
-        incarnation: 1,
+        incarnation: Incarnation::new(1),
         name: &name,
         endpoint: "nowhere:9",
-        base: 0,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     Ok(master.mount(now, &segment).context("cannot mount a segment")?.mounted()?.segment)
 }
