@@ -528,122 +528,149 @@ impl Rules<'_> {
     }
 }
 
-fn check(policy: EvictionPolicy, ops: &[Op]) -> Result<(), TestCaseError> {
-    const ROOM: u64 = 12;
-    let mut master = master_with(config(policy), ROOM);
-    let mut model: BTreeMap<u8, Known> = BTreeMap::new();
-    let mut now = 0;
-    for op in ops {
-        now += 1;
-        model.retain(|_, known| !known.complete || known.expires.is_none_or(|expires| expires > now));
-        master.handle_timeout(at(now));
+/// Objects for which the pool of [`Check`] has room.
+const ROOM: u64 = 12;
+
+/// A master, and the objects that it should have.
+struct Check {
+    master: Master,
+    model: BTreeMap<u8, Known>,
+    now: u64,
+}
+
+impl Check {
+    fn new(policy: EvictionPolicy) -> Self {
+        Self { master: master_with(config(policy), ROOM), model: BTreeMap::new(), now: 0 }
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        self.now += 1;
+        let now = self.now;
+        self.model.retain(|_, known| !known.complete || known.expires.is_none_or(|expires| expires > now));
+        self.master.handle_timeout(at(now));
         match op {
-            Op::Wait(ms) => now += ms,
-            Op::Get(key) => {
-                let hit = master.get(at(now), &[*key]).is_ok();
-                prop_assert_eq!(hit, model.get(key).is_some_and(|known| known.complete));
-                if let Some(known) = model.get_mut(key).filter(|known| known.complete) {
-                    known.leased_until = now + LEASE_MS;
-                    known.soft_until = now + SOFT_MS;
-                    let group = known.retention.group;
-                    lease_group(&mut model, group, now + LEASE_MS);
-                }
-            }
-            Op::Remove(key) => {
-                let ok = master.remove(at(now), &[*key], false).is_ok();
-                prop_assert_eq!(
-                    ok,
-                    model.get(key).is_some_and(|known| known.complete && known.leased_until <= now)
-                );
-                if ok {
-                    model.remove(key);
-                }
-            }
+            Op::Wait(ms) => self.now += ms,
+            Op::Get(key) => self.get(*key)?,
+            Op::Remove(key) => self.remove(*key)?,
             Op::Finish => {
-                for (key, known) in model.iter_mut().filter(|(_, known)| !known.complete) {
-                    master.put_end(at(now), &[*key], known.generation, 0).unwrap();
+                for (key, known) in self.model.iter_mut().filter(|(_, known)| !known.complete) {
+                    self.master.put_end(at(now), &[*key], known.generation, 0).unwrap();
                     finish(known, now);
                 }
             }
-            Op::Put(key, retention) | Op::Start(key, retention) => {
-                let used = master.stats().used_bytes;
-                let result = master.put_start(at(now), &[*key], GRAIN, &retained(*retention));
-                prop_assert_eq!(result == Err(ErrorCode::ObjectAlreadyExists), model.contains_key(key));
-                let rules = Rules(&model, now);
-                let left: BTreeSet<u8> =
-                    model.keys().copied().filter(|key| is_there(&mut master, at(now), *key)).collect();
-                let gone: Vec<u8> = model.keys().copied().filter(|key| !left.contains(key)).collect();
-                for key in &gone {
-                    prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", model[key]);
-                    prop_assert!(
-                        rules.company(*key).iter().all(|other| gone.contains(other)),
-                        "a part of a group was evicted"
-                    );
-                    if !rules.is_free(*key) {
-                        let free = model.keys().find(|other| rules.is_free(**other));
-                        prop_assert!(free.is_none(), "soft {key} was evicted, {free:?} could have been");
-                    }
-                }
-                if result == Err(ErrorCode::NoAvailableHandle) {
-                    let free = model.keys().find(|key| rules.is_free(**key));
-                    prop_assert!(
-                        gone.is_empty() && free.is_none(),
-                        "no room, and {free:?} could have been evicted"
-                    );
-                }
-                prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "objects were evicted without need");
-                model.retain(|key, _| !gone.contains(key));
-                if let Ok(put) = result {
-                    let mut group = model.values().filter(|known| known.retention.group == retention.group);
-                    let group_leased_until = group
-                        .next()
-                        .filter(|_| retention.group.is_some())
-                        .map_or(0, |known| known.group_leased_until);
-                    let mut known = Known {
-                        retention: *retention,
-                        generation: put.generation,
-                        complete: false,
-                        leased_until: 0,
-                        group_leased_until,
-                        soft_until: 0,
-                        expires: None,
-                    };
-                    if matches!(op, Op::Put(..)) {
-                        master.put_end(at(now), &[*key], put.generation, 0).unwrap();
-                        finish(&mut known, now);
-                    }
-                    model.insert(*key, known);
-                }
+            Op::Put(key, retention) => self.put(*key, *retention, true)?,
+            Op::Start(key, retention) => self.put(*key, *retention, false)?,
+        }
+        self.check_kept()
+    }
+
+    fn get(&mut self, key: u8) -> Result<(), TestCaseError> {
+        let now = self.now;
+        let hit = self.master.get(at(now), &[key]).is_ok();
+        prop_assert_eq!(hit, self.model.get(&key).is_some_and(|known| known.complete));
+        if let Some(known) = self.model.get_mut(&key).filter(|known| known.complete) {
+            known.leased_until = now + LEASE_MS;
+            known.soft_until = now + SOFT_MS;
+            let group = known.retention.group;
+            lease_group(&mut self.model, group, now + LEASE_MS);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, key: u8) -> Result<(), TestCaseError> {
+        let ok = self.master.remove(at(self.now), &[key], false).is_ok();
+        let idle = |known: &Known| known.complete && known.leased_until <= self.now;
+        prop_assert_eq!(ok, self.model.get(&key).is_some_and(idle));
+        if ok {
+            self.model.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: u8, retention: Retention, complete: bool) -> Result<(), TestCaseError> {
+        let now = self.now;
+        let used = self.master.stats().used_bytes;
+        let result = self.master.put_start(at(now), &[key], GRAIN, &retained(retention));
+        prop_assert_eq!(result == Err(ErrorCode::ObjectAlreadyExists), self.model.contains_key(&key));
+        let gone = self.evicted()?;
+        if result == Err(ErrorCode::NoAvailableHandle) {
+            let rules = Rules(&self.model, now);
+            let free = self.model.keys().find(|key| rules.is_free(**key));
+            prop_assert!(gone.is_empty() && free.is_none(), "no room, and {free:?} could have been evicted");
+        }
+        prop_assert!(gone.is_empty() || used == ROOM * GRAIN, "objects were evicted without need");
+        self.model.retain(|key, _| !gone.contains(key));
+        let Ok(put) = result else { return Ok(()) };
+        let mut group = self.model.values().filter(|known| known.retention.group == retention.group);
+        let group_leased_until = group
+            .next()
+            .filter(|_| retention.group.is_some())
+            .map_or(0, |known| known.group_leased_until);
+        let mut known = Known {
+            retention,
+            generation: put.generation,
+            complete: false,
+            leased_until: 0,
+            group_leased_until,
+            soft_until: 0,
+            expires: None,
+        };
+        if complete {
+            self.master.put_end(at(now), &[key], put.generation, 0).unwrap();
+            finish(&mut known, now);
+        }
+        self.model.insert(key, known);
+        Ok(())
+    }
+
+    /// The objects that are gone. Each of them could be evicted, with its group, and no other one had to be first.
+    fn evicted(&mut self) -> Result<Vec<u8>, TestCaseError> {
+        let rules = Rules(&self.model, self.now);
+        let keys = self.model.keys().copied();
+        let gone: Vec<u8> =
+            keys.filter(|key| !is_there(&mut self.master, at(self.now), *key)).collect();
+        for key in &gone {
+            prop_assert!(rules.may_go(*key), "{key} was evicted: {:?}", self.model[key]);
+            let whole = rules.company(*key).iter().all(|other| gone.contains(other));
+            prop_assert!(whole, "a part of a group was evicted");
+            if !rules.is_free(*key) {
+                let free = self.model.keys().find(|other| rules.is_free(**other));
+                prop_assert!(free.is_none(), "soft {key} was evicted, {free:?} could have been");
             }
         }
-        let rules = Rules(&model, now);
-        for key in model.keys() {
-            let known = &model[key];
-            let expected_some = !rules.is_free(*key);
+        Ok(gone)
+    }
+
+    /// What the master reports about objects that are kept.
+    fn check_kept(&mut self) -> Result<(), TestCaseError> {
+        let rules = Rules(&self.model, self.now);
+        for (key, known) in &self.model {
             // Ends of soft pins and leases are noticed when room is needed.
-            let kept = master.kept(at(now), &[*key]).unwrap();
+            let kept = self.master.kept(at(self.now), &[*key]).unwrap();
             if known.retention.pin == Pin::Hard && known.complete {
                 prop_assert_eq!(kept, Some(Kept::HardPinned));
             }
-            prop_assert!(kept.is_some() || !expected_some, "{key} is kept: {known:?}");
+            prop_assert!(kept.is_some() || rules.is_free(*key), "{key} is kept: {known:?}");
         }
-        let report = master.eviction();
-        let hard = model.values().filter(|known| known.retention.pin == Pin::Hard);
+        let report = self.master.eviction();
+        let hard = self.model.values().filter(|known| known.retention.pin == Pin::Hard);
         prop_assert_eq!(report.hard_pinned_bytes, hard.count() as u64 * GRAIN);
-        prop_assert_eq!(
-            report.kept_unfinished,
-            model.values().filter(|known| !known.complete).count() as u64
-        );
+        let unfinished = self.model.values().filter(|known| !known.complete);
+        prop_assert_eq!(report.kept_unfinished, unfinished.count() as u64);
+        Ok(())
     }
-    // In the end everything can be removed, and nothing is left.
-    now += 10 * SOFT_MS;
-    for key in 0..30u8 {
-        let _ = master.remove(at(now), &[key], true);
+
+    /// In the end everything can be removed, and nothing is left.
+    fn remove_all(mut self) -> Result<(), TestCaseError> {
+        self.now += 10 * SOFT_MS;
+        for key in 0..30u8 {
+            let _ = self.master.remove(at(self.now), &[key], true);
+        }
+        let report = self.master.eviction();
+        prop_assert_eq!(report.candidates + report.kept_leased + report.kept_soft_pinned + report.groups, 0);
+        prop_assert_eq!(report.kept_hard_pinned + report.kept_by_group + report.hard_pinned_bytes, 0);
+        Ok(())
     }
-    let report = master.eviction();
-    prop_assert_eq!(report.candidates + report.kept_leased + report.kept_soft_pinned + report.groups, 0);
-    prop_assert_eq!(report.kept_hard_pinned + report.kept_by_group + report.hard_pinned_bytes, 0);
-    Ok(())
 }
 
 /// Whether the object of the model exists, written or not.
@@ -664,6 +691,8 @@ proptest! {
         policy in prop::sample::select(EvictionPolicy::ALL),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        check(policy, &ops)?;
+        let mut check = Check::new(policy);
+        ops.iter().try_for_each(|op| check.step(op))?;
+        check.remove_all()?;
     }
 }
