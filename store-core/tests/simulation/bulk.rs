@@ -346,6 +346,13 @@ impl Core {
         let before = self.there(tenant, wanted);
         let vanished = self.vanished();
         let story = || format!("{query:?} of tenant {tenant} at {:?}: {page:?}", self.now);
+        // Without force, a removal spares what a reader may still be reading.
+        for key in vanished.iter().filter(|_| !query.force) {
+            if let Some(lease) = self.shadow.lease_on(self.now, self.visible[key].generation) {
+                let text = format!("{} under {lease:?}: {}", Key(key), story());
+                return Err(Violation::RemovedWhileLeased(text));
+            }
+        }
         let meant = |key: &&Vec<u8>| {
             let (whose, name) = split_key(key);
             whose == tenant && before.contains_key(name)
@@ -363,6 +370,7 @@ impl Core {
             return Err(Violation::Left(format!("{left} are there: {}", story())));
         }
         self.report.swept += gone as u64;
+        self.report.spared += u64::from(leased);
         vanished.iter().for_each(|key| self.removed(from, key));
         Ok(())
     }
@@ -419,6 +427,17 @@ impl Core {
         self.report.cleared_last += vanished.len() as u64;
         vanished.iter().for_each(|key| self.removed(from, key));
         Ok(())
+    }
+
+    /// The request that the driver of the master passes on instead of this one, if it lies.
+    pub(crate) fn falsified(&self, request: &Frame<'_>) -> Option<Vec<u8>> {
+        if request.header.kind != Kind::RemoveMany as u8 || !self.lies.contains(Lies::SPARE) {
+            return None;
+        }
+        let (query, _) = RemoveMany::decode_request(request.body).unwrap();
+        let (mut out, forced) = (Vec::new(), RemoveQuery { force: true, ..query });
+        RemoveMany::encode_request(&mut out, request.header.request_id, &forced, core::iter::empty()).unwrap();
+        Some(out)
     }
 
     /// The driver of the master does more than was requested, if it lies.

@@ -79,6 +79,8 @@ impl Lies {
     pub(crate) const SWEEP: Self = Self(1 << 21);
     /// The driver of the master removes another object as well when many objects are removed.
     pub(crate) const BROOM: Self = Self(1 << 22);
+    /// The driver of the master passes removals of many on with force.
+    pub(crate) const SPARE: Self = Self(1 << 25);
     /// The driver of the master clears another replica besides the requested one.
     pub(crate) const CLEAR: Self = Self(1 << 23);
     /// The operator sets the limits of a tenant, and takes them back.
@@ -378,6 +380,8 @@ pub(crate) struct Report {
     pub(crate) listed: u64,
     pub(crate) sweeps: u64,
     pub(crate) swept: u64,
+    /// Objects that removals of many left because they were leased.
+    pub(crate) spared: u64,
     /// Replicas that were cleared, and objects without another one.
     pub(crate) cleared: u64,
     pub(crate) cleared_last: u64,
@@ -401,7 +405,7 @@ impl Report {
         add!(audits, refused, foreign, expelled, stats.leases_returned_total);
         add!(turned_away, forks, paused, slept, standstills, guesses, thefts, successions, wishes);
         add!(set_back, stale);
-        add!(listings, listed, sweeps, swept, cleared, cleared_last, settings, lowered);
+        add!(listings, listed, sweeps, swept, spared, cleared, cleared_last, settings, lowered);
         add!(eviction.groups_evicted_total, eviction.expired_total, eviction.soft_pins_decayed_total);
         add!(eviction.kept_leased_total);
         add!(stats.abandoned_puts_total, stats.evictions_total, stats.nodes_expired_total);

@@ -56,6 +56,8 @@ pub(crate) enum Violation {
     Shown(String),
     /// A listing did not show what existed all the time.
     Missed(String),
+    /// A removal of many without force removed an object that a reader holds a lease to.
+    RemovedWhileLeased(String),
     /// A removal of many left what it should have removed.
     Left(String),
     /// A removal of many removed something else, or reported a wrong number.
@@ -202,6 +204,14 @@ impl Shadow {
             Some((_, owner)) if *owner == generation => Ok(()),
             other => Err(Violation::DoubleAllocation(format!("{range:?} of {generation:#x} is {other:?}"))),
         }
+    }
+
+    /// A valid lease on a replica of this put.
+    pub(crate) fn lease_on(&self, now: Instant, generation: u64) -> Option<&(Range, Instant, Option<Reader>)> {
+        self.leases.iter().find(|(range, until, _)| {
+            let owner = self.owners.get(&(range.0, range.1));
+            *until > now && owner.is_some_and(|(_, owner)| *owner == generation)
+        })
     }
 
     /// A client has returned these leases.
