@@ -9,7 +9,7 @@ use store_core::allocator::Allocator;
 use store_core::message::{
     Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart,
 };
-use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session};
+use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session, NodeId, Incarnation};
 use te_core::Instant;
 
 const KIB: u64 = 1 << 10;
@@ -75,7 +75,7 @@ fn full_master(keys: &[[u8; 32]]) -> Master {
         let name = format!("node-{node}");
         let len = keys.len() as u64 * 4 * KIB;
         let segment = MountSegment {
-            node,
+            node: NodeId::new(node),
             incarnation: Incarnation::new(1),
             name: &name,
             endpoint: "host:1",

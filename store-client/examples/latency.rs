@@ -21,7 +21,7 @@ use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
     PutRequest, PutEnd, PutOptions, PutStart,
 };
-use store_core::{ErrorCode, Key};
+use store_core::{ErrorCode, Key, NodeId, Incarnation};
 use store_master::{Config, MasterServer};
 use te_core::{Access, Op};
 use te_engine::{Engine, LocalAddr, TransferRequest};

@@ -70,9 +70,9 @@ pub struct SegmentEntry {
     /// Its number, for [`Placement`](store_core::Placement).
     pub segment: store_core::SegmentNo,
     /// The node that contributes it.
-    pub node: u64,
+    pub node: store_core::NodeId,
     /// Which life of the node's exports.
-    pub incarnation: u64,
+    pub incarnation: store_core::Incarnation,
     /// Its name.
     pub name: String,
     /// Where the engine finds it.

@@ -12,7 +12,7 @@ use store_core::client::{Action, ClientConfig, GetItem, GetOp, TransferEnd};
 use store_core::message::{
     Commit, Exists, Get, MountSegment, NewObject, Operation, PutRequest, PutEnd, PutStart,
 };
-use store_core::{Frame, Key, Master, MasterConfig, Session, bound};
+use store_core::{Frame, Key, Master, MasterConfig, Session, bound, NodeId, Incarnation};
 use te_core::Instant;
 
 const OBJECTS: usize = 1_000_000;

@@ -1,6 +1,8 @@
 //! Identifiers: numbers that must not be mistaken for one another. On the wire and in JSON each is its plain number.
 
 use core::fmt;
+use core::num::ParseIntError;
+use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,20 @@ macro_rules! identifiers {
         impl From<$name> for $number {
             fn from(id: $name) -> Self {
                 id.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseIntError;
+
+            fn from_str(text: &str) -> Result<Self, ParseIntError> {
+                text.parse().map(Self)
+            }
+        }
+
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
             }
         }
 

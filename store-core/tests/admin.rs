@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session};
+use store_core::{ErrorCode, Frame, Kind, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
 use te_core::Instant;
 
 const LEN: u64 = 4096;

@@ -9,7 +9,7 @@ use store_core::message::{
     EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
     Retention, WhyKept,
 };
-use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session};
+use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation};
 
 const LEASE_MS: u64 = 1_000;
 const SOFT_MS: u64 = 60_000;

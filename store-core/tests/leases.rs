@@ -4,7 +4,7 @@
 use store_core::message::{
     Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases,
 };
-use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session};
+use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session, NodeId, Incarnation};
 
 const KIB: u64 = 1 << 10;
 const LEASE_MS: u64 = 1_000;

@@ -7,7 +7,7 @@ use store_core::message::{
     Allocation, ExpulsionEnd, FetchRequest, Heartbeat, ListQuery, MountResponse, MountSegment, NodeInfo,
     NodeStatus, PutRequest, PutOptions, UnmountSegment,
 };
-use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement};
+use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement, NodeId, Incarnation, SegmentNo};
 use te_core::Instant;
 
 const KIB: u64 = 1024;

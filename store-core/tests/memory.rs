@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use store_core::message::{MountSegment, PutOptions, Retention};
-use store_core::{AllocatorKind, Master, MasterConfig};
+use store_core::{AllocatorKind, Master, MasterConfig, Incarnation};
 use te_core::Instant;
 
 struct Counting;

@@ -9,8 +9,7 @@ use store_core::message::{
 };
 use store_core::{
     ErrorCode, Event, Frame, Instant, Key, Master, MasterConfig, Peer, Placement, Role, Secret, Session,
-    prove,
-};
+    prove, NodeId, Incarnation, SegmentNo};
 
 const KIB: u64 = 1 << 10;
 const HOUR_MS: u64 = 3_600_000;

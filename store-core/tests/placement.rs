@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment};
-use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo};
+use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo, NodeId, Incarnation};
 use te_core::Instant;
 
 const KIB: u64 = 1024;

@@ -8,8 +8,7 @@ use store_core::message::{
 };
 use store_core::{
     AllocatorKind, ErrorCode, Event, Frame, FullKey, Instant, Key, Master, MasterConfig, Place, Placement,
-    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo,
-};
+    ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo, NodeId, Incarnation};
 
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;

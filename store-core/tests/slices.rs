@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use store_core::message::{FindQuery, ListQuery, MountSegment, PutOptions, RemoveQuery};
-use store_core::{ErrorCode, Key, Master, MasterConfig};
+use store_core::{ErrorCode, Key, Master, MasterConfig, NodeId, Incarnation};
 use te_core::Instant;
 
 const NOW: Instant = Instant::from_millis(10);

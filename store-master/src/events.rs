@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use store_core::message::{DrainInfo, SegmentState};
-use store_core::{Event, Master, SegmentNo};
+use store_core::{Event, Master, NodeId, SegmentNo};
 use tracing::{info, warn};
 
 use crate::seldom::Seldom;
@@ -203,7 +203,7 @@ impl Events {
     }
 }
 
-fn hex(node: u64) -> String {
+fn hex(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
@@ -211,7 +211,7 @@ fn hex(node: u64) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use store_core::message::{MountSegment, SegmentOrder};
-    use store_core::{Instant as CoreInstant, MasterConfig};
+    use store_core::{Incarnation, Instant as CoreInstant, MasterConfig};
 
     use super::*;
 

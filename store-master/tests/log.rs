@@ -13,7 +13,7 @@ use common::{config, connect, mount_on, read_answer, segment, start_with};
 use store_core::message::{
     Greeting, Hello, Mount, MountResponse, MountSegment, Operation, Unmount, UnmountSegment,
 };
-use store_core::{Key, MasterConfig};
+use store_core::{Key, MasterConfig, NodeId, Incarnation, SegmentNo};
 use store_master::Config;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -66,7 +66,7 @@ impl Subscriber for Log {
     fn exit(&self, _: &span::Id) {}
 }
 
-fn mount(stream: &mut TcpStream, node: u64, name: &str, endpoint: &str) -> Option<u32> {
+fn mount(stream: &mut TcpStream, node: u64, name: &str, endpoint: &str) -> Option<SegmentNo> {
     let segment = MountSegment { endpoint, key: node, ..segment(node, name, 1 << 20) };
     let mut out = Vec::new();
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use store_core::message::{ExpulsionEnd, FetchRequest, Greeting, Hello, Operation, PutStart};
 use store_core::wire::VERSION;
-use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session};
+use store_core::{Frame, Kind, Master, MasterConfig, SegmentNo, Session, NodeId};
 use te_core::Instant;
 use te_core::sim::{NodeId, Rng, SimNet};
 

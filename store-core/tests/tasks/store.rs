@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use store_core::message::*;
-use store_core::{ErrorCode, EvictionPolicy, Master, MasterConfig, Placement, SegmentNo, TaskConfig};
+use store_core::{ErrorCode, EvictionPolicy, Master, MasterConfig, Placement, SegmentNo, TaskConfig, TaskId};
 use te_core::Instant;
 
 pub(crate) const KIB: u64 = 1024;

@@ -2,8 +2,7 @@
 
 use store_core::message::*;
 use store_core::{
-    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove,
-};
+    ErrorCode, Frame, FullKey, Instant, Key, Master, MasterConfig, Peer, Role, Session, TenantConfig, prove, NodeId, Incarnation};
 
 /// Sends a request with one item; returns the response's item.
 macro_rules! one {

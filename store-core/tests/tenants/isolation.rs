@@ -1,7 +1,7 @@
 //! No operation reaches the objects of another tenant.
 
 use store_core::message::*;
-use store_core::{ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Peer, Secret, Session};
+use store_core::{ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Peer, Secret, Session, NodeId, Incarnation};
 
 use crate::common::*;
 

@@ -1,7 +1,7 @@
 //! Quotas: a tenant above its quota evicts its own objects.
 
 use store_core::message::*;
-use store_core::{ErrorCode, FullKey, Master, MasterConfig, TenantConfig};
+use store_core::{ErrorCode, FullKey, Master, MasterConfig, TenantConfig, NodeId, Incarnation, SegmentNo};
 
 use crate::common::*;
 

@@ -15,7 +15,7 @@ use store_core::message::{
     Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutRequest,
     PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
 };
-use store_core::{ErrorCode, Frame, Key};
+use store_core::{ErrorCode, Frame, Key, NodeId, Incarnation};
 
 use crate::args::Global;
 use crate::commands::cluster::MasterReady;
@@ -239,8 +239,8 @@ struct Load {
 
 fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let incarnation = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
-    let node = mix(incarnation ^ u64::from(std::process::id()));
+    let wall = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
+    let (node, incarnation) = (NodeId::new(mix(wall ^ u64::from(std::process::id()))), Incarnation::new(wall));
     let name = format!("bench-{node:016x}");
     // Port 9 is the discard service: nobody will read or write there.
     let segment = MountSegment {

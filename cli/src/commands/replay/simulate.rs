@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
 use store_core::message::{MountSegment, PutRequest, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
+use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation};
 
 use super::belady;
 use crate::exit::Failure;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store_core::message::{MountSegment, PutOptions};
-use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig};
+use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig, NodeId, Incarnation, SegmentNo};
 
 use super::one::Rounds;
 use super::{Measured, Random};
@@ -122,10 +122,10 @@ impl Cluster {
     }
 }
 
-fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<u32> {
+fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<SegmentNo> {
     let name = format!("segment-{index}");
     let segment = MountSegment {
-        node: index as u64,
+        node: NodeId::new(index as u64),
         incarnation: Incarnation::new(1),
         name: &name,
         endpoint: "nowhere:9",
@@ -135,7 +135,7 @@ fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::R
     Ok(master.mount(now, &segment).context("cannot mount a segment")?.mounted()?.segment)
 }
 
-fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<u32> {
+fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<SegmentNo> {
     let key = key.to_be_bytes();
     let started = master.put_start(now, &key, len, &PutOptions::DEFAULT)?;
     master.put_end(now, &key, started.generation, 0)?;
