@@ -7,8 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
 use store_core::allocator::Allocator;
 use store_core::message::{
-    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart,
-};
+    Commit, Exists, Get, MountSegment, NewObject, PutRequest, PutEnd, PutOptions, PutStart, RemoveMode};
 use store_core::{AllocatorKind, Frame, Key, Master, MasterConfig, Operation, Session, NodeId, Incarnation};
 use te_core::Instant;
 
@@ -112,7 +111,7 @@ fn master(criterion: &mut Criterion) {
         let key = [0xff; 32];
         bencher.iter(|| {
             put(&mut master, now, &key);
-            master.remove(now, &key, true).expect("just put");
+            master.remove(now, &key, RemoveMode::Force).expect("just put");
         });
     });
 
@@ -175,7 +174,7 @@ fn master(criterion: &mut Criterion) {
                     master.handle(now, &mut session, &frame, &mut answer);
                     spent += began.elapsed();
                     for key in &keys {
-                        master.remove(now, key, true).expect("just put");
+                        master.remove(now, key, RemoveMode::Force).expect("just put");
                     }
                 }
                 spent

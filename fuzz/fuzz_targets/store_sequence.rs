@@ -249,7 +249,7 @@ impl World {
         let mut keys = Vec::new();
         self.each_object(|tenant, listed| keys.push((tenant, listed.key.0.to_vec())));
         for (tenant, key) in &keys {
-            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, true), Ok(()));
+            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
         }
         self.now = self.now + Duration::from_secs(86_400);
         self.master.handle_timeout(self.now);

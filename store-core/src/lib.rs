@@ -162,7 +162,7 @@ pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use event::Event;
-pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
+pub use eviction::{BatchOrder, EvictionPolicy, Place, UnknownPolicy};
 pub use ids::{Incarnation, NodeId, SegmentNo, TaskId, TenantNo};
 pub use master::Master;
 pub use message::{Kind, Operation};

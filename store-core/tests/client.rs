@@ -1,7 +1,7 @@
 //! The client's state machines, driven by hand.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd};
+use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
 use store_core::message::{
     Allocation, Commit, Get, Lease, Object, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow,
     Replica, Replicas, Revocation,
@@ -282,7 +282,7 @@ fn a_write_that_lost_sight_of_its_bytes_is_fenced_before_anything_is_said_about_
         put.handle_transfer(write.id, end);
         assert_eq!(put.poll(at(2), 7, &mut Vec::new()), Some(Action::Fence { segment: 4 }));
         assert_eq!(put.poll(at(2), 7, &mut Vec::new()), None);
-        put.handle_fence(4, held);
+        put.handle_fence(4, FenceEnd::of(held));
         assert_eq!(endings(&mut put, at(3)), expected, "{end:?} held {held}");
         assert!(put.is_done());
     }
@@ -308,7 +308,7 @@ fn when_the_window_ends_writes_are_cancelled_and_revoked_once_they_have_ended() 
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), None);
     put.handle_transfer(second.id, TransferEnd::unknown());
     assert_eq!(put.poll(at(100), 7, &mut Vec::new()), Some(Action::Fence { segment: 2 }));
-    put.handle_fence(2, true);
+    put.handle_fence(2, FenceEnd::Held);
     assert_eq!(endings(&mut put, at(101)), (vec![], vec![(100, true)]));
 }
 

@@ -7,9 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use store_core::message::{
     EvictionReport, ExplainEviction, Kept, MountSegment, Operation, Pin, PutRequest, PutOptions, PutStart,
-    Retention, WhyKept,
-};
-use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation};
+    Retention, WhyKept, RemoveMode};
+use store_core::{ErrorCode, EvictionPolicy, Frame, Instant, Key, Master, MasterConfig, Place, Session, NodeId, Incarnation, BatchOrder};
 
 const LEASE_MS: u64 = 1_000;
 const SOFT_MS: u64 = 60_000;
@@ -191,7 +190,7 @@ fn put_batch(master: &mut Master, ms: u64, keys: &[&str]) {
         puts.push((key, put.generation));
     }
     for (index, (key, generation)) in puts.into_iter().enumerate() {
-        master.put_end_in(at(ms), key.as_bytes(), generation, 0, index > 0).unwrap();
+        master.put_end_in(at(ms), key.as_bytes(), generation, 0, BatchOrder::of(index)).unwrap();
     }
 }
 
@@ -262,7 +261,7 @@ fn a_hard_pin_is_never_evicted_and_too_many_are_refused() {
     assert_eq!(there(&mut master, &["p1", "p2", "17", "18", "19"]), [true, true, false, true, true]);
     assert_eq!(master.kept(at(1), b"p1"), Ok(Some(Kept::HardPinned)));
     assert_eq!(master.eviction().hard_pinned_bytes, 2 * GRAIN);
-    master.remove(at(2), b"p1", false).unwrap();
+    master.remove(at(2), b"p1", RemoveMode::IfUnused).unwrap();
     put(&mut master, 2, "p3", &pinned(Pin::Hard));
 }
 
@@ -343,7 +342,7 @@ fn a_group_stays_while_a_member_is_leased_pinned_or_being_written() {
     assert_eq!(held.eviction().kept_by_group, 2);
     assert_eq!(try_put(&mut held, 1, "x", &PutOptions::DEFAULT), Err(ErrorCode::NoAvailableHandle));
     assert!(both(&mut held));
-    held.remove(at(2), b"pin", false).unwrap();
+    held.remove(at(2), b"pin", RemoveMode::IfUnused).unwrap();
     plain(&mut held, 2, &["x", "y"]);
     assert_eq!(there(&mut held, &keys), [false, false]);
 
@@ -400,7 +399,7 @@ fn objects_that_go_before_their_time_leave_nothing_behind() {
     let mut master = master(8);
     for round in 0..100_000u64 {
         put(&mut master, round, "k", &mortal(1_000_000_000));
-        master.remove(at(round), b"k", false).unwrap();
+        master.remove(at(round), b"k", RemoveMode::IfUnused).unwrap();
     }
     assert!(master.memory_bytes() < 1 << 20, "{} bytes", master.memory_bytes());
 }
@@ -446,7 +445,7 @@ fn retention_and_the_explanation_travel() {
     let (report, next) = ExplainEviction::decode_response(&frame).unwrap();
     let next: Vec<_> = next.map(|victim| (victim.key.0.to_vec(), victim.company, victim.leased)).collect();
     assert_eq!(next, [(b"next".to_vec(), 1, false)]);
-    assert_eq!(report, EvictionReport { ..master.eviction() });
+    assert_eq!(report, master.eviction());
     assert_eq!((report.kept_hard_pinned, report.candidates), (1, 1));
 }
 
@@ -578,7 +577,7 @@ impl Check {
     }
 
     fn remove(&mut self, key: u8) -> Result<(), TestCaseError> {
-        let ok = self.master.remove(at(self.now), &[key], false).is_ok();
+        let ok = self.master.remove(at(self.now), &[key], RemoveMode::IfUnused).is_ok();
         let idle = |known: &Known| known.complete && known.leased_until <= self.now;
         prop_assert_eq!(ok, self.model.get(&key).is_some_and(idle));
         if ok {
@@ -664,7 +663,7 @@ impl Check {
     fn remove_all(mut self) -> Result<(), TestCaseError> {
         self.now += 10 * SOFT_MS;
         for key in 0..30u8 {
-            let _ = self.master.remove(at(self.now), &[key], true);
+            let _ = self.master.remove(at(self.now), &[key], RemoveMode::Force);
         }
         let report = self.master.eviction();
         prop_assert_eq!(report.candidates + report.kept_leased + report.kept_soft_pinned + report.groups, 0);

@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use store_core::message::{
-    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases,
-};
+    Get, Kept, LeaseRange, MountSegment, Operation, PutOptions, Removal, Remove, Retention, ReturnLeases, RemoveMode};
 use store_core::{ErrorCode, Frame, Instant, Key, Master, MasterConfig, Session, NodeId, Incarnation};
 
 const KIB: u64 = 1 << 10;
@@ -136,7 +135,7 @@ fn a_lease_of_an_object_that_is_gone_is_not_taken_for_one_of_its_successor() {
     put(&mut master, 0, "k", &PutOptions::DEFAULT).unwrap();
     let mut session = Session::default();
     let old = get(&mut master, 1, &mut session, &["k"]);
-    master.remove(at(2), b"k", true).unwrap();
+    master.remove(at(2), b"k", RemoveMode::Force).unwrap();
     put(&mut master, 3, "k", &PutOptions::DEFAULT).unwrap();
     get(&mut master, 4, &mut Session::default(), &["k"]);
     give_back(&mut master, 5, &mut session, old);

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use store_core::message::{
     Allocation, ExpulsionEnd, FetchRequest, Heartbeat, ListQuery, MountResponse, MountSegment, NodeInfo,
-    NodeStatus, PutRequest, PutOptions, UnmountSegment,
-};
+    NodeStatus, PutRequest, PutOptions, UnmountSegment, RemoveMode, WriterState};
 use store_core::{ErrorCode, EvictionPolicy, Key, Master, MasterConfig, Place, Placement, NodeId, Incarnation, SegmentNo};
 use te_core::Instant;
 
@@ -97,7 +96,7 @@ fn an_object_is_readable_exactly_from_put_end_on() {
     assert_eq!(object.replicas, started.replicas);
     assert_eq!(master.put_end(at(5), b"k", started.generation, 9), Ok(()), "a repeated commit has no effect");
     assert_eq!(master.put_end(at(5), b"k", started.generation, 8), Err(ErrorCode::InvalidWrite));
-    assert_eq!(master.put_revoke(at(5), b"k", started.generation, true), Err(ErrorCode::InvalidWrite));
+    assert_eq!(master.put_revoke(at(5), b"k", started.generation, WriterState::Quiet), Err(ErrorCode::InvalidWrite));
     assert_eq!(master.put_start(at(6), b"k", KIB, &ONE), Err(ErrorCode::ObjectAlreadyExists));
 }
 
@@ -176,9 +175,9 @@ fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
         if vouch == "commit" {
             assert_eq!(master.put_end(at(3_001), b"k", lost.generation, 1), Err(ErrorCode::PutIsOver));
         } else {
-            assert_eq!(master.put_revoke(at(3_001), b"k", lost.generation, false), Ok(()));
+            assert_eq!(master.put_revoke(at(3_001), b"k", lost.generation, WriterState::MayWrite), Ok(()));
             assert_eq!(master.stats().quarantined_bytes, 16 * KIB, "not quiet yet");
-            assert_eq!(master.put_revoke(at(3_002), b"k", lost.generation, true), Ok(()));
+            assert_eq!(master.put_revoke(at(3_002), b"k", lost.generation, WriterState::Quiet), Ok(()));
         }
         assert_eq!((master.stats().used_bytes, master.stats().quarantined_bytes), (16 * KIB, 0));
     }
@@ -188,7 +187,7 @@ fn a_displaced_writer_that_is_quiet_gives_its_space_back_at_once() {
 fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
     let mut master = master(&[16 * KIB]);
     let put = begin(&mut master, at(0), b"k", 16 * KIB);
-    master.put_revoke(at(1_000), b"k", put.generation, false).unwrap();
+    master.put_revoke(at(1_000), b"k", put.generation, WriterState::MayWrite).unwrap();
     assert_eq!(master.put_start(at(2_000), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
     master.handle_timeout(at(60_999));
     assert_eq!(master.stats().used_bytes, 16 * KIB);
@@ -202,10 +201,10 @@ fn a_revoke_that_is_not_quiet_holds_the_space_back_from_then_on() {
 fn revoking_again_and_again_puts_the_release_off_and_costs_no_memory() {
     let mut master = master(&[8 * KIB]);
     let started = begin(&mut master, at(0), b"k", 8 * KIB);
-    master.put_revoke(at(0), b"k", started.generation, false).unwrap();
+    master.put_revoke(at(0), b"k", started.generation, WriterState::MayWrite).unwrap();
     let memory = master.memory_bytes();
     for now in 1..=10_000 {
-        master.put_revoke(at(now), b"k", started.generation, false).unwrap();
+        master.put_revoke(at(now), b"k", started.generation, WriterState::MayWrite).unwrap();
     }
     assert_eq!(master.memory_bytes(), memory);
     master.handle_timeout(at(69_999));
@@ -238,8 +237,8 @@ fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() 
     let mut master = master(&[64 * KIB]);
     put(&mut master, at(0), "k", 64 * KIB);
     master.get(at(100), b"k").unwrap();
-    assert_eq!(master.remove(at(1_099), b"k", false), Err(ErrorCode::ObjectHasLease));
-    assert_eq!(master.remove(at(500), b"k", true), Ok(()));
+    assert_eq!(master.remove(at(1_099), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(master.remove(at(500), b"k", RemoveMode::Force), Ok(()));
     assert!(!master.exists(b"k"));
     assert_eq!(master.stats().deferred_bytes, 64 * KIB);
     assert_eq!(master.put_start(at(600), b"k", KIB, &ONE), Err(ErrorCode::NoAvailableHandle));
@@ -247,16 +246,16 @@ fn a_leased_object_is_removed_by_force_only_and_its_space_waits_for_the_lease() 
     master.handle_timeout(at(1_100));
     assert_eq!((master.stats().used_bytes, master.stats().deferred_bytes), (0, 0));
     put(&mut master, at(1_200), "k", KIB);
-    assert_eq!(master.remove(at(1_201), b"k", false), Ok(()), "a lease that is over does not count");
-    assert_eq!(master.remove(at(1_202), b"k", false), Err(ErrorCode::KeyNotFound));
+    assert_eq!(master.remove(at(1_201), b"k", RemoveMode::IfUnused), Ok(()), "a lease that is over does not count");
+    assert_eq!(master.remove(at(1_202), b"k", RemoveMode::IfUnused), Err(ErrorCode::KeyNotFound));
 }
 
 #[test]
 fn removing_what_is_being_written_needs_force_and_holds_the_space_back() {
     let mut master = master(&[64 * KIB]);
     master.put_start(at(0), b"k", KIB, &ONE).unwrap();
-    assert_eq!(master.remove(at(1), b"k", false), Err(ErrorCode::ReplicaIsNotReady));
-    assert_eq!(master.remove(at(1), b"k", true), Ok(()));
+    assert_eq!(master.remove(at(1), b"k", RemoveMode::IfUnused), Err(ErrorCode::ReplicaIsNotReady));
+    assert_eq!(master.remove(at(1), b"k", RemoveMode::Force), Ok(()));
     assert_eq!(master.stats().quarantined_bytes, KIB);
 }
 
@@ -420,10 +419,10 @@ fn memory_that_was_exported_under_another_life_of_the_master_is_not_mounted() {
 fn unmounting_drops_lost_puts_and_leased_space() {
     let mut master = master(&[64 * KIB]);
     let revoked = master.put_start(at(0), b"z", KIB, &ONE).unwrap();
-    master.put_revoke(at(0), b"z", revoked.generation, false).unwrap();
+    master.put_revoke(at(0), b"z", revoked.generation, WriterState::MayWrite).unwrap();
     put(&mut master, at(0), "l", KIB);
     master.get(at(0), b"l").unwrap();
-    master.remove(at(0), b"l", true).unwrap();
+    master.remove(at(0), b"l", RemoveMode::Force).unwrap();
     let theirs = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: SegmentNo::new(1), key: 0 };
     for not in [
         UnmountSegment { node: NodeId::new(2), ..theirs },
@@ -437,7 +436,7 @@ fn unmounting_drops_lost_puts_and_leased_space() {
     let stats = master.stats();
     assert_eq!((stats.used_bytes, stats.quarantined_bytes, stats.deferred_bytes), (0, 0, 0));
     master.handle_timeout(at(100_000));
-    assert_eq!(master.put_revoke(at(100_000), b"z", revoked.generation, true), Err(ErrorCode::PutIsOver));
+    assert_eq!(master.put_revoke(at(100_000), b"z", revoked.generation, WriterState::Quiet), Err(ErrorCode::PutIsOver));
 }
 
 #[test]
@@ -447,7 +446,7 @@ fn a_listing_in_pages_sees_every_key_once() {
         put(&mut master, at(0), &format!("{}/{key}", if key % 2 == 0 { "even" } else { "odd" }), 64);
     }
     for key in (0..500).step_by(4) {
-        master.remove(at(0), format!("even/{key}").as_bytes(), false).unwrap();
+        master.remove(at(0), format!("even/{key}").as_bytes(), RemoveMode::IfUnused).unwrap();
     }
     let mut seen = std::collections::BTreeSet::new();
     let mut cursor = 0;

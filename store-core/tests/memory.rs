@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store_core::message::{MountSegment, PutOptions, Retention};
+use store_core::message::{MountSegment, PutOptions, Retention, RemoveMode};
 use store_core::{AllocatorKind, Master, MasterConfig, Incarnation};
 use te_core::Instant;
 
@@ -116,7 +116,7 @@ fn memory_comes_back_when_objects_are_removed_one_by_one_whatever_the_order() {
                 full = LIVE.load(Ordering::Relaxed) - before;
                 for turn in 0..objects {
                     let key = format!("{:032x}", turn * stride % objects);
-                    master.remove(Instant::ZERO, key.as_bytes(), false).unwrap();
+                    master.remove(Instant::ZERO, key.as_bytes(), RemoveMode::IfUnused).unwrap();
                 }
                 settle(&mut master);
             }
@@ -140,9 +140,9 @@ fn what_comes_and_goes_gathers_so_that_memory_comes_back_though_something_stays(
     // One object in ten stays, in random places, and they are replaced one by one.
     let mut there: Vec<u64> = (0..objects).filter(|object| object % 10 == 0).collect();
     let gone = (0..objects).filter(|object| object % 10 != 0);
-    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap());
+    gone.for_each(|object| master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap());
     for object in &mut there {
-        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), false).unwrap();
+        master.remove(Instant::ZERO, format!("{object:032x}").as_bytes(), RemoveMode::IfUnused).unwrap();
         *object += objects;
         put(&mut master, *object, &PutOptions::DEFAULT);
     }

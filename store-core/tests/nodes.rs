@@ -5,8 +5,7 @@ use store_core::message::{
     Beat, Commit, EndTasks, Expulsion, ExpulsionEnd, FetchRequest, FetchExpulsions, FetchTasks, Greeting,
     Heartbeat, Hello, Mount, MountResponse, MountSegment, NewObject, NodeProof, NodeStatus, Operation,
     OrderSegments, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation, SegmentOrder, SegmentState,
-    Unmount, UnmountSegment,
-};
+    Unmount, UnmountSegment, RemoveMode};
 use store_core::{
     ErrorCode, Event, Frame, Instant, Key, Master, MasterConfig, Peer, Placement, Role, Secret, Session,
     prove, NodeId, Incarnation, SegmentNo};
@@ -475,7 +474,7 @@ fn a_tenant_begins_no_more_puts_than_it_may_over_however_many_connections() {
     master.put_end(at(2), b"0", first.generation, 1).unwrap();
     begin(&mut master, "3").unwrap();
     assert_eq!(begin(&mut master, "4"), Err(ErrorCode::TooManyPuts));
-    master.remove(at(3), b"1", true).unwrap();
+    master.remove(at(3), b"1", RemoveMode::Force).unwrap();
     begin(&mut master, "4").unwrap();
     assert_eq!(begin(&mut master, "5"), Err(ErrorCode::TooManyPuts));
 }

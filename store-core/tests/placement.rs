@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment};
+use store_core::message::{Allocation, MountSegment, PutOptions, UnmountSegment, RemoveMode, WriterState};
 use store_core::{AllocationStrategy, AllocatorKind, ErrorCode, Master, MasterConfig, Placement, SegmentNo, NodeId, Incarnation};
 use te_core::Instant;
 
@@ -364,11 +364,11 @@ proptest! {
             }
             if drop_one && !started.is_empty() {
                 let (key, generation) = started.swap_remove(index * 7 % started.len());
-                prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, true), Ok(()));
+                prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, WriterState::Quiet), Ok(()));
             }
         }
         for (key, generation) in started {
-            prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, true), Ok(()));
+            prop_assert_eq!(master.put_revoke(now, key.as_bytes(), generation, WriterState::Quiet), Ok(()));
         }
         prop_assert_eq!(master.stats().used_bytes, 0);
         prop_assert!(master.segments().all(|info| info.free_bytes_largest == 200 * KIB && info.used == 0));
@@ -402,7 +402,7 @@ fn the_slab_allocator_serves_a_master_as_well_node_death_included() {
             Ok(found) => assert!(found.replicas.iter().all(|replica| replica.segment == 2)),
             Err(error) => assert!(error == ErrorCode::ObjectNotFound && object % 3 != 0, "{object}: {error}"),
         }
-        let _ = master.remove(at(10_000), key.as_bytes(), true);
+        let _ = master.remove(at(10_000), key.as_bytes(), RemoveMode::Force);
     }
     assert_eq!(master.stats().used_bytes, 0);
     assert_eq!(master.stats().free_bytes_largest, 8192 * KIB);

@@ -1,7 +1,7 @@
 //! A put whose segments cannot be written to requests another place within the same operation.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd};
+use store_core::client::{Action, ClientConfig, PutItem, PutOp, Transfer, TransferEnd, FenceEnd};
 use store_core::message::{
     Allocation, Operation, PutRequest, PutEnd, PutRevoke, PutStart, PutWindow, Replica, Replicas,
 };
@@ -147,7 +147,7 @@ fn a_segment_that_takes_no_byte_is_given_up_and_its_space_is_not_called_quiet() 
     assert_eq!(talk.run(first_allowed), [Action::Cancel { transfer: writes[0].id }]);
     talk.put.handle_transfer(writes[0].id, TransferEnd::unknown());
     assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, false);
+    talk.put.handle_fence(1, FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
     talk.put.handle_transfer(again[0].id, TransferEnd::written());
@@ -184,7 +184,7 @@ fn a_write_that_cannot_be_fenced_is_put_elsewhere_too() {
     let writes = transfers(&talk.run(first_allowed));
     talk.put.handle_transfer(writes[0].id, TransferEnd { fence_needed: true, ..TransferEnd::written() });
     assert_eq!(talk.run(first_allowed), [Action::Fence { segment: 1 }]);
-    talk.put.handle_fence(1, false);
+    talk.put.handle_fence(1, FenceEnd::Failed);
     let again = transfers(&talk.run(first_allowed));
     assert_eq!((talk.revocations.as_slice(), again[0].segment), (&[(101, false)][..], 2));
 }

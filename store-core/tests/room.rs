@@ -4,8 +4,7 @@
 use proptest::prelude::*;
 use store_core::message::{
     FetchRequest, Get, MountSegment, Operation, Pin, PutRequest, PutOptions, Retention, SegmentOrder, SegmentState,
-    TaskEnd,
-};
+    TaskEnd, WriterState};
 use store_core::{
     AllocatorKind, ErrorCode, Event, Frame, FullKey, Instant, Key, Master, MasterConfig, Place, Placement,
     ReplicationConfig, ReplicationMode, Session, TenantConfig, TenantNo, NodeId, Incarnation};
@@ -309,7 +308,7 @@ fn leases_that_connections_can_give_back_count_for_what_the_master_may_know() {
     let mut readers = Vec::new();
     while readers.len() < 100 {
         let Ok(put) = pool.put_start(at(1), b"new", 1, &PutOptions::DEFAULT) else { break };
-        pool.put_revoke(at(1), b"new", put.generation, true).unwrap();
+        pool.put_revoke(at(1), b"new", put.generation, WriterState::Quiet).unwrap();
         let mut session = Session::default();
         pool.handle(at(1), &mut session, &frame, &mut Vec::new());
         readers.push(session);

@@ -213,3 +213,37 @@ pub struct Removal<'a> {
     /// until the lease or the writer is over.)
     pub force: bool,
 }
+
+/// Which objects a removal removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveMode {
+    /// Objects that are neither leased nor being written.
+    IfUnused,
+    /// All objects, even under a lease, and even while they are being written.
+    Force,
+}
+
+impl RemoveMode {
+    /// The mode that [`Removal::force`] stands for.
+    #[must_use]
+    pub const fn of(force: bool) -> Self {
+        if force { Self::Force } else { Self::IfUnused }
+    }
+}
+
+/// What a writer vouches for when it gives up a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterState {
+    /// Nothing: writes of the put may still land.
+    MayWrite,
+    /// No write of the put can land any more.
+    Quiet,
+}
+
+impl WriterState {
+    /// The state that [`Revocation::quiet`] stands for.
+    #[must_use]
+    pub const fn of(quiet: bool) -> Self {
+        if quiet { Self::Quiet } else { Self::MayWrite }
+    }
+}

@@ -71,6 +71,7 @@ impl TaskState {
 
 /// Why a task was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum TaskCause {
     /// It was requested.
     #[default]
@@ -307,6 +308,7 @@ pub type ReplicaInfos = Short<ReplicaInfo, { 2 * REPLICAS_MAX }>;
 /// Tasks, drains, hot objects and reports: gauges (now) and counters (since the master was created). The name
 /// of a counter ends in `_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TaskReport {
     /// Tasks that wait for their node.
     pub pending: u64,

@@ -3,7 +3,7 @@
 
 use store_core::allocator::Allocator as _;
 use store_core::chunks::{stored_len, trailer_len};
-use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState};
+use store_core::message::{ListQuery, PutOptions, SegmentState, TaskInfo, TaskQuery, TaskState, RemoveMode};
 use store_core::{AllocatorKind, FullKey, Key, Placement, SegmentNo};
 
 use crate::common::Core;
@@ -121,7 +121,7 @@ impl Core {
             });
         }
         for (tenant, key) in &keys {
-            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, true), Ok(()));
+            assert_eq!(master.remove(now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
         }
         let later = now + std::time::Duration::from_secs(1);
         master.handle_timeout(later);

@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use store_core::message::{
     ClearReplicas, Find, FindQuery, List, ListPosition, ListQuery, Listed, Operation, RemoveMany,
-    RemoveQuery, RemovedPage, ReplicaState,
-};
+    RemoveQuery, RemovedPage, ReplicaState, RemoveMode};
 use store_core::{ErrorCode, Frame, FullKey, Items, Key, Kind, SegmentNo};
 use te_core::Instant;
 use te_core::sim::Rng;
@@ -450,7 +449,7 @@ impl Core {
             let other = self.visible.keys().map(|key| split_key(key)).find(|(_, key)| !wanted.matches(key));
             if let Some((tenant, key)) = other {
                 // The object may be leased.
-                let _ = self.master.remove(now, FullKey { tenant: tenant as u16 + 1, key }, false);
+                let _ = self.master.remove(now, FullKey { tenant: tenant as u16 + 1, key }, RemoveMode::IfUnused);
             }
         }
         if kind == Some(Kind::ClearReplicas) && self.lies.contains(Lies::CLEAR) {

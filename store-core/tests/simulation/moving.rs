@@ -2,7 +2,7 @@
 //! and how it verifies them.
 
 use store_core::chunks::{CHUNK_BYTES, Cover, expected, stored_len, trailer_len};
-use store_core::client::{Transfer, TransferEnd};
+use store_core::client::{Transfer, TransferEnd, FenceEnd};
 use store_core::{SegmentNo, unbound};
 use te_core::{
     Completion, ErrorKind, Memory as _, Op, Outcome, RegionOffset, RemoteOffset, RemoteRegionId, Slice,
@@ -60,7 +60,7 @@ impl Client {
                             core.shadow.fenced(self.index, segment);
                         }
                         core.report.fences += u64::from(held);
-                        self.put.handle_fence(segment, held);
+                        self.put.handle_fence(segment, FenceEnd::of(held));
                     }
                     None => panic!("a completion of an unknown token: {completion:?}"),
                 }
@@ -138,12 +138,12 @@ impl Client {
 
     pub(crate) fn fence(&mut self, core: &mut Core, segment: SegmentNo) {
         if core.lies.contains(Lies::FENCE) {
-            return self.put.handle_fence(segment, true);
+            return self.put.handle_fence(segment, FenceEnd::Held);
         }
         let token = Token(self.next_id());
         match self.segments.get(&segment).map(|id| self.transport.fence(token, *id)) {
             Some(Ok(())) => drop(self.tokens.insert(token, What::Fence(segment))),
-            _ => self.put.handle_fence(segment, false),
+            _ => self.put.handle_fence(segment, FenceEnd::Failed),
         }
     }
 

@@ -30,7 +30,7 @@ fn a_copy_is_readable_when_its_node_has_reported_it_and_not_before() {
     // It is a replica like any other: it goes with its object, or its segment.
     store.mount(7, 1, 64 * KIB);
     assert_eq!(store.read(8, "k"), Ok(vec![2]));
-    store.master.remove(at(2_000), b"k", false).unwrap();
+    store.master.remove(at(2_000), b"k", RemoveMode::IfUnused).unwrap();
     assert_eq!(store.used(), 0);
 }
 
@@ -98,7 +98,7 @@ fn a_moved_replicas_space_is_free_when_the_node_that_copied_it_reports_so_and_no
         let left = if reads && !returns { KIB } else { 0 };
         assert_eq!(store.master.stats().deferred_bytes, left, "read: {reads}, given back: {returns}");
         // The object is not held any more: it can be removed.
-        let removed = store.master.remove(at(701), b"k", false);
+        let removed = store.master.remove(at(701), b"k", RemoveMode::IfUnused);
         assert_eq!(removed, if left == 0 { Ok(()) } else { Err(ErrorCode::ObjectHasLease) });
     }
 }
@@ -110,9 +110,9 @@ fn a_source_is_held_for_a_try_that_was_given_up_until_its_node_has_said_that_it_
     let task = store.master.create_task(at(10), b"k", None, None).unwrap();
     let order = store.fetch(20, 2).remove(0);
     store.master.cancel_task(at(30), task).unwrap();
-    assert_eq!(store.master.remove(at(31), b"k", false), Err(ErrorCode::ObjectHasLease), "the node is still reading");
+    assert_eq!(store.master.remove(at(31), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease), "the node is still reading");
     assert_eq!(store.report(40, 2, &order.end(Err(ErrorCode::TransferFail))), Err(ErrorCode::TaskNotFound));
-    assert_eq!(store.master.remove(at(41), b"k", false), Ok(()));
+    assert_eq!(store.master.remove(at(41), b"k", RemoveMode::IfUnused), Ok(()));
 
     // The node can no longer end the hold of an attempt that was followed by another: it ends by time.
     store.put_on(50, "l", KIB, 1);
@@ -123,9 +123,9 @@ fn a_source_is_held_for_a_try_that_was_given_up_until_its_node_has_said_that_it_
     let second = store.fetch(5_300, 2).remove(0);
     assert_ne!(first.attempt, second.attempt);
     store.report(5_400, 2, &second.end(Err(ErrorCode::ChecksumMismatch))).unwrap();
-    assert_eq!(store.master.remove(at(5_401), b"l", false), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(store.master.remove(at(5_401), b"l", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
     store.report(5_500, 2, &first.end(Err(ErrorCode::TransferFail))).unwrap_err();
-    assert_eq!(store.master.remove(at(6_300), b"l", false), Ok(()), "the second hold was the longest");
+    assert_eq!(store.master.remove(at(6_300), b"l", RemoveMode::IfUnused), Ok(()), "the second hold was the longest");
 }
 
 #[test]
@@ -138,8 +138,8 @@ fn a_hold_that_has_run_out_takes_no_readers_lease_with_it() {
     store.read(1_100, "k").unwrap();
     let end = store.copy(&order);
     store.report(1_200, 2, &end).unwrap();
-    assert_eq!(store.master.remove(at(1_300), b"k", false), Err(ErrorCode::ObjectHasLease));
-    assert_eq!(store.master.remove(at(2_101), b"k", false), Ok(()));
+    assert_eq!(store.master.remove(at(1_300), b"k", RemoveMode::IfUnused), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(store.master.remove(at(2_101), b"k", RemoveMode::IfUnused), Ok(()));
 }
 
 /// Reads a key as a client that can return its lease.
@@ -165,7 +165,7 @@ fn an_object_that_goes_during_its_copy_takes_the_copy_with_it() {
         store.put_on(0, "k", KIB, 1);
         let id = store.master.create_task(at(0), b"k", None, None).unwrap();
         let order = store.fetch(1, 2).remove(0);
-        store.master.remove(at(2), b"k", true).unwrap();
+        store.master.remove(at(2), b"k", RemoveMode::Force).unwrap();
         // The same key put again is another object.
         store.put_on(3, "k", KIB, 1);
         let end = store.copy(&order);
@@ -401,7 +401,7 @@ fn senseless_tasks_are_refused() {
     assert_eq!(create("k", None, Some(1)), ErrorCode::ReplicaAlreadyExists);
     assert_eq!(create("k", None, Some(9)), ErrorCode::SegmentNotFound);
     assert_eq!(create("k", None, Some(3)), ErrorCode::NoAvailableHandle);
-    store.master.put_revoke(at(2), b"open", open.generation, true).unwrap();
+    store.master.put_revoke(at(2), b"open", open.generation, WriterState::Quiet).unwrap();
     store.master.create_task(at(3), b"k", Some(1), Some(2)).unwrap();
     let second = store.master.create_task(at(3), b"k", Some(1), Some(3));
     assert_eq!(second, Err(ErrorCode::ObjectHasReplicationTask));

@@ -25,7 +25,7 @@ fn draining_moves_everything_while_readers_read() {
         }
         let new = store.master.put_start(at(ms), format!("n{ms}").as_bytes(), KIB, &ONE).unwrap();
         assert_ne!(new.replicas[0].segment, 1, "new puts go elsewhere");
-        store.master.put_revoke(at(ms), format!("n{ms}").as_bytes(), new.generation, true).unwrap();
+        store.master.put_revoke(at(ms), format!("n{ms}").as_bytes(), new.generation, WriterState::Quiet).unwrap();
         assert!(ms < 30_000, "{:?}", store.master.drain_info(1));
     }
     let info = store.master.drain_info(1).unwrap();
@@ -91,7 +91,7 @@ fn what_a_drain_leaves_is_reported_once_and_so_is_its_end() {
         store.settle(ms);
     }
     assert_eq!(told(&mut store), [(1, 1)], "whatever the number of rounds");
-    store.master.remove(at(20_000), b"bad", true).unwrap();
+    store.master.remove(at(20_000), b"bad", RemoveMode::Force).unwrap();
     for ms in (20_001..25_000).step_by(1_000) {
         store.settle(ms);
     }
@@ -122,7 +122,7 @@ fn what_finds_no_place_elsewhere_stays_and_is_counted() {
     assert_eq!(store.master.poll_timeout(), Some(at(1_001)), "the next round");
     // With a new node there is room; and the unfinished put was given up.
     store.mount(2_000, 3, 64 * KIB);
-    store.master.put_revoke(at(2_000), b"open", open.generation, true).unwrap();
+    store.master.put_revoke(at(2_000), b"open", open.generation, WriterState::Quiet).unwrap();
     store.settle(2_500);
     // The source of a move stays until its leases are over.
     store.settle(10_000);
@@ -150,7 +150,7 @@ fn a_bad_replica_stays_and_is_counted_until_it_is_removed() {
     assert_eq!((info.state, info.blocks), (SegmentState::Draining, 1));
     assert_eq!((info.moved_total, info.left_bad, info.left_no_room), (1, 1, 0));
     assert!(info.failed_total >= 2, "{info:?}");
-    store.master.remove(at(50_000), b"bad", true).unwrap();
+    store.master.remove(at(50_000), b"bad", RemoveMode::Force).unwrap();
     store.settle(50_001);
     store.settle(60_000);
     let info = store.master.drain_info(1).unwrap();
@@ -176,7 +176,7 @@ fn what_is_removed_during_a_round_is_not_left_by_it() {
         replicas.iter().any(|replica| (replica.segment, replica.addr) == (1, orders[0].sources[0].addr))
     };
     let key = if rotten(&store, "one") { "one" } else { "two" };
-    store.master.remove(at(10_003), key.as_bytes(), true).unwrap();
+    store.master.remove(at(10_003), key.as_bytes(), RemoveMode::Force).unwrap();
     let end = store.copy(&orders[1]);
     store.report(10_004, 2, &end).unwrap();
     // Both sources stay until their leases are over.

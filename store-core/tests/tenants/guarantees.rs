@@ -134,7 +134,7 @@ fn a_tenant_within_its_guarantee_loses_nothing_whatever_another_does() {
                 6 => {
                     if modest.len() == 16 {
                         let gone = modest.swap_remove(draw(16) as usize);
-                        master.remove(at(ms), FullKey { tenant: 1, key: gone.as_bytes() }, true).unwrap();
+                        master.remove(at(ms), FullKey { tenant: 1, key: gone.as_bytes() }, RemoveMode::Force).unwrap();
                     }
                     if store(&mut master, ms, 1, &key, &PLAIN).is_ok() {
                         modest.push(key);

@@ -48,14 +48,14 @@ fn leased_pinned_and_held_back_bytes_count_until_they_are_free() {
     store(master, 0, 1, "k", &PLAIN).unwrap();
     master.get(at(0), key).unwrap();
     assert_eq!(store(master, 1, 1, "l", &PLAIN).map(|_| ()), full, "leased");
-    master.remove(at(1), key, true).unwrap();
+    master.remove(at(1), key, RemoveMode::Force).unwrap();
     assert_eq!((usage(master, "a").bytes, usage(master, "a").held_bytes), (0, GRAIN));
     assert_eq!(store(master, 2, 1, "l", &PLAIN).map(|_| ()), full, "its reader may still be reading");
     master.handle_timeout(at(6_000));
     let put = master.put_start(at(6_000), key, GRAIN, &PLAIN).unwrap();
-    master.put_revoke(at(6_000), key, put.generation, false).unwrap();
+    master.put_revoke(at(6_000), key, put.generation, WriterState::MayWrite).unwrap();
     assert_eq!(store(master, 6_001, 1, "l", &PLAIN).map(|_| ()), full, "its writer may still be writing");
-    master.put_revoke(at(6_001), key, put.generation, true).unwrap();
+    master.put_revoke(at(6_001), key, put.generation, WriterState::Quiet).unwrap();
     assert!(store(master, 6_002, 1, "l", &PLAIN).is_ok());
     assert_eq!((usage(master, "a").bytes, usage(master, "a").held_bytes), (GRAIN, 0));
 }

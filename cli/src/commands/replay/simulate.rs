@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
 use store_core::message::{MountSegment, PutRequest, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation};
+use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation, BatchOrder};
 
 use super::belady;
 use crate::exit::Failure;
@@ -325,7 +325,7 @@ impl Pool {
         for (at, key) in keys().enumerate() {
             if self.present[at] {
                 // A block that another one of its own request pushed out is put again.
-                if master.get_in(now, &key, at > 0).is_ok() {
+                if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
                     continue;
                 }
             }
@@ -333,7 +333,7 @@ impl Pool {
             let place = Place { follows: at > 0, ..place };
             put += 1;
             match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
-                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
+                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?,
                 // Everything else is leased, or the request has a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use store_core::message::{MountSegment, PutOptions};
+use store_core::message::{MountSegment, PutOptions, WriterState};
 use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig, NodeId, Incarnation, SegmentNo};
 
 use super::one::Rounds;
@@ -191,6 +191,6 @@ impl Store {
     fn drop(&mut self, at: usize) -> anyhow::Result<()> {
         let gone = self.live.swap_remove(at);
         self.live_bytes -= gone.bytes;
-        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, true)?)
+        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, WriterState::Quiet)?)
     }
 }
