@@ -9,8 +9,7 @@ use std::time::Duration;
 use store_core::message::*;
 use store_core::{
     ErrorCode, Frame, FullKey, Key, Master, MasterConfig, Role, Secret, SegmentNo, Session, TenantConfig,
-    prove,
-};
+    prove, NodeId, Incarnation, TaskId, TenantNo};
 use te_core::Instant;
 
 const TENANTS: [&str; 2] = ["a", "b"];
@@ -65,29 +64,26 @@ impl World {
             0 => {
                 let name = format!("n{}", c % 4);
                 let segment = MountSegment {
-                    node: u64::from(a % 3),
-                    incarnation: u64::from(b),
+                    node: NodeId::new((a % 3).into()),
+                    incarnation: Incarnation::new(b.into()),
                     name: &name,
                     endpoint: "n:1",
                     base: u64::from(c) << 20,
                     len: 64 * (1 + u64::from(c)),
-                    export: Export::default(),
-                    epoch: 0,
-                    key: 0,
-                    takeover: false,
+                    ..MountSegment::default()
                 };
                 self.ask::<Mount>(&segment, std::iter::empty(), drop);
             }
             1 => {
-                let segments: Vec<(SegmentNo, u64)> =
+                let segments: Vec<(SegmentNo, Incarnation)> =
                     self.master.segments().map(|info| (info.segment, info.incarnation)).collect();
                 let (segment, incarnation) =
-                    segments.get(usize::from(a)).copied().unwrap_or((a.into(), c.into()));
-                let unmount = UnmountSegment { node: u64::from(b % 3), incarnation, segment, key: 0 };
+                    segments.get(usize::from(a)).copied().unwrap_or((SegmentNo::new(a.into()), Incarnation::new(c.into())));
+                let unmount = UnmountSegment { node: NodeId::new((b % 3).into()), incarnation, segment, key: 0 };
                 self.ask::<Unmount>(&unmount, std::iter::empty(), drop);
             }
             2 => {
-                let beat = Heartbeat { node: u64::from(a % 3), incarnation: u64::from(b), key: 0 };
+                let beat = Heartbeat { node: NodeId::new((a % 3).into()), incarnation: Incarnation::new(b.into()), key: 0 };
                 self.ask::<Beat>(&beat, std::iter::empty(), drop);
             }
             3 | 4 => {
@@ -157,7 +153,7 @@ impl World {
                 let result = if b & 1 == 0 { Ok(checksum) } else { Err(ErrorCode::TransferFail) };
                 let end = TaskEnd { id, attempt: attempt + u64::from(b & 6 == 6), result, quiet: c & 1 == 0 };
                 self.ask::<EndTasks>(
-                    &NodeProof { node: u64::from(c >> 4 & 3), key: 0 },
+                    &NodeProof { node: NodeId::new((c >> 4 & 3).into()), key: 0 },
                     std::iter::once(end),
                     drop,
                 );
@@ -177,13 +173,13 @@ impl World {
 
     fn segment(&self, at: u8) -> SegmentNo {
         let segments: Vec<SegmentNo> = self.master.segments().map(|info| info.segment).collect();
-        segments.get(usize::from(at) % segments.len().max(1)).copied().unwrap_or(at.into())
+        segments.get(usize::from(at) % segments.len().max(1)).copied().unwrap_or(SegmentNo::new(at.into()))
     }
 
     /// An administrator's request about tasks or segments.
     fn tasks(&mut self, key: &[u8], a: u8, b: u8, c: u8) {
         let (source, target) = (self.segment(b), self.segment(c));
-        let id = u64::from(b);
+        let id = TaskId::new(b.into());
         self.tasked |= c % 6 < 5;
         match c % 6 {
             0 | 1 => {
@@ -213,9 +209,9 @@ impl World {
 
     /// A node fetches its tasks.
     fn fetch(&mut self, a: u8, b: u8) {
-        let node = u64::from(a % 3);
+        let node = NodeId::new((a % 3).into());
         let known = self.master.segments().find(|info| info.node == node).map(|info| info.incarnation);
-        let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(b.into());
+        let incarnation = known.filter(|_| b & 7 != 7).unwrap_or(Incarnation::new(b.into()));
         let mut orders = Vec::new();
         let fetch = FetchRequest { node, incarnation, count_max: 4, key: 0 };
         self.ask::<FetchTasks>(&fetch, std::iter::empty(), |order: TaskOrder<'_>| {
@@ -238,9 +234,9 @@ impl World {
         assert!(stats.memory_bytes <= MEMORY_BYTES_MAX, "{stats:?}");
     }
 
-    fn each_object<'a>(&'a self, mut each: impl FnMut(u16, Listed<'a>)) {
+    fn each_object<'a>(&'a self, mut each: impl FnMut(TenantNo, Listed<'a>)) {
         let query = ListQuery { prefix: Key(b""), cursor: 0, limit: 4096 };
-        for tenant in 0..=TENANTS.len() as u16 {
+        for tenant in (0..=TENANTS.len() as u16).map(TenantNo::new) {
             self.master.list_of(self.now, tenant, &query, |listed| {
                 each(tenant, listed);
                 true
@@ -253,7 +249,7 @@ impl World {
         let mut keys = Vec::new();
         self.each_object(|tenant, listed| keys.push((tenant, listed.key.0.to_vec())));
         for (tenant, key) in &keys {
-            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, true), Ok(()));
+            assert_eq!(self.master.remove(self.now, FullKey { tenant: *tenant, key }, RemoveMode::Force), Ok(()));
         }
         self.now = self.now + Duration::from_secs(86_400);
         self.master.handle_timeout(self.now);

@@ -21,7 +21,7 @@ use store_core::message::{
     Allocation, Beat, Commit, Exists, Get as AskGet, Heartbeat, Mount, MountSegment, NewObject, Operation,
     PutRequest, PutEnd, PutOptions, PutStart,
 };
-use store_core::{ErrorCode, Key};
+use store_core::{ErrorCode, Key, NodeId, Incarnation};
 use store_master::{Config, MasterServer};
 use te_core::{Access, Op};
 use te_engine::{Engine, LocalAddr, TransferRequest};
@@ -94,23 +94,20 @@ fn measure_master() -> Result<()> {
     let master = Process::start(&["serve-master"])?;
     let mut rpc = RpcConnection::connect(master.says.parse()?, RpcConfig::default())?;
     let segment = MountSegment {
-        node: 1,
-        incarnation: 1,
+        node: NodeId::new(1),
+        incarnation: Incarnation::new(1),
         name: "fake",
         endpoint: "127.0.0.1:1",
-        base: 0,
         len: 1 << 40,
-        export: Default::default(),
         epoch: rpc.welcome().epoch,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty())?;
     println!("{:<8} {:>6} {:>6} {:>12} {:>12}", "op", "batch", "depth", "requests/s", "keys/s");
     for (batch, depth, rounds) in [(1, 1, 5_000), (1, 64, 200_000), (32, 16, 10_000), (128, 8, 4_000)] {
         let keys: Vec<Vec<u8>> =
             (0..rounds * batch).map(|i| format!("{batch:04}-{depth:04}-{i:022}").into_bytes()).collect();
-        rpc.call::<Beat>(&Heartbeat { node: 1, incarnation: 1, key: 0 }, std::iter::empty())?;
+        rpc.call::<Beat>(&Heartbeat { node: NodeId::new(1), incarnation: Incarnation::new(1), key: 0 }, std::iter::empty())?;
         let started = Instant::now();
         keys.chunks(UNFINISHED_MAX).try_for_each(|keys| put(&mut rpc, batch, depth, keys))?;
         row("put", batch, depth, rounds, started.elapsed());

@@ -105,9 +105,9 @@ pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
 pub use store::Store;
 pub use store_core::Placement;
 pub use store_core::message::{
-    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,
-    TaskReport, TaskState,
+    DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskReport,
+    TaskState,
 };
-pub use store_core::{ErrorCode, SegmentNo, Stats, Trace};
+pub use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo, Stats, TaskId, Trace};
 pub use te_core::{MemSpan, RegionId};
 pub use te_engine::{Fabrics, SharedRegion};

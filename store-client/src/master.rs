@@ -69,11 +69,11 @@ pub struct ListEntry {
 pub struct SegmentEntry {
     /// Number of the segment, as [`Placement`](store_core::Placement) names it.
     pub segment: store_core::SegmentNo,
-    /// Number of the node that contributes it.
-    pub node: u64,
-    /// Incarnation of the node's exports.
-    pub incarnation: u64,
-    /// Name of the segment.
+    /// The node that contributes it.
+    pub node: store_core::NodeId,
+    /// Which life of the node's exports.
+    pub incarnation: store_core::Incarnation,
+    /// Its name.
     pub name: String,
     /// Address at which the engine opens it.
     pub endpoint: String,

@@ -148,7 +148,7 @@ impl Node {
         }
         let segment = self.shared.segment.load(Ordering::Relaxed);
         NodeStatusReport {
-            segment: segment.checked_sub(1).and_then(|no| SegmentNo::try_from(no).ok()),
+            segment: segment.checked_sub(1).and_then(|no| u32::try_from(no).ok()).map(SegmentNo::new),
             heard: self.shared.has_heard(),
             mounts: self.shared.mounts.load(Ordering::Relaxed),
             heartbeats: self.shared.heartbeats.load(Ordering::Relaxed),

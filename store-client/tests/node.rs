@@ -18,7 +18,7 @@ use store_client::{
     RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
 };
 use store_core::message::{Mount, MountSegment, NewObject, PutRequest, PutStart};
-use store_core::{Key, MasterConfig, Secret};
+use store_core::{Key, MasterConfig, Secret, NodeId, Incarnation};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -329,18 +329,16 @@ fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is
     let mut rpc = RpcConnection::connect(addr.into(), RpcConfig::default()).unwrap();
     let hour_ahead = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
         + Duration::from_secs(3_000);
-    let incarnation = hour_ahead.as_nanos() as u64;
+    let incarnation = Incarnation::new(hour_ahead.as_nanos() as u64);
     let segment = MountSegment {
-        node: 7,
+        node: NodeId::new(7),
         incarnation,
         name: "back",
         endpoint: "127.0.0.1:1",
-        base: 0,
         len: MIB,
-        export: Default::default(),
         epoch: rpc.welcome().epoch,
         key: 7,
-        takeover: false,
+        ..MountSegment::default()
     };
     rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
     let node = Node::start(NodeConfig { wait_master_ms: 0, ..config("back", addr) }).unwrap();

@@ -13,7 +13,7 @@ use store_client::{
     BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig,
     RpcConnection, Store as _, StoreError,
 };
-use store_core::MasterConfig;
+use store_core::{MasterConfig, NodeId, Incarnation};
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -414,8 +414,8 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
     ];
     for (node_no, export) in gone.into_iter().chain([real]).enumerate() {
         let segment = MountSegment {
-            node: node_no as u64,
-            incarnation: 1,
+            node: NodeId::new(node_no as u64),
+            incarnation: Incarnation::new(1),
             name: &format!("old-{node_no}"),
             endpoint: node.endpoint(),
             // Where the node's own segment has nothing yet.
@@ -423,8 +423,7 @@ fn bytes_for_an_export_that_is_gone_do_not_land_in_the_one_that_took_its_place()
             len: MIB,
             export,
             epoch,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         let mounted = rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
         let options = PutOptions { placement: Placement::on(mounted.segment), ..ONE };

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_one_block_has_no_trailer_and_a_longer_one_four_bytes_a_block() {
+    fn an_object_of_one_chunk_has_no_trailer_and_a_longer_one_four_bytes_per_chunk() {
         assert_eq!([1, B - 1, B, B + 1, 2 * B, 2 * B + 1].map(trailer_len), [0, 0, 0, 8, 8, 12]);
         assert_eq!([0, 1, B, B + 1].map(stored_len), [0, 1, B, B + 9]);
         assert_eq!(stored_len(u64::MAX), u64::MAX);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_blocks_of_one_range_are_apart_from_its_edges() {
+    fn whole_chunks_of_one_range_are_apart_from_its_edges() {
         let len = 10 * B + 5;
         let cover = |ranges: &[(u64, u64)]| {
             Cover::new(len, ranges.iter().map(|&(start, end)| start..end)).runs().to_vec()
@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_wanted_byte_is_covered_once_and_no_block_in_vain(
+        fn every_wanted_byte_is_covered_once_and_no_chunk_needlessly(
             len in 1..20 * B,
             picks in proptest::collection::vec((any::<u64>(), any::<u64>()), 1..8),
         ) {

@@ -107,6 +107,23 @@ impl TransferEnd {
     }
 }
 
+/// How a fence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceEnd {
+    /// The target has confirmed that nothing older can land any more.
+    Held,
+    /// Bytes may still land.
+    Failed,
+}
+
+impl FenceEnd {
+    /// `Held` if the fence held.
+    #[must_use]
+    pub const fn of(held: bool) -> Self {
+        if held { Self::Held } else { Self::Failed }
+    }
+}
+
 /// Limits on retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConfig {

@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use crate::SegmentNo;
 use crate::message::SegmentState;
+use crate::{NodeId, SegmentNo};
 
 /// Limit on events that wait to be taken.
 const EVENTS_MAX: usize = 1_024;
@@ -15,11 +15,11 @@ const EVENTS_MAX: usize = 1_024;
 #[expect(missing_docs, reason = "the fields are named for what they are; bytes and ms as their names say")]
 pub enum Event {
     /// A node has mounted a segment.
-    SegmentMounted { node: u64, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, bytes: u64 },
+    SegmentMounted { node: NodeId, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, bytes: u64 },
     /// A mount took over a name: from an earlier incarnation of the same node, from a node that is gone, or
     /// because takeover was requested.
     SegmentReplaced {
-        node: u64,
+        node: NodeId,
         name: Box<str>,
         endpoint: Box<str>,
         old_endpoint: Box<str>,
@@ -27,10 +27,10 @@ pub enum Event {
         takeover: bool,
     },
     /// A node has unmounted a segment.
-    SegmentUnmounted { node: u64, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, objects_lost: u64 },
+    SegmentUnmounted { node: NodeId, segment: SegmentNo, name: Box<str>, endpoint: Box<str>, objects_lost: u64 },
     /// A node was silent for too long and was given up. Name and endpoint are those of its first segment.
     NodeGivenUp {
-        node: u64,
+        node: NodeId,
         name: Box<str>,
         endpoint: Box<str>,
         silent_ms: u64,
@@ -53,7 +53,7 @@ pub enum Event {
     /// A segment's node was heard of after the segment had been out of reach.
     SegmentReachable { segment: SegmentNo, name: Box<str>, endpoint: Box<str> },
     /// A node has cut off a writer.
-    WriterExpelled { writer: u64, node: u64, freed_bytes: u64 },
+    WriterExpelled { writer: u64, node: NodeId, freed_bytes: u64 },
     /// The memory limit of the master is reached. Reported once, and again only after memory had become
     /// available.
     MetadataFull { bytes: u64, bytes_max: u64 },

@@ -59,7 +59,7 @@
 //! ```
 //! use store_core::client::{Action, ClientConfig, GetItem, GetOp, PutItem, PutOp, TransferEnd};
 //! use store_core::message::{MountSegment, PutRequest};
-//! use store_core::{Frame, Master, MasterConfig, Session};
+//! use store_core::{Frame, Incarnation, Master, MasterConfig, NodeId, Session};
 //! use te_core::Instant;
 //!
 //! let now = Instant::from_millis(1);
@@ -67,16 +67,12 @@
 //! let mut session = Session::default();
 //! let mut memory = vec![0u8; 4096];
 //! let segment = MountSegment {
-//!     node: 1,
-//!     incarnation: 1,
+//!     node: NodeId::new(1),
+//!     incarnation: Incarnation::new(1),
 //!     name: "n1",
 //!     endpoint: "n1:9000",
-//!     base: 0,
 //!     len: 4096,
-//!     export: Default::default(),
-//!     epoch: 0,
-//!     key: 0,
-//!     takeover: false,
+//!     ..MountSegment::default()
 //! };
 //! master.mount(now, &segment)?.mounted()?;
 //!
@@ -137,6 +133,7 @@ mod error;
 mod event;
 mod eviction;
 mod handle;
+mod ids;
 mod master;
 pub mod message;
 mod nodes;
@@ -165,9 +162,10 @@ pub use codec::{Items, Key, Short};
 pub use config::{ConfigError, MasterConfig};
 pub use error::ErrorCode;
 pub use event::Event;
-pub use eviction::{EvictionPolicy, Place, UnknownPolicy};
+pub use eviction::{BatchOrder, EvictionPolicy, Place, UnknownPolicy};
+pub use ids::{Incarnation, NodeId, SegmentNo, TaskId, TenantNo};
 pub use master::Master;
-pub use message::{Kind, Operation, SegmentNo};
+pub use message::{Kind, Operation};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};
 pub use proof::{CHALLENGE_BYTES, PROOF_BYTES, Role, prove};
 pub use read_rates::{ReplicationConfig, ReplicationMode};
@@ -177,7 +175,7 @@ pub use tasks::TaskConfig;
 /// The time that every operation takes, because nothing here has a clock.
 pub use te_core::Instant;
 pub use tenant::{
-    DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig, TenantNo,
+    DEFAULT_TENANT, FullKey, SECRET_BYTES_MAX, Secret, TENANT_BYTES_MAX, TenantConfig,
 };
 pub use times::Times;
 pub use trace::Trace;

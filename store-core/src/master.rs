@@ -36,13 +36,12 @@ use te_core::Instant;
 use crate::allocator::Allocator;
 use crate::chunks::stored_len;
 use crate::event::{Event, Events};
-use crate::eviction::Place;
+use crate::eviction::{BatchOrder, Place};
 use crate::handle::handle_of;
 use crate::pending_release::{PendingRelease, Reason};
 use crate::message::{
-    Allocation, EvictionReport, Listed, Object, Pin, PutRequest, PutOptions, Replica, Replicas, SegmentInfo,
-    TaskReport,
-};
+    Allocation, EvictionReport, Listed, Object, Pin, PutOptions, PutRequest, RemoveMode, Replica, Replicas, SegmentInfo,
+    TaskReport, WriterState};
 use crate::nodes::Nodes;
 use crate::objects::{Entry, New, Objects, Placements};
 use crate::pattern::Pattern;
@@ -50,7 +49,7 @@ use crate::segments::{Placed, Segment, Segments};
 use crate::session::{Granted, Leases};
 use crate::tasks::Tasks;
 use crate::writers::Writers;
-use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, SegmentNo, Stats, TenantNo};
+use crate::{ConfigError, ErrorCode, FullKey, Key, MasterConfig, NodeId, SegmentNo, Stats, TaskId, TenantNo};
 pub(crate) use queries::PAGE_ITEMS_MAX;
 pub(crate) use tenants::Rights;
 use tenants::Tenants;
@@ -122,7 +121,7 @@ impl Master {
         let mut this = Self {
             tenants: Tenants::new(&config),
             segments: Segments::after(
-                config.epoch % EPOCHS * SEGMENTS_PER_EPOCH,
+                SegmentNo::new(config.epoch % EPOCHS * SEGMENTS_PER_EPOCH),
                 config.allocation_strategy,
                 millis(config.slow_start_ms),
             ),
@@ -147,7 +146,7 @@ impl Master {
             evict_again_at: Instant::ZERO,
             report: EvictionReport::default(),
             pattern: None,
-            tasks: Tasks::after(u64::from(config.epoch) << 32, config.tasks.finished_max),
+            tasks: Tasks::after(TaskId::new(u64::from(config.epoch) << 32), config.tasks.finished_max),
             drains: BTreeMap::new(),
             hot: Hot::new(&config.replication),
             suspects: Suspects::default(),
@@ -265,10 +264,10 @@ impl Master {
         generation: u64,
         checksum: u32,
     ) -> Result<(), ErrorCode> {
-        self.put_end_in(now, key, generation, checksum, false)
+        self.put_end_in(now, key, generation, checksum, BatchOrder::First)
     }
 
-    /// As [`Self::put_end`], for one object of a batch; `follows`: another one preceded it.
+    /// As [`Self::put_end`], for one object of a batch.
     ///
     /// # Errors
     /// As [`Self::put_end`].
@@ -278,7 +277,7 @@ impl Master {
         key: impl Into<FullKey<'k>>,
         generation: u64,
         checksum: u32,
-        follows: bool,
+        order: BatchOrder,
     ) -> Result<(), ErrorCode> {
         let key = key.into();
         let Some(index) = self.find_generation(key, generation) else {
@@ -290,7 +289,7 @@ impl Master {
             return if entry.checksum == checksum { Ok(()) } else { Err(ErrorCode::InvalidWrite) };
         }
         self.stats.put_bytes_total += entry.len;
-        self.objects.complete(now, index, checksum, follows);
+        self.objects.complete(now, index, checksum, order == BatchOrder::Follows);
         self.writers.ended(generation);
         self.stats.put_ends_total += 1;
         Ok(())
@@ -307,9 +306,10 @@ impl Master {
         now: Instant,
         key: impl Into<FullKey<'k>>,
         generation: u64,
-        quiet: bool,
+        writer: WriterState,
     ) -> Result<(), ErrorCode> {
         let key = key.into();
+        let quiet = writer == WriterState::Quiet;
         let release = now + millis(self.config.put_start_release_timeout_ms);
         if let Some(index) = self.find_generation(key, generation) {
             if self.objects.entry(index).is_complete() {
@@ -336,10 +336,10 @@ impl Master {
     /// # Errors
     /// `ObjectNotFound`, `ReplicaIsNotReady` while it is being written.
     pub fn get<'k>(&mut self, now: Instant, key: impl Into<FullKey<'k>>) -> Result<Object, ErrorCode> {
-        self.get_in(now, key, false)
+        self.get_in(now, key, BatchOrder::First)
     }
 
-    /// As [`Self::get`], for one object of a batch; `follows`: another one preceded it.
+    /// As [`Self::get`], for one object of a batch.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -347,9 +347,9 @@ impl Master {
         &mut self,
         now: Instant,
         key: impl Into<FullKey<'k>>,
-        follows: bool,
+        order: BatchOrder,
     ) -> Result<Object, ErrorCode> {
-        self.get_leased(now, key.into(), follows).map(|(object, _)| object)
+        self.get_leased(now, key.into(), order).map(|(object, _)| object)
     }
 
     /// As [`Self::get_in`], for a connection that can return the lease.
@@ -357,10 +357,10 @@ impl Master {
         &mut self,
         now: Instant,
         key: FullKey<'_>,
-        follows: bool,
+        order: BatchOrder,
         leases: &mut Leases,
     ) -> Result<Object, ErrorCode> {
-        let (object, index) = self.get_leased(now, key, follows)?;
+        let (object, index) = self.get_leased(now, key, order)?;
         leases.note(now, index, object.generation, now + self.lease());
         Ok(object)
     }
@@ -375,7 +375,7 @@ impl Master {
         &mut self,
         now: Instant,
         key: FullKey<'_>,
-        follows: bool,
+        order: BatchOrder,
     ) -> Result<(Object, u32), ErrorCode> {
         self.stats.gets_total += 1;
         let index = self.objects.find(key).ok_or(ErrorCode::ObjectNotFound)?;
@@ -392,7 +392,7 @@ impl Master {
             generation: entry.generation,
             replicas: replicas_of(entry.replicas.as_slice()),
         };
-        self.objects.lease(now, index, now + self.lease(), follows);
+        self.objects.lease(now, index, now + self.lease(), order == BatchOrder::Follows);
         self.stats.get_hits_total += 1;
         self.stats.get_bytes_total += object.len;
         if self.hot.is_on() {
@@ -413,15 +413,15 @@ impl Master {
     /// Removes an object. Space that is leased, or that a writer may still write to, is freed later.
     ///
     /// # Errors
-    /// `KeyNotFound`; with [`RemoveMode::Unused`] `ObjectHasLease`, `ReplicaIsNotReady`.
+    /// `KeyNotFound`; with [`RemoveMode::IfUnused`] `ObjectHasLease`, `ReplicaIsNotReady`.
     pub fn remove<'k>(
         &mut self,
         now: Instant,
         key: impl Into<FullKey<'k>>,
-        force: bool,
+        mode: RemoveMode,
     ) -> Result<(), ErrorCode> {
         let index = self.objects.find(key.into()).ok_or(ErrorCode::KeyNotFound)?;
-        self.remove_at(now, index, force)
+        self.remove_at(now, index, mode)
     }
 
     /// Does what is due: gives up silent nodes, frees space and memory, evicts. Call it when
@@ -652,7 +652,7 @@ impl Master {
     }
 
     /// Gives up a node that has been silent for too long.
-    fn give_up(&mut self, now: Instant, node: u64) {
+    fn give_up(&mut self, now: Instant, node: NodeId) {
         let Some(known) = self.nodes.get(node) else { return };
         let (numbers, silent_ms) = (known.segments.clone(), (now - known.seen).as_millis() as u64);
         let first = numbers.first().and_then(|no| self.segments.get(*no));

@@ -74,7 +74,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Items, Key};
 use crate::wire::{Frame, FrameWriter, Header, KEYS_PER_BATCH_MAX, WireError};
-use crate::{ErrorCode, MasterConfig, Stats};
+use crate::{ErrorCode, MasterConfig, SegmentNo, Stats, TaskId};
 
 pub use eviction::*;
 pub use nodes::*;
@@ -89,9 +89,6 @@ pub const NAME_BYTES_MAX: usize = 256;
 
 /// Most hosts of a node in a response.
 pub const HOSTS_MAX: usize = 8;
-
-/// The number of a segment in its master's life: counted up, never used twice.
-pub type SegmentNo = u32;
 
 /// One operation: its number on the wire and the types of its messages.
 pub trait Operation {

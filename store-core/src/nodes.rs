@@ -9,12 +9,12 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use te_core::Instant;
 
-use crate::SegmentNo;
 use crate::message::MountSegment;
+use crate::{Incarnation, NodeId, SegmentNo};
 
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) incarnation: u64,
+    pub(crate) incarnation: Incarnation,
     /// The key with which the node proves its identity.
     pub(crate) key: u64,
     pub(crate) seen: Instant,
@@ -31,14 +31,14 @@ pub(crate) struct Node {
 #[derive(Debug)]
 struct PastMount {
     name: Box<str>,
-    incarnation: u64,
+    incarnation: Incarnation,
     until: Instant,
 }
 
 /// Nodes with segments, and names of unmounted segments.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    map: HashMap<u64, Node, FixedState>,
+    map: HashMap<NodeId, Node, FixedState>,
     past_mounts: VecDeque<PastMount>,
     past_mounts_max: usize,
     ttl: Duration,
@@ -57,12 +57,12 @@ impl Nodes {
         }
     }
 
-    pub(crate) fn get(&self, node: u64) -> Option<&Node> {
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Node> {
         self.map.get(&node)
     }
 
     /// Notes that a node is alive, and the connection that it was heard on.
-    pub(crate) fn heard(&mut self, now: Instant, node: u64, session: u64) {
+    pub(crate) fn heard(&mut self, now: Instant, node: NodeId, session: u64) {
         if let Some(node) = self.map.get_mut(&node) {
             node.seen = node.seen.max(now);
             (node.session, node.connected) = (session, true);
@@ -77,7 +77,7 @@ impl Nodes {
     }
 
     /// All nodes, sorted by number: the map's order must not show.
-    pub(crate) fn all(&self) -> Vec<(u64, &Node)> {
+    pub(crate) fn all(&self) -> Vec<(NodeId, &Node)> {
         let mut all: Vec<_> = self.map.iter().map(|(no, node)| (*no, node)).collect();
         all.sort_unstable_by_key(|(no, _)| *no);
         all
@@ -101,10 +101,10 @@ impl Nodes {
     /// Notes that a segment is gone. A node without segments is forgotten.
     pub(crate) fn unmounted(
         &mut self,
-        node: u64,
+        node: NodeId,
         segment: SegmentNo,
         name: Box<str>,
-        incarnation: u64,
+        incarnation: Incarnation,
         until: Instant,
     ) {
         if let Some(entry) = self.map.get_mut(&node) {
@@ -120,13 +120,13 @@ impl Nodes {
     }
 
     /// The highest incarnation of a name that is over and may still be written to.
-    pub(crate) fn last_incarnation(&self, now: Instant, name: &str) -> Option<u64> {
+    pub(crate) fn last_incarnation(&self, now: Instant, name: &str) -> Option<Incarnation> {
         let past_mounts = self.past_mounts.iter().filter(|past| *past.name == *name && now < past.until);
         past_mounts.map(|past| past.incarnation).max()
     }
 
     /// Nodes that have been silent for too long.
-    pub(crate) fn expired(&mut self, now: Instant) -> Vec<u64> {
+    pub(crate) fn expired(&mut self, now: Instant) -> Vec<NodeId> {
         if self.check_at.is_none_or(|at| now < at) {
             return Vec::new();
         }
@@ -134,7 +134,7 @@ impl Nodes {
             self.past_mounts.pop_front();
         }
         let over = |node: &Node| node.seen + self.ttl <= now;
-        let mut expired: Vec<u64> =
+        let mut expired: Vec<NodeId> =
             self.map.iter().filter(|(_, node)| over(node)).map(|(id, _)| *id).collect();
         // Sorted: the map's order must not show.
         expired.sort_unstable();

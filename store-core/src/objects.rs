@@ -32,7 +32,7 @@ use crate::eviction::{Eviction as _, EvictionPolicy, List, Nodes, Place};
 use crate::message::Retention;
 use crate::segments::Placed;
 use crate::slab::{Slots, Values, trim_heap, trim_map};
-use crate::{FullKey, TenantNo};
+use crate::{FullKey, SegmentNo, TenantNo};
 use groups::Groups;
 use leases::LeaseCount;
 use retention::Kept;
@@ -202,7 +202,7 @@ impl Placements {
     }
 
     /// Forgets the replica on a segment; returns whether any replica is left.
-    pub(crate) fn drop_segment(&mut self, segment: u32) -> bool {
+    pub(crate) fn drop_segment(&mut self, segment: SegmentNo) -> bool {
         let left: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> = {
             let mut left = crate::codec::Short::new();
             for placed in self.as_slice().iter().filter(|placed| placed.segment != segment) {
@@ -357,7 +357,7 @@ impl Objects {
                 | mark(new.place.last, Entry::LAST)
                 | mark(new.place.returning, Entry::RETURNING),
         };
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.objects += 1;
         usage.bytes += entry.charge();
         self.processing_bytes += entry.len;
@@ -383,7 +383,7 @@ impl Objects {
         let hash = short(self.hash(self.entries[index].full_key()));
         self.table.remove(hash, index);
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.objects -= 1;
         usage.bytes -= entry.charge();
         if entry.is_complete() {
@@ -409,9 +409,9 @@ impl Objects {
     }
 
     /// Forgets the replica on a segment; returns whether any replica is left.
-    pub(crate) fn drop_segment(&mut self, index: u32, segment: u32) -> bool {
+    pub(crate) fn drop_segment(&mut self, index: u32, segment: SegmentNo) -> bool {
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
         self.heap_bytes -= entry.replicas.heap_bytes();
         let left = entry.replicas.drop_segment(segment);
@@ -423,7 +423,7 @@ impl Objects {
     /// Adds a replica to a complete object, which must have fewer than the limit.
     pub(crate) fn add_replica(&mut self, index: u32, placed: Placed) {
         let entry = &mut self.entries[index];
-        let usage = &mut self.usage[usize::from(entry.tenant)];
+        let usage = &mut self.usage[entry.tenant.index()];
         usage.bytes -= entry.charge();
         self.heap_bytes -= entry.replicas.heap_bytes();
         let mut all: crate::codec::Short<Placed, { crate::message::REPLICAS_MAX }> =
@@ -438,7 +438,7 @@ impl Objects {
     }
 
     /// Removes the replica on a segment.
-    pub(crate) fn take_replica(&mut self, index: u32, segment: u32) -> Option<Placed> {
+    pub(crate) fn take_replica(&mut self, index: u32, segment: SegmentNo) -> Option<Placed> {
         let replicas = self.entries[index].replicas.as_slice();
         let placed = *replicas.iter().find(|placed| placed.segment == segment)?;
         self.drop_segment(index, segment);
@@ -517,7 +517,7 @@ impl Objects {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key.key);
         // Keys of the default tenant are hashed alone; an odd factor spreads the other tenants.
-        hasher.finish() ^ u64::from(key.tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        hasher.finish() ^ u64::from(key.tenant.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 

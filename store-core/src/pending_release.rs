@@ -85,10 +85,10 @@ impl PendingRelease {
         let len = stored_len(len);
         let bytes: u64 = replicas.as_slice().iter().map(|placed| segments.hold(placed, len)).sum();
         self.bytes[reason as usize] += bytes;
-        if self.charged.len() <= usize::from(tenant) {
-            self.charged.resize(usize::from(tenant) + 1, 0);
+        if self.charged.len() <= tenant.index() {
+            self.charged.resize(tenant.index() + 1, 0);
         }
-        self.charged[usize::from(tenant)] += charge(len, replicas.as_slice().len());
+        self.charged[tenant.index()] += charge(len, replicas.as_slice().len());
         self.held.insert(generation, Held { tenant, replicas, len, until, reason, writer, unknown: false });
         self.queue.push(Reverse((until, generation)));
     }
@@ -149,7 +149,7 @@ impl PendingRelease {
             left = held.replicas.drop_segment(placed.segment);
         }
         self.bytes[held.reason as usize] -= freed;
-        self.charged[usize::from(held.tenant)] -= charge(held.len, gone.len());
+        self.charged[held.tenant.index()] -= charge(held.len, gone.len());
         if held.unknown {
             self.unknown_bytes -= charge(held.len, gone.len());
         }
@@ -193,7 +193,7 @@ impl PendingRelease {
 
     /// A segment is about to be unmounted, and its space with it. Called while it is still mounted. Returns
     /// writers and generations of which no space is left.
-    pub(crate) fn drop_segment(&mut self, no: u32, rounded: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
+    pub(crate) fn drop_segment(&mut self, no: SegmentNo, rounded: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
         let mut gone = Vec::new();
         let (bytes, charged, unknown) = (&mut self.bytes, &mut self.charged, &mut self.unknown_bytes);
         self.held.retain(|generation, held| {
@@ -201,7 +201,7 @@ impl PendingRelease {
                 return true;
             }
             bytes[held.reason as usize] -= rounded(held.len);
-            charged[usize::from(held.tenant)] -= charge(held.len, 1);
+            charged[held.tenant.index()] -= charge(held.len, 1);
             if held.unknown {
                 *unknown -= charge(held.len, 1);
             }
@@ -235,7 +235,7 @@ impl PendingRelease {
 
     /// Bytes of a tenant that are pending release, as its quota counts them.
     pub(crate) fn charged(&self, tenant: TenantNo) -> u64 {
-        self.charged.get(usize::from(tenant)).copied().unwrap_or(0)
+        self.charged.get(tenant.index()).copied().unwrap_or(0)
     }
 
     /// Returns memory that is no longer needed.
@@ -255,7 +255,7 @@ impl PendingRelease {
             if held.unknown {
                 self.unknown_bytes -= charge(held.len, held.replicas.as_slice().len());
             }
-            self.charged[usize::from(held.tenant)] -= charge(held.len, held.replicas.as_slice().len());
+            self.charged[held.tenant.index()] -= charge(held.len, held.replicas.as_slice().len());
         }
     }
 }

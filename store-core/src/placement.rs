@@ -26,11 +26,11 @@ use core::str::FromStr;
 use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
-use crate::SegmentNo;
 use crate::allocator::Allocator;
 use crate::codec::Short;
 use crate::message::REPLICAS_MAX;
 use crate::segments::{Placed, Segments};
+use crate::{NodeId, SegmentNo};
 
 /// Most segments that a put can prefer, and most that it can exclude.
 pub const NAMED_MAX: usize = 8;
@@ -53,7 +53,7 @@ pub struct Placement {
     pub excluded: Short<SegmentNo, NAMED_MAX>,
     /// Then try the segments of this node, for every replica: the writer's own node, or the node of the rest
     /// of its batch.
-    pub near: Option<u64>,
+    pub near: Option<NodeId>,
     /// Never place two replicas on one node, even if that means fewer replicas. Without it replicas share a
     /// node only if there is no other way, or if `preferred` or `near` requests it.
     pub distinct_nodes: bool,

@@ -7,9 +7,9 @@ use core::time::Duration;
 
 use te_core::Instant;
 
-use crate::ErrorCode;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use crate::allocator::{Allocator, AnyAllocator, Block};
-use crate::message::{Export, SegmentInfo, SegmentNo};
+use crate::message::{Export, SegmentInfo};
 use crate::placement::{AllocationStrategy, Placement};
 use crate::room::Rooms;
 use crate::slab::NIL;
@@ -24,7 +24,7 @@ pub(crate) struct Placed {
 
 impl Placed {
     /// No segment has the number 0.
-    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: 0, block: 0 };
+    pub(crate) const NOWHERE: Self = Self { addr: 0, segment: SegmentNo::new(0), block: 0 };
 
     pub(crate) const fn new(addr: u64, segment: SegmentNo, block: Block) -> Self {
         Self { addr, segment, block: block.index() }
@@ -47,8 +47,8 @@ pub(crate) const HELD: u32 = NIL;
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) no: SegmentNo,
-    pub(crate) node: u64,
-    pub(crate) incarnation: u64,
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
     pub(crate) name: Box<str>,
     pub(crate) endpoint: Box<str>,
     pub(crate) base: u64,
@@ -128,7 +128,7 @@ impl Segments {
 
     /// `None`: the numbers are used up, or [`Self::can_count`] is false.
     pub(crate) fn add(&mut self, make: impl FnOnce(SegmentNo) -> Segment) -> Option<SegmentNo> {
-        let no = self.last_no.checked_add(1)?;
+        let no = self.last_no.next()?;
         let segment = make(no);
         self.capacity_bytes = self.capacity_bytes.checked_add(segment.allocator.capacity_bytes())?;
         self.last_no = no;
@@ -256,7 +256,7 @@ impl Segments {
     pub(crate) fn position(&self, no: SegmentNo) -> Option<usize> {
         // As long as no segment was removed, the position is the distance from the first number.
         let first = self.list.first()?.no;
-        let last = (no.checked_sub(first)? as usize).min(self.list.len() - 1);
+        let last = (no.get().checked_sub(first.get())? as usize).min(self.list.len() - 1);
         if self.list[last].no == no {
             return Some(last);
         }

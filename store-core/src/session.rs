@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use te_core::Instant;
 
 use crate::proof::CHALLENGE_BYTES;
-use crate::tenant::TenantNo;
+use crate::TenantNo;
 
 /// Most leases that a connection can give back; older ones end by time.
 const LEASES_MAX: usize = 1_024;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Gauges (now) and counters (since the master was created). The name of a counter ends in `_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Stats {
     /// Readable objects.
     pub objects: u64,

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use te_core::Instant;
 
 use crate::chunks::stored_len;
-use crate::message::{SegmentNo, TaskCause, TaskId, TaskInfo, TaskState};
+use crate::message::{TaskCause, TaskInfo, TaskState};
 use crate::objects::charge;
 use crate::segments::Placed;
-use crate::{ErrorCode, Key, TenantNo};
+use crate::{ErrorCode, Key, NodeId, SegmentNo, TaskId, TenantNo};
 
 /// Limits of tasks, drains and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub(crate) struct Task {
     /// Space for the new replica: reserved while the task is unfinished.
     pub(crate) placed: Placed,
     /// The node that owns that space.
-    pub(crate) node: u64,
+    pub(crate) node: NodeId,
     pub(crate) created: Instant,
     /// When the task has waited, or was processed, for too long.
     pub(crate) deadline: Instant,
@@ -107,8 +107,8 @@ pub(crate) struct Tasks {
     /// Unfinished tasks by object.
     by_object: BTreeSet<(u64, TaskId)>,
     /// Unfinished tasks by node: those that wait, in order, and those that are processed.
-    waiting: BTreeMap<u64, VecDeque<TaskId>>,
-    running: BTreeMap<u64, BTreeSet<TaskId>>,
+    waiting: BTreeMap<NodeId, VecDeque<TaskId>>,
+    running: BTreeMap<NodeId, BTreeSet<TaskId>>,
     deadlines: BTreeSet<(Instant, TaskId)>,
     finished: VecDeque<TaskId>,
     finished_max: usize,
@@ -172,8 +172,8 @@ impl Tasks {
 
     /// Adds a pending task.
     pub(crate) fn add(&mut self, task: Task) -> TaskId {
-        self.last += 1;
-        let id = self.last;
+        let id = TaskId::new(self.last.get() + 1);
+        self.last = id;
         self.map.insert(id, task);
         self.enter(id);
         id
@@ -190,22 +190,22 @@ impl Tasks {
 
     /// Unfinished tasks of an object.
     pub(crate) fn of_object(&self, generation: u64) -> impl Iterator<Item = (TaskId, &Task)> {
-        let ids = self.by_object.range((generation, 0)..=(generation, TaskId::MAX));
+        let ids = self.by_object.range((generation, TaskId::default())..=(generation, TaskId::MAX));
         ids.filter_map(|(_, id)| Some((*id, self.map.get(id)?)))
     }
 
     /// Whether a node has tasks to begin or to continue.
-    pub(crate) fn has_work(&self, node: u64) -> bool {
+    pub(crate) fn has_work(&self, node: NodeId) -> bool {
         // Usually there are no tasks at all.
         self.pending + self.processing > 0
             && (self.waiting.contains_key(&node) || self.running.contains_key(&node))
     }
 
-    pub(crate) fn running(&self, node: u64) -> impl Iterator<Item = TaskId> {
+    pub(crate) fn running(&self, node: NodeId) -> impl Iterator<Item = TaskId> {
         self.running.get(&node).into_iter().flatten().copied()
     }
 
-    pub(crate) fn next_waiting(&self, node: u64) -> Option<TaskId> {
+    pub(crate) fn next_waiting(&self, node: NodeId) -> Option<TaskId> {
         self.waiting.get(&node)?.front().copied()
     }
 
@@ -227,7 +227,7 @@ impl Tasks {
     }
 
     /// Puts a task back into the queue, with space elsewhere.
-    pub(crate) fn requeue(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+    pub(crate) fn requeue(&mut self, id: TaskId, placed: Placed, node: NodeId, deadline: Instant) {
         self.leave(id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.placed, task.node, task.deadline) =
@@ -272,7 +272,7 @@ impl Tasks {
     }
 
     /// Makes a finished task pending again and resets its attempts.
-    pub(crate) fn revive(&mut self, id: TaskId, placed: Placed, node: u64, deadline: Instant) {
+    pub(crate) fn revive(&mut self, id: TaskId, placed: Placed, node: NodeId, deadline: Instant) {
         self.finished.retain(|finished| *finished != id);
         if let Some(task) = self.map.get_mut(&id) {
             (task.state, task.error, task.attempts) = (TaskState::Pending, None, 0);

@@ -12,11 +12,7 @@ use core::hint::black_box;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::Key;
-
-/// The number of a tenant within its master's epoch. Chosen by the master; after a removal another tenant may
-/// get it.
-pub type TenantNo = u16;
+use crate::{Key, TenantNo};
 
 /// The tenant of clients that name none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -36,25 +32,25 @@ pub struct FullKey<'a> {
 
 impl<'a> From<&'a [u8]> for FullKey<'a> {
     fn from(key: &'a [u8]) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for FullKey<'a> {
     fn from(key: &'a [u8; N]) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a> From<&'a Vec<u8>> for FullKey<'a> {
     fn from(key: &'a Vec<u8>) -> Self {
-        Self { tenant: 0, key }
+        Self { tenant: TenantNo::DEFAULT, key }
     }
 }
 
 impl<'a> From<Key<'a>> for FullKey<'a> {
     fn from(key: Key<'a>) -> Self {
-        Self { tenant: 0, key: key.0 }
+        Self { tenant: TenantNo::DEFAULT, key: key.0 }
     }
 }
 

@@ -23,9 +23,9 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-use crate::TenantNo;
 use crate::message::Allocation;
 use crate::slab::{trim_map, trim_queue};
+use crate::{NodeId, TenantNo};
 
 /// Index of no slot.
 const NONE: u32 = u32::MAX;
@@ -245,7 +245,7 @@ pub(crate) struct Writers {
     /// Known writers, and the generations of their space that is pending release.
     held: BTreeSet<(u64, u64)>,
     /// Orders by node and writer.
-    orders: BTreeMap<(u64, u64), Order>,
+    orders: BTreeMap<(NodeId, u64), Order>,
     ordered_bytes: u64,
     tickets: u64,
 }
@@ -266,7 +266,7 @@ impl Writers {
 
     /// Number of unfinished puts of a connection and of a tenant.
     pub(crate) fn count(&self, session: u64, tenant: TenantNo) -> (u32, u32) {
-        (self.of_session(session), self.by_tenant.get(usize::from(tenant)).copied().unwrap_or(0))
+        (self.of_session(session), self.by_tenant.get(tenant.index()).copied().unwrap_or(0))
     }
 
     /// Number of unfinished puts of a connection.
@@ -284,10 +284,10 @@ impl Writers {
         index: u32,
     ) {
         let Allocation { generation, handle, .. } = *allocation;
-        if self.by_tenant.len() <= usize::from(tenant) {
-            self.by_tenant.resize(usize::from(tenant) + 1, 0);
+        if self.by_tenant.len() <= tenant.index() {
+            self.by_tenant.resize(tenant.index() + 1, 0);
         }
-        self.by_tenant[usize::from(tenant)] += 1;
+        self.by_tenant[tenant.index()] += 1;
         let session_slot = self.sessions.enter(session);
         let writer_slot = self.writers.enter(writer);
         let mut before = 0;
@@ -320,7 +320,7 @@ impl Writers {
 
     fn remove(&mut self, generation: u64) -> Option<Put> {
         let put = self.puts.remove(generation)?;
-        self.by_tenant[usize::from(put.tenant)] -= 1;
+        self.by_tenant[put.tenant.index()] -= 1;
         if let Some(slot) = self.writers.list.get_mut(put.writer_slot as usize) {
             match self.puts.get_mut(put.before) {
                 Some(before) => before.after = put.after,
@@ -359,7 +359,7 @@ impl Writers {
 
     /// Gives an order to a node, or extends the node's order for that writer. An order that is not extended
     /// keeps its ticket.
-    pub(crate) fn order(&mut self, node: u64, writer: u64, force: bool, generation_max: u64, bytes: u64) {
+    pub(crate) fn order(&mut self, node: NodeId, writer: u64, force: bool, generation_max: u64, bytes: u64) {
         let old = self.orders.get(&(node, writer)).copied();
         let same = old.is_some_and(|old| old.force || !force);
         let ticket = match old.filter(|_| same) {
@@ -376,17 +376,17 @@ impl Writers {
     }
 
     /// The orders of a node, with their writers.
-    pub(crate) fn orders(&self, node: u64) -> impl Iterator<Item = (u64, &Order)> {
+    pub(crate) fn orders(&self, node: NodeId) -> impl Iterator<Item = (u64, &Order)> {
         self.orders.range((node, 0)..=(node, u64::MAX)).map(|((_, writer), order)| (*writer, order))
     }
 
-    pub(crate) fn has_orders(&self, node: u64) -> bool {
+    pub(crate) fn has_orders(&self, node: NodeId) -> bool {
         // Usually there are no orders at all.
         !self.orders.is_empty() && self.orders(node).next().is_some()
     }
 
     /// Removes the order with this ticket.
-    pub(crate) fn take(&mut self, node: u64, ticket: u64) -> Option<(u64, Order)> {
+    pub(crate) fn take(&mut self, node: NodeId, ticket: u64) -> Option<(u64, Order)> {
         let (writer, order) = self.orders(node).find(|(_, order)| order.ticket == ticket)?;
         let found = (writer, *order);
         self.orders.remove(&(node, writer));
@@ -395,7 +395,7 @@ impl Writers {
     }
 
     /// A node is gone, and its orders with it.
-    pub(crate) fn forget_node(&mut self, node: u64) {
+    pub(crate) fn forget_node(&mut self, node: NodeId) {
         let tickets: Vec<u64> = self.orders(node).map(|(_, order)| order.ticket).collect();
         for ticket in tickets {
             self.take(node, ticket);
@@ -510,7 +510,7 @@ mod tests {
                     let of_session = puts.iter().filter(|put| who != 0 && put.2 == who).count();
                     let of_tenant = puts.iter().filter(|put| u64::from(put.3) == who).count();
                     prop_assert_eq!(
-                        writers.count(who, who as TenantNo),
+                        writers.count(who, TenantNo::new(who as u16)),
                         (of_session as u32, of_tenant as u32)
                     );
                     let mut wanted: Vec<u64> =

@@ -22,7 +22,7 @@ use store_core::message::{
     TenantUsage,
 };
 use store_core::wire::KEYS_PER_BATCH_MAX;
-use store_core::{ErrorCode, Frame, Items, Stats};
+use store_core::{ErrorCode, Frame, Items, Stats, NodeId, SegmentNo};
 
 use crate::hosts;
 use crate::http::{Asker, BODY_TIME_MAX, Unanswered};
@@ -94,7 +94,7 @@ async fn status(State(asker): State<Asker>) -> Result<Response, Refusal> {
 /// A segment in JSON. 64-bit identifiers are strings, because many readers of JSON have 53 bits.
 #[derive(Serialize)]
 struct Segment<'a> {
-    segment: u32,
+    segment: SegmentNo,
     name: &'a str,
     endpoint: &'a str,
     node: String,
@@ -135,7 +135,7 @@ async fn segments(State(asker): State<Asker>) -> Result<Response, Refusal> {
 /// A segment in JSON that is not active.
 #[derive(Serialize)]
 struct Drain {
-    segment: u32,
+    segment: SegmentNo,
     node: String,
     state: &'static str,
     used_bytes: u64,
@@ -490,7 +490,7 @@ fn json(value: &impl Serialize) -> Response {
     }
 }
 
-fn node_name(node: u64) -> String {
+fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use store_core::message::{DrainInfo, SegmentState};
-use store_core::{Event, Master, SegmentNo};
+use store_core::{Event, Master, NodeId, SegmentNo};
 use tracing::{info, warn};
 
 use crate::log_limit::LogLimit;
@@ -204,7 +204,7 @@ impl Events {
     }
 }
 
-fn hex(node: u64) -> String {
+fn hex(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
@@ -212,7 +212,7 @@ fn hex(node: u64) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use store_core::message::{MountSegment, SegmentOrder};
-    use store_core::{Instant as CoreInstant, MasterConfig};
+    use store_core::{Incarnation, Instant as CoreInstant, MasterConfig};
 
     use super::*;
 
@@ -221,16 +221,13 @@ mod tests {
         let mut master = Master::new(MasterConfig::default()).unwrap();
         let now = CoreInstant::ZERO;
         let segment = MountSegment {
-            node: 5,
-            incarnation: 1,
+            node: NodeId::new(5),
+            incarnation: Incarnation::new(1),
             name: "n1",
             endpoint: "h:1",
-            base: 0,
             len: 1 << 20,
-            export: Default::default(),
-            epoch: 0,
             key: 9,
-            takeover: false,
+            ..MountSegment::default()
         };
         let no = master.mount(now, &segment).unwrap().mounted().unwrap().segment;
         let mut events = Events::default();

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use common::{assert_serves, config, connect, segment, start_with};
 use store_core::message::{Exists, Mount, MountSegment, NewObject, Operation, PutRequest, PutStart, ReadStats};
 use store_core::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
-use store_core::{Key, Kind, Stats};
+use store_core::{Key, Kind, Stats, Incarnation};
 use store_master::Config;
 
 const MIB: usize = 1 << 20;
@@ -93,7 +93,7 @@ fn what_hostile_clients_make_the_master_hold_is_bounded_and_given_back() {
     let name = "n".repeat(store_core::message::NAME_BYTES_MAX - 4);
     for node in 0..200_u64 {
         let own = format!("{name}{node}");
-        let segment = MountSegment { incarnation: node + 1, endpoint: &name, ..segment(node, &own, 1 << 30) };
+        let segment = MountSegment { incarnation: Incarnation::new(node + 1), endpoint: &name, ..segment(node, &own, 1 << 30) };
         let mut out = Vec::new();
         Mount::encode_request(&mut out, node, &segment, std::iter::empty()).unwrap();
         stream.write_all(&out).unwrap();

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use common::{connect, read_answer, segment, start};
-use store_core::Key;
+use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
     Commit, Mount, NewObject, Operation, PutRequest, PutEnd, PutStart, Unmount, UnmountSegment,
 };
@@ -56,7 +56,7 @@ fn memory_of_a_segment_that_is_gone_is_given_back() {
     let during = resident_bytes();
     assert!(during > before + 150 * MIB, "{} MiB for 200,000 long keys", (during - before) / MIB);
     out.clear();
-    let unmount = UnmountSegment { node: 1, incarnation: 1, segment: mounted.segment, key: 0 };
+    let unmount = UnmountSegment { node: NodeId::new(1), incarnation: Incarnation::new(1), segment: mounted.segment, key: 0 };
     Unmount::encode_request(&mut out, 3, &unmount, std::iter::empty()).unwrap();
     stream.write_all(&out).unwrap();
     assert_eq!(read_answer(&mut stream).unwrap().header.status, 0);

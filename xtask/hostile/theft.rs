@@ -6,7 +6,7 @@ use super::{Result, Turn};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store_core::Key;
+use store_core::{Key, NodeId, Incarnation};
 use store_core::message::{
     Beat, Commit, Export, FetchRequest, FetchTasks, Heartbeat, List, ListQuery, Mount, MountResponse, MountSegment,
     NewObject, NodeStatus, Operation as _, PutRequest, PutEnd, PutOptions, PutRevoke, PutStart, Revocation,
@@ -32,7 +32,9 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
     let Ok((_, found)) = Segments::decode_response(&frame) else { return Ok(()) };
     for segment in found.flatten() {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        for incarnation in [segment.incarnation, segment.incarnation + 1, wall, u64::MAX] {
+        let own = segment.incarnation;
+        let after = own.next().unwrap_or(own);
+        for incarnation in [own, after, Incarnation::new(wall), Incarnation::MAX] {
             let beat = Heartbeat { node: segment.node, incarnation, key: turn.random() };
             let answer = raw.ask::<Beat>(&beat, std::iter::empty())?;
             turn.count("theft_tries", 1);
@@ -43,21 +45,18 @@ fn steal(turn: &mut Turn, master: SocketAddr) -> io::Result<()> {
                 turn.wrong(&format!("theft: the attacker sent a heartbeat for {}", segment.name));
             }
             let mount = MountSegment {
-                node: turn.random(),
+                node: NodeId::new(turn.random()),
                 incarnation,
                 name: segment.name,
                 endpoint: "127.0.0.1:1",
-                base: 0,
                 len: segment.len,
-                export: Export::default(),
-                epoch: 0,
                 key: turn.random(),
-                takeover: false,
+                ..MountSegment::default()
             };
             let answer = raw.ask::<Mount>(&mount, std::iter::empty())?;
             turn.count("theft_tries", 1);
-            if let Ok((MountAnswer::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
-                turn.wrong(&format!("theft: the attacker mounted the name {}", segment.name));
+            if let Ok((MountResponse::Mounted(_), _)) = Mount::decode_response(&answer.frame()?) {
+                turn.wrong(&format!("theft: the name {} was mounted by a stranger", segment.name));
             }
         }
         let away = UnmountSegment {

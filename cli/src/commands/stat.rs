@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{Get, LeaseRange, ReadStats, Segments};
-use store_core::{Key, Stats, unbound};
+use store_core::{Key, Stats, unbound, SegmentNo};
 
 use crate::commands::{MasterArg, check_key, no_master, refused};
 use crate::exit::{EXIT_CODES, Exit};
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Debug, Serialize)]
 struct Segment {
-    segment: u32,
+    segment: SegmentNo,
     name: String,
     endpoint: String,
     node: String,
@@ -189,7 +189,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     let object = found.map_err(|code| refused(key, &code.into()))?;
     // Showing an object must not keep it from being removed.
     rpc.return_leases(LeaseRange { first, count: 1 });
-    let wanted: BTreeSet<u32> = object.replicas.iter().map(|replica| replica.segment).collect();
+    let wanted: BTreeSet<SegmentNo> = object.replicas.iter().map(|replica| replica.segment).collect();
     let segments = segments(rpc, &wanted.into_iter().collect::<Vec<_>>())?;
     let replicas: Vec<ReplicaView> = object
         .replicas
@@ -230,7 +230,7 @@ fn object(args: &Args, key: &str, rpc: &mut RpcConnection) -> anyhow::Result<()>
     output::print(&table.render())
 }
 
-fn segments(rpc: &mut RpcConnection, which: &[u32]) -> anyhow::Result<Vec<Segment>> {
+fn segments(rpc: &mut RpcConnection, which: &[SegmentNo]) -> anyhow::Result<Vec<Segment>> {
     let ((), found) = rpc.call::<Segments>(&(), which.iter().copied()).map_err(no_master)?;
     Ok(found
         .flatten()
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let segment = Segment {
-            segment: 1,
+            segment: SegmentNo::new(1),
             name: "evil\u{1b}[2J".into(),
             endpoint: "h:1".into(),
             node: String::new(),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use store_core::ErrorCode;
-use store_core::client::{Action, PutItem};
+use store_core::client::{Action, PutItem, FenceEnd};
 use store_core::message::{PutRequest, PutOptions};
 use te_core::Op;
 
@@ -126,7 +126,7 @@ impl Client {
                     let timeout = deadline.saturating_duration_since(Instant::now()).min(FENCE_MAX);
                     let held = self.mover.can_fence(segment)
                         && self.segments.fence(segment, &mut self.engine, timeout);
-                    self.put.handle_fence(segment, held);
+                    self.put.handle_fence(segment, FenceEnd::of(held));
                 }
                 None => return,
             }

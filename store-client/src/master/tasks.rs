@@ -3,9 +3,9 @@
 use store_core::message::{
     CancelTasks, CreateTasks, DrainInfo, DrainStatus, FindReplicas, ListPosition, ListTasks, NewTask,
     OrderSegments, QueryTasks, ReadTaskReport, ReplicaInfo, RetryTasks, SegmentOrder, SegmentState,
-    TaskCause, TaskId, TaskInfo, TaskQuery, TaskReport, TaskState,
+    TaskCause, TaskInfo, TaskQuery, TaskReport, TaskState,
 };
-use store_core::{ErrorCode, Key, SegmentNo};
+use store_core::{ErrorCode, Key, SegmentNo, TaskId};
 
 use super::MasterClient;
 use crate::error::StoreError;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use store_core::message::{
     Beat, Export, Heartbeat, Mount, MountResponse, MountSegment, NodeStatus, Unmount, UnmountSegment,
 };
-use store_core::{ErrorCode, SegmentNo};
+use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo};
 use te_engine::{SharedRegion, TransferEngine};
 
 use super::Shared;
@@ -27,10 +27,10 @@ pub(super) struct Keeper {
     engine: TransferEngine,
     exports: Exports,
     rpc: RpcConnection,
-    node: u64,
-    /// Random key with which the node proves its identity to the master.
+    node: NodeId,
+    /// What the node proves with that it is itself.
     key: u64,
-    incarnation: u64,
+    incarnation: Incarnation,
     mounted: Option<SegmentNo>,
     ttl: Duration,
     shared: Arc<Shared>,
@@ -46,9 +46,10 @@ impl Keeper {
         worker: Worker,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
-        let (node, key) = (super::random(&engine), super::random(&engine));
+        let (node, key) = (NodeId::new(super::random(&engine)), super::random(&engine));
         let exports = Exports::new(&config, engine.clone());
-        Self { config, engine, exports, rpc, node, key, incarnation: 0, mounted: None, ttl, shared, worker }
+        let (incarnation, mounted) = (Incarnation::default(), None);
+        Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker }
     }
 
     /// Runs until the node is stopped.
@@ -122,7 +123,7 @@ impl Keeper {
         // one.
         let epoch = self.rpc.welcome().epoch;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        self.incarnation = wall.max(self.incarnation + 1);
+        self.incarnation = Incarnation::new(wall.max(self.incarnation.get() + 1));
         let region = self.exports.export()?;
         *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
         let answer = match self.ask_mount(&region, epoch) {
@@ -138,7 +139,7 @@ impl Keeper {
             Ok(Asked::Mounted(mounted)) => {
                 self.mounted = Some(mounted.segment);
                 self.ttl = Duration::from_millis(mounted.node_ttl_ms.into());
-                self.shared.segment.store(u64::from(mounted.segment) + 1, Ordering::Relaxed);
+                self.shared.segment.store(u64::from(mounted.segment.get()) + 1, Ordering::Relaxed);
                 self.shared.mounts.fetch_add(1, Ordering::Relaxed);
                 self.shared.hears(self.ttl);
                 let (name, segment) = (&self.config.name, mounted.segment);
@@ -211,6 +212,6 @@ impl Keeper {
 /// A [`MountResponse`] of our own.
 enum Asked {
     Mounted(store_core::message::Mounted),
-    Stale { incarnation_min: u64 },
+    Stale { incarnation_min: Incarnation },
     Held { endpoint: String, silent_ms: u64 },
 }

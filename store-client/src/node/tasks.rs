@@ -30,7 +30,7 @@ use store_core::message::{
     BadReplica, EndTasks, FetchRequest, FetchTasks, NodeProof, Replica, ReportReplicas, Segments, TaskEnd,
     TaskOrder,
 };
-use store_core::{ErrorCode, Key, SegmentNo, bound};
+use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, bound};
 use te_core::{Op, Status};
 use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
@@ -58,9 +58,9 @@ const LINGER_PAUSE: Duration = Duration::from_millis(5);
 /// The node's mounted memory.
 #[derive(Clone)]
 pub(super) struct Mounted {
-    pub(super) node: u64,
+    pub(super) node: NodeId,
     pub(super) key: u64,
-    pub(super) incarnation: u64,
+    pub(super) incarnation: Incarnation,
     pub(super) segment: SegmentNo,
     pub(super) region: SharedRegion,
 }

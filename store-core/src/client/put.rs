@@ -7,7 +7,7 @@ use core::time::Duration;
 use te_core::{Instant, Op, Outcome};
 
 use super::get::too_much;
-use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd};
+use super::{Action, ClientConfig, KeyList, Transfer, TransferEnd, FenceEnd};
 use crate::bound::bound;
 use crate::message::{self, Allocation, Commit, NewObject, Operation, PutRequest, REPLICAS_MAX, Revocation};
 use crate::wire::Frame;
@@ -334,11 +334,11 @@ impl PutOp {
         self.advance();
     }
 
-    /// Reports that a fence ended: `held` when the target confirmed that nothing older can land any more.
-    pub fn handle_fence(&mut self, segment: SegmentNo, held: bool) {
+    /// Reports that a fence ended.
+    pub fn handle_fence(&mut self, segment: SegmentNo, end: FenceEnd) {
         let asked = self.fences.iter_mut().find(|(no, fence)| *no == segment && *fence == Fence::Asked);
         let Some((_, fence)) = asked else { return };
-        *fence = if held { Fence::Held } else { Fence::Failed };
+        *fence = if end == FenceEnd::Held { Fence::Held } else { Fence::Failed };
         self.fencing -= 1;
         self.advance();
     }

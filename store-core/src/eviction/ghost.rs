@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_forgets_nobody_and_memory_is_bounded() {
+    fn growing_forgets_no_key_and_memory_is_bounded() {
         let mut ghosts = Ghosts::new();
         (0..8).for_each(|at| ghosts.add(hash(at * 3, at + 1), 8));
         ghosts.add(hash(77, 99), 1_000);

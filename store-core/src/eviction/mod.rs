@@ -140,6 +140,23 @@ impl Place {
     }
 }
 
+/// Whether a key is the first of its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchOrder {
+    /// No key of the batch precedes it.
+    First,
+    /// Another key of the batch precedes it.
+    Follows,
+}
+
+impl BatchOrder {
+    /// The order of the key at this index.
+    #[must_use]
+    pub const fn of(index: usize) -> Self {
+        if index == 0 { Self::First } else { Self::Follows }
+    }
+}
+
 /// An order of candidates. All operations are O(1), amortised.
 ///
 /// # For implementers

@@ -15,9 +15,9 @@ use super::Master;
 use super::tasks::Wish;
 use crate::allocator::Allocator;
 use crate::event::Event;
-use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskId, TaskState};
+use crate::message::{DrainInfo, SegmentOrder, SegmentState, TaskCause, TaskState};
 use crate::segments::HELD;
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, SegmentNo, TaskId};
 
 /// Objects that one step examines.
 const LOOKS_PER_STEP: u32 = 1_024;

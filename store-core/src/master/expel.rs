@@ -20,7 +20,7 @@ use crate::event::Event;
 use crate::pending_release::Reason;
 use crate::message::{Expulsion, ExpulsionEnd, FetchRequest};
 use crate::wire::KEYS_PER_BATCH_MAX;
-use crate::{ErrorCode, SegmentNo};
+use crate::{ErrorCode, NodeId, SegmentNo};
 
 impl Master {
     /// The orders of a node to cut off writers. A repetition returns the same orders.
@@ -44,7 +44,7 @@ impl Master {
     ///
     /// # Errors
     /// `TaskNotFound`: there is no such order, or not any more.
-    pub fn end_expulsion(&mut self, now: Instant, node: u64, end: &ExpulsionEnd) -> Result<(), ErrorCode> {
+    pub fn end_expulsion(&mut self, now: Instant, node: NodeId, end: &ExpulsionEnd) -> Result<(), ErrorCode> {
         let (writer, order) = self.writers.take(node, end.ticket).ok_or(ErrorCode::TaskNotFound)?;
         if end.gone {
             let freed_bytes = self.expelled(now, node, writer, order.generation_max);
@@ -80,7 +80,7 @@ impl Master {
     }
 
     /// A node was heard of: its segments are within reach, as far as is known.
-    pub(super) fn reached(&mut self, node: u64) {
+    pub(super) fn reached(&mut self, node: NodeId) {
         if self.segments.unreachable == 0 {
             return;
         }
@@ -103,7 +103,7 @@ impl Master {
 
     /// Orders every node on which a writer holds space to cut it off.
     pub(super) fn expel(&mut self, writer: u64, force: bool) {
-        let mut nodes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut nodes: BTreeMap<NodeId, u64> = BTreeMap::new();
         for generation in self.writers.holdings(writer) {
             let held = self.writers.put(generation).map(|put| {
                 let entry = self.objects.entry(put.index);
@@ -137,7 +137,7 @@ impl Master {
 
     /// No write of a writer can land on a node any more: releases the space that it held there from puts up
     /// to this one. Returns the number of bytes.
-    fn expelled(&mut self, now: Instant, node: u64, writer: u64, generation_max: u64) -> u64 {
+    fn expelled(&mut self, now: Instant, node: NodeId, writer: u64, generation_max: u64) -> u64 {
         let held: Vec<u64> = self.writers.holdings(writer).filter(|held| *held <= generation_max).collect();
         let mut freed = 0;
         for generation in held {

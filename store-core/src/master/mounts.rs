@@ -14,7 +14,7 @@ use crate::message::{
     FetchRequest, Heartbeat, MountResponse, MountSegment, Mounted, NAME_BYTES_MAX, NodeStatus, UnmountSegment,
 };
 use crate::segments::{HELD, Segment};
-use crate::{ErrorCode, SegmentNo, Session};
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo, Session};
 
 /// How far a node's clock may be ahead of the master's, ms.
 const AHEAD_MS_MAX: u64 = 3_600_000;
@@ -102,7 +102,7 @@ impl Master {
         if segment.epoch != u64::from(self.config.epoch) {
             return Err(ErrorCode::IllegalClient);
         }
-        let incarnation_ms = segment.incarnation / NS_PER_MS;
+        let incarnation_ms = segment.incarnation.get() / NS_PER_MS;
         let ahead = |wall_ms: &u64| incarnation_ms > wall_ms.saturating_add(AHEAD_MS_MAX);
         if let Some(wall_ms) = self.wall_ms(now).filter(ahead) {
             let (name, endpoint) = (segment.name.into(), segment.endpoint.into());
@@ -192,7 +192,7 @@ impl Master {
     }
 
     /// Checks the node's key.
-    pub(crate) fn check_node(&self, node: u64, key: u64) -> Result<(), ErrorCode> {
+    pub(crate) fn check_node(&self, node: NodeId, key: u64) -> Result<(), ErrorCode> {
         let known = self.nodes.get(node).ok_or(ErrorCode::ClientNotFound)?;
         if known.key == key { Ok(()) } else { Err(ErrorCode::IllegalClient) }
     }
@@ -254,16 +254,17 @@ impl Master {
     }
 
     /// The lowest incarnation under which this mount is not stale.
-    fn least_incarnation(&self, now: Instant, segment: &MountSegment<'_>) -> u64 {
-        let mut least = self.nodes.last_incarnation(now, segment.name).map_or(0, |last| last.saturating_add(1));
+    fn least_incarnation(&self, now: Instant, segment: &MountSegment<'_>) -> Incarnation {
+        let after = |incarnation: Incarnation| incarnation.next().unwrap_or(Incarnation::MAX);
+        let mut least = self.nodes.last_incarnation(now, segment.name).map_or(Incarnation::default(), after);
         if let Some(node) = self.nodes.get(segment.node) {
             // Several segments of one incarnation share it; another incarnation is higher.
             let same = node.key == segment.key && node.incarnation <= segment.incarnation;
-            least = least.max(if same { node.incarnation } else { node.incarnation.saturating_add(1) });
+            least = least.max(if same { node.incarnation } else { after(node.incarnation) });
         }
         if let Some(old) = self.segments.named(segment.name) {
             let repeated = old.node == segment.node && old.incarnation == segment.incarnation;
-            least = least.max(old.incarnation.saturating_add(u64::from(!repeated)));
+            least = least.max(if repeated { old.incarnation } else { after(old.incarnation) });
         }
         least
     }

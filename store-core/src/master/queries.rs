@@ -5,7 +5,7 @@ use te_core::Instant;
 
 use super::{Master, listing};
 use crate::pending_release::Reason;
-use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, HostQuery};
+use crate::message::{FindQuery, Hosts, ListQuery, Listed, RemoveQuery, RemovedPage, HostQuery, RemoveMode};
 use crate::objects::State;
 use crate::pattern::{Budget, Pattern};
 use crate::{ErrorCode, FullKey, SegmentNo, TenantNo};
@@ -121,7 +121,7 @@ impl Master {
                     Some(true) => {}
                 }
             }
-            match self.remove_at(now, index, query.force) {
+            match self.remove_at(now, index, RemoveMode::of(query.force)) {
                 Ok(()) => page.removed += 1,
                 Err(ErrorCode::ReplicaIsNotReady) => page.unfinished += 1,
                 Err(_) => page.leased += 1,
@@ -189,8 +189,8 @@ impl Master {
     }
 
     /// Removes an object; see [`Self::remove`].
-    pub(super) fn remove_at(&mut self, now: Instant, index: u32, force: bool) -> Result<(), ErrorCode> {
-        if !force {
+    pub(super) fn remove_at(&mut self, now: Instant, index: u32, mode: RemoveMode) -> Result<(), ErrorCode> {
+        if mode == RemoveMode::IfUnused {
             self.check_removable(now, index)?;
         }
         let entry = self.objects.entry(index);

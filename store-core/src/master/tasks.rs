@@ -22,13 +22,13 @@ use crate::chunks::stored_len;
 use crate::codec::Short;
 use crate::pending_release::Reason;
 use crate::message::{
-    FetchRequest, REPLICAS_MAX, TaskCause, TaskEnd, TaskId, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
+    FetchRequest, REPLICAS_MAX, TaskCause, TaskEnd, TaskInfo, TaskOrder, TaskQuery, TaskReport, TaskState,
 };
 use crate::objects::{Placements, Removed, charge};
 use crate::placement::{PlaceRequest, Spared};
 use crate::segments::{HELD, Placed};
 use crate::tasks::{Task, deadline};
-use crate::{ErrorCode, FullKey, Placement, SegmentNo, TenantNo};
+use crate::{ErrorCode, FullKey, NodeId, Placement, SegmentNo, TaskId, TenantNo};
 
 /// Overdue tasks that one call gives up.
 const OVERDUE_PER_CALL_MAX: u32 = 256;
@@ -100,11 +100,11 @@ impl Master {
     ) -> u64 {
         let limit = query.limit.clamp(1, LIST_MAX);
         let mut listed = 0;
-        for (seen, (id, task)) in self.tasks.from(query.cursor).enumerate() {
+        for (seen, (id, task)) in self.tasks.from(TaskId::new(query.cursor)).enumerate() {
             let theirs = tenant.is_none_or(|tenant| tenant == task.tenant);
             let wanted = theirs && query.state.is_none_or(|state| state == task.state);
             if seen == LIST_SCAN_MAX || wanted && (listed == limit || !each(task.info(id, now))) {
-                return id;
+                return id.get();
             }
             listed += u32::from(wanted);
         }
@@ -201,7 +201,7 @@ impl Master {
     ///
     /// # Errors
     /// `TaskNotFound` when that attempt ended otherwise than by this report.
-    pub fn end_task(&mut self, now: Instant, node: u64, end: &TaskEnd) -> Result<(), ErrorCode> {
+    pub fn end_task(&mut self, now: Instant, node: NodeId, end: &TaskEnd) -> Result<(), ErrorCode> {
         let quiet = end.quiet || end.result.is_ok();
         let latest = |task: &&Task| task.attempt == end.attempt && end.attempt != 0;
         if quiet && self.tasks.get(end.id).filter(latest).is_some_and(|task| task.node == node) {
@@ -370,7 +370,7 @@ impl Master {
 
     /// Reserves space for one more replica of an object, on a segment without one; returns the node that owns
     /// it.
-    fn find_place(&mut self, now: Instant, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+    fn find_place(&mut self, now: Instant, wish: Wish) -> Result<(Placed, NodeId), ErrorCode> {
         if self.objects.is_expired(now, wish.index) {
             return Err(ErrorCode::ObjectNotFound);
         }
@@ -525,7 +525,7 @@ impl Master {
     }
 
     /// As [`Self::find_place`], for an unfinished task, which must not be in its own way.
-    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, u64), ErrorCode> {
+    fn find_place_again(&mut self, now: Instant, id: TaskId, wish: Wish) -> Result<(Placed, NodeId), ErrorCode> {
         self.tasks.set_aside(id);
         let found = self.find_place(now, wish);
         self.tasks.put_back(id);

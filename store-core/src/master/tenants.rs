@@ -48,16 +48,16 @@ impl Tenants {
         let names = HashMap::with_hasher(FixedState::with_seed(config.hash_seed));
         let mut this = Self { list: Vec::new(), names, free: Vec::new() };
         let no = this.add(DEFAULT_TENANT);
-        this.list[usize::from(no)].open = !config.multi_tenants;
+        this.list[no.index()].open = !config.multi_tenants;
         this
     }
 
     fn add(&mut self, name: &str) -> TenantNo {
         let no = self.free.pop().unwrap_or_else(|| {
             self.list.push(Tenant { name: String::new(), secret: Secret::default(), life: 0, open: false });
-            (self.list.len() - 1) as TenantNo
+            TenantNo::new((self.list.len() - 1) as u16)
         });
-        let tenant = &mut self.list[usize::from(no)];
+        let tenant = &mut self.list[no.index()];
         (tenant.name, tenant.secret, tenant.open) = (name.into(), Secret::default(), true);
         self.names.insert(name.into(), no);
         no
@@ -65,10 +65,10 @@ impl Tenants {
 
     /// Ends its sessions. The default tenant keeps its number, because keys without a tenant belong to it.
     fn remove(&mut self, no: TenantNo) {
-        let tenant = &mut self.list[usize::from(no)];
+        let tenant = &mut self.list[no.index()];
         (tenant.secret, tenant.open) = (Secret::default(), false);
         tenant.life = tenant.life.wrapping_add(1);
-        if no != 0 {
+        if no != TenantNo::DEFAULT {
             self.names.remove(&tenant.name);
             self.free.push(no);
         }
@@ -79,12 +79,12 @@ impl Tenants {
     }
 
     fn named(&self, name: &str) -> Option<TenantNo> {
-        self.names.get(name).copied().filter(|no| self.list[usize::from(*no)].open)
+        self.names.get(name).copied().filter(|no| self.list[no.index()].open)
     }
 
     /// Whether the tenant with this number is still the same one.
     fn is(&self, no: TenantNo, life: u32) -> bool {
-        self.list.get(usize::from(no)).is_some_and(|tenant| tenant.open && tenant.life == life)
+        self.list.get(no.index()).is_some_and(|tenant| tenant.open && tenant.life == life)
     }
 }
 
@@ -147,7 +147,7 @@ impl Master {
                     self.create_tenant(greeting.tenant)?
                 }
             };
-            let tenant = &self.tenants.list[usize::from(no)];
+            let tenant = &self.tenants.list[no.index()];
             if !is_tenant(&tenant.secret) {
                 return Err(ErrorCode::TenantNotRegistered);
             }
@@ -176,7 +176,7 @@ impl Master {
     /// Every tenant that clients may act for, or that still has objects or space, by number.
     pub fn tenants(&self) -> impl Iterator<Item = TenantUsage<'_>> {
         (0..self.tenants.list.len()).filter_map(|no| {
-            let usage = self.usage_of(no as TenantNo);
+            let usage = self.usage_of(TenantNo::new(no as u16));
             let empty = usage.objects == 0 && usage.held_bytes == 0;
             (self.tenants.list[no].open || !empty).then_some(usage)
         })
@@ -189,7 +189,7 @@ impl Master {
     }
 
     pub(crate) fn usage_of(&self, no: TenantNo) -> TenantUsage<'_> {
-        let (tenant, usage) = (&self.tenants.list[usize::from(no)], self.objects.usage(no));
+        let (tenant, usage) = (&self.tenants.list[no.index()], self.objects.usage(no));
         TenantUsage {
             name: &tenant.name,
             quota_bytes: (usage.quota_bytes != u64::MAX).then_some(usage.quota_bytes),
@@ -248,7 +248,7 @@ impl Master {
         let known = self.tenants.names.get(setting.name).copied();
         let secret = match (setting.secret, known) {
             (Some(secret), _) => Secret::new(secret.0),
-            (None, Some(no)) => self.tenants.list[usize::from(no)].secret.clone(),
+            (None, Some(no)) => self.tenants.list[no.index()].secret.clone(),
             (None, None) => Secret::default(),
         };
         let config = TenantConfig {
@@ -301,7 +301,7 @@ impl Master {
             }
             None => self.tenants.add(&config.name),
         };
-        let tenant = &mut self.tenants.list[usize::from(no)];
+        let tenant = &mut self.tenants.list[no.index()];
         (tenant.secret, tenant.open) = (config.secret.clone(), true);
         self.objects.add_share(no, self.config.eviction);
         self.objects.limit(no, config);

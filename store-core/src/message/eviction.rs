@@ -22,6 +22,7 @@ pub enum Kept {
 
 /// Eviction: gauges (now) and counters (since the master was created). A counter ends in `_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct EvictionReport {
     /// The policy that chooses the object to evict.
     pub policy: EvictionPolicy,

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{HOSTS_MAX, SegmentNo};
-use crate::ErrorCode;
+use super::HOSTS_MAX;
 use crate::codec::{Key, Short};
 use crate::tenant::DEFAULT_TENANT;
 use crate::wire::VERSION;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
 
 /// The greeting of a client or a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,12 +78,12 @@ pub struct Welcome {
 /// export can still write there; then it exports again and mounts under a higher incarnation. The wall time
 /// of the export in nanoseconds is a good choice. A mount without a response is repeated unchanged, as long
 /// as the master's epoch is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSegment<'a> {
     /// The node. Chosen by the node, unique in the cluster (a random number will do).
-    pub node: u64,
+    pub node: NodeId,
     /// The incarnation of the node's exports. A later one is higher.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// The segment's name, unique in the cluster. A mount with a higher incarnation replaces the segment of
     /// this name.
     pub name: &'a str,
@@ -117,7 +117,7 @@ pub enum MountResponse<'a> {
     /// once.
     Stale {
         /// The lowest acceptable incarnation.
-        incarnation_min: u64,
+        incarnation_min: Incarnation,
     },
     /// Another live node has mounted the name. Nothing has changed: stop that node, choose another name, or
     /// request a takeover.
@@ -167,9 +167,9 @@ pub struct Mounted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountSegment {
     /// The node that mounted it.
-    pub node: u64,
+    pub node: NodeId,
     /// The incarnation of the node's exports that it was mounted for.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// The segment.
     pub segment: SegmentNo,
     /// As in [`MountSegment::key`].
@@ -180,9 +180,9 @@ pub struct UnmountSegment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The node.
-    pub node: u64,
+    pub node: NodeId,
     /// Its incarnation.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// As in [`MountSegment::key`].
     pub key: u64,
 }
@@ -191,7 +191,7 @@ pub struct Heartbeat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeProof {
     /// The node.
-    pub node: u64,
+    pub node: NodeId,
     /// As in [`MountSegment::key`].
     pub key: u64,
 }
@@ -237,9 +237,9 @@ pub struct SegmentInfo<'a> {
     /// The segment's number.
     pub segment: SegmentNo,
     /// The node that mounted it.
-    pub node: u64,
+    pub node: NodeId,
     /// The incarnation of that node's exports.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// The segment's name.
     pub name: &'a str,
     /// The address of the node's transfer engine, `host:port`.
@@ -261,7 +261,7 @@ pub struct SegmentInfo<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostQuery {
     /// A node.
-    Node(u64),
+    Node(NodeId),
     /// A segment.
     Segment(SegmentNo),
 }
@@ -273,9 +273,9 @@ pub type Hosts<'a> = Short<&'a str, HOSTS_MAX>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// The node's number.
-    pub node: u64,
+    pub node: NodeId,
     /// The incarnation of its exports.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// Number of its mounted segments.
     pub segments: u32,
     /// Total length of its segments, bytes.

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{REPLICAS_MAX, SegmentNo};
-use crate::Placement;
+use super::REPLICAS_MAX;
 use crate::codec::{Key, Short};
+use crate::{Placement, SegmentNo};
 
 /// How new objects are placed, and how long they are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -212,4 +212,38 @@ pub struct Removal<'a> {
     /// Remove it even under a lease, and even while it is being written. (Its space is still pending release
     /// until the lease or the writer is over.)
     pub force: bool,
+}
+
+/// Which objects a removal removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveMode {
+    /// Objects that are neither leased nor being written.
+    IfUnused,
+    /// All objects, even under a lease, and even while they are being written.
+    Force,
+}
+
+impl RemoveMode {
+    /// The mode that [`Removal::force`] stands for.
+    #[must_use]
+    pub const fn of(force: bool) -> Self {
+        if force { Self::Force } else { Self::IfUnused }
+    }
+}
+
+/// What a writer vouches for when it gives up a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterState {
+    /// Nothing: writes of the put may still land.
+    MayWrite,
+    /// No write of the put can land any more.
+    Quiet,
+}
+
+impl WriterState {
+    /// The state that [`Revocation::quiet`] stands for.
+    #[must_use]
+    pub const fn of(quiet: bool) -> Self {
+        if quiet { Self::Quiet } else { Self::MayWrite }
+    }
 }

@@ -2,12 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{REPLICAS_MAX, Replicas, SegmentNo};
-use crate::ErrorCode;
+use super::{REPLICAS_MAX, Replicas};
 use crate::codec::{Key, Short};
-
-/// The number of a task: counted up, never used twice.
-pub type TaskId = u64;
+use crate::{ErrorCode, Incarnation, NodeId, SegmentNo, TaskId};
 
 /// A request to add a replica to an object, or to move one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +71,7 @@ impl TaskState {
 
 /// Why a task was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum TaskCause {
     /// It was requested.
     #[default]
@@ -137,9 +135,9 @@ pub struct TaskQuery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchRequest {
     /// The node.
-    pub node: u64,
+    pub node: NodeId,
     /// Its incarnation.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// Most tasks in the response, including those that the node has already.
     pub count_max: u32,
     /// As in [`MountSegment::key`](super::MountSegment::key).
@@ -230,7 +228,7 @@ pub struct DrainInfo {
     /// The segment.
     pub segment: SegmentNo,
     /// The node that mounted it.
-    pub node: u64,
+    pub node: NodeId,
     /// The state of the segment.
     pub state: SegmentState,
     /// Bytes of it that are allocated or pending release.
@@ -310,6 +308,7 @@ pub type ReplicaInfos = Short<ReplicaInfo, { 2 * REPLICAS_MAX }>;
 /// Tasks, drains, hot objects and reports: gauges (now) and counters (since the master was created). The name
 /// of a counter ends in `_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TaskReport {
     /// Tasks that wait for their node.
     pub pending: u64,

@@ -223,20 +223,20 @@ impl Objects {
     /// leased to the leased set.
     pub(crate) fn victim(&mut self, now: Instant, tenant: TenantNo, looks_max: u32) -> Option<u32> {
         for _ in 0..looks_max {
-            let order = &mut self.orders[usize::from(tenant)];
+            let order = &mut self.orders[tenant.index()];
             let Some(index) = order.policy.victim(&mut self.nodes) else { break };
             let end = self.lease_end(index);
             if end <= now {
                 return Some(index);
             }
-            let order = &mut self.orders[usize::from(tenant)];
+            let order = &mut self.orders[tenant.index()];
             order.policy.remove(&mut self.nodes, index);
             self.entries[index].state = State::Leased;
             self.leased += 1;
             self.wake_at(end, index);
             self.why.leased_total += 1;
         }
-        let left = self.orders[usize::from(tenant)].policy.len();
+        let left = self.orders[tenant.index()].policy.len();
         if left > 0 { None } else { self.soft_victim(now, tenant) }
     }
 
@@ -257,7 +257,7 @@ impl Objects {
     pub(crate) fn returning<'a>(&self, keys: impl Iterator<Item = FullKey<'a>>) -> usize {
         let mut keys = keys.peekable();
         let Some(first) = keys.peek() else { return 0 };
-        let policy = &self.orders[usize::from(first.tenant)].policy;
+        let policy = &self.orders[first.tenant.index()].policy;
         // The policy remembers nothing, or has not evicted yet.
         if policy.memory_bytes() == 0 {
             return 0;
@@ -331,13 +331,13 @@ impl Objects {
 
     /// Calls `each` with a tenant's candidates in the order of eviction, until it returns false.
     pub(crate) fn preview(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
-        self.orders[usize::from(tenant)].policy.preview(&self.nodes, each);
+        self.orders[tenant.index()].policy.preview(&self.nodes, each);
     }
 
     /// Calls `each` with all objects of a tenant that could be evicted but for leases, in the order of
     /// eviction, until it returns false: the candidates, then softly pinned objects.
     pub(crate) fn preview_all(&self, tenant: TenantNo, each: &mut dyn FnMut(u32) -> bool) {
-        let order = &self.orders[usize::from(tenant)];
+        let order = &self.orders[tenant.index()];
         let mut goes_on = true;
         order.policy.preview(&self.nodes, &mut |index| {
             goes_on = each(index);
@@ -392,7 +392,7 @@ impl Objects {
         if retention.pin == Pin::Hard {
             let Entry { len, tenant, .. } = self.entries[index];
             self.hard_bytes += len;
-            self.usage[usize::from(tenant)].hard_bytes += len;
+            self.usage[tenant.index()].hard_bytes += len;
         }
         if let Some(id) = kept.group {
             self.rest(id);
@@ -416,7 +416,7 @@ impl Objects {
         if kept.pin == Pin::Hard {
             let Entry { len, tenant, .. } = self.entries[index];
             self.hard_bytes -= len;
-            self.usage[usize::from(tenant)].hard_bytes -= len;
+            self.usage[tenant.index()].hard_bytes -= len;
         }
         if let Some(id) = kept.group {
             let moved = self.groups.with(id, |group| {
@@ -475,7 +475,7 @@ impl Objects {
 
     fn soft_victim(&mut self, now: Instant, tenant: TenantNo) -> Option<u32> {
         for _ in 0..SOFT_LOOKS_MAX {
-            let index = self.orders[usize::from(tenant)].soft.front()?;
+            let index = self.orders[tenant.index()].soft.front()?;
             self.nodes.look();
             let group = self.group_of(index).and_then(|id| self.groups.get(id));
             let stays = group.is_some_and(|group| group.hard > 0 || group.unfinished > 0);

@@ -91,7 +91,7 @@ impl Entry {
 impl Objects {
     /// Makes room for tenants up to this one.
     pub(crate) fn add_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
-        while self.orders.len() <= usize::from(tenant) {
+        while self.orders.len() <= tenant.index() {
             self.orders.push(Order { policy: policy.build(), soft: List::EMPTY });
             self.usage.push(Usage::UNLIMITED);
         }
@@ -99,23 +99,23 @@ impl Objects {
 
     /// A tenant without objects was removed, and its number is free.
     pub(crate) fn clear_share(&mut self, tenant: TenantNo, policy: EvictionPolicy) {
-        self.orders[usize::from(tenant)] = Order { policy: policy.build(), soft: List::EMPTY };
-        self.usage[usize::from(tenant)] = Usage::UNLIMITED;
+        self.orders[tenant.index()] = Order { policy: policy.build(), soft: List::EMPTY };
+        self.usage[tenant.index()] = Usage::UNLIMITED;
     }
 
     pub(crate) fn limit(&mut self, tenant: TenantNo, config: &TenantConfig) {
-        let usage = &mut self.usage[usize::from(tenant)];
+        let usage = &mut self.usage[tenant.index()];
         usage.quota_bytes = config.quota_bytes.unwrap_or(u64::MAX);
         usage.quota_objects = config.quota_objects.unwrap_or(u32::MAX);
         usage.guaranteed_bytes = config.guaranteed_bytes;
     }
 
     pub(crate) fn usage(&self, tenant: TenantNo) -> &Usage {
-        &self.usage[usize::from(tenant)]
+        &self.usage[tenant.index()]
     }
 
     pub(crate) fn usage_mut(&mut self, tenant: TenantNo) -> &mut Usage {
-        &mut self.usage[usize::from(tenant)]
+        &mut self.usage[tenant.index()]
     }
 
     /// The usage of all tenants.
@@ -125,7 +125,7 @@ impl Objects {
 
     /// Number of candidates and of softly pinned objects of a tenant.
     pub(crate) fn may_go(&self, tenant: TenantNo) -> (u32, u32) {
-        let order = &self.orders[usize::from(tenant)];
+        let order = &self.orders[tenant.index()];
         (order.policy.len(), order.soft.len())
     }
 
@@ -136,14 +136,14 @@ impl Objects {
         let asked = |(no, usage): (usize, &Usage)| (usage.starved_until <= now).then_some((usage.over(), no));
         let (over, no) =
             self.usage.iter().enumerate().filter_map(asked).max_by_key(|(over, no)| (*over, !*no))?;
-        (over > 0).then_some(no as TenantNo)
+        (over > 0).then_some(TenantNo::new(no as u16))
     }
 
     /// The tenants that are above their guarantees, furthest first.
     pub(crate) fn givers(&self) -> Vec<TenantNo> {
         let over = self.usage.iter().enumerate().filter(|(_, usage)| usage.gives());
         let mut givers: Vec<(u64, TenantNo)> =
-            over.map(|(no, usage)| (usage.over(), no as TenantNo)).collect();
+            over.map(|(no, usage)| (usage.over(), TenantNo::new(no as u16))).collect();
         givers.sort_unstable_by_key(|(over, no)| (core::cmp::Reverse(*over), *no));
         givers.into_iter().map(|(_, no)| no).collect()
     }
@@ -158,7 +158,7 @@ impl Objects {
 
     /// The tenant has nothing to give until then.
     pub(crate) fn starve(&mut self, tenant: TenantNo, until: Instant) {
-        self.usage[usize::from(tenant)].starved_until = until;
+        self.usage[tenant.index()].starved_until = until;
     }
 
     /// Whether the default tenant is the only one.
@@ -168,11 +168,11 @@ impl Objects {
 
     pub(super) fn order(&mut self, index: u32) -> (&mut Order, &mut crate::eviction::Nodes) {
         let tenant = self.entries[index].tenant;
-        (&mut self.orders[usize::from(tenant)], &mut self.nodes)
+        (&mut self.orders[tenant.index()], &mut self.nodes)
     }
 
     /// The tenant has something to give again.
     pub(super) fn fed(&mut self, index: u32) {
-        self.usage[usize::from(self.entries[index].tenant)].starved_until = Instant::ZERO;
+        self.usage[self.entries[index].tenant.index()].starved_until = Instant::ZERO;
     }
 }

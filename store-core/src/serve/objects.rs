@@ -3,9 +3,8 @@
 use super::{Call, Keyed, Page, batch};
 use crate::message::{
     ClearReplicas, Exists, Find, FindReplicas, Get, Lease, List, ListPosition, PutEnd, PutRevoke, PutStart,
-    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept,
-};
-use crate::{ErrorCode, Master, Place};
+    PutWindow, Remove, RemoveMany, ReturnLeases, WhyKept, RemoveMode, WriterState};
+use crate::{ErrorCode, Master, Place, BatchOrder};
 
 pub(super) fn put_start(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, session, tenant, request, .. } = call;
@@ -30,7 +29,7 @@ pub(super) fn put_end(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCo
     let Call { now, session, tenant, request, .. } = call;
     batch::<PutEnd>(master, tenant, request, &(), |master, at, (), item| {
         master.check_handle(item.generation, item.handle)?;
-        master.put_end_in(now, item.of(tenant), item.generation, item.checksum, at > 0)
+        master.put_end_in(now, item.of(tenant), item.generation, item.checksum, BatchOrder::of(at))
     })?;
     session.puts = master.unfinished_of(session.no);
     Ok(())
@@ -40,7 +39,7 @@ pub(super) fn put_revoke(master: &mut Master, call: Call<'_>) -> Result<(), Erro
     let Call { now, session, tenant, request, .. } = call;
     batch::<PutRevoke>(master, tenant, request, &(), |master, _, (), item| {
         master.check_handle(item.generation, item.handle)?;
-        master.put_revoke(now, item.of(tenant), item.generation, item.quiet)
+        master.put_revoke(now, item.of(tenant), item.generation, WriterState::of(item.quiet))
     })?;
     session.puts = master.unfinished_of(session.no);
     Ok(())
@@ -52,7 +51,7 @@ pub(super) fn get(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> 
     let leases = &mut session.leases;
     let before = leases.memory_bytes();
     let done = batch::<Get>(master, tenant, request, &head, |master, at, (), key| {
-        master.get_for(now, key.of(tenant), at > 0, leases)
+        master.get_for(now, key.of(tenant), BatchOrder::of(at), leases)
     });
     master.lease_bytes += leases.memory_bytes() - before;
     done
@@ -76,7 +75,7 @@ pub(super) fn return_leases(master: &mut Master, call: Call<'_>) -> Result<(), E
 pub(super) fn remove(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, tenant, request, .. } = call;
     batch::<Remove>(master, tenant, request, &(), |master, _, (), item| {
-        master.remove(now, item.of(tenant), item.force)
+        master.remove(now, item.of(tenant), RemoveMode::of(item.force))
     })
 }
 

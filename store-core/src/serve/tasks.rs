@@ -7,9 +7,9 @@ use te_core::Instant;
 use super::{Call, ALL_TENANTS, Keyed, LIST_BYTES_MAX, batch};
 use crate::message::{
     Answer, CancelTasks, CreateTasks, DrainStatus, EndTasks, FetchTasks, Lease, ListPosition, ListTasks,
-    Operation, OrderSegments, QueryTasks, ReadTaskReport, ReportReplicas, RetryTasks, TaskId, TaskInfo,
+    Operation, OrderSegments, QueryTasks, ReadTaskReport, ReportReplicas, RetryTasks, TaskInfo,
 };
-use crate::{ErrorCode, Master, TenantNo};
+use crate::{ErrorCode, Master, TaskId, TenantNo};
 
 pub(super) fn report_replicas(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     let Call { now, tenant, request, .. } = call;

@@ -81,7 +81,7 @@ fn letter(permitted: Result<TenantNo, ErrorCode>) -> char {
 }
 
 #[test]
-fn every_operation_is_for_those_who_may_ask_for_it_and_for_no_others() {
+fn every_operation_is_permitted_with_its_right_and_refused_without() {
     let rows: Vec<Kind> = EXPECTED.iter().map(|(kind, ..)| *kind).collect();
     let missing: Vec<_> = Kind::ALL.iter().filter(|kind| !rows.contains(kind)).collect();
     assert!(missing.is_empty() && rows.len() == Kind::ALL.len(), "no row, or two: {missing:?}");

@@ -10,7 +10,7 @@ use store_core::message::{
     PutOptions, PutStart, Welcome,
 };
 use store_core::wire::{HEADER_BYTES, VERSION};
-use store_core::{Frame, Header, Key};
+use store_core::{Frame, Header, Key, NodeId, Incarnation};
 use store_master::{Config, MasterHandle, MasterServer};
 
 pub(crate) fn config() -> Config {
@@ -137,16 +137,13 @@ pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
 /// The segment of a node, as it mounts it on the master of [`config`].
 pub(crate) fn segment(node: u64, name: &str, len: u64) -> MountSegment<'_> {
     MountSegment {
-        node,
-        incarnation: 1,
+        node: NodeId::new(node),
+        incarnation: Incarnation::new(1),
         name,
         endpoint: "n:1",
-        base: 0,
         len,
-        export: Export::default(),
         epoch: 7,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     }
 }
 

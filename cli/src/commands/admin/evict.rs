@@ -252,8 +252,10 @@ mod tests {
     fn every_reason_is_named_and_keys_of_others_cannot_drive_the_terminal() {
         let next = Next { key: "evil\u{1b}[2J".into(), bytes: 5_000, objects: 2, leased: true };
         let answer = |found, kept| Answer { key: "k".into(), found, kept };
+        let mut report = EvictionReport::default();
+        report.kept_hard_pinned = 1_234;
         let text = render(&Explanation {
-            report: EvictionReport { kept_hard_pinned: 1_234, ..EvictionReport::default() },
+            report,
             next: vec![next],
             keys: vec![answer(true, Some(reason(Kept::Group))), answer(true, None), answer(false, None)],
         });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 use store_client::RpcConnection;
 use store_core::message::{self, DrainStatus, ListNodes, NodeInfo, ReadConfig, SegmentState};
-use store_core::{MasterConfig, SegmentNo};
+use store_core::{MasterConfig, NodeId, SegmentNo};
 
 use crate::commands::{MasterArg, no_master};
 use crate::exit::{EXIT_CODES, Exit};
@@ -114,8 +114,8 @@ pub(crate) fn segment_called(no: SegmentNo, segments: &[SegmentRow]) -> String {
         .map_or_else(|| format!("no. {no}, gone"), |row| row.name.clone())
 }
 
-/// Text form of a node's number.
-pub(crate) fn node_name(node: u64) -> String {
+/// How a node's number is written.
+pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
@@ -261,10 +261,10 @@ mod tests {
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let row = SegmentRow {
-            segment: 1,
+            segment: SegmentNo::new(1),
             name: "evil\u{1b}[2J".into(),
             endpoint: "h:1\u{7}".into(),
-            node: node_name(7),
+            node: node_name(NodeId::new(7)),
             state: "active",
             capacity_bytes: 1 << 20,
             used_bytes: 1 << 19,

@@ -467,8 +467,9 @@ mod tests {
 
     #[test]
     fn a_name_means_a_segment_or_all_of_a_node() {
+        let no = SegmentNo::new;
         let row = |segment, name: &str, node: &str| SegmentRow {
-            segment,
+            segment: no(segment),
             name: name.into(),
             endpoint: String::new(),
             node: node.into(),
@@ -478,9 +479,9 @@ mod tests {
             free_bytes_largest: 1,
         };
         let known = [row(1, "a", "00aa"), row(2, "b", "00aa"), row(3, "c", "00cc")];
-        assert_eq!(named(&known, "b").unwrap(), [2]);
-        assert_eq!(named(&known, "3").unwrap(), [3]);
-        assert_eq!(named(&known, "00aa").unwrap(), [1, 2]);
+        assert_eq!(named(&known, "b").unwrap(), [no(2)]);
+        assert_eq!(named(&known, "3").unwrap(), [no(3)]);
+        assert_eq!(named(&known, "00aa").unwrap(), [no(1), no(2)]);
         assert!(named(&known, "d").is_err() && named(&known, "").is_err());
     }
 

@@ -15,7 +15,7 @@ use store_core::message::{
     Beat, Commit, Exists, Get, Heartbeat, Kind, Mount, MountSegment, NewObject, Operation as _, PutRequest,
     PutEnd, PutOptions, PutStart, ReadStats, Removal, Remove,
 };
-use store_core::{ErrorCode, Frame, Key};
+use store_core::{ErrorCode, Frame, Key, NodeId, Incarnation};
 
 use crate::args::Global;
 use crate::commands::cluster::MasterReady;
@@ -28,8 +28,8 @@ use crate::process::Child;
 use crate::progress::Bar;
 use crate::{Outcome, fail, output, sys};
 
-/// A put needs a writer's identity: the master refuses one without.
-const ASK: PutAsk = PutAsk { writer: 1, ..PutAsk::once(PutOptions::DEFAULT) };
+/// Who puts has a name; without one it is refused.
+const ASK: PutRequest = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
 
 const AFTER_HELP: &str =
     "exists and get request random keys among --objects stored ones; put stores new keys, and counts one when its start and its \
@@ -239,8 +239,8 @@ struct Load {
 
 fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let incarnation = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
-    let node = mix(incarnation ^ u64::from(std::process::id()));
+    let wall = u64::try_from(seconds.as_nanos()).unwrap_or(u64::MAX);
+    let (node, incarnation) = (NodeId::new(mix(wall ^ u64::from(std::process::id()))), Incarnation::new(wall));
     let name = format!("bench-{node:016x}");
     // Port 9 is the discard service: no client reads or writes there.
     let segment = MountSegment {
@@ -248,12 +248,9 @@ fn mount(control: &mut RpcConnection) -> anyhow::Result<Heartbeat> {
         incarnation,
         name: &name,
         endpoint: "127.0.0.1:9",
-        base: 0,
         len: SEGMENT_BYTES,
-        export: Default::default(),
         epoch: control.welcome().epoch,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     control
         .call::<Mount>(&segment, std::iter::empty())

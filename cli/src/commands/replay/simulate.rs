@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde::Serialize;
 use store_core::allocator::GRAIN_BYTES;
 use store_core::message::{MountSegment, PutRequest, PutOptions};
-use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place};
+use store_core::{ErrorCode, EvictionPolicy, Instant, Key, Master, MasterConfig, Place, NodeId, Incarnation, BatchOrder};
 
 use super::belady;
 use crate::exit::Failure;
@@ -289,16 +289,12 @@ impl Pool {
         let mut master = Master::new(config)?;
         let now = Instant::from_millis(1);
         let segment = MountSegment {
-            node: 1,
-            incarnation: 1,
+            node: NodeId::new(1),
+            incarnation: Incarnation::new(1),
             name: "simulated",
             endpoint: "nowhere:0",
-            base: 0,
             len,
-            export: Default::default(),
-            epoch: 0,
-            key: 0,
-            takeover: false,
+            ..MountSegment::default()
         };
         master.mount(now, &segment)?;
         Ok(Self { master, now, present: Vec::new(), missing: Vec::new() })
@@ -330,8 +326,8 @@ impl Pool {
         let mut put = 0;
         for (at, key) in keys().enumerate() {
             if self.present[at] {
-                // A block that was evicted for another block of the same request is put again.
-                if master.get_in(now, &key, at > 0).is_ok() {
+                // A block that another one of its own request pushed out is put again.
+                if master.get_in(now, &key, BatchOrder::of(at)).is_ok() {
                     continue;
                 }
             }
@@ -339,8 +335,8 @@ impl Pool {
             let place = Place { follows: at > 0, ..place };
             put += 1;
             match master.put_start_in(now, &key, 1, &PutRequest::once(PutOptions::DEFAULT), place) {
-                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, at > 0)?,
-                // All other blocks are leased, or the request contains a block twice.
+                Ok(allocation) => master.put_end_in(now, &key, allocation.generation, 0, BatchOrder::of(at))?,
+                // Everything else is leased, or the request has a block twice.
                 Err(ErrorCode::ObjectAlreadyExists) => {}
                 Err(code) if code.is_no_room() => {}
                 Err(code) => return Err(code.into()),

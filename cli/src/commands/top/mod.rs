@@ -349,12 +349,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_since_the_sample_before_and_a_restarted_master_makes_none_of_them_negative() {
-        let stats = |gets, hits, bytes| Stats {
-            gets_total: gets,
-            get_hits_total: hits,
-            get_bytes_total: bytes,
-            ..Stats::default()
+    fn rates_are_since_the_look_before_and_a_restarted_master_makes_none_of_them_negative() {
+        let stats = |gets, hits, bytes| {
+            let mut stats = Stats::default();
+            (stats.gets_total, stats.get_hits_total, stats.get_bytes_total) = (gets, hits, bytes);
+            stats
         };
         let frame = |seconds, stats, before| Frame::new(seconds, stats, before, Lists::default());
         let first = frame(0.0, stats(100, 50, 0), None);

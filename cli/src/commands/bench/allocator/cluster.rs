@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use store_core::message::{MountSegment, PutOptions};
-use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig};
+use store_core::message::{MountSegment, PutOptions, WriterState};
+use store_core::{AllocationStrategy, AllocatorKind, Instant, Master, MasterConfig, NodeId, Incarnation, SegmentNo};
 
 use super::one::Rounds;
 use super::{Measured, Random};
@@ -125,24 +125,20 @@ impl Cluster {
     }
 }
 
-fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<u32> {
+fn mount(master: &mut Master, now: Instant, index: usize, len: u64) -> anyhow::Result<SegmentNo> {
     let name = format!("segment-{index}");
     let segment = MountSegment {
-        node: index as u64,
-        incarnation: 1,
+        node: NodeId::new(index as u64),
+        incarnation: Incarnation::new(1),
         name: &name,
         endpoint: "nowhere:9",
-        base: 0,
         len,
-        export: Default::default(),
-        epoch: 0,
-        key: 0,
-        takeover: false,
+        ..MountSegment::default()
     };
     Ok(master.mount(now, &segment).context("cannot mount a segment")?.mounted()?.segment)
 }
 
-fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<u32> {
+fn put_whole(master: &mut Master, now: Instant, key: u64, len: u64) -> anyhow::Result<SegmentNo> {
     let key = key.to_be_bytes();
     let started = master.put_start(now, &key, len, &PutOptions::DEFAULT)?;
     master.put_end(now, &key, started.generation, 0)?;
@@ -198,6 +194,6 @@ impl Store {
     fn drop(&mut self, at: usize) -> anyhow::Result<()> {
         let gone = self.live.swap_remove(at);
         self.live_bytes -= gone.bytes;
-        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, true)?)
+        Ok(self.master.put_revoke(SETTLED, &gone.key.to_be_bytes(), gone.generation, WriterState::Quiet)?)
     }
 }
