@@ -1,5 +1,5 @@
-//! Processes that fork and go on without `exec`, with real children. A child never reads a value through what its parent made, and
-//! its parent never reads a wrong one.
+//! Processes that fork and continue without `exec`, with real children. A child never reads a value through
+//! an object that its parent made, and its parent never reads a wrong value.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;
@@ -23,7 +23,7 @@ const ONE: PutOptions = PutOptions::DEFAULT;
 const OBJECTS: u64 = 100;
 const FORKS: u64 = 40;
 
-/// Where children begin. As a test of its own it does nothing.
+/// Where children begin. As a test it does nothing.
 #[test]
 fn entry() {
     let Some(role) = role() else { return };
@@ -49,7 +49,8 @@ fn value(object: u64) -> Vec<u8> {
     pattern(object, 1_000 + 700 * object as usize)
 }
 
-/// Reads distinct objects with the parent's client while children read others, with the same client and with one of theirs.
+/// Reads distinct objects with the parent's client while children read others, with the same client and with
+/// their own.
 fn be_forking(role: &[String]) {
     let master = role[1].parse().unwrap();
     let rail = fabrics(&role[2]);
@@ -59,7 +60,7 @@ fn be_forking(role: &[String]) {
         assert!(client.put(&key(object), &value(object), &ONE).unwrap());
     }
     for round in 0..FORKS {
-        // Somebody else's memory in the child, and whatever is dropped there is dropped in the middle of it.
+        // In the child these are the parent's objects, and they are dropped in the middle of its work.
         let shared = RefCell::new(Some(client));
         fork_and(
             "a client",
@@ -122,7 +123,7 @@ fn be_forking(role: &[String]) {
         client = shared.into_inner().unwrap();
     }
     assert_eq!(client.counters().checksum_mismatches, 0);
-    assert_eq!(client.counters().connects, 1, "nobody closed its connection");
+    assert_eq!(client.counters().connects, 1, "the connection was closed");
     say("done");
 }
 
@@ -139,7 +140,8 @@ fn wait<T>(mut pending: Pending<T>) -> Result<T, StoreError> {
     }
 }
 
-/// Everything else that a process may have when it forks: a node, an asynchronous client, a local server and a client of it.
+/// The other objects that a process may have when it forks: a node, an asynchronous client, a local server
+/// and a client of it.
 fn be_forking_rest(role: &[String]) {
     let master: std::net::SocketAddr = role[1].parse().unwrap();
     let node = Node::start(NodeConfig::new("forking", master.into(), 8 << 20)).unwrap();
@@ -215,7 +217,7 @@ fn be_forking_rest(role: &[String]) {
         );
     }
     let (node, ..) = all.into_inner().unwrap();
-    assert_eq!(node.status().mounts, 1, "no child unmounted it");
+    assert_eq!(node.status().mounts, 1, "a child unmounted the node");
     say("done");
 }
 
@@ -227,7 +229,7 @@ fn parent_and_child_read_right_values_or_none_over_each_rail() {
         let mut forking = Process::start("entry", &["forks", &master.rpc_addr().to_string(), rail]);
         assert_eq!(forking.said(), "done", "{rail}");
         forking.stop();
-        // It left something behind for the next.
+        // The parent's work has no effect on the next one.
         let mut client = client_over(master.rpc_addr(), Fabrics::TCP);
         for object in 0..OBJECTS {
             assert!(client.remove(&key(object), true).unwrap());
