@@ -91,10 +91,10 @@ fn be_client(who: u64, master: Address, seed: u64, keys: u64) -> Result<()> {
     let client = Client::connect(config)?;
     say("ready");
     let over = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&over);
+    let flag = Arc::clone(&over);
     std::thread::spawn(move || {
         wait_for_parent();
-        told.store(true, Ordering::Relaxed);
+        flag.store(true, Ordering::Relaxed);
     });
     // A restarted client must not take its former puts for its own.
     let life = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;

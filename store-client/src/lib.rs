@@ -8,7 +8,7 @@
 //!                       Store: get put exists remove, in batches
 //!      ┌────────────────────────┬──────────────────────────┐
 //!   Client                BlockingClient              LocalClient
-//!   an engine of its own  threads and tasks share     no engine: asks the node on
+//!   its own engine        threads and tasks share     no engine: uses the node on
 //!      │                  one Client (AsyncClient)    this machine (LocalServer)
 //!      ▼                        │                          │
 //!   ┌───────────────────────┐ ◄─┴──────────────────────────┘ ┌───────────────────────┐

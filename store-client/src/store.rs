@@ -9,7 +9,7 @@ use crate::item::{Get, Put, Source, Tally};
 ///
 /// | Implemented by | Moves the bytes |
 /// |---|---|
-/// | [`Client`](crate::Client) | with an engine of its own, on the calling thread |
+/// | [`Client`](crate::Client) | with its own engine, on the calling thread |
 /// | [`LocalClient`](crate::LocalClient) | through the node on this machine, without an engine |
 /// | [`BlockingClient`](crate::BlockingClient) | with an `AsyncClient` that threads and tasks share |
 ///

@@ -75,7 +75,7 @@ fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
 fn an_error_that_waiting_does_not_change_is_returned_at_once() {
     let master = master_with(MasterConfig::default());
     let mut config = NodeConfig { wait_master_ms: NodeConfig::FOR_EVER, ..config("a", master.rpc_addr()) };
-    config.identity.tenant = "nobody".into();
+    config.identity.tenant = "absent".into();
     let refused = Node::start_unless(config, || panic!("it does not wait")).map(drop);
     assert!(matches!(refused, Err(ConnectError::Rpc(RpcError::Tenant { .. }))), "{refused:?}");
 }

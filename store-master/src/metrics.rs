@@ -250,14 +250,16 @@ impl Snapshot {
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(self.started_s);
         registry.register("start_time_seconds", "Time of the start, seconds since the Unix epoch; a change means a restart", start);
-        let counters: [(&str, &str, u64); 30] = [
+        let counters: [(&str, &str, u64); 31] = [
             ("put_starts", "Puts started", stats.put_starts_total),
             ("put_ends", "Puts committed", stats.put_ends_total),
             ("put_revokes", "Puts revoked", stats.put_revokes_total),
             ("puts_partial", "Puts that got fewer replicas than wanted", stats.puts_partial_total),
             ("puts_no_room", "Puts that found no room", stats.puts_no_room_total),
             ("puts_exist", "Puts refused because the key exists", stats.puts_exist_total),
-            ("zombies", "Puts of dead writers", stats.zombies_total),
+            ("puts_abandoned", "Puts whose writer was given up", stats.zombies_total),
+            // The former name, for one release.
+            ("zombies", "Deprecated: use snowskin_master_puts_abandoned_total", stats.zombies_total),
             ("gets", "Keys looked up by get", stats.gets_total),
             ("get_hits", "Keys found by get", stats.get_hits_total),
             ("get_bytes", "Bytes of objects found by get", stats.get_bytes_total),

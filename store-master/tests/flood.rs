@@ -43,7 +43,7 @@ fn flood() -> Vec<u8> {
     for id in 0..400 {
         let find = FindQuery { pattern: "(a[ab]{20}c|b[ab]{20}d)", limit: 1, cursor: 0 };
         Find::encode_request(&mut out, id, &find, none()).unwrap();
-        let list = ListQuery { prefix: Key(b"nobody"), limit: 4096, cursor: 0 };
+        let list = ListQuery { prefix: Key(b"absent"), limit: 4096, cursor: 0 };
         List::encode_request(&mut out, id, &list, none()).unwrap();
         ExplainEviction::encode_request(&mut out, id, &4096, none()).unwrap();
         let keys = (0..256).map(|_| Key(b"a key of the usual length"));

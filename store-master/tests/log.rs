@@ -112,17 +112,17 @@ fn joins_leaves_and_refusals_are_logged_at_the_default_level() {
     master.stop().unwrap();
 
     let master = start_with(Config { store, ..config() });
-    let mut stranger = connect(master.rpc_addr());
+    let mut outsider = connect(master.rpc_addr());
     let greeting = Greeting { admin_proof: Key(&[7; 32]), ..Greeting::default() };
     let mut out = Vec::new();
     Hello::encode_request(&mut out, 1, &greeting, std::iter::empty()).unwrap();
-    stranger.write_all(&out).unwrap();
+    outsider.write_all(&out).unwrap();
     log.wait_for(&["WARN", "wrong secret", "127.0.0.1", "Admin"]);
-    let mut stranger = connect(master.rpc_addr());
+    let mut outsider = connect(master.rpc_addr());
     let mut out = Vec::new();
     let segment = MountSegment { endpoint: "10.0.0.9:7000", ..common::segment(9, "evil", 1 << 20) };
     Mount::encode_request(&mut out, 2, &segment, std::iter::empty()).unwrap();
-    stranger.write_all(&out).unwrap();
+    outsider.write_all(&out).unwrap();
     log.wait_for(&["WARN", "mount refused", "evil", "10.0.0.9:7000", "127.0.0.1"]);
     master.stop().unwrap();
 

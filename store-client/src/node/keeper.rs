@@ -208,7 +208,7 @@ impl Keeper {
     }
 }
 
-/// A [`MountAnswer`] of our own.
+/// A [`MountAnswer`] that owns its data.
 enum Asked {
     Mounted(store_core::message::Mounted),
     Stale { incarnation_min: u64 },

@@ -147,12 +147,12 @@ impl Process {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         // The harness prints lines, too.
         let said = lines.find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
-        let (tell, heard) = channel();
+        let (sender, heard) = channel();
         // The harness must not be interrupted while it prints.
         std::thread::spawn(move || {
             for line in lines {
                 if let Some((_, said)) = line.split_once("SAYS ") {
-                    let _ = tell.send(said.to_owned());
+                    let _ = sender.send(said.to_owned());
                 }
             }
         });
