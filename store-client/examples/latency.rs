@@ -279,12 +279,12 @@ fn measure_values(client: &mut Client, name: &str, value_bytes: usize) -> Result
         if client.batch_get(&mut items).is_complete() { Ok(()) } else { Err("missed".into()) }
     })?;
     client.unregister(many.id())?;
-    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+    client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), RemoveMode::Force)?;
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| [key, b"-from".as_slice()].concat()).collect();
     for _ in 0..2 {
         // The second pass uses pages that this process has touched.
         sample("put mem", &keys, value_bytes, |key| Ok(client.put(key, range, &options).map(|_| ())?))?;
-        client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), true)?;
+        client.batch_remove(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>(), RemoveMode::Force)?;
     }
     client.unregister(region.id())?;
     Ok(())

@@ -15,10 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use store_client::{
-    Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions,
-    Store as _,
-};
+use store_client::{Address, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, Node, NodeConfig, Put, PutOptions, Store as _, RemoveMode};
 use store_core::MasterConfig;
 use store_master::{Config, MasterServer};
 use te_engine::SharedRegion;
@@ -229,7 +226,7 @@ impl Soak {
     fn remove(&mut self) {
         let name = self.rng.below(self.keys);
         let force = self.rng.below(2) == 0;
-        match self.client.remove(&key(name), force) {
+        match self.client.remove(&key(name), RemoveMode::forced(force)) {
             Ok(removed) => self.counts.removes += u64::from(removed),
             Err(error)
                 if [ErrorCode::ObjectHasLease, ErrorCode::ReplicaIsNotReady].contains(&error.code()) => {}

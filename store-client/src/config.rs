@@ -23,6 +23,7 @@ pub(crate) const REQUESTS_PER_BATCH_MIN: u32 = 128;
 /// Settings of a [`Client`](crate::Client).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ClientConfig {
     /// The master's address. It is not part of this section of a settings file: one file has many sections
     /// and one master.
@@ -68,6 +69,7 @@ pub struct ClientConfig {
 /// Settings of a [`Node`](crate::Node).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct NodeConfig {
     /// Name of the node, unique in the cluster, 1 to 256 bytes. Its memory is listed under this name.
     pub name: String,

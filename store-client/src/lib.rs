@@ -102,7 +102,7 @@ pub use memory::{BufferRange, Fragment};
 pub use metrics::{ClientMetrics, metrics_text_of};
 pub use node::{Node, NodeStatusReport};
 pub use rpc::{Address, Identity, RpcConfig, RpcConnection};
-pub use store::Store;
+pub use store::{RemoveMode, Store};
 pub use store_core::Placement;
 pub use store_core::message::{
     DrainInfo, Pin, PutOptions, ReplicaInfo, ReplicaState, Retention, SegmentState, TaskCause, TaskId,

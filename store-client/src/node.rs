@@ -47,6 +47,7 @@ pub struct Node {
 
 /// What a node has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeStatusReport {
     /// Number of the segment under which its memory is mounted; `None`: it is not mounted.
     pub segment: Option<SegmentNo>,

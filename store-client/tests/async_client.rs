@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use common::{client, master, node, pattern};
-use store_client::{AsyncClient, ErrorCode, PutOptions, SharedPart, StoreError};
+use store_client::{AsyncClient, ErrorCode, PutOptions, SharedPart, StoreError, RemoveMode};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
 
@@ -77,8 +77,8 @@ async fn everything(client: &AsyncClient) {
     assert_eq!(outside.map_err(|error| error.code()), Err(ErrorCode::InvalidParams));
     client.unregister(region).await.unwrap();
     for key in [b"k", b"l", b"m"] {
-        assert!(client.remove(key, true).await.unwrap());
-        assert!(!client.remove(key, true).await.unwrap());
+        assert!(client.remove(key, RemoveMode::Force).await.unwrap());
+        assert!(!client.remove(key, RemoveMode::Force).await.unwrap());
     }
     assert!(client.counters().await.unwrap().hits >= 5);
 }
@@ -105,7 +105,7 @@ async fn every_operation_works_under_tokio_and_tasks_share_a_client() {
                 let (key, value) = (format!("task-{task}"), pattern(task, 1000 + task as usize));
                 assert!(client.put(key.as_bytes(), value.clone(), &ONE).await.unwrap());
                 assert_eq!(client.get(key.as_bytes()).await.unwrap(), Some(value));
-                assert!(client.remove(key.as_bytes(), true).await.unwrap());
+                assert!(client.remove(key.as_bytes(), RemoveMode::Force).await.unwrap());
             })
         })
         .collect();

@@ -15,7 +15,7 @@ use common::{
     Process, be_node, client, eventually, fabrics, get_batch, master_at, master_with, node, own_host,
     pattern, put_batch, role, say, wait_for_parent,
 };
-use store_client::{Client, ClientConfig, PutOptions, Store as _};
+use store_client::{Client, ClientConfig, PutOptions, Store as _, RemoveMode};
 use store_core::MasterConfig;
 use te_core::testkit::Rng;
 
@@ -140,7 +140,7 @@ fn be_writer(role: &[String]) {
         }
         say("puts");
         let _ = client.put(&key(name), &value, &ONE);
-        let _ = client.remove(&key(name), true);
+        let _ = client.remove(&key(name), RemoveMode::Force);
     }
 }
 
@@ -428,7 +428,7 @@ mod timing {
             });
             assert!(read.count() + verify_all(&mut client) > 0);
             for name in (0..KEYS).chain(10_000..10_006) {
-                let _ = client.remove(&key(name), true);
+                let _ = client.remove(&key(name), RemoveMode::Force);
             }
         }
         writer.stop();
@@ -468,10 +468,10 @@ mod timing {
             reader.signal("STOP");
             // Its lease expires, and the space is given to others.
             std::thread::sleep(Duration::from_millis(400));
-            let _ = client.remove(b"large", true);
+            let _ = client.remove(b"large", RemoveMode::Force);
             for name in 0..4 {
                 let _ = client.put(&key(name), &pattern(name, LARGE), &ONE);
-                let _ = client.remove(&key(name), true);
+                let _ = client.remove(&key(name), RemoveMode::Force);
             }
             reader.signal("CONT");
             std::thread::sleep(Duration::from_millis(50));

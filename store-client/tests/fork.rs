@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use common::{Process, client_over, fabrics, get_batch, get_range, master, node, pattern, role, say};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{
-    AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node,
-    NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError,
-};
+use store_client::{AsyncClient, BufferRange, Client, ClientConfig, ErrorCode, Fabrics, Get, LocalClient, LocalServer, Node, NodeConfig, Pending, PutOptions, RpcConfig, RpcConnection, RpcError, Store as _, StoreError, RemoveMode};
 use store_core::message::ReadStats;
 use te_fabric::testkit::{Complaint, fork_and};
 
@@ -79,7 +76,7 @@ fn be_forking(role: &[String]) {
                 forked("put", inherited.put(b"child", b"value", &ONE))?;
                 forked("put from memory", inherited.put(b"child", BufferRange::all(&memory), &ONE))?;
                 forked("exists", inherited.exists(&key(1)))?;
-                forked("remove", inherited.remove(&key(1), true))?;
+                forked("remove", inherited.remove(&key(1), RemoveMode::Force))?;
                 forked("alloc", inherited.alloc(4096))?;
                 forked("unregister", inherited.unregister(memory.id()))?;
                 if inherited.metrics_text().is_empty() {
@@ -117,7 +114,7 @@ fn be_forking(role: &[String]) {
                 let range = BufferRange::part(&memory, 0, value(3).len() as u64);
                 assert!(client.put(name.as_bytes(), range, &ONE).unwrap());
                 assert!(client.get(name.as_bytes()).unwrap() == Some(value(3)));
-                assert!(client.remove(name.as_bytes(), true).unwrap());
+                assert!(client.remove(name.as_bytes(), RemoveMode::Force).unwrap());
             },
         );
         client = shared.into_inner().unwrap();
@@ -232,10 +229,10 @@ fn parent_and_child_read_right_values_or_none_over_each_rail() {
         // The parent's work has no effect on the next one.
         let mut client = client_over(master.rpc_addr(), Fabrics::TCP);
         for object in 0..OBJECTS {
-            assert!(client.remove(&key(object), true).unwrap());
+            assert!(client.remove(&key(object), RemoveMode::Force).unwrap());
         }
         for round in 0..FORKS {
-            assert!(client.remove(format!("child-{round}").as_bytes(), true).unwrap());
+            assert!(client.remove(format!("child-{round}").as_bytes(), RemoveMode::Force).unwrap());
         }
     }
 }

@@ -9,14 +9,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{
-    Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say,
-    wait_for_parent,
-};
+use common::{Process, client, codes, eventually, get_batch, master, node, pattern, put_batch, role, say, wait_for_parent, with};
 use store_client::local::{LocalConfig, LocalError, LocalServerConfig, LocalStartError, Refusal};
-use store_client::{
-    ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError,
-};
+use store_client::{ClientConfig, ErrorCode, Get, LocalClient, LocalServer, Node, PutOptions, Store as _, StoreError, RemoveMode};
 use store_core::message::{Operation as _, ReadStats};
 use store_core::{Frame, FrameWriter, Header};
 use store_master::MasterHandle;
@@ -50,7 +45,7 @@ impl Store {
     }
 
     fn config(&self) -> LocalConfig {
-        LocalConfig { arena_bytes: 8 * MIB, ..LocalConfig::new(self.server.path()) }
+        with(LocalConfig::new(self.server.path()), |config| config.arena_bytes = 8 * MIB)
     }
 
     fn client(&self) -> LocalClient {
@@ -85,7 +80,7 @@ fn be_busy_client(role: &[String]) {
         if matches!(stored, Ok(true)) {
             assert_eq!(client.get(key.as_bytes()).unwrap_or(None).unwrap_or_else(|| big.clone()), big);
         }
-        let _ = client.remove(key.as_bytes(), true);
+        let _ = client.remove(key.as_bytes(), RemoveMode::Force);
     }
 }
 
@@ -114,12 +109,12 @@ fn objects_that_one_kind_of_client_puts_are_got_by_the_other() {
     }
     assert_eq!(local.get(b"nothing").unwrap(), None);
     assert!(!local.exists(b"nothing").unwrap());
-    assert!(!local.remove(b"nothing", false).unwrap());
+    assert!(!local.remove(b"nothing", RemoveMode::Unused).unwrap());
     // A new lease, however long the lines above took.
     assert_eq!(embedded.get(b"local-1").unwrap(), Some(pattern(0, 1)));
-    let leased = local.remove(b"local-1", false).unwrap_err();
+    let leased = local.remove(b"local-1", RemoveMode::Unused).unwrap_err();
     assert_eq!(leased.code(), ErrorCode::ObjectHasLease);
-    assert!(local.remove(b"local-1", true).unwrap());
+    assert!(local.remove(b"local-1", RemoveMode::Force).unwrap());
     assert_eq!(embedded.get(b"local-1").unwrap(), None);
     assert_eq!(local.put(b"empty", b"", &ONE).unwrap_err().code(), ErrorCode::InvalidParams);
     assert_eq!(local.put(b"", b"x", &ONE).unwrap_err().code(), ErrorCode::InvalidKey);
@@ -150,7 +145,7 @@ fn batches_have_a_result_for_each_key_however_they_are_split() {
     }
     let there = client.batch_exists(&wanted).unwrap();
     assert_eq!(there.iter().filter(|there| !**there).count(), 1);
-    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    let removed = codes(client.batch_remove(&wanted, RemoveMode::Force).unwrap());
     assert_eq!(removed[700], Ok(false));
     assert_eq!(removed.iter().filter(|removed| **removed == Ok(true)).count(), 1500);
 }
@@ -244,7 +239,7 @@ fn a_writer_that_changes_its_arena_during_a_put_harms_only_its_own_object() {
             let found = embedded.get(key.as_bytes()).unwrap();
             assert!(found.is_none_or(|bytes| bytes.len() == 2 << 20));
             assert_eq!(embedded.get(b"other").unwrap().as_ref(), Some(&other));
-            embedded.remove(key.as_bytes(), true).unwrap();
+            embedded.remove(key.as_bytes(), RemoveMode::Force).unwrap();
         }
     });
 }
@@ -467,12 +462,12 @@ fn limits_and_identities_are_refused_by_name() {
         config.arenas_bytes_max = 3 * MIB;
         config.client.identity.tenant = "default".into();
     });
-    let red = |arena_bytes| LocalConfig { arena_bytes, ..store.config() };
+    let red = |arena_bytes| with(store.config(), |config| config.arena_bytes = arena_bytes);
     let refused = |config| match LocalClient::connect(config) {
         Err(LocalError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(LocalConfig { tenant: "blue".into(), ..store.config() }), Refusal::Tenant);
+    assert_eq!(refused(with(store.config(), |config| config.tenant = "blue".into())), Refusal::Tenant);
     eventually("it is gone", || store.server.stats().clients == 0);
     let first = LocalClient::connect(red(2 * MIB)).unwrap();
     assert_eq!(refused(red(2 * MIB)), Refusal::Memory { bytes_left: MIB });
@@ -549,15 +544,15 @@ fn the_socket_is_for_this_user_alone_and_is_removed_with_its_server() {
     // A file that is not a socket is never removed.
     let file = store.dir.path().join("file");
     std::fs::write(&file, "precious").unwrap();
-    let taken = LocalServer::start(LocalServerConfig { path: file.clone(), ..config() });
+    let taken = LocalServer::start(with(config(), |config| config.path = file.clone()));
     assert!(matches!(taken, Err(LocalStartError::Bind { .. })), "{taken:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
     for config in [
-        LocalServerConfig { workers: 0, ..config() },
-        LocalServerConfig { clients_max: 0, ..config() },
-        LocalServerConfig { mode: 0o444, ..config() },
-        LocalServerConfig { mode: 0o4600, ..config() },
-        LocalServerConfig { arena_bytes_max: 0, ..config() },
+        with(config(), |config| config.workers = 0),
+        with(config(), |config| config.clients_max = 0),
+        with(config(), |config| config.mode = 0o444),
+        with(config(), |config| config.mode = 0o4600),
+        with(config(), |config| config.arena_bytes_max = 0),
     ] {
         assert!(matches!(LocalServer::start(config), Err(LocalStartError::Config { .. })));
     }
@@ -588,7 +583,7 @@ fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
     for len in lengths() {
         let value = pattern(len as u64, len);
         let connect =
-            |arena_bytes| LocalClient::connect(LocalConfig { arena_bytes, ..store.config() }).unwrap();
+            |arena_bytes| LocalClient::connect(with(store.config(), |config| config.arena_bytes = arena_bytes)).unwrap();
         let key = format!("k{len}");
         let mut exact = connect(len as u64);
         assert!(exact.arena_bytes() >= len as u64, "{len}");
@@ -596,7 +591,7 @@ fn a_value_of_any_length_passes_through_an_arena_of_its_own_length() {
         assert_eq!(exact.get(key.as_bytes()).unwrap().as_ref(), Some(&value), "{len}");
         drop(exact);
         assert_eq!(connect(len as u64).get(key.as_bytes()).unwrap(), Some(value), "{len}");
-        client(store.master.rpc_addr()).remove(key.as_bytes(), true).unwrap();
+        client(store.master.rpc_addr()).remove(key.as_bytes(), RemoveMode::Force).unwrap();
     }
 }
 
@@ -607,7 +602,7 @@ fn an_arena_is_replaced_for_a_longer_value_unless_a_buffer_is_held() {
         config.clients_max = 1;
         config.arena_bytes_max = 20 * MIB + 7;
     });
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).unwrap();
+    let mut local = LocalClient::connect(with(store.config(), |config| config.arena_bytes = 4_096)).unwrap();
     for len in [4_097, 70_000, 1_048_577, 5_000_001] {
         let (key, value) = (format!("k{len}"), pattern(len as u64, len));
         assert!(local.put(key.as_bytes(), &value, &ONE).unwrap(), "{len}");
@@ -617,7 +612,7 @@ fn an_arena_is_replaced_for_a_longer_value_unless_a_buffer_is_held() {
     // A client that did not write the value has to find out its length.
     let mut reader = None;
     eventually("the other client has gone", || {
-        reader = LocalClient::connect(LocalConfig { arena_bytes: 4_096, ..store.config() }).ok();
+        reader = LocalClient::connect(with(store.config(), |config| config.arena_bytes = 4_096)).ok();
         reader.is_some()
     });
     let mut reader = reader.unwrap();
@@ -640,7 +635,7 @@ fn an_arena_is_replaced_for_a_longer_value_unless_a_buffer_is_held() {
 #[test]
 fn a_short_value_is_read_through_the_little_room_that_is_left() {
     let store = Store::new();
-    let mut local = LocalClient::connect(LocalConfig { arena_bytes: MIB, ..store.config() }).unwrap();
+    let mut local = LocalClient::connect(with(store.config(), |config| config.arena_bytes = MIB)).unwrap();
     assert!(local.put(b"k", b"short", &ONE).unwrap());
     let _held = local.alloc(MIB - 64).unwrap();
     assert_eq!(local.get(b"k").unwrap().as_deref(), Some(b"short".as_slice()));

@@ -9,14 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{
-    MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say,
-    wait_for_parent,
-};
-use store_client::{
-    Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig,
-    RpcConnection, RpcError, SegmentNo, SegmentState, Store as _,
-};
+use common::{MIB, Process, client, client_over, eventually, master_at, master_with, own_host, pattern, role, say, wait_for_parent, with};
+use store_client::{Client, ClientConfig, ConnectError, Fabrics, Node, NodeConfig, Placement, PutOptions, RpcConfig, RpcConnection, RpcError, SegmentNo, SegmentState, Store as _, RemoveMode};
 use store_core::message::{Mount, MountSegment, NewObject, PutAsk, PutStart};
 use store_core::{Key, MasterConfig, Secret};
 use store_master::MasterHandle;
@@ -41,7 +35,7 @@ fn a_node_that_is_started_before_its_master_waits_for_it() {
     let addr = free_address(31);
     let tries = Arc::new(AtomicU64::new(0));
     let asked = Arc::clone(&tries);
-    let waits = NodeConfig { wait_master_ms: NodeConfig::FOR_EVER, ..config("early", addr) };
+    let waits = with(config("early", addr), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
     let starting = thread::spawn(move || {
         Node::start_unless(waits, || {
             asked.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +52,7 @@ fn a_node_that_is_started_before_its_master_waits_for_it() {
 
 #[test]
 fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
-    let waits = NodeConfig { wait_master_ms: NodeConfig::FOR_EVER, ..config("early", free_address(32)) };
+    let waits = with(config("early", free_address(32)), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
     let mut asked = 0;
     let gave_up = Node::start_unless(waits, || {
         asked += 1;
@@ -66,7 +60,7 @@ fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
     });
     assert!(matches!(gave_up, Err(ConnectError::Rpc(RpcError::Connect { .. }))));
     // A node without patience does not wait either.
-    let impatient = NodeConfig { wait_master_ms: 0, ..config("early", free_address(32)) };
+    let impatient = with(config("early", free_address(32)), |config| config.wait_master_ms = 0);
     let gave_up = Node::start_unless(impatient, || panic!("it does not wait"));
     assert!(matches!(gave_up, Err(ConnectError::Rpc(RpcError::Connect { .. }))));
 }
@@ -74,7 +68,7 @@ fn a_node_that_is_asked_to_end_while_it_waits_gives_up() {
 #[test]
 fn an_error_that_waiting_does_not_change_is_returned_at_once() {
     let master = master_with(MasterConfig::default());
-    let mut config = NodeConfig { wait_master_ms: NodeConfig::FOR_EVER, ..config("a", master.rpc_addr()) };
+    let mut config = with(config("a", master.rpc_addr()), |config| config.wait_master_ms = NodeConfig::FOR_EVER);
     config.identity.tenant = "absent".into();
     let refused = Node::start_unless(config, || panic!("it does not wait")).map(drop);
     assert!(matches!(refused, Err(ConnectError::Rpc(RpcError::Tenant { .. }))), "{refused:?}");
@@ -96,7 +90,7 @@ fn read_all(client: &mut Client, objects: u64, len: usize) {
 fn a_node_that_drains_when_it_is_stopped_leaves_nothing_behind() {
     let master = master_with(MasterConfig::default());
     let addr = master.rpc_addr();
-    let leaving = NodeConfig { drain_on_stop_ms: 60_000, ..config("leaving", addr) };
+    let leaving = with(config("leaving", addr), |config| config.drain_on_stop_ms = 60_000);
     let leaving = Node::start(leaving).unwrap();
     let mut other = config("other", addr);
     other.heartbeat_ms = 20;
@@ -185,7 +179,7 @@ fn a_rate_limit_slows_copies_down_and_loses_none() {
     let addr = master.rpc_addr();
     let leaving = Node::start(config("leaving", addr)).unwrap();
     // 20 objects per second, of which several leases' worth wait at a time.
-    let mut slow = NodeConfig { copy_bytes_per_s_max: 200_000, ..config("slow", addr) };
+    let mut slow = with(config("slow", addr), |config| config.copy_bytes_per_s_max = 200_000);
     slow.heartbeat_ms = 20;
     let slow = Node::start(slow).unwrap();
     let mut client = client_over(addr, Fabrics::TCP);
@@ -222,7 +216,7 @@ fn be_copier(role: &[String]) {
     say("ready");
     loop {
         let _ = client.put(b"large", &value, &ONE);
-        let _ = client.remove(b"large", true);
+        let _ = client.remove(b"large", RemoveMode::Force);
     }
 }
 
@@ -281,7 +275,7 @@ fn a_second_node_with_the_same_name_is_refused_and_the_first_loses_nothing() {
     assert_eq!(client.get(b"k").unwrap().as_deref(), Some(b"kept".as_slice()));
     assert_eq!(first.status().mounts, 1);
     // Unless the operator requests it.
-    let second = Node::start(NodeConfig { takeover: true, ..config("twin", addr) }).unwrap();
+    let second = Node::start(with(config("twin", addr), |config| config.takeover = true)).unwrap();
     assert!(second.status().segment.is_some());
     assert_eq!(client.master().segments().unwrap()[0].endpoint, second.endpoint());
     drop(first);
@@ -314,7 +308,7 @@ fn a_node_whose_clock_went_back_is_mounted_once_the_silent_holder_of_its_name_is
         takeover: false,
     };
     rpc.call::<Mount>(&segment, std::iter::empty()).unwrap().0.mounted().unwrap();
-    let node = Node::start(NodeConfig { wait_master_ms: 0, ..config("back", addr) }).unwrap();
+    let node = Node::start(with(config("back", addr), |config| config.wait_master_ms = 0)).unwrap();
     drop(rpc);
     let mounted = &client(addr).master().segments().unwrap()[0];
     assert!(mounted.incarnation > incarnation);
@@ -327,7 +321,7 @@ fn nodes_of_a_cluster_with_a_secret_prove_it_and_others_are_refused() {
     let master = master_with(MasterConfig { cluster_secret: secret.clone(), ..MasterConfig::default() });
     let addr = master.rpc_addr();
     for wrong in [Secret::default(), "summer".to_owned().into()] {
-        let mut config = NodeConfig { wait_master_ms: 0, ..config("outsider", addr) };
+        let mut config = with(config("outsider", addr), |config| config.wait_master_ms = 0);
         config.identity.cluster = wrong;
         let refused = Node::start(config).map(drop).unwrap_err();
         assert!(matches!(refused, ConnectError::Rpc(_)), "{refused}");

@@ -7,10 +7,7 @@ use common::{
     MIB, client, client_over, codes, eventually, get_batch, get_range, master, master_with, node, node_over, pattern,
     put_batch,
 };
-use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig,
-    RpcConnection, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ErrorCode, Fabrics, Get, MemSpan, Placement, Put, PutOptions, RpcConfig, RpcConnection, Store as _, StoreError, RemoveMode};
 use store_core::MasterConfig;
 use store_core::message::{Export, Mount, MountSegment, Segments};
 
@@ -33,8 +30,8 @@ fn round_trips(client: &mut Client) {
     let entry = page.entries.iter().find(|entry| entry.key == b"key-2").unwrap();
     assert_eq!((entry.len, entry.replicas, entry.complete), (4096, 1, true));
     assert!(client.master().list(b"none", 0, 100).unwrap().entries.is_empty());
-    assert!(client.remove(b"key-0", true).unwrap());
-    assert!(!client.remove(b"key-0", true).unwrap());
+    assert!(client.remove(b"key-0", RemoveMode::Force).unwrap());
+    assert!(!client.remove(b"key-0", RemoveMode::Force).unwrap());
     assert_eq!(client.get(b"key-0").unwrap(), None);
     let counters = client.counters();
     assert_eq!((counters.hits, counters.misses, counters.puts), (6, 7, 6));
@@ -226,7 +223,7 @@ fn batches_report_a_result_for_each_key() {
     for (got, value) in got.iter().zip(&values) {
         assert_eq!(got.as_ref().unwrap().as_ref(), Some(value));
     }
-    let removed = codes(client.batch_remove(&wanted, true).unwrap());
+    let removed = codes(client.batch_remove(&wanted, RemoveMode::Force).unwrap());
     assert_eq!(removed[3], Ok(false));
     assert_eq!(removed.iter().filter(|result| **result == Ok(true)).count(), 2500);
     assert_eq!(client.master().stats().unwrap().objects, 0);
@@ -276,7 +273,7 @@ fn values_longer_than_the_bounce_buffer_pass_in_pieces() {
         for (got, value) in get_batch(&mut client, &keys).into_iter().zip(&values) {
             assert_eq!(got.unwrap().as_ref(), Some(value));
         }
-        client.batch_remove(&keys, true).unwrap();
+        client.batch_remove(&keys, RemoveMode::Force).unwrap();
         node.stop();
     }
 }
@@ -361,10 +358,10 @@ fn an_object_under_a_lease_is_not_removed_without_force() {
     let (mut reader, mut client) = (client(master.rpc_addr()), client(master.rpc_addr()));
     assert!(client.put(b"k", b"value", &ONE).unwrap());
     assert!(reader.get(b"k").unwrap().is_some());
-    let refused = client.remove(b"k", false);
+    let refused = client.remove(b"k", RemoveMode::Unused);
     assert!(matches!(refused, Err(StoreError::Refused(ErrorCode::ObjectHasLease))), "{refused:?}");
     assert_eq!(refused.unwrap_err().code().code(), -706);
-    assert!(client.remove(b"k", true).unwrap());
+    assert!(client.remove(b"k", RemoveMode::Force).unwrap());
 }
 
 #[test]
@@ -453,10 +450,10 @@ fn a_reader_that_is_done_returns_its_leases_with_its_next_request() {
     let wanted: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     assert!(get_batch(&mut reader, &wanted).into_iter().all(|got| got.unwrap().is_some()));
     assert!(reader.get(&keys[7]).unwrap().is_some());
-    let held = other.remove(&keys[7], false).unwrap_err();
+    let held = other.remove(&keys[7], RemoveMode::Unused).unwrap_err();
     assert_eq!(held.code(), ErrorCode::ObjectHasLease, "the reader has sent nothing since");
     assert!(reader.exists(b"another").is_ok());
-    for removed in other.batch_remove(&wanted, false).unwrap() {
+    for removed in other.batch_remove(&wanted, RemoveMode::Unused).unwrap() {
         assert!(removed.unwrap());
     }
     // A lost connection takes its leases with it: they are not returned on the next one.
@@ -465,7 +462,7 @@ fn a_reader_that_is_done_returns_its_leases_with_its_next_request() {
     assert_eq!(reader.get(b"k").unwrap().as_deref(), Some(b"v".as_slice()));
     // A client that disconnects returns its leases: otherwise this lease would hold the object for minutes.
     drop(reader);
-    eventually("the lease is returned", || match other.remove(b"k", false) {
+    eventually("the lease is returned", || match other.remove(b"k", RemoveMode::Unused) {
         Err(error) => {
             assert_eq!(error.code(), ErrorCode::ObjectHasLease);
             false

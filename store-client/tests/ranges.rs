@@ -6,10 +6,7 @@ mod common;
 use std::ops::Bound;
 
 use common::{client, client_over, codes, get_range, master, node, node_over, pattern, put_batch};
-use store_client::{
-    BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions,
-    SharedRegion, Sink, Source, Store as _, StoreError,
-};
+use store_client::{BufferRange, Client, ErrorCode, Fabrics, Fragment, Get, MemSpan, Node, PARTS_MAX, Put, PutOptions, SharedRegion, Sink, Source, Store as _, StoreError, RemoveMode};
 use store_core::blocks::{BLOCK_BYTES, stored_len, trailer_len};
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -350,7 +347,7 @@ fn parts_and_wholes_agree_however_an_object_was_put() {
                     let found = get_range(&mut client, key, start..end).unwrap();
                     assert_eq!(found.as_deref(), Some(&value[start as usize..end as usize]));
                 }
-                assert!(client.remove(key, true).unwrap());
+                assert!(client.remove(key, RemoveMode::Force).unwrap());
             }
         }
         node.stop();
@@ -402,7 +399,7 @@ fn an_object_goes_from_and_into_buffers_of_different_regions() {
         assert!(client.put(b"third", &[own(5, 20)], &ONE).unwrap());
         assert_eq!(client.get(b"third").unwrap().as_deref(), Some(&value[100..120]));
         for key in [b"first".as_slice(), b"second", b"third"] {
-            client.remove(key, true).unwrap();
+            client.remove(key, RemoveMode::Force).unwrap();
         }
         client.unregister(region).unwrap();
         assert_eq!(code(client.put(b"fourth", &turns, &ONE)), ErrorCode::InvalidParams);
@@ -465,6 +462,6 @@ fn the_trailer_is_allocated_and_freed_with_the_object() {
     client.put(b"k", &pattern(1, len as usize), &ONE).unwrap();
     assert_eq!(client.master().list(b"k", 0, 1).unwrap().entries[0].len, len);
     assert_eq!(client.master().stats().unwrap().used_bytes, stored_len(len).next_multiple_of(64));
-    client.remove(b"k", true).unwrap();
+    client.remove(b"k", RemoveMode::Force).unwrap();
     assert_eq!(client.master().stats().unwrap().used_bytes, 0);
 }

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use common::{master, master_at, master_config, own_host};
+use common::{master, master_at, master_config, own_host, with};
 use store_client::{Address, ErrorCode, RpcConfig, RpcConnection, RpcError};
 use store_core::message::{Exists, Operation, ReadStats};
 use store_core::wire::HEADER_BYTES;
@@ -16,7 +16,12 @@ use store_core::{Key, MasterConfig};
 use store_master::{Config, MasterServer};
 
 fn quick() -> RpcConfig {
-    RpcConfig { call_ms_max: 200, connect_ms_max: 500, reconnect_ms_max: 100, spin_us: 20 }
+    with(RpcConfig::default(), |config| {
+        config.call_ms_max = 200;
+        config.connect_ms_max = 500;
+        config.reconnect_ms_max = 100;
+        config.spin_us = 20;
+    })
 }
 
 #[test]

@@ -3,12 +3,9 @@
 
 mod common;
 
-use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch};
+use common::{client, codes, get_batch, get_range, master, node, pattern, put_batch, with};
 use store_client::local::{LocalConfig, LocalServerConfig};
-use store_client::{
-    AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient,
-    LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError,
-};
+use store_client::{AsyncClient, BlockingClient, BufferRange, Client, ClientConfig, ErrorCode, Fragment, Get, LocalClient, LocalServer, Node, PARTS_MAX, Put, PutOptions, Source, Store, StoreError, RemoveMode};
 use store_master::MasterHandle;
 
 const ONE: PutOptions = PutOptions::DEFAULT;
@@ -32,7 +29,7 @@ impl Clients {
         let dir = tempfile::tempdir().unwrap();
         let config = ClientConfig::new(master.rpc_addr().into());
         let server = LocalServer::start(LocalServerConfig::new(dir.path().join("s"), config)).unwrap();
-        let local = LocalConfig { arena_bytes: 4 << 20, ..LocalConfig::new(server.path()) };
+        let local = with(LocalConfig::new(server.path()), |config| config.arena_bytes = 4 << 20);
         Self {
             embedded: client(master.rpc_addr()),
             shared: AsyncClient::start(client(master.rpc_addr())).unwrap().blocking(),
@@ -77,9 +74,9 @@ fn every_client_gives_the_same_results() {
         assert_eq!(store.get(&none).unwrap(), None);
         assert!(store.exists(&a).unwrap() && !store.exists(&none).unwrap());
         assert_eq!(store.batch_exists(&[&a, &none, &b]).unwrap(), [true, false, true]);
-        let removed = codes(store.batch_remove(&[&a, &none], true).unwrap());
+        let removed = codes(store.batch_remove(&[&a, &none], RemoveMode::Force).unwrap());
         assert_eq!(removed, [Ok(true), Ok(false)], "{name}");
-        assert!(store.remove(&b, true).unwrap() && !store.remove(&b, true).unwrap());
+        assert!(store.remove(&b, RemoveMode::Force).unwrap() && !store.remove(&b, RemoveMode::Force).unwrap());
     }
     clients.stop();
 }

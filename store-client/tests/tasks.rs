@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{MIB, client, client_over, eventually, get_range, master, master_with, pattern};
+use common::{MIB, client, client_over, eventually, get_range, master, master_with, pattern, with};
 use store_client::{
     Client, ErrorCode, Fabrics, Node, NodeConfig, Placement, PutOptions, ReplicaState, SegmentNo,
     SegmentState, Store as _, TaskId, TaskState,
@@ -250,7 +250,7 @@ fn a_drain_takes_few_heartbeats_and_ends_with_its_last_move() {
     let orders_max = u64::from(MasterConfig::default().tasks.per_node_max);
     let [leaving, staying] = ["a", "b"].map(|name| {
         let config = NodeConfig::new(name, address.into(), 32 * MIB);
-        Node::start(NodeConfig { heartbeat_ms: 2_000, ..config }).unwrap()
+        Node::start(with(config, |config| config.heartbeat_ms = 2_000)).unwrap()
     });
     let segment = leaving.status().segment.unwrap();
     let mut writer = client(address);

@@ -8,15 +8,24 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{connect, fill, start, start_with};
+use common::{connect, fill, start, start_with, with};
 use store_master::{Config, HttpLimits, MasterHandle};
 
 /// Longest time that anything here may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Limits with the same time for heads and for answers.
+fn limits(connections_max: u32, ms_max: u32) -> HttpLimits {
+    with(HttpLimits::default(), |limits| {
+        limits.connections_max = connections_max;
+        limits.head_ms_max = ms_max;
+        limits.stall_ms_max = ms_max;
+    })
+}
+
 /// A master that gives this many clients one second.
 fn impatient(connections_max: u32) -> MasterHandle {
-    let http = HttpLimits { connections_max, head_ms_max: 1_000, stall_ms_max: 1_000 };
+    let http = limits(connections_max, 1_000);
     start_with(Config { http, ..common::config() })
 }
 
@@ -74,7 +83,7 @@ fn silent_clients_in_every_place_do_not_keep_others_out_for_long() {
 
 /// A master that closes no slow connection within the time of a test.
 fn patient(connections_max: u32) -> MasterHandle {
-    let http = HttpLimits { connections_max, head_ms_max: 3_600_000, stall_ms_max: 3_600_000 };
+    let http = limits(connections_max, 3_600_000);
     start_with(Config { http, ..common::config() })
 }
 
@@ -220,7 +229,7 @@ fn half_a_body_is_refused() {
 
 #[test]
 fn many_requests_follow_one_another_on_a_connection_and_many_connections_on_one_another() {
-    let http_limits = HttpLimits { connections_max: 2, ..HttpLimits::default() };
+    let http_limits = with(HttpLimits::default(), |config| config.connections_max = 2);
     let master = start_with(Config { http: http_limits, ..common::config() });
     let addr = http(&master);
     let mut stream = connect(addr);
@@ -237,7 +246,7 @@ fn many_requests_follow_one_another_on_a_connection_and_many_connections_on_one_
 
 #[test]
 fn limits_of_zero_are_refused() {
-    let none = HttpLimits { connections_max: 0, ..HttpLimits::default() };
+    let none = with(HttpLimits::default(), |config| config.connections_max = 0);
     let error = Config { http: none, ..common::config() }.validate().unwrap_err().to_string();
     assert!(error.contains("http.connections_max"), "{error}");
 }

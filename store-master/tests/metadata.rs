@@ -6,7 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 
-use common::{assert_serves, connect, start, start_with};
+use common::{assert_serves, connect, start, start_with, with};
 use store_master::{Config, MasterHandle, MetadataLimits};
 
 /// Method, query, headers, body; and the status of the answer.
@@ -106,7 +106,12 @@ fn a_value_expires() {
 
 #[test]
 fn bad_requests_are_refused_with_a_reason_and_the_server_continues() {
-    let limits = MetadataLimits { keys_max: 2, key_bytes_max: 8, value_bytes_max: 32, bytes_max: 1000 };
+    let limits = with(MetadataLimits::default(), |limits| {
+        limits.keys_max = 2;
+        limits.key_bytes_max = 8;
+        limits.value_bytes_max = 32;
+        limits.bytes_max = 1000;
+    });
     let master = start_with(Config { metadata: limits, ..common::config() });
     let addr = http(&master);
     let long = [b'x'; 33];

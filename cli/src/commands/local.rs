@@ -48,7 +48,8 @@ impl LocalArg {
             _ => default_path(master),
         };
         let what = format!("a local server at {}: nobody listens there yet", path.display());
-        let config = LocalConfig { arena_bytes, ..LocalConfig::new(path) };
+        let mut config = LocalConfig::new(path);
+        config.arena_bytes = arena_bytes;
         let connected = wait.for_listener(what, || LocalClient::connect(config.clone()));
         connected.map_err(|error| failure("", &StoreError::from(error)).into())
     }

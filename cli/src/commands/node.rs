@@ -256,6 +256,7 @@ const MEMORY_BYTES_MIN: u64 = 4096;
 
 /// A local server of a node's process: one object may be as long as all clients together may lend.
 pub(crate) fn local_server_config(path: PathBuf, store: ClientConfig) -> LocalServerConfig {
-    let config = LocalServerConfig::new(path, store);
-    LocalServerConfig { arena_bytes_max: config.arenas_bytes_max, ..config }
+    let mut config = LocalServerConfig::new(path, store);
+    config.arena_bytes_max = config.arenas_bytes_max;
+    config
 }

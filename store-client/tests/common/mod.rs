@@ -19,6 +19,12 @@ pub(crate) use te_core::testkit::pattern;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// A value with changes: settings outside of their crate are changed field by field.
+pub(crate) fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
+
 pub(crate) fn master_config() -> Config {
     Config { rpc_listen: "127.0.0.1:0".parse().unwrap(), http_listen: None, ..Config::default() }
 }

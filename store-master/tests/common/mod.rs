@@ -13,6 +13,12 @@ use store_core::wire::{HEADER_BYTES, VERSION};
 use store_core::{Frame, Header, Key};
 use store_master::{Config, MasterHandle, MasterServer};
 
+/// A value with changes: settings outside of their crate are changed field by field.
+pub(crate) fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
+
 pub(crate) fn config() -> Config {
     Config {
         rpc_listen: "127.0.0.1:0".parse().unwrap(),
