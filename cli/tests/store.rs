@@ -328,7 +328,7 @@ fn tenants_do_not_meet_and_bulk_commands_are_about_ones_own() {
     for args in [&["ls"][..], &["ls", "--tenant", "a"], &["ls", "--tenant", "c"]] {
         let refused = store(args);
         assert_exit(&refused, 1);
-        assert!(stderr(&refused).contains("does not let tenant"), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("refused tenant"), "{}", stderr(&refused));
     }
     for key in ["k1", "k2", "other"] {
         assert_exit(&a(&["put", key, file]), 0);
