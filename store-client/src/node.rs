@@ -81,7 +81,7 @@ struct Shared {
 
 impl Node {
     /// Starts an engine, allocates the memory and mounts it. A master that does not answer is waited for as
-    /// long as [`NodeConfig::wait_master_ms`] says.
+    /// long as [`NodeConfig::wait_master_ms`].
     ///
     /// # Errors
     /// See [`ConnectError`].
